@@ -6,10 +6,11 @@
 //! | 512 to 527 | four scales in f32 of the machine's order, one for each 128 of the numbers |
 //! | 528 to 655 | 64 elements in bf16: the last of the key, which carry the position |
 //!
-//! A number stands for its product with its scale. The CPU, the reference and the kernel of 64 rows compute it in f32 and
-//! round it to bf16: that is what tensor cores are given. The kernel of 16 rows takes numbers as they are and multiplies sums
-//! and weights by scales, so nothing is rounded. With powers of two as scales, which are what is appended, all speak of
-//! the same keys; otherwise an element of a key differs by 2⁻⁸ of itself at most.
+//! A number stands for its product with its scale. The CPU and the reference compute it in f32 and round it to bf16. The
+//! kernel of 64 rows rounds scale and product to f16, over a power of two of the key; the kernel of 16 rows takes numbers as
+//! they are and multiplies sums and weights by scales, so nothing is rounded. With powers of two as scales, which are what is
+//! appended, all speak of the same keys; otherwise an element of a key differs by 2⁻⁸ of itself at most. Of a key whose scales
+//! lie more than 2²¹ apart the kernel of 64 rows rounds the small elements to 2⁻³¹ of the largest that it can have.
 
 use half::bf16;
 

@@ -55,8 +55,8 @@ pub enum KvScales<'a> {
     },
     /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](Self::IN_ROW_BYTES): 512 numbers, a
     /// scale in f32 for each 128 of them, and the last 64 elements of the key in bf16. A number stands for its product
-    /// with its scale, which may be rounded to bf16: powers of two lose nothing. Strides count bytes; hooks see the
-    /// products.
+    /// with its scale, which may be rounded to bf16 or f16: powers of two lose nothing, unless scales of one key lie more
+    /// than 2²¹ apart. Strides count bytes; hooks see the products.
     InRow,
 }
 

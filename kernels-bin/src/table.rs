@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            3345803,
+            3243929,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1152048,
+            1123376,
         )),
     },
     Module {

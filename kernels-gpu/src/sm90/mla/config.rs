@@ -1,14 +1,8 @@
 //! What kernels there are, and what one takes of an SM.
 
-/// The kernels: for each 16-bit float `mla_<rows>x<keys>_<element>` and `mla_rows_…`, and for bf16 alone, which keys of
-/// 656 bytes have a part in, `mla_656_…`. Blocks of 48 keys read the queries less often, for tokens of several tiles; those
-/// of 32 are there sooner.
+/// The kernels: for each 16-bit float `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read the queries
+/// less often, for tokens of several tiles; those of 32 are there sooner.
 macro_rules! table {
-    (bf16 $then:ident) => {
-        $then! { Bf16 "bf16" {
-            "656_" 64 x 32 in 3 Converted;
-        }}
-    };
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
             // What is in front of rows × keys in the name; stages; how keys are loaded.
@@ -24,7 +18,7 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, Keys, Offsets, TILE_ROWS, VALUE_DIM};
+    use super::{HEAD_DIM, Keys, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
@@ -35,33 +29,30 @@ mod rows {
                 element: Element::$half,
                 keys: $keys,
                 stages: $stages,
-                shared_bytes: Offsets::new($keys, $stages, Keys::$loads.are_converted()).end,
+                shared_bytes: Offsets::new($keys, $stages).end,
                 ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Keys::$loads)
             }),*]
         };
     }
 
     /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = &[HALVES[0], HALVES[1], table!(bf16 rows)];
-    const HALVES: &[&[KernelInfo]] = table!(list rows);
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
     const fn row(name: &'static str, keys: Keys) -> KernelInfo {
-        let converted = matches!(keys, Keys::Converted);
         KernelInfo {
             loads: match keys {
                 Keys::Pages => Loads::Pages,
-                Keys::Rows | Keys::Converted => Loads::Rows,
+                Keys::Rows => Loads::Rows,
             },
             stands_in: matches!(keys, Keys::Rows),
-            cache: if converted { Some(Element::E4m3) } else { None },
             rows: TILE_ROWS,
             head_dim: HEAD_DIM,
             value_dim: VALUE_DIM,
             latent: true,
             leaves_merges: true,
             takes_prompts: true,
-            threads: keys.threads(),
-            registers: registers(keys.threads(), 1),
+            threads: THREADS,
+            registers: registers(THREADS, 1),
             ctas_per_sm: 1,
             ..KernelInfo::new(name, Family::Mla, Arch::Sm90a, Op::Decode)
         }
@@ -81,38 +72,26 @@ pub(super) const TILE_ROWS: u32 = 64;
 pub(super) enum Keys {
     /// By tensor maps.
     Pages,
-    /// One by one, as they are multiplied.
+    /// One by one.
     Rows,
-    /// One by one in [656 bytes](ROW_BYTES), converted on the way.
-    Converted,
 }
 
+#[cfg(target_arch = "nvptx64")]
 impl Keys {
-    pub const fn are_converted(self) -> bool {
-        matches!(self, Self::Converted)
-    }
-
-    /// Threads of a CTA: producers, a warpgroup or, where keys are converted, two; and consumers.
-    pub const fn threads(self) -> u32 {
-        CONSUMERS + if self.are_converted() { 256 } else { 128 }
-    }
-
     /// Warps that bring keys.
-    #[cfg(target_arch = "nvptx64")]
     pub const fn loaders(self) -> u32 {
         match self {
             Self::Pages => 2,
             Self::Rows => 3,
-            Self::Converted => 1,
         }
     }
-
-    /// Registers of a producer thread and of a consumer thread.
-    #[cfg(target_arch = "nvptx64")]
-    pub const fn registers(self) -> [u32; 2] {
-        [40, if self.are_converted() { 216 } else { 232 }]
-    }
 }
+
+/// Threads of a CTA: a warpgroup that produces, and consumers.
+pub(super) const THREADS: u32 = 128 + CONSUMERS;
+/// Registers of a producer thread and of a consumer thread.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const REGISTERS: [u32; 2] = [40, 232];
 
 /// Bytes of a key that carries its scales: numbers of 8 bits, scales, elements of 16.
 pub(super) const ROW_BYTES: u32 = 656;
@@ -121,19 +100,6 @@ pub(super) const ROW_BYTES: u32 = 656;
 pub(super) const ROW_SCALES: u32 = VALUE_DIM;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const ROW_ROPE: u32 = ROW_SCALES + VALUE_DIM / 128 * 4;
-/// Keys of which a warp converts a half together.
-pub(super) const GROUP: u32 = 8;
-/// Warps that convert, half of them left halves and half of them right ones.
-#[cfg(target_arch = "nvptx64")]
-pub(super) const CONVERTERS: u32 = 6;
-/// Places for rows, and the keys of one.
-pub(super) const RAW_SLOTS: u32 = 4;
-pub(super) const RAW_KEYS: u32 = 16;
-/// Barriers at which warps wait for those rows, two for each place in turn. Copies arrive in any order: a warp may wait for
-/// the second rows of a place while the first are under way, and one barrier would let it pass, for it tells phases by their
-/// parity alone. Two are enough: the warp's own rows before were asked for, so those that are two before in the place have
-/// been converted.
-pub(super) const RAW_BARRIERS: u32 = 2 * RAW_SLOTS;
 /// Threads that compute.
 pub(super) const CONSUMERS: u32 = 256;
 
@@ -163,62 +129,44 @@ pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
     keys * SLABS[half as usize] * 128
 }
 
-/// Where what stands behind the queries begins, by the keys of a block, the blocks in shared memory, and whether keys are
-/// converted.
+/// Where what stands behind the queries begins, by the keys of a block and the blocks in shared memory.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
     pub keys: u32,
-    /// Rows as the pool has them, where they are converted.
-    pub raw: u32,
     pub rows: u32,
     pub references: u32,
     pub factors: u32,
     pub totals: u32,
     pub grew: u32,
     pub units: u32,
-    /// The keys of each group of a block that are there, a word each, where keys are converted; and those of each group
-    /// of rows.
-    pub there: u32,
-    pub raw_there: u32,
     pub barriers: u32,
     /// Dynamic shared memory.
     pub end: u32,
 }
 
 impl Offsets {
-    pub const fn new(keys: u32, stages: u32, converted: bool) -> Self {
-        let [raw_slots, raw_barriers, groups] = if converted {
-            [RAW_SLOTS, RAW_BARRIERS, keys / GROUP]
-        } else {
-            [0; 3]
-        };
+    pub const fn new(keys: u32, stages: u32) -> Self {
         let blocks = query_slabs(keys) * SLAB_BYTES;
-        let raw = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
-        let rows = raw + raw_slots * RAW_KEYS * ROW_BYTES;
+        let rows = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
         let references = rows + 2 * TILE_ROWS * 16;
         let factors = references + 2 * TILE_ROWS * 4;
         let totals = factors + 2 * TILE_ROWS * 4;
         let grew = totals + 4 * TILE_ROWS * 4;
         let units = grew + 8 * 4;
-        let there = units + 2 * crate::sm90::unit::UNIT_BYTES;
-        let raw_there = there + stages * groups * 4;
-        let barriers = raw_there + raw_slots * 4;
+        let barriers = units + 2 * crate::sm90::unit::UNIT_BYTES;
         Self {
             keys: blocks,
-            raw,
             rows,
             references,
             factors,
             totals,
             grew,
             units,
-            there,
-            raw_there,
             barriers,
-            end: barriers + (STAGE_BARRIERS + 4 * stages + raw_slots + raw_barriers) * 8,
+            end: barriers + (STAGE_BARRIERS + 4 * stages) * 8,
         }
     }
 }

@@ -28,15 +28,9 @@ use crate::{
 /// # Safety
 /// Both consumers come here for every unit, each with the columns' half `C`; the accumulators are there.
 #[inline(always)]
-pub(super) unsafe fn finish<
-    T: Half,
-    const C: u32,
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
->(
+pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
     slot: u32,
     unit: &Unit,
     o: &[f32; O],

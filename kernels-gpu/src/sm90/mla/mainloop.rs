@@ -6,9 +6,10 @@ use super::{
     super::{pipeline::Pipeline, uniform},
     config::{QUERY_SLABS, SLABS, query_slabs},
     epilogue::finish,
-    products::{HELD, HELD_CONVERTED, O, add_handed, add_own, hold, hold_from_memory, multiply},
+    load::QueryPlace as _,
+    products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply},
     shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
-    visible::{clear, hide, hide_missing, is_whole},
+    visible::{clear, hide, is_whole},
 };
 use crate::{
     abi::LatentParams,
@@ -63,19 +64,17 @@ pub(super) unsafe fn consume<
     const C: u32,
     const KEYS: u32,
     const STAGES: u32,
-    const CONVERTED: bool,
     const S: usize,
     const P: usize,
 >(
     p: &LatentParams,
     variant: &V,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
     const { assert!(S as u32 == KEYS / 2 && P == S / 2) };
-    let steps = const { if CONVERTED { HELD_CONVERTED } else { HELD } };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() % 128;
     // SAFETY: whole warps here and in everything below.
@@ -89,8 +88,7 @@ pub(super) unsafe fn consume<
 
     macro_rules! release {
         ($barrier:expr) => {
-            // Of converted blocks lanes read which keys are there: each arrives for itself.
-            if CONVERTED || lane == 0 {
+            if lane == 0 {
                 mbarrier::arrive($barrier);
             }
         };
@@ -107,10 +105,6 @@ pub(super) unsafe fn consume<
             }
             let end = next + uniform(unit.blocks);
             let mut o = [0.0; O];
-            if CONVERTED {
-                // Here: or a part is set to zero behind the product of the other (C7519).
-                wgmma::fence_operand(&mut o);
-            }
             let mut rows = Rows::EMPTY;
             let mut logits = [0.0; S];
             let mut weights = [0; P];
@@ -132,7 +126,7 @@ pub(super) unsafe fn consume<
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T, _, _, _>(s, &mut o, $block % STAGES, C);
+                    add_handed::<T, _, _>(s, &mut o, $block % STAGES, C);
                 };
             }
             macro_rules! taken {
@@ -156,7 +150,7 @@ pub(super) unsafe fn consume<
             // Their phases are those of units.
             mbarrier::wait(s.queries_full(), slot);
             if !from_memory {
-                held = hold(s, warp, steps);
+                held = hold(s, warp);
                 // One lane says for all that the queries have been read.
                 warp::sync_warp(WARP);
             }
@@ -173,9 +167,9 @@ pub(super) unsafe fn consume<
                     // In this order whichever warpgroup owns the block, which depends on timing: so the bits are the
                     // same.
                     mbarrier::wait(s.full(stage, 0), parity);
-                    multiply::<T, false, _, _, _, _>(s, &held, &mut logits, stage, 0, steps);
+                    multiply::<T, false, _, _, _>(s, &held, &mut logits, stage, 0);
                     mbarrier::wait(s.full(stage, 1), parity);
-                    multiply::<T, true, _, _, _, _>(s, &held, &mut logits, stage, 1, steps);
+                    multiply::<T, true, _, _, _>(s, &held, &mut logits, stage, 1);
                     wgmma::commit_group();
                     // Loaded from shared memory for each block: registers are scarce, shared memory is not.
                     let unit = Unit::load(s.unit(slot));
@@ -193,9 +187,6 @@ pub(super) unsafe fn consume<
                     if not_all {
                         let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
-                    }
-                    if CONVERTED {
-                        hide_missing(s, stage, &mut logits);
                     }
                     // Weights against the references that there are; whether those still do shows in the sums. The vote
                     // also keeps the wait for the other product behind the weights.
@@ -241,21 +232,20 @@ pub(super) unsafe fn consume<
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    // No row sees keys of other units. Those that were converted are zeros already.
-                    let clears = not_all && !CONVERTED;
-                    if clears {
+                    // No row sees keys of other units.
+                    if not_all {
                         let unit = Unit::load(s.unit(slot));
                         let past = unit.kv_end.saturating_sub(begin);
                         let first = unit.kv_begin.saturating_sub(begin);
                         clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
-                    if clears {
+                    if not_all {
                         barrier::bar_sync(CONSUMER + C, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
                     let values = uniform(s.half(stage, C));
-                    add_own::<T, CONVERTED, P>(&mut o, &weights, values, SLABS[C as usize]);
+                    add_own::<T, P>(&mut o, &weights, values, SLABS[C as usize]);
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
@@ -279,7 +269,7 @@ pub(super) unsafe fn consume<
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, C, _, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, C, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

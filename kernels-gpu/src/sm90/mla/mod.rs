@@ -22,16 +22,13 @@
 //! | with blocks of 48: queries, 7 slabs | 57,344 |
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
-//! | converted keys: 3 blocks of 32; 4 places for 16 rows of 656 bytes | 110,592; 41,984 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
 //! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of
-//! 656 bytes are converted on the way: two warpgroups produce: a warp claims, one brings rows, six convert them.
+//! 656 bytes have kernels of their own: [`swap_ab`], and [`narrow`] for few rows.
 
 mod config;
-#[cfg(target_arch = "nvptx64")]
-mod convert;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
@@ -43,6 +40,7 @@ pub mod narrow;
 mod products;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
+pub mod swap_ab;
 #[cfg(target_arch = "nvptx64")]
 mod visible;
 
@@ -59,8 +57,7 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
-        config::{CONSUMERS, Keys, table},
-        convert::{bring, convert},
+        config::{CONSUMERS, Keys, REGISTERS, THREADS, table},
         load::{claim_with_queries, load, load_rows},
         mainloop::consume,
         shared::Shared,
@@ -78,8 +75,6 @@ mod entries {
             const S: usize = $keys / 2;
             const P: usize = S / 2;
             const KEYS: Keys = Keys::$loads;
-            const THREADS: u32 = KEYS.threads();
-            const REGISTERS: [u32; 2] = KEYS.registers();
             /// See the module.
             ///
             /// # Safety
@@ -92,7 +87,7 @@ mod entries {
             )]
             pub unsafe fn entry(p: LatentParams) {
                 let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$keys, $stages, { KEYS.are_converted() }> { base: shared::dynamic_shared_address() };
+                let s = Shared::<$keys, $stages> { base: shared::dynamic_shared_address() };
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
@@ -107,24 +102,20 @@ mod entries {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
                             (2, _) => claim_with_queries(&p, maps, s),
-                            (0, Keys::Pages) => load::<false, _, _, _>(&p, maps.add(1), s),
-                            (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
-                            (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s, [0, $keys]),
+                            (0, Keys::Pages) => load::<false, _, _>(&p, maps.add(1), s),
+                            (1, Keys::Pages) => load::<true, _, _>(&p, maps.add(2), s),
+                            (0, Keys::Rows) => load_rows::<false, _, _>(&p, s, [0, $keys]),
                             // The right half has 5 slabs, the left one 4.
-                            (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [0, $keys / 2]),
-                            (3, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [$keys / 2, $keys]),
-                            (3, Keys::Converted) => bring(&p, s),
-                            // Warps 0, 4 and 6 have left halves, 1, 5 and 7 right ones.
-                            (warp, Keys::Converted) if warp % 2 == 0 => convert::<0, _, _, _>(s, warp.max(2) / 2 - 1),
-                            (warp, Keys::Converted) => convert::<1, _, _, _>(s, warp.max(2) / 2 - 1),
+                            (1, Keys::Rows) => load_rows::<true, _, _>(&p, s, [0, $keys / 2]),
+                            (3, Keys::Rows) => load_rows::<true, _, _>(&p, s, [$keys / 2, $keys]),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
                         if thread < THREADS - CONSUMERS / 2 {
-                            consume::<half::$half, _, 0, _, _, _, S, P>(&p, &variant, s);
+                            consume::<half::$half, _, 0, _, _, S, P>(&p, &variant, s);
                         } else {
-                            consume::<half::$half, _, 1, _, _, _, S, P>(&p, &variant, s);
+                            consume::<half::$half, _, 1, _, _, S, P>(&p, &variant, s);
                         }
                         // A grid that waits for the end of this one relies on the end of the one before it, too.
                         griddep::wait();
@@ -135,5 +126,4 @@ mod entries {
     }
 
     table!(items entries);
-    table!(bf16 entries);
 }

@@ -11,6 +11,7 @@ use super::{
         uniform,
     },
     config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM},
+    load::QueryPlace as _,
     shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
 };
 use crate::{abi::LatentParams, common::half::Half};
@@ -22,10 +23,7 @@ pub(super) const O: usize = VALUE_DIM as usize / 4;
 /// 2 KB of queries beside 1.5 KB of keys for each step.
 pub(super) const HELD: usize = HELD_SLABS as usize * 4;
 
-/// The same where keys are converted, of which there is an odd number of blocks.
-pub(super) const HELD_CONVERTED: usize = 2;
-
-/// The queries of those steps, of a warp's rows; the last ones, where there are fewer.
+/// The queries of those steps, of a warp's rows.
 pub(super) type Held = [u32; 4 * HELD];
 
 /// Loads the queries that stay in registers, from shared memory.
@@ -33,15 +31,14 @@ pub(super) type Held = [u32; 4 * HELD];
 /// # Safety
 /// A whole warp comes here; the queries are there.
 #[inline(always)]
-pub(super) unsafe fn hold<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    s: Shared<KEYS, STAGES, CONVERTED>,
+pub(super) unsafe fn hold<const KEYS: u32, const STAGES: u32>(
+    s: Shared<KEYS, STAGES>,
     warp: u32,
-    steps: usize,
 ) -> Held {
     // Opaque: or the addresses are kept in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
-    let mut i = HELD - steps;
+    let mut i = 0;
     while i < HELD {
         let slab = QUERY_SLABS - HELD_SLABS + i as u32 / 4;
         let chunk = 2 * (i as u32 % 4) + lane / 16;
@@ -63,9 +60,9 @@ pub(super) unsafe fn hold<const KEYS: u32, const STAGES: u32, const CONVERTED: b
 /// # Safety
 /// A whole warp comes here; the unit's rows are listed.
 #[inline(always)]
-pub(super) unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+pub(super) unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
     slot: u32,
     warp: u32,
 ) -> Held {
@@ -92,15 +89,13 @@ pub(super) unsafe fn multiply<
     const ADD: bool,
     const KEYS: u32,
     const STAGES: u32,
-    const CONVERTED: bool,
     const S: usize,
 >(
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
     held: &Held,
     logits: &mut [f32; S],
     stage: u32,
     half: u32,
-    steps: usize,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
@@ -121,10 +116,7 @@ pub(super) unsafe fn multiply<
                 k.advance(slab * 1024 + inner),
             );
             let from_registers = (step + HELD as u32).checked_sub(SLABS[1] * 4);
-            if let (true, Some(i)) = (
-                ADD && from_registers >= Some((HELD - steps) as u32),
-                from_registers,
-            ) {
+            if let (true, Some(i)) = (ADD, from_registers) {
                 let i = 4 * i as usize;
                 let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
                 wgmma::mma_rs::<T, true, false, _>(logits, q, k);
@@ -140,13 +132,8 @@ pub(super) unsafe fn multiply<
 
 /// O += P·V of weights in shared memory and a half of a block's values, issued.
 #[inline(always)]
-pub(super) unsafe fn add_handed<
-    T: Half,
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
->(
-    s: Shared<KEYS, STAGES, CONVERTED>,
+pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
+    s: Shared<KEYS, STAGES>,
     o: &mut [f32; O],
     stage: u32,
     half: u32,
@@ -165,14 +152,7 @@ pub(super) unsafe fn add_handed<
                 weights.advance(step * 2 * WEIGHTS_CHUNK),
                 values.advance(step * 2 * group),
             );
-            if CONVERTED {
-                let [left, right] = parts(o);
-                wgmma::mma_ss::<T, true, false, true, _>(left, weights, values);
-                let values = values.advance(PART_BYTES);
-                wgmma::mma_ss::<T, true, false, true, _>(right, weights, values);
-            } else {
-                wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
-            }
+            wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
             step += 1;
         }
         wgmma::commit_group();
@@ -181,7 +161,7 @@ pub(super) unsafe fn add_handed<
 
 /// The same of weights in registers, where there are the keys.
 #[inline(always)]
-pub(super) unsafe fn add_own<T: Half, const CONVERTED: bool, const P: usize>(
+pub(super) unsafe fn add_own<T: Half, const P: usize>(
     o: &mut [f32; O],
     weights: &[u32; P],
     values: u32,
@@ -189,37 +169,6 @@ pub(super) unsafe fn add_own<T: Half, const CONVERTED: bool, const P: usize>(
 ) {
     // SAFETY: whole warps; the values are there; accumulator and weights are waited for.
     unsafe {
-        if !CONVERTED {
-            return weights_values::<T, O, P>(o, weights, values, Slabs::of_eight_rows(slabs * 64));
-        }
-        let v = Descriptor::new(values, 1024, slabs * 1024, Swizzle::B128);
-        wgmma::fence();
-        let mut step = 0;
-        while step < P / 4 {
-            let a = [0, 1, 2, 3].map(|i| weights[4 * step + i]);
-            let v = v.advance(step as u32 * 2 * slabs * 1024);
-            let [left, right] = parts(o);
-            wgmma::mma_rs::<T, true, true, _>(left, a, v);
-            wgmma::mma_rs::<T, true, true, _>(right, a, v.advance(PART_BYTES));
-            step += 1;
-        }
-        wgmma::commit_group();
-    }
-}
-
-/// Bytes from the values of one of the [`parts`] to those of the other: two slabs.
-const PART_BYTES: u32 = 2 * 1024;
-
-/// The left and the right 128 columns of a consumer's outputs. With 512 threads a kernel begins with 128 registers a
-/// thread, and ptxas refuses a product of 256 columns (C7602), whatever the registers are raised to.
-#[inline(always)]
-fn parts(o: &mut [f32; O]) -> [&mut [f32; O / 2]; 2] {
-    let (left, right) = o.split_at_mut(O / 2);
-    // SAFETY: both have as many elements.
-    unsafe {
-        [
-            &mut *left.as_mut_ptr().cast(),
-            &mut *right.as_mut_ptr().cast(),
-        ]
+        weights_values::<T, O, P>(o, weights, values, Slabs::of_eight_rows(slabs * 64));
     }
 }

@@ -3,9 +3,9 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_KEYS, RAW_SLOTS, ROW_BYTES, SLABS,
-    STAGE_BARRIERS, TILE_ROWS, half_bytes,
+    CONSUMERS, Keys, Offsets, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes, query_slabs,
 };
+use super::load::QueryPlace;
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
 
@@ -43,15 +43,13 @@ pub(super) trait Units: Copy {
     }
 }
 
-/// Shared addresses, where there are `STAGES` blocks of `KEYS` keys, which are converted or not.
+/// Shared addresses, where there are `STAGES` blocks of `KEYS` keys.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> {
+pub(super) struct Shared<const KEYS: u32, const STAGES: u32> {
     pub base: u32,
 }
 
-impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Units
-    for Shared<KEYS, STAGES, CONVERTED>
-{
+impl<const KEYS: u32, const STAGES: u32> Units for Shared<KEYS, STAGES> {
     const KEYS: u32 = KEYS;
     #[inline(always)]
     fn unit(self, slot: u32) -> u32 {
@@ -79,14 +77,25 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Units
     }
 }
 
-impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STAGES, CONVERTED> {
-    const AT: Offsets = Offsets::new(KEYS, STAGES, CONVERTED);
-
-    /// The first slabs of 64 columns, all rows of one after the other.
+impl<const KEYS: u32, const STAGES: u32> QueryPlace for Shared<KEYS, STAGES> {
+    const SLABS: u32 = query_slabs(KEYS);
     #[inline(always)]
-    pub fn queries(self) -> u32 {
+    fn queries(self) -> u32 {
         self.base
     }
+    #[inline(always)]
+    fn queries_full(self) -> u32 {
+        self.barrier(6)
+    }
+    #[inline(always)]
+    fn queries_free(self) -> u32 {
+        self.barrier(7)
+    }
+}
+
+impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
+    const AT: Offsets = Offsets::new(KEYS, STAGES);
+
     /// A half of a block: groups of 8 keys, in each one slab of 64 columns after the other.
     #[inline(always)]
     pub fn half(self, stage: u32, half: u32) -> u32 {
@@ -122,16 +131,6 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
     fn barrier(self, index: u32) -> u32 {
         self.base + Self::AT.barriers + 8 * index
     }
-    /// The unit's queries are there.
-    #[inline(always)]
-    pub fn queries_full(self) -> u32 {
-        self.barrier(6)
-    }
-    /// Nobody reads them any more.
-    #[inline(always)]
-    pub fn queries_free(self) -> u32 {
-        self.barrier(7)
-    }
     #[inline(always)]
     pub fn full(self, stage: u32, half: u32) -> u32 {
         self.barrier(STAGE_BARRIERS + 4 * stage + half)
@@ -141,70 +140,30 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
-    /// 16 rows as the pool has them; these places are counted over all units.
-    #[inline(always)]
-    pub fn raw(self, place: u32) -> u32 {
-        self.base + Self::AT.raw + place % RAW_SLOTS * RAW_KEYS * ROW_BYTES
-    }
-    /// Which keys of them are there, a bit each; or that there are no more.
-    #[inline(always)]
-    pub fn raw_there(self, place: u32) -> u32 {
-        self.base + Self::AT.raw_there + place % RAW_SLOTS * 4
-    }
-    /// They have been converted.
-    #[inline(always)]
-    pub fn raw_free(self, place: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + place % RAW_SLOTS)
-    }
-    /// They have come.
-    #[inline(always)]
-    pub fn raw_full(self, place: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + place % RAW_BARRIERS)
-    }
-    /// Which keys of a group of a stage's block are there, a bit each.
-    #[inline(always)]
-    pub fn there(self, stage: u32, group: u32) -> u32 {
-        self.base + Self::AT.there + (stage * (KEYS / GROUP) + group) * 4
-    }
-
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
-    /// rows that tiles may not have. Blocks come with one arrival, with that of each lane that copies keys, or with
-    /// one for each group that was converted.
+    /// rows that tiles may not have. Blocks come with one arrival, or with that of each lane that copies keys.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
     pub unsafe fn init(self, keys: Keys) {
         let thread = thread::thread_idx_x();
-        let index = thread / 32 + thread % 32 * (keys.threads() / 32);
-        let raw = STAGE_BARRIERS + 4 * STAGES;
-        let raw_barriers = if CONVERTED {
-            RAW_SLOTS + RAW_BARRIERS
-        } else {
-            0
-        };
-        // Lanes of a consumer's warp that give something back.
-        let lanes = if CONVERTED { 32 } else { 1 };
-        if index < raw + raw_barriers {
+        let index = thread / 32 + thread % 32 * (THREADS / 32);
+        if index < STAGE_BARRIERS + 4 * STAGES {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
                 2 | 3 => keys.loaders() * 32 + CONSUMERS,
                 4 | 5 => 32,
                 6 | 8 => 1,
-                7 => 8 * lanes,
-                // The lanes that bring keys.
-                _ if index >= raw + RAW_SLOTS => 32,
-                // The lanes that convert a half of a group.
-                _ if index >= raw => 2 * RAW_KEYS / GROUP * 32,
+                7 => 8,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
                     (0, Keys::Rows) => 32,
                     (1, Keys::Rows) => 2 * 32,
-                    (0 | 1, Keys::Converted) => KEYS / GROUP,
                     // Only consumer 0 reads the left half; of the right one both read or write the weights.
-                    (2, _) => 4 * lanes,
-                    _ => 8 * lanes,
+                    (2, _) => 4,
+                    _ => 8,
                 },
             };
             // SAFETY: nobody knows the barriers yet.
@@ -215,7 +174,7 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         while at < Self::AT.keys {
             // SAFETY: the queries' memory; nobody uses it before the barrier.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
-            at += keys.threads() * 16;
+            at += THREADS * 16;
         }
         // Queries come by bulk copies.
         fence::proxy_async_shared();

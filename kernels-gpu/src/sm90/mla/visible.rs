@@ -1,9 +1,9 @@
 //! Which keys of a block count: those of the item that are there, and of these the ones that a row sees.
 
-use cuda_std::{misc, shared, warp};
+use cuda_std::{misc, shared};
 
 use super::{
-    config::{GROUP, SLABS},
+    config::SLABS,
     shared::{Shared, Unit, Units},
 };
 use crate::{
@@ -17,8 +17,8 @@ use crate::{
 /// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
 /// NaN out.
 #[inline(always)]
-pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    s: Shared<KEYS, STAGES, CONVERTED>,
+pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32>(
+    s: Shared<KEYS, STAGES>,
     stage: u32,
     thread: u32,
     first: u32,
@@ -41,16 +41,10 @@ pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32, const CONVERTED: 
 
 /// Hides what rows do not see of the block that begins at `begin`.
 #[inline(always)]
-pub(super) unsafe fn hide<
-    V: Variant,
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
-    const S: usize,
->(
+pub(super) unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const S: usize>(
     p: &LatentParams,
     variant: &V,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
     slot: u32,
     unit: &Unit,
     logits: &mut [f32; S],
@@ -81,37 +75,4 @@ pub(super) fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i
     !has_window
         && begin >= unit.kv_begin as i32
         && begin + keys <= (unit.kv_end as i32).min(last + 1)
-}
-
-/// Hides keys of a converted block that are not there.
-#[inline(always)]
-pub(super) unsafe fn hide_missing<
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
-    const S: usize,
->(
-    s: Shared<KEYS, STAGES, CONVERTED>,
-    stage: u32,
-    logits: &mut [f32; S],
-) {
-    const { assert!(!CONVERTED || KEYS / GROUP == 4) };
-    // SAFETY: they were written before the block was announced.
-    let there = unsafe { shared::load_u32x4(s.there(stage, 0)) };
-    if there[0] & there[1] & there[2] & there[3] == 0xff {
-        return;
-    }
-    let pair = warp::lane_id() % 4 * 2;
-    let mut group = 0;
-    while group < 4 {
-        let there = there[group] >> pair;
-        let mut i = 0;
-        while i < 4 {
-            if there >> (i % 2) & 1 == 0 {
-                logits[4 * group + i] = f32::NEG_INFINITY;
-            }
-            i += 1;
-        }
-        group += 1;
-    }
 }

@@ -1,11 +1,12 @@
 //! The warps that load: one claims units and brings their queries, two bring the halves of the keys.
 
+mod keys_656;
 mod pages;
 mod rows;
 mod rows_656;
 mod scheduler;
 
+pub(super) use keys_656::{Places, load_656};
 pub(super) use pages::load;
 pub(super) use rows::load_rows;
-pub(super) use rows_656::{Entry, Rows, policy};
-pub(super) use scheduler::{claim, claim_with_queries};
+pub(super) use scheduler::{QueryPlace, claim, claim_with_queries};

@@ -24,15 +24,10 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
 #[inline(always)]
-pub(in crate::sm90::mla) unsafe fn load<
-    const RIGHT: bool,
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
->(
+pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let tokens = p.piece_tokens;

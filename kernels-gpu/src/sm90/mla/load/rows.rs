@@ -29,10 +29,9 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
     const RIGHT: bool,
     const KEYS: u32,
     const STAGES: u32,
-    const CONVERTED: bool,
 >(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: Shared<KEYS, STAGES>,
     [from, to]: [u32; 2],
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);

@@ -9,8 +9,8 @@ use cuda_std::{
 use super::super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::{SLAB_BYTES, query_slabs},
-    shared::{Shared, Unit, Units},
+    config::SLAB_BYTES,
+    shared::{Unit, Units},
 };
 use crate::{
     abi::{LatentParams, QueryRow},
@@ -92,19 +92,27 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     }
 }
 
+/// Where a unit's queries go.
+pub(in crate::sm90::mla) trait QueryPlace: Units {
+    /// Slabs of 64 columns in shared memory.
+    const SLABS: u32;
+    /// The first slab, all rows of one after the other.
+    fn queries(self) -> u32;
+    /// The unit's queries are there.
+    fn queries_full(self) -> u32;
+    /// Nobody reads them any more.
+    fn queries_free(self) -> u32;
+}
+
 /// [`claim`], and brings each unit's queries.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
 #[inline(always)]
-pub(in crate::sm90::mla) unsafe fn claim_with_queries<
-    const KEYS: u32,
-    const STAGES: u32,
-    const CONVERTED: bool,
->(
+pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: S,
 ) {
     let mut queries = Pipeline::<1>::PRODUCER;
     // SAFETY: the caller's promises; the unit's rows were listed.
@@ -121,15 +129,15 @@ pub(in crate::sm90::mla) unsafe fn claim_with_queries<
 
 /// A box for each token and slab, a lane each.
 #[inline(always)]
-unsafe fn bring_queries<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+unsafe fn bring_queries<S: QueryPlace>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES, CONVERTED>,
+    s: S,
     slot: u32,
     unit: &Unit,
 ) {
     let (lane, heads) = (warp::lane_id(), p.heads.get());
-    let slabs = const { query_slabs(KEYS) };
+    let slabs = S::SLABS;
     let boxes = unit.tokens * slabs;
     // SAFETY: the rows are listed, and their place is free.
     unsafe {

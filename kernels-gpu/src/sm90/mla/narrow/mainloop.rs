@@ -21,6 +21,7 @@ use crate::{
         meet,
         mla::{
             config::ROW_BYTES,
+            load::Places as _,
             shared::{Unit, Units},
         },
     },
@@ -117,7 +118,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 }
                 let weights = places.weights_to_read(s, of_all);
                 // Each lane has read of the keys, and arrives for itself.
-                let read = || mbarrier::arrive(s.free(of_all % (STAGES / PARTS)));
+                let read = || mbarrier::arrive(s.free(of_all % (STAGES / PARTS) * PARTS));
                 add(&mut o, ahead, source, weights, read);
                 number += TEAMS;
             }

@@ -48,8 +48,6 @@ mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod load;
-#[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod places;
@@ -68,12 +66,15 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
 
     use super::{
-        config::{FEEDERS, REGISTERS, THREADS, table},
-        load::load,
+        config::{FEEDERS, LOADERS, REGISTERS, THREADS, table},
         mainloop::consume,
         shared::Shared,
     };
-    use crate::{abi::LatentParams, common::variant::Standard, sm90::mla::load::claim};
+    use crate::{
+        abi::LatentParams,
+        common::variant::Standard,
+        sm90::mla::load::{claim, load_656},
+    };
 
     macro_rules! entries {
         ($half:ident $element:literal {
@@ -104,7 +105,7 @@ mod entries {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match warp {
                             0 => claim(&p, s, |_, _| {}),
-                            _ => load(&p, s, warp - 1),
+                            _ => load_656::<LOADERS, _>(&p, s, warp - 1),
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();

@@ -10,7 +10,7 @@ use super::{
     places::Place,
 };
 use crate::sm90::{
-    mla::{config::ROW_BYTES, shared::Units},
+    mla::{config::ROW_BYTES, load::Places, shared::Units},
     unit::UNIT_BYTES,
 };
 
@@ -48,6 +48,27 @@ impl<const STAGES: u32> Units for Shared<STAGES> {
     }
 }
 
+impl<const STAGES: u32> Places for Shared<STAGES> {
+    const STAGES: u32 = STAGES;
+    const PARTS: u32 = PARTS;
+    #[inline(always)]
+    fn place(self, stage: u32) -> u32 {
+        self.base + Self::AT.keys + stage * (KEYS * ROW_BYTES)
+    }
+    #[inline(always)]
+    fn there(self, stage: u32) -> u32 {
+        self.base + Self::AT.there + stage * 4
+    }
+    #[inline(always)]
+    fn full(self, stage: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + stage)
+    }
+    #[inline(always)]
+    fn free(self, stage: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + STAGES + stage / PARTS)
+    }
+}
+
 impl<const STAGES: u32> Shared<STAGES> {
     const AT: Offsets = Offsets::new(STAGES);
 
@@ -55,30 +76,10 @@ impl<const STAGES: u32> Shared<STAGES> {
     fn barrier(self, index: u32) -> u32 {
         self.base + Self::AT.barriers + 8 * index
     }
-    /// One of the keys of a place; behind its last is the next place's first.
-    #[inline(always)]
-    pub fn key(self, stage: u32, key: u32) -> u32 {
-        self.base + Self::AT.keys + (stage * KEYS + key) * ROW_BYTES
-    }
     /// The first key of a block, by its number among all.
     #[inline(always)]
     pub fn block(self, number: u32) -> u32 {
         self.base + Self::AT.keys + number % (STAGES / PARTS) * (BLOCK * ROW_BYTES)
-    }
-    /// Which keys of a place are there, a bit each.
-    #[inline(always)]
-    pub fn there(self, stage: u32) -> u32 {
-        self.base + Self::AT.there + stage * 4
-    }
-    /// They have come.
-    #[inline(always)]
-    pub fn full(self, stage: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + stage)
-    }
-    /// A block's team has read its keys, which are in two places.
-    #[inline(always)]
-    pub fn free(self, places: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + STAGES + places)
     }
     /// A lane's part of the queries' first fragment; the others follow.
     #[inline(always)]

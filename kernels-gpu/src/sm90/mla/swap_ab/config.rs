@@ -1,0 +1,161 @@
+//! What kernels there are, and what one takes of an SM.
+
+/// The kernels: `mla_656_<rows>x<keys>_bf16`.
+macro_rules! table {
+    ($then:ident) => {
+        $then! { Bf16 "bf16" { "656_" 64 x 32 in 6; } }
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{Offsets, THREADS};
+    use crate::{
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
+        sm90::mla::config::{HEAD_DIM, VALUE_DIM},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal {
+            $($kind:literal $rows:literal x $keys:literal in $stages:literal;)*
+        }) => {
+            &[$(KernelInfo {
+                loads: Loads::Rows,
+                element: Element::$half,
+                cache: Some(Element::E4m3),
+                rows: $rows,
+                keys: $keys,
+                head_dim: HEAD_DIM,
+                value_dim: VALUE_DIM,
+                latent: true,
+                leaves_merges: true,
+                takes_prompts: true,
+                stages: $stages,
+                threads: THREADS,
+                registers: registers(THREADS, 1),
+                shared_bytes: Offsets::new($stages).end,
+                ctas_per_sm: 1,
+                ..KernelInfo::new(
+                    concat!("mla_", $kind, $rows, "x", $keys, "_", $element),
+                    Family::Mla,
+                    Arch::Sm90a,
+                    Op::Decode,
+                )
+            }),*]
+        };
+    }
+
+    /// See the macro `table`.
+    pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+use crate::sm90::{
+    mla::config::{QUERY_SLABS, ROW_BYTES, SLAB_BYTES, TILE_ROWS},
+    unit::UNIT_BYTES,
+};
+
+/// Keys that a loader brings together.
+pub(super) const KEYS: u32 = 32;
+/// Of those, what a consumer takes as a block, and its keys.
+pub(super) const PARTS: u32 = 2;
+pub(super) const BLOCK: u32 = PARTS * KEYS;
+
+/// Warpgroups that compute, which take the blocks of a unit in turn.
+pub(super) const CONSUMERS: u32 = 2;
+/// Blocks of which there are weights and scales in f16: one of each consumer's that is multiplied, and one that is weighed.
+pub(super) const WEIGHED: u32 = 3;
+/// Warps that bring keys, which take 32 keys in turn; with the one that claims units they are a warpgroup.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const LOADERS: u32 = 3;
+/// Threads that feed, and threads of a CTA.
+pub(super) const FEEDERS: u32 = 128;
+pub(super) const THREADS: u32 = FEEDERS + CONSUMERS * 128;
+/// Registers of a thread that feeds and of one that computes.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const REGISTERS: [u32; 2] = [40, 232];
+
+/// Groups of columns that have a scale each.
+pub(super) const GROUPS: u32 = 4;
+
+/// Bytes of a block's weights: of each key 64 rows in 16 bits.
+pub(super) const WEIGHTS_BYTES: u32 = BLOCK * TILE_ROWS * 2;
+/// Bytes of a block's scales in f16: of each group one for each key.
+pub(super) const SCALES_BYTES: u32 = GROUPS * BLOCK * 2;
+
+/// The first mbarrier of a stage.
+pub(super) const STAGE_BARRIERS: u32 = 9;
+
+/// Where what is in shared memory begins, by the places for keys that are.
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    expect(dead_code, reason = "the host wants the end")
+)]
+pub(super) struct Offsets {
+    /// Slabs of 64 columns, 64 rows each: in f16, and in bf16 those that only keys have.
+    pub queries: u32,
+    /// Of the latest [`WEIGHED`] blocks.
+    pub weights: u32,
+    /// Keys as the pool has them.
+    pub keys: u32,
+    /// Of the same blocks.
+    pub scales: u32,
+    pub rows: u32,
+    /// Of each row: what undoes the power of two of its query.
+    pub inverses: u32,
+    /// Of each row: the first and the last key that it sees.
+    pub seen: u32,
+    /// Of each row of two units: what its weights are relative to.
+    pub references: u32,
+    /// Of each consumer and row: what outputs before its latest block are multiplied by.
+    pub factors: u32,
+    /// Of each consumer, warp and row: the largest logit of a block, the sum of weights of a unit.
+    pub said: u32,
+    /// Of each consumer: whether its latest block changed references.
+    pub grew: u32,
+    pub units: u32,
+    /// Of each place: which keys are there.
+    pub there: u32,
+    pub barriers: u32,
+    /// Dynamic shared memory.
+    pub end: u32,
+}
+
+impl Offsets {
+    pub const fn new(stages: u32) -> Self {
+        let queries = 0;
+        let weights = queries + QUERY_SLABS * SLAB_BYTES;
+        let keys = weights + WEIGHED * WEIGHTS_BYTES;
+        let scales = keys + stages * KEYS * ROW_BYTES;
+        let rows = scales + WEIGHED * SCALES_BYTES;
+        let inverses = rows + 2 * TILE_ROWS * 16;
+        let seen = inverses + TILE_ROWS * 4;
+        let references = seen + TILE_ROWS * 8;
+        let factors = references + 2 * TILE_ROWS * 4;
+        let said = factors + CONSUMERS * TILE_ROWS * 4;
+        let grew = said + CONSUMERS * 4 * TILE_ROWS * 4;
+        let units = grew + CONSUMERS * 8;
+        let there = units + 2 * UNIT_BYTES;
+        let barriers = (there + stages * 4).next_multiple_of(8);
+        Self {
+            queries,
+            weights,
+            keys,
+            scales,
+            rows,
+            inverses,
+            seen,
+            references,
+            factors,
+            said,
+            grew,
+            units,
+            there,
+            barriers,
+            end: barriers + (STAGE_BARRIERS + 2 * stages) * 8,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The warpgroups that compute: logits of every other block, and outputs of all of them in half of the columns.
+
+use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
+
+use super::{
+    config::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS},
+    convert::{Power, scale_at},
+    epilogue::{BOTH, finish},
+    products::{Outputs, add, add_rope, load_rope, multiply},
+    queries::bring,
+    shared::Shared,
+    weigh::{Sums, adopt, adopt_sums, hide, renew, store_at, undo, weigh},
+};
+use crate::{
+    abi::LatentParams,
+    common::variant::Variant,
+    sm90::{
+        meet,
+        mla::{
+            config::{ROW_BYTES, VALUE_DIM},
+            load::{Places as _, QueryPlace as _},
+            shared::{Unit, Units as _},
+            visible::is_whole,
+        },
+        pipeline::Pipeline,
+        uniform,
+    },
+};
+
+/// Named barriers: the weights of a consumer's block are there (the owner arrives, the other waits); the warps of a consumer.
+const WEIGHTS_READY: u32 = 1;
+const CONSUMER: u32 = 3;
+
+/// Works through all units, as the consumer of a half of the columns and of every other block. Both consumers run the same
+/// code: with a copy for each, a tenth of the time went into waiting for instructions.
+///
+/// # Safety
+/// All warps of both consumers come here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
+    p: &LatentParams,
+    variant: &V,
+    s: Shared<STAGES>,
+) {
+    const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS && V::SOFTMAX) };
+    let thread = thread::thread_idx_x() - FEEDERS;
+    // SAFETY: whole warps here and in everything below.
+    let (consumer, warp) = unsafe { (uniform(thread / 128), uniform(thread / 32 % 4)) };
+    let thread = thread % 128;
+    let scale = variant.params().scale_log2;
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // Blocks of all units before.
+    let mut before = 0;
+    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    unsafe {
+        loop {
+            let slot = slots.stage;
+            mbarrier::wait(s.unit_full(slot), slots.parity);
+            let unit = Unit::load(s.unit(slot));
+            if unit.tokens == 0 {
+                return;
+            }
+            mbarrier::wait(s.rows_full(slot), slots.parity);
+            // Their phases are those of units.
+            mbarrier::wait(s.queries_full(), slot);
+            bring(
+                p,
+                variant,
+                s,
+                slot,
+                &unit,
+                misc::opaque(4 * consumer + warp),
+            );
+            meet(BOTH, 8);
+            let blocks = uniform(unit.blocks.div_ceil(PARTS));
+            let mut o: Outputs = [[0.0; 32]; _];
+            let mut sums: Sums = [0.0; 16];
+
+            // Waits for the other consumer's weights of the block before, and takes its references.
+            macro_rules! take {
+                () => {
+                    barrier::bar_sync(WEIGHTS_READY + (consumer ^ 1), 256);
+                    if shared::load_u32(s.grew(consumer ^ 1)) != 0 {
+                        adopt(s, consumer ^ 1, &mut o);
+                        adopt_sums(s, consumer ^ 1, &mut sums);
+                    }
+                };
+            }
+
+            let mut block = consumer;
+            if block >= blocks {
+                mbarrier::arrive(s.queries_free());
+            }
+            // The last turn may have the other's last block alone.
+            while block < blocks + 1 {
+                let number = misc::opaque(before + block);
+                let mut grew = false;
+                if block < blocks {
+                    let (first_place, parity) = place(s, number);
+                    let own_place = first_place + warp / 2;
+                    mbarrier::wait(s.full(own_place), parity);
+                    let lane = misc::opaque(warp::lane_id());
+                    let in_block = warp * 16 + lane / 4;
+                    let row = s.block(number) + in_block * ROW_BYTES;
+                    let powers = [0, 8].map(|down| Power::of(row + down * ROW_BYTES));
+                    let mut logits = [0.0; 32];
+                    multiply(s, row, powers, &mut logits);
+                    let rope = load_rope(row);
+                    undo(s, powers, &mut logits);
+                    wgmma::fence_operand(&mut logits);
+                    add_rope(s, &rope, &mut logits);
+                    if block > 0 {
+                        take!();
+                    }
+                    wgmma::wait_group::<0>();
+                    wgmma::fence_operand(&mut logits);
+                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
+                    let unit = Unit::load(s.unit(slot));
+                    let begin = unit.first + block * BLOCK;
+                    let there = shared::load_u32(s.there(own_place));
+                    if there != u32::MAX || !is_whole(variant, &unit, begin as i32, BLOCK as i32) {
+                        let there = there >> (in_block % KEYS);
+                        let there = [there & 1 != 0, there >> 8 & 1 != 0];
+                        hide(s, begin + in_block, there, &mut logits);
+                    }
+                    if block + 2 >= blocks {
+                        mbarrier::arrive(s.queries_free());
+                    }
+                    // Each of four lanes stores the scales of a group.
+                    let mut h = 0;
+                    while h < 2 {
+                        let down = 8 * h as u32;
+                        let scale = powers[h].scale(row + down * ROW_BYTES, lane % 4);
+                        let at = scale_at(lane % 4, in_block + down);
+                        shared::store_u16(s.scales(number) + at, scale as u16);
+                        h += 1;
+                    }
+                    let sums_before = sums;
+                    let target = store_at(s.weights(number), misc::opaque(warp));
+                    let over = weigh(s, slot, powers, &logits, scale, &mut sums, target);
+                    fence::proxy_async_shared();
+                    grew = barrier::bar_any(CONSUMER + consumer, 128, over);
+                    if grew {
+                        let barrier = CONSUMER + consumer;
+                        renew(s, consumer, slot, powers, &logits, scale, thread, barrier);
+                        sums = sums_before;
+                        adopt_sums(s, consumer, &mut sums);
+                        let _ = weigh(s, slot, powers, &logits, scale, &mut sums, target);
+                        fence::proxy_async_shared();
+                        barrier::bar_sync(barrier, 128);
+                    }
+                    if thread == 0 {
+                        shared::store_u32(s.grew(consumer), u32::from(grew));
+                    }
+                    barrier::bar_arrive(WEIGHTS_READY + consumer, 256);
+                } else {
+                    take!();
+                }
+                // The products of the other's block and of this one with this consumer's columns. Their keys have come: the
+                // owner's warps waited for them, and then for each other.
+                let mut multiplied = block.max(1) - 1;
+                while multiplied < blocks && multiplied <= block {
+                    if multiplied == block && grew {
+                        adopt(s, consumer, &mut o);
+                    }
+                    let number = misc::opaque(before + multiplied);
+                    let lane = misc::opaque(warp::lane_id());
+                    let column = consumer * (VALUE_DIM / 2) + warp * 16;
+                    let values = s.block(number) + lane * ROW_BYTES + column;
+                    let group = scale_at(consumer * (GROUPS / 2), 0);
+                    let scales = s.scales(number) + group + lane % 4 * 32;
+                    // Each lane has read of the keys, and arrives for itself.
+                    let (first, _) = place(s, number);
+                    let read = |part: u32| mbarrier::arrive(s.free(first + part));
+                    add(&mut o, values, scales, s.weights(number), read);
+                    multiplied += 1;
+                }
+                block += 2;
+            }
+            finish(p, s, consumer, slot, thread, &o, &sums, CONSUMER + consumer);
+            mbarrier::arrive(s.unit_free(slot));
+            slots.advance();
+            before += blocks;
+        }
+    }
+}
+
+/// The first place of a block's keys, and the parity of its phase.
+#[inline(always)]
+fn place<const STAGES: u32>(_: Shared<STAGES>, number: u32) -> (u32, u32) {
+    let slots = STAGES / PARTS;
+    (number % slots * PARTS, number / slots & 1)
+}
