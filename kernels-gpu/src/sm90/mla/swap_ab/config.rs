@@ -114,7 +114,7 @@ pub(super) struct Offsets {
     pub factors: u32,
     /// Of each consumer, warp and row: the largest logit of a block, the sum of weights of a unit.
     pub said: u32,
-    /// Of each consumer: whether its latest block changed references.
+    /// Of each consumer and warp: whether a weight of its latest block is too large, so that references change.
     pub grew: u32,
     pub units: u32,
     /// Of each place: which keys are there.
@@ -137,7 +137,7 @@ impl Offsets {
         let factors = references + 2 * TILE_ROWS * 4;
         let said = factors + CONSUMERS * TILE_ROWS * 4;
         let grew = said + CONSUMERS * 4 * TILE_ROWS * 4;
-        let units = grew + CONSUMERS * 8;
+        let units = grew + CONSUMERS * 16;
         let there = units + 2 * UNIT_BYTES;
         let barriers = (there + stages * 4).next_multiple_of(8);
         Self {

@@ -80,7 +80,8 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             macro_rules! take {
                 () => {
                     barrier::bar_sync(WEIGHTS_READY + (consumer ^ 1), 256);
-                    if shared::load_u32(s.grew(consumer ^ 1)) != 0 {
+                    let grew = shared::load_u32x4(s.grew(consumer ^ 1));
+                    if grew[0] | grew[1] | grew[2] | grew[3] != 0 {
                         adopt(s, consumer ^ 1, &mut o);
                         adopt_sums(s, consumer ^ 1, &mut sums);
                     }
@@ -138,6 +139,11 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     let sums_before = sums;
                     let target = store_at(s.weights(number), misc::opaque(warp));
                     let over = weigh(s, slot, powers, &logits, scale, &mut sums, target);
+                    let over = warp::warp_vote_any(warp::FULL_MASK, over);
+                    // Before a barrier of this consumer: racecheck does not see what is stored between it and the next.
+                    if lane == 0 {
+                        shared::store_u32(s.grew(consumer) + warp * 4, u32::from(over));
+                    }
                     fence::proxy_async_shared();
                     grew = barrier::bar_any(CONSUMER + consumer, 128, over);
                     if grew {
@@ -148,9 +154,6 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                         let _ = weigh(s, slot, powers, &logits, scale, &mut sums, target);
                         fence::proxy_async_shared();
                         barrier::bar_sync(barrier, 128);
-                    }
-                    if thread == 0 {
-                        shared::store_u32(s.grew(consumer), u32::from(grew));
                     }
                     barrier::bar_arrive(WEIGHTS_READY + consumer, 256);
                 } else {

@@ -26,7 +26,7 @@
 //! | keys: 6 places for 32, 656 bytes each | 125,952 |
 //! | scales in f16 of 3 blocks | 1,536 |
 //! | of rows: of two units who they are and references; powers of two, which keys they see, factors, what warps say | 5,888 |
-//! | units, whether references grew, keys that are there | 136 |
+//! | units, whether references grew, keys that are there | 152 |
 //! | barriers | 168 |
 //!
 //! | mbarrier | arrivals | says |

@@ -138,10 +138,10 @@ impl<const STAGES: u32> Shared<STAGES> {
     pub fn said(self, consumer: u32, warp: u32, row: u32) -> u32 {
         self.base + Self::AT.said + ((consumer * 4 + warp) * TILE_ROWS + row) * 4
     }
-    /// Whether a consumer's latest block changed references.
+    /// Whether a consumer's latest block changes references: a word of each of its warps.
     #[inline(always)]
     pub fn grew(self, consumer: u32) -> u32 {
-        self.base + Self::AT.grew + consumer * 8
+        self.base + Self::AT.grew + consumer * 16
     }
 
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of rows
