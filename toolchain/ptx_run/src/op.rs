@@ -47,6 +47,7 @@ pub enum Word2 {
     FMulF16s,
     FDiv,
     Shr16,
+    Mul16,
     PackE4m3,
     PackE5m2,
     PackBf16,
@@ -86,6 +87,7 @@ pub enum Word1 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word3 {
     Mad,
+    Mad16,
     Fma,
     Bfe,
     BfeSigned,

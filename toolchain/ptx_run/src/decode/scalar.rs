@@ -22,6 +22,7 @@ impl Decoder<'_> {
             ["shr", "u32" | "b32"] => word2(Word2::Shr),
             ["shr", "s32"] => word2(Word2::ShrSigned),
             ["shr", "u16"] => word2(Word2::Shr16),
+            ["mul", "lo", "s16" | "u16"] => word2(Word2::Mul16),
             ["min", "u32"] => word2(Word2::Min),
             ["min", "s32"] => word2(Word2::MinSigned),
             ["max", "u32"] => word2(Word2::Max),
@@ -151,6 +152,7 @@ impl Decoder<'_> {
         }
         Some(match parts {
             ["mad", "lo", "s32" | "u32"] => self.word3(Word3::Mad, operands),
+            ["mad", "lo", "s16" | "u16"] => self.word3(Word3::Mad16, operands),
             ["fma", "rn", "f32"] => self.word3(Word3::Fma, operands),
             ["bfe", "u32"] => self.word3(Word3::Bfe, operands),
             ["bfe", "s32"] => self.word3(Word3::BfeSigned, operands),

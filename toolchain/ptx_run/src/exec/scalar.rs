@@ -140,6 +140,7 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::Shr => map2(a, b, |a, b| if b > 31 { 0 } else { a >> b }),
         Word2::ShrSigned => map2(a, b, |a, b| (a as i32 >> b.min(31)) as u32),
         Word2::Shr16 => map2(a, b, |a, b| if b > 15 { 0 } else { (a & 0xFFFF) >> b }),
+        Word2::Mul16 => map2(a, b, |a, b| a.wrapping_mul(b) & 0xFFFF),
         Word2::Min => map2(a, b, u32::min),
         Word2::MinSigned => signed(i32::min),
         Word2::Max => map2(a, b, u32::max),
@@ -195,6 +196,9 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
     match f {
         Word3::Mad => {
             std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]))
+        }
+        Word3::Mad16 => {
+            std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]) & 0xFFFF)
         }
         Word3::Fma => std::array::from_fn(|lane| {
             fma(

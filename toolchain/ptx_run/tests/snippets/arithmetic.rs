@@ -38,6 +38,22 @@ fn integers_wrap_and_shifts_are_clamped() {
 }
 
 #[test]
+fn products_of_16_bits_lose_what_is_above() {
+    let product = |instruction: &str| {
+        let cut = format!("add.s32 %r3, %r0, 60000; {instruction}");
+        lanes(&format!("{cut} mov.b32 %r10, %r4;"))
+    };
+    assert_eq!(
+        product("mul.lo.s16 %r4, %r3, 171;"),
+        each(|t| (60_000 + t) * 171 % 65_536)
+    );
+    assert_eq!(
+        product("mad.lo.s16 %r4, %r3, 171, 2052;"),
+        each(|t| ((60_000 + t) * 171 + 2052) % 65_536)
+    );
+}
+
+#[test]
 fn longs_are_made_of_words() {
     assert_eq!(
         lanes("mul.wide.s32 %rd3, %r0, -5; shr.s64 %rd4, %rd3, 1; mov.b64 {%r10, _}, %rd4;"),
