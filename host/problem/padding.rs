@@ -29,6 +29,14 @@ impl Padding {
             65..128 => 128,
             _ => 256,
         };
+        match Self::of_row(dim) {
+            Some(row) => Some(Self { kernel_dim, ..row }),
+            None => None,
+        }
+    }
+
+    /// Of a row of one head or several, in as many slabs as it takes.
+    pub(crate) const fn of_row(dim: u32) -> Option<Self> {
         let slabs = dim.div_ceil(64);
         let step = if slabs == 1 {
             64
@@ -39,7 +47,7 @@ impl Padding {
         };
         Some(Self {
             dim,
-            kernel_dim,
+            kernel_dim: slabs * 64,
             slabs,
             step,
         })

@@ -4,6 +4,7 @@ pub(super) mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
+    common::decode::output_columns,
     divisor::Divisor,
     registry::{Arch, KernelId, KernelInfo, Loads, Op},
 };
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Padding, Spec},
 };
 use walk::{Walk, slab};
 
@@ -26,7 +27,7 @@ use walk::{Walk, slab};
 /// with it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 128, 256 or 512, or latent ones of 576 and 512.
+    /// The heads: dimensions 64, 128, 256 or 512, latent ones of 576 and 512, or by kernels for pairs of KV heads 80 or 96.
     pub spec: &'a Spec,
     /// How the launch goes about it.
     pub tile: DecodeTile,
@@ -44,7 +45,7 @@ pub struct DecodeCall<'a> {
     pub q: &'a DeviceTensor<3>,
     /// Keys and values, of the queries' type or of 8 bits; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
-    /// As `q`.
+    /// As `q`; of heads of 80 or 96 elements those from the 64th on are the last of 128 columns.
     pub out: &'a DeviceTensor<3>,
     /// `[tokens, q_heads]` F32, dense, natural log, if wanted.
     pub lse: Option<&'a DeviceTensor<2>>,
@@ -62,6 +63,17 @@ pub struct DecodeCall<'a> {
     pub extras: Extras,
 }
 
+/// By which shapes the tensor maps of a launch were made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodeShapes {
+    /// Of keys and values.
+    pub(super) maps: [ShapeId; 2],
+    /// The queries are those of [`RunTensors::unpadded`](super::RunTensors), where there are such.
+    pub(super) unpadded: bool,
+    /// So are the outputs: no launch of the run writes padded ones.
+    pub(super) writes_unpadded: bool,
+}
+
 /// How a launch goes about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeTile {
@@ -77,7 +89,7 @@ pub struct DecodeTile {
     pub long: bool,
 }
 
-/// How much faster keys come where rows of 64 bytes are taken two at a time: 1.17 times on an H200.
+/// How much faster keys come where rows of 64, 160 or 192 bytes are taken two at a time: 1.17 times on an H200 for the first.
 const PAIRS_GAIN: f64 = 1.1;
 
 impl Gpu {
@@ -106,8 +118,8 @@ impl Gpu {
         }
     }
 
-    /// The kernel that reads two KV heads at a time, where there is one, they lie side by side, and its units, half as many,
-    /// keep the GPU busy; else the one given.
+    /// The kernel that reads two KV heads of the spec at a time, where there is one, they lie side by side, and its units, half
+    /// as many, keep the GPU busy; else the one given.
     pub(super) fn of_pairs(
         &self,
         kernel: KernelId,
@@ -117,9 +129,10 @@ impl Gpu {
     ) -> KernelId {
         let sms = self.multiprocessors;
         let busy = |units: u32| f64::from(units) / f64::from(units.div_ceil(sms) * sms);
-        let pair = kernel.of_pairs().filter(|pair| {
+        let pair = kernel.of_pairs(spec.head_dim_qk).filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
                 && pool.k_strides.head == spec.head_dim_qk
+                && overlapping(spec, pool, pair.info()).is_ok()
                 && pool.scales.come_in_pairs()
                 && PAIRS_GAIN * busy(units / 2) > busy(units)
         });
@@ -133,7 +146,7 @@ impl Gpu {
         call: &DecodeCall<'_>,
         maps: &mut Maps,
     ) -> Result<Step, Error> {
-        check(call)?;
+        check(call, kernel.info())?;
         check_serves(
             kernel,
             Op::Decode,
@@ -185,7 +198,7 @@ pub(super) fn extent(
 }
 
 /// Everything that does not depend on the GPU.
-fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
+fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     let DecodeCall {
         spec,
         q,
@@ -204,14 +217,19 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         });
     }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-    if !spec.latent && (!matches!(dim, 64 | 128 | 256 | 512) || value_dim != dim) {
+    let built = matches!(dim, 64 | 128 | 256 | 512) || dim == row.head_dim as usize;
+    if !spec.latent && (!built || value_dim != dim) {
         return Err(extent(
             "the pool",
             "elements in a head",
             dim,
-            "64, 128, 256 or 512, the same for keys and values",
+            "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96",
         ));
     }
+    let columns = match spec.latent {
+        true => value_dim,
+        false => output_columns(spec.head_dim_v) as usize,
+    };
     let of_8_bits = pool.dtype.bytes() == 1;
     if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
         return Err(Error::Dtype {
@@ -247,8 +265,8 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     let of_spec = "in the specification";
     for (name, tensor, dim) in [
         ("q", q, dim),
-        ("out", out, value_dim),
-        ("partial_out", &partials.out, value_dim),
+        ("out", out, columns),
+        ("partial_out", &partials.out, columns),
     ] {
         tensor.check_extent(name, "heads", 1, heads, of_spec)?;
         tensor.check_extent(name, "elements in a head", 2, dim, of_spec)?;
@@ -301,7 +319,7 @@ fn parameters(
     call: &DecodeCall<'_>,
     row: &KernelInfo,
     maps: &mut Maps,
-) -> Result<(DecodeParams, [ShapeId; 2]), Error> {
+) -> Result<(DecodeParams, DecodeShapes), Error> {
     let DecodeCall {
         spec, tile, pool, ..
     } = *call;
@@ -315,9 +333,14 @@ fn parameters(
     }
     let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
     let walk = Walk::new(&walked, pool.pages, &strides, pool.dtype)?;
-    let padded = call.extras.padding;
-    let padded = padded.map(|padding| PaddedPool::new(padding, &pool.k_strides, pool.pages));
-    let padded = padded.transpose()?;
+    let own_heads = call
+        .extras
+        .padding
+        .is_none_or(|padding| row.head_dim == padding.dim);
+    let padded = match call.extras.padding {
+        Some(padding) if !own_heads => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
+        _ => overlapping(spec, pool, row)?,
+    };
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
@@ -352,10 +375,26 @@ fn parameters(
         run: tile.run.clamp(1, row.run),
         outside,
         long: tile.long.into(),
-        reserved: 0,
+        out_columns: output_columns(spec.head_dim_v),
         rotary: call.extras.rotary,
     };
-    Ok((parameters, [k_shape, v_shape]))
+    let shapes = DecodeShapes {
+        maps: [k_shape, v_shape],
+        unpadded: call.extras.padding.is_some() && own_heads,
+        writes_unpadded: false,
+    };
+    Ok((parameters, shapes))
+}
+
+/// How the accelerator walks a pool for a kernel that takes several KV heads of 16 bits at a time: their slabs may overlap.
+fn overlapping(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Option<PaddedPool>, Error> {
+    if row.kv_heads == 1 || pool.dtype.bytes() != 2 {
+        return Ok(None);
+    }
+    let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
+    let slabs = Padding::of_row(walked.head_dim_qk);
+    let pool = slabs.map(|slabs| PaddedPool::new(slabs, &strides, pool.pages));
+    pool.transpose()
 }
 
 /// Heads and strides of a pool whose KV heads are taken so many at a time, as one row.

@@ -1,8 +1,9 @@
 //! Heads whose dimension lies between those of the kernels.
 //!
 //! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
-//! neighbour among them. Queries are brought into that form before the run, outputs back behind it. Prefills that were
-//! compiled for the dimension do without; where all launches of a run are such there is nothing to bring.
+//! neighbour among them. Queries are brought into that form before the run, outputs back behind it. Kernels that were
+//! compiled for the dimension read queries as they are, and write outputs so where no others write any of the same tokens;
+//! where all launches of a run are such there is nothing to bring.
 
 use std::{ops::Range, ptr};
 
@@ -192,6 +193,7 @@ impl Gpu {
             unpadded: Some(Unpadded {
                 q: *tensors.q,
                 out: apart.map(|_| *tensors.out),
+                given: *tensors.out,
             }),
             ..*tensors
         };
@@ -206,8 +208,13 @@ impl Gpu {
         // SAFETY: the caller's promises; what is between is the workspace's own.
         unsafe {
             self.ready(workspace, &inner, stream)?;
-            self.pad(&before, false, stream)?;
+            if workspace.run.reads_padded() {
+                self.pad(&before, false, stream)?;
+            }
             self.launch_run(workspace, stream)?;
+            if !workspace.run.writes_padded() {
+                return Ok(());
+            }
             // In a graph the last launch may have nothing to do, and end before those that it would wait for.
             let overlap = self.overlaps() && !workspace.captured() && workspace.run.ends_decodes();
             self.pad(&behind, overlap, stream)

@@ -98,6 +98,7 @@ impl Run {
                     (None, None) => true,
                     (Some(known), Some(unpadded)) => {
                         alike(&known.q, &unpadded.q)
+                            && alike(&known.given, &unpadded.given)
                             && match (&known.out, &unpadded.out) {
                                 (None, None) => true,
                                 (Some(known), Some(out)) => alike(known, out),
@@ -141,6 +142,16 @@ impl Run {
         self.own.copy_from_slice(tensors.own);
         self.tensors = Some(known);
         Ok(true)
+    }
+
+    /// Whether a launch reads queries whose heads are padded, if any are.
+    pub(super) fn reads_padded(&self) -> bool {
+        self.steps.iter().any(Step::reads_padded)
+    }
+
+    /// Whether a launch writes outputs whose heads are padded, if any are.
+    pub(super) fn writes_padded(&self) -> bool {
+        self.steps.iter().any(Step::writes_padded)
     }
 
     /// Whether all of it is on the caller's stream, and something is.

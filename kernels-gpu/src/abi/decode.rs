@@ -42,8 +42,9 @@ pub struct DecodeParams {
     pub outside: u32,
     /// 1: the launch reads several times what L2 holds. Where there is a record, that says it.
     pub long: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Columns of a head in the outputs, for heads of 80 and 96: as many, or 128, as
+    /// [partial states](crate::common::decode::output_columns) have.
+    pub out_columns: u32,
     /// What turns queries and keys, in kernels that do.
     pub rotary: RotaryParams,
 }

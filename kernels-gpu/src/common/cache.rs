@@ -20,17 +20,20 @@ pub const E4M3_PAIRS: u32 = 4;
 pub const BITS16_TURNED: u32 = 5;
 /// As [`E4M3_PAIRS`] with scales as [`E4M3_BY_TOKEN`].
 pub const E4M3_PAIRS_BY_TOKEN: u32 = 6;
+/// 16-bit floats as [`BITS16`], of two neighbouring KV heads at a time: a head of 80 or 96 ends inside a line of 128 bytes, and
+/// L2 takes as long for a part of a line as for all of it.
+pub const BITS16_PAIRS: u32 = 7;
 
 /// Whether numbers have 16 bits.
 #[must_use]
 pub const fn is_16_bits(cache: u32) -> bool {
-    matches!(cache, BITS16 | BITS16_TURNED)
+    matches!(cache, BITS16 | BITS16_TURNED | BITS16_PAIRS)
 }
 
 /// KV heads that are read together.
 #[must_use]
 pub const fn kv_heads(cache: u32) -> u32 {
-    if matches!(cache, E4M3_PAIRS | E4M3_PAIRS_BY_TOKEN) {
+    if matches!(cache, E4M3_PAIRS | E4M3_PAIRS_BY_TOKEN | BITS16_PAIRS) {
         2
     } else {
         1
@@ -55,7 +58,7 @@ pub const fn bytes(cache: u32) -> u32 {
 pub const fn element(cache: u32) -> Option<crate::registry::Element> {
     use crate::registry::Element;
     match cache {
-        BITS16 | BITS16_TURNED => None,
+        BITS16 | BITS16_TURNED | BITS16_PAIRS => None,
         E5M2 => Some(Element::E5m2),
         _ => Some(Element::E4m3),
     }
@@ -71,7 +74,8 @@ mod device {
     use cuda_std::{convert, math, ptr};
 
     use super::{
-        BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN, E5M2,
+        BITS16, BITS16_PAIRS, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN,
+        E5M2,
     };
     use crate::{
         abi::ScaleParams,
@@ -104,6 +108,18 @@ mod device {
         type Product = T;
         type Query = T;
         const SCALED: bool = false;
+
+        #[inline(always)]
+        fn widen(_: u32) -> [u32; 2] {
+            unreachable!()
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, BITS16_PAIRS> {
+        type Product = T;
+        type Query = T;
+        const SCALED: bool = false;
+        const PAIRS: bool = true;
 
         #[inline(always)]
         fn widen(_: u32) -> [u32; 2] {

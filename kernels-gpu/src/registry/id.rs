@@ -77,11 +77,21 @@ impl KernelId {
         })
     }
 
-    /// The kernel that does the same for two KV heads at a time.
+    /// The kernel that does the same for two KV heads at a time, for heads of so many elements: as many as this one's, or
+    /// fewer, which this one pads.
     #[must_use]
-    pub fn of_pairs(self) -> Option<Self> {
-        self.counterpart(|row, other| {
+    pub fn of_pairs(self, head_dim: u32) -> Option<Self> {
+        let row = self.info();
+        Self::all().find(|id| {
+            let other = id.info();
+            let padded = KernelInfo {
+                head_dim: row.head_dim,
+                value_dim: row.value_dim,
+                ..*other
+            };
             other.kv_heads == 2
+                && (other.head_dim, other.value_dim) == (head_dim, head_dim)
+                && padded.computes() == row.computes()
                 && (other.rows, other.keys, other.co_resident, other.by_token)
                     == (row.rows, row.keys, row.co_resident, row.by_token)
         })

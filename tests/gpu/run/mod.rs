@@ -220,6 +220,39 @@ fn heads_that_some_kernels_pad_are_the_reference() {
         .unwrap();
 }
 
+/// Decodes read KV heads of 80 and 96 two at a time, where they lie side by side and there are so many of them.
+#[test]
+fn pairs_of_kv_heads_that_others_pad_are_the_reference() {
+    let Some(gpu) = hopper("pairs_of_kv_heads_that_others_pad_are_the_reference") else {
+        return;
+    };
+    let groups = prop_oneof![Just(1_u32), Just(2), Just(3), Just(8)];
+    let cases_of = case_of(prop::sample::select(&[80_u32, 96]));
+    let mut runner = proptest::test_runner::TestRunner::new(cases(40));
+    runner
+        .run(
+            &(cases_of, groups, any::<bool>()),
+            |(mut case, group, in_set)| {
+                let kv_heads = 2 * gpu.multiprocessors();
+                let Spec {
+                    variant,
+                    head_dim_qk,
+                    ..
+                } = case.spec;
+                case.spec = Spec::new(kv_heads * group, kv_heads, head_dim_qk);
+                case.spec.variant = variant;
+                case.spec.variant.soft_cap = None;
+                case.layout = KvLayout::Nhd;
+                case.in_set = in_set;
+                match case.seed % 2 {
+                    0 => check::<bf16>(gpu, &case),
+                    _ => check::<f16>(gpu, &case),
+                }
+            },
+        )
+        .unwrap();
+}
+
 #[test]
 fn threads_have_a_workspace_each() {
     let Some(gpu) = hopper("threads_have_a_workspace_each") else {

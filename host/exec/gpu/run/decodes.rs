@@ -2,7 +2,10 @@
 
 use kernels_gpu::registry::Arch;
 
-use super::making::{Making, on, place};
+use super::{
+    making::{Making, on, place},
+    prefills::has_own_heads,
+};
 use crate::{
     Error,
     exec::gpu::{
@@ -19,16 +22,22 @@ impl Making<'_> {
         arch: Option<Arch>,
     ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
-        let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
+        let (mut spec, planned) = (workspace.spec.on_kernels(), launch.key.kernel);
         let units = launch.items.saturating_mul(spec.kv_heads);
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
             None => {
-                let kernel = gpu.decode_kernel(planned, spec, pool);
-                gpu.of_pairs(kernel, spec, pool, units)
+                let kernel = gpu.decode_kernel(planned, &spec, pool);
+                gpu.of_pairs(kernel, &workspace.spec, pool, units)
             }
         };
         self.pads_by(kernel)?;
+        let own_heads = has_own_heads(kernel, &workspace.spec);
+        if own_heads {
+            spec.head_dim_qk = workspace.spec.head_dim_qk;
+            spec.head_dim_v = workspace.spec.head_dim_v;
+        }
+        let [q, _] = tensors.of_launch(own_heads);
         if launch.joint && !kernel.info().multi_table {
             return Err(Error::NoInstance {
                 kernel: "decode",
@@ -47,7 +56,7 @@ impl Making<'_> {
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
         let call = DecodeCall {
-            spec,
+            spec: &spec,
             tile: DecodeTile {
                 kernel,
                 rows: planned.info().rows,
@@ -62,7 +71,7 @@ impl Making<'_> {
             },
             merges: workspace.merges(),
             merge_slots: workspace.merge_slots(),
-            q: tensors.q,
+            q,
             pool,
             out: tensors.out,
             lse: tensors.lse,

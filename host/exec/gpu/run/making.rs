@@ -41,6 +41,13 @@ impl Making<'_> {
             if launch_plan.left > 0 {
                 steps.push(self.merge(launch_plan.left as usize, None)?);
             }
+            let unpadded = self.tensors.unpadded.as_ref();
+            if let Some(unpadded) = unpadded.filter(|_| steps.iter().all(Step::can_write_unpadded))
+            {
+                for step in steps {
+                    step.write_unpadded(&unpadded.given);
+                }
+            }
             return Ok(());
         };
         // A graph has joint tiles if the plan that is in the workspace when it is captured has some.

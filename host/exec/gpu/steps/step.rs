@@ -11,10 +11,11 @@ use super::RunTensors;
 use crate::{
     Error,
     exec::gpu::{
-        KvPool,
+        DeviceTensor, KvPool,
+        decode::DecodeShapes,
         latent::{LatentShapes, check_latent},
         launch::Launch,
-        maps::{Maps, ShapeId},
+        maps::Maps,
         module::Kernel,
         prefill::{Shapes, Source},
         tensor::{VECTOR_BYTES, check_address},
@@ -39,7 +40,7 @@ pub(in crate::exec::gpu) struct Step {
     reason = "steps lie one after the other, and the largest are the usual ones"
 )]
 pub(in crate::exec::gpu) enum Parameters {
-    Decode(DecodeParams, [ShapeId; 2]),
+    Decode(DecodeParams, DecodeShapes),
     Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
@@ -64,14 +65,18 @@ impl Step {
         let pool = &tensors.pools[self.part];
         let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
         match &mut self.parameters {
-            Parameters::Decode(params, [k, v]) => {
+            Parameters::Decode(params, shapes) => {
                 params.attention.scales = scales;
                 let known = &params.attention;
                 if (known.k, known.v) != (pool.k, pool.v) {
-                    params.k_map = maps.at("the key pool", pool.k, *k)?;
-                    params.v_map = maps.at("the value pool", pool.v, *v)?;
+                    params.k_map = maps.at("the key pool", pool.k, shapes.maps[0])?;
+                    params.v_map = maps.at("the value pool", pool.v, shapes.maps[1])?;
                 }
                 point(&mut params.attention, tensors, pool);
+                params.attention.q = tensors.of_launch(shapes.unpadded)[0].address;
+                if let (Some(unpadded), true) = (&tensors.unpadded, shapes.writes_unpadded) {
+                    params.attention.out = unpadded.given.address;
+                }
             }
             Parameters::Latent(params, shapes) => {
                 check_latent(pool)?;
@@ -197,6 +202,44 @@ impl Step {
 
     pub(super) const fn is_merge(&self) -> bool {
         matches!(self.parameters, Parameters::Merge(_))
+    }
+
+    /// Whether it reads queries whose heads are padded, if any are.
+    pub(super) const fn reads_padded(&self) -> bool {
+        match &self.parameters {
+            Parameters::Decode(_, shapes) => !shapes.unpadded,
+            Parameters::Prefill(_, shapes) => !shapes.unpadded,
+            Parameters::Widen(_) | Parameters::Turn(_) | Parameters::Merge(_) => false,
+            Parameters::Latent(..)
+            | Parameters::DecodeRows(_)
+            | Parameters::PrefillRows(_)
+            | Parameters::Pod(_) => true,
+        }
+    }
+
+    /// Whether it is a decode that can write outputs whose heads are not padded, if others are.
+    pub(in crate::exec::gpu) const fn can_write_unpadded(&self) -> bool {
+        matches!(&self.parameters, Parameters::Decode(_, shapes) if shapes.unpadded)
+    }
+
+    /// Has such a decode write these outputs.
+    pub(in crate::exec::gpu) fn write_unpadded(&mut self, out: &DeviceTensor<3>) {
+        if let Parameters::Decode(params, shapes) = &mut self.parameters {
+            params.attention.out = out.address;
+            // Checked where outputs are brought back.
+            params.attention.out_token_stride = out.strides[0] as u32;
+            params.out_columns = out.shape[2] as u32;
+            shapes.writes_unpadded = true;
+        }
+    }
+
+    /// Whether it writes outputs whose heads are padded, if any are.
+    pub(super) const fn writes_padded(&self) -> bool {
+        match &self.parameters {
+            Parameters::Decode(_, shapes) => !shapes.writes_unpadded,
+            Parameters::Widen(_) | Parameters::Turn(_) => false,
+            _ => true,
+        }
     }
 
     /// Decodes that leave most of each SM to a prefill.

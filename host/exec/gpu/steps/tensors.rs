@@ -47,13 +47,15 @@ pub struct RunTensors<'a> {
 pub(in crate::exec::gpu) struct Unpadded {
     pub(in crate::exec::gpu) q: DeviceTensor<3>,
     pub(in crate::exec::gpu) out: Option<DeviceTensor<3>>,
+    /// The outputs, whoever writes them.
+    pub(in crate::exec::gpu) given: DeviceTensor<3>,
 }
 
 impl<'a> RunTensors<'a> {
     /// Queries and outputs of a launch, as they were given if it takes them so.
     pub(in crate::exec::gpu) fn of_launch(&self, unpadded: bool) -> [&DeviceTensor<3>; 2] {
         match &self.unpadded {
-            Some(Unpadded { q, out }) if unpadded => [q, out.as_ref().unwrap_or(self.out)],
+            Some(Unpadded { q, out, .. }) if unpadded => [q, out.as_ref().unwrap_or(self.out)],
             _ => [self.q, self.out],
         }
     }

@@ -21,3 +21,10 @@ pub const KEYS: u32 = 32;
 pub const fn turning_bytes(dim: u32) -> u32 {
     dim / 4 * (KEYS + 1) * 16
 }
+
+/// Columns of a head in partial states, and in outputs unless a run has none that are padded. Heads of 80 and 96 have those of 128, for
+/// kernels of heads of 128 may have [padded](crate::passes::pad) others of the run: columns from the 64th on lie behind a gap.
+#[must_use]
+pub const fn output_columns(dim: u32) -> u32 {
+    if dim.is_multiple_of(64) { dim } else { 128 }
+}

@@ -6,7 +6,8 @@
 //! A chunk lies in shared memory as the tensor map of a page delivers it: groups of 8 keys, in a group
 //! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
 //! by the row. (Of 8-bit numbers a kilobyte holds 128 elements. Where a key has but 64 of them, rows are of 64 bytes,
-//! and their 16-byte units swizzled by the half of the row.)
+//! and their 16-byte units swizzled by the half of the row. Two heads of 80 are 320 bytes: their three lines of 128 begin 96
+//! bytes apart, so that no byte behind them is read.)
 
 use cuda_std::{convert, misc, mma, shared, warp};
 
@@ -64,19 +65,30 @@ pub(super) const fn column(address: u32, columns: usize) -> u32 {
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// Fragments of k-steps `step` and `step + 1`.
+    /// Fragments of k-steps `step` and, if there is one, `step + 1`.
     ///
     /// # Safety
     /// The lanes come together, after [`Rows::start`]; the rows are still there.
     #[inline(always)]
-    pub(super) unsafe fn load_q(&mut self, step: usize) {
+    pub(super) unsafe fn load_q<C: Cache>(&mut self, step: usize) {
         let mut block = 0;
         while block < ROW_BLOCKS {
-            let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
+            let rows = if C::PAIRS {
+                self.q_block
+            } else {
+                8 * Self::ROW_BYTES
+            };
+            let at = self.q_address + block as u32 * rows + step as u32 * 32;
             // SAFETY: inside the rows.
-            let [a, b, c, d] = unsafe { mma::ldmatrix_x4(self.q_address + offset) };
-            self.q[step][block] = [a, b];
-            self.q[step + 1][block] = [c, d];
+            unsafe {
+                if step + 1 < DIM_BLOCKS {
+                    let [a, b, c, d] = mma::ldmatrix_x4(at);
+                    self.q[step][block] = [a, b];
+                    self.q[step + 1][block] = [c, d];
+                } else {
+                    self.q[step][block] = mma::ldmatrix_x2(at);
+                }
+            }
             block += 1;
         }
     }
@@ -160,6 +172,23 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         if C::PAIRS { 2 } else { 1 }
     }
 
+    /// Where column `of_row` of a row lies, in columns of lines of four: of lines that overlap in the first that has it with
+    /// all behind it.
+    const fn columns<C: Cache>(of_row: usize) -> usize {
+        let in_row = Self::halves::<C>() * DIM_BLOCKS / if C::SCALED { 2 } else { 1 };
+        let lines = in_row.div_ceil(4);
+        if in_row.is_multiple_of(4) || lines == 1 {
+            return of_row;
+        }
+        let apart = (in_row - 4) / (lines - 1);
+        let line = if of_row / apart < lines {
+            of_row / apart
+        } else {
+            lines - 1
+        };
+        line * 4 + of_row - line * apart
+    }
+
     /// Fragments of a k-step, from registers or from where they are.
     ///
     /// # Safety
@@ -214,8 +243,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 let s = &mut s[keys];
                 let mut half = 0;
                 while half < Self::halves::<C>() {
-                    let in_half = half * DIM_BLOCKS / 2 + step / steps;
-                    let at = column(first_keys, in_half) + keys as u32 * 2 * group;
+                    let columns = Self::columns::<C>(half * DIM_BLOCKS / steps + step / steps);
+                    let at = column(first_keys, columns) + keys as u32 * 2 * group;
                     // SAFETY: inside the chunk; the lanes are together.
                     unsafe {
                         let a = mma::ldmatrix_x4(at);
@@ -269,8 +298,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             while keys < KEY_BLOCKS {
                 let mut half = 0;
                 while half < Self::halves::<C>() {
-                    let in_half = half * DIM_BLOCKS / 2 + dim / blocks;
-                    let at = column(first_values, in_half) + keys as u32 * 2 * group;
+                    let columns = Self::columns::<C>(half * DIM_BLOCKS / blocks + dim / blocks);
+                    let at = column(first_values, columns) + keys as u32 * 2 * group;
                     // SAFETY: inside the chunk; the lanes are together.
                     unsafe {
                         let a = mma::ldmatrix_x4_trans(at);

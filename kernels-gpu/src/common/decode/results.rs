@@ -5,6 +5,7 @@ use cuda_std::{
     ptr, warp,
 };
 
+use super::output_columns;
 use crate::{
     abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
     common::{
@@ -26,9 +27,34 @@ pub struct Results<'a, const DIM: u32> {
     pub params: &'a AttentionParams,
     /// In the warp.
     pub lane: u32,
+    /// Columns of a head in the outputs: `DIM`, but where that is no multiple of 64.
+    pub out_columns: u32,
 }
 
 impl<const DIM: u32> Results<'_, DIM> {
+    /// Columns of a head in partial states.
+    const COLUMNS: u32 = output_columns(DIM);
+
+    /// In which of so many columns an element of a head lies.
+    #[inline(always)]
+    const fn column(element: u32, columns: u32) -> u32 {
+        if DIM < Self::COLUMNS && element >= 64 {
+            element + (columns - DIM)
+        } else {
+            element
+        }
+    }
+
+    /// Columns of a head in the outputs.
+    #[inline(always)]
+    const fn out_columns(&self) -> u32 {
+        if DIM < Self::COLUMNS {
+            self.out_columns
+        } else {
+            DIM
+        }
+    }
+
     /// Writes a row of one head: the output, or a partial state.
     ///
     /// # Safety
@@ -46,11 +72,15 @@ impl<const DIM: u32> Results<'_, DIM> {
                 self.write_output::<T, V, PER_LANE>(row.token, head, state);
             } else {
                 let at = u64::from(row.slot) * u64::from(self.params.q_heads) + u64::from(head);
-                let element = at * u64::from(DIM) + u64::from(self.lane) * PER_LANE as u64;
-                store_f32(
-                    (self.params.partial_out + element * 4) as *mut f32,
-                    state.out,
-                );
+                let element = self.lane * PER_LANE as u32;
+                if element < DIM {
+                    let column = at * u64::from(Self::COLUMNS)
+                        + u64::from(Self::column(element, Self::COLUMNS));
+                    store_f32(
+                        (self.params.partial_out + column * 4) as *mut f32,
+                        state.out,
+                    );
+                }
                 if self.lane == 0 {
                     ptr::store_f32((self.params.partial_lse + at * 4) as *mut f32, state.lse);
                 }
@@ -75,11 +105,14 @@ impl<const DIM: u32> Results<'_, DIM> {
         if !V::SOFTMAX {
             state = state.added_up();
         }
-        let element = u64::from(token) * u64::from(params.out_token_stride)
-            + u64::from(head * DIM + self.lane * PER_LANE as u32);
+        let element = self.lane * PER_LANE as u32;
+        let column = u64::from(token) * u64::from(params.out_token_stride)
+            + u64::from(head * self.out_columns() + Self::column(element, self.out_columns()));
         // SAFETY: the caller's promise.
         unsafe {
-            store_half::<T, PER_LANE>(params.out + element * 2, state.out);
+            if element < DIM {
+                store_half::<T, PER_LANE>(params.out + column * 2, state.out);
+            }
             if self.lane == 0 && params.lse != 0 {
                 let at = u64::from(token) * u64::from(params.q_heads) + u64::from(head);
                 ptr::store_f32((params.lse + at * 4) as *mut f32, natural(state.lse));
@@ -168,7 +201,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     #[inline(always)]
     pub unsafe fn merge<T: Half, V: Variant>(&self, merge: Merge, head: u32) {
         let mut slice = 0;
-        while slice < DIM / SLICE {
+        while slice < DIM.div_ceil(SLICE) {
             // SAFETY: the caller's promise.
             unsafe { self.merge_slice::<T, V>(merge, head, slice) };
             slice += 1;
@@ -191,6 +224,7 @@ impl<const DIM: u32> Results<'_, DIM> {
             self.lane / 8,
             slice * SLICE + self.lane % 8 * PER_LANE as u32,
         );
+        let inside = DIM.is_multiple_of(SLICE) || element < DIM;
         let list = (params.merge_slots + u64::from(merge.slots_begin) * 4) as *const u32;
         // SAFETY: the caller's promise.
         unsafe {
@@ -209,10 +243,12 @@ impl<const DIM: u32> Results<'_, DIM> {
                 let mut states = [State::<PER_LANE>::EMPTY; BATCH];
                 i = 0;
                 while i < BATCH {
-                    if ids[i] != u32::MAX {
+                    if ids[i] != u32::MAX && inside {
                         let at = u64::from(ids[i]) * u64::from(params.q_heads) + u64::from(head);
-                        let out =
-                            params.partial_out + (at * u64::from(DIM) + u64::from(element)) * 4;
+                        let out = params.partial_out
+                            + (at * u64::from(Self::COLUMNS)
+                                + u64::from(Self::column(element, Self::COLUMNS)))
+                                * 4;
                         states[i].lse = ptr::load_f32((params.partial_lse + at * 4) as *const f32);
                         states[i].out = load_f32(out as *const f32);
                     }
@@ -240,9 +276,11 @@ impl<const DIM: u32> Results<'_, DIM> {
             if !V::SOFTMAX {
                 state = state.added_up();
             }
-            if quarter == 0 {
+            if quarter == 0 && inside {
                 let out = u64::from(merge.token) * u64::from(params.out_token_stride)
-                    + u64::from(head * DIM + element);
+                    + u64::from(
+                        head * self.out_columns() + Self::column(element, self.out_columns()),
+                    );
                 store_half::<T, PER_LANE>(params.out + out * 2, state.out);
                 if element == 0 && params.lse != 0 {
                     let at = u64::from(merge.token) * u64::from(params.q_heads) + u64::from(head);

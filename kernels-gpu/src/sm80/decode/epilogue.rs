@@ -89,6 +89,7 @@ const fn results<const DIM: u32>(p: &GatherDecodeParams, lane: u32) -> Results<'
     Results {
         params: &p.attention,
         lane,
+        out_columns: DIM,
     }
 }
 

@@ -75,14 +75,24 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
+    /// Where the lane's elements of a row are in a state. Lanes behind the last element have those of the last lane.
+    #[inline(always)]
+    fn in_state<const PER_LANE: usize>(&self, row: u32) -> u32 {
+        let per_lane = PER_LANE as u32;
+        let lane = match DIM == 32 * per_lane {
+            true => self.lane,
+            false => self.lane.min(DIM / per_lane - 1),
+        };
+        (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + lane * per_lane) * 4
+    }
+
     /// A row of what this warp stored.
     ///
     /// # Safety
     /// The warp's state is stored.
     #[inline(always)]
     pub(super) unsafe fn own_state<const PER_LANE: usize>(&self, row: u32) -> State<PER_LANE> {
-        let offset =
-            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
+        let offset = self.in_state::<PER_LANE>(row);
         // SAFETY: inside the state.
         unsafe {
             State {
@@ -173,8 +183,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         shares: u32,
     ) -> State<PER_LANE> {
         let layout = &self.layout;
-        let offset =
-            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
+        let offset = self.in_state::<PER_LANE>(row);
         let (mut of, mut lse) = (weights.of[0], weights.lse[0]);
         let mut block = 1;
         while block < ROW_BLOCKS {

@@ -5,7 +5,7 @@ use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
 /// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`. Rows are those of a KV head; `pair` is
-/// for two KV heads at a time, `tok` for scales of each token, `turn` for keys that are turned by their positions.
+/// for two KV heads at a time (heads of 80 and 96 have no other kernels: where they cannot be read so, those of 128 pad them), `tok` for scales of each token, `turn` for keys that are turned by their positions.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_mma_table {
@@ -27,6 +27,8 @@ macro_rules! decode_mma_table {
             16 x 32,  64, [e4m3, tok];
              8 x 32,  64, [e5m2];
             16 x 32,  64, [e5m2];
+             8 x 32,  80, [pair];
+             8 x 32,  96, [pair];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -135,6 +137,8 @@ pub struct Shape {
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     if has(flags, "turn") {
         cache::BITS16_TURNED
+    } else if has(flags, "pair") && !has(flags, "e4m3") {
+        cache::BITS16_PAIRS
     } else if has(flags, "pair") && has(flags, "tok") {
         cache::E4M3_PAIRS_BY_TOKEN
     } else if has(flags, "tok") {
@@ -155,10 +159,22 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
         (_, _, cache::E4M3_PAIRS | cache::E4M3_PAIRS_BY_TOKEN) => 8,
+        // Six stages find room beside the states of six warps, and there is one for each.
+        (_, _, cache::BITS16_PAIRS) => 6,
         (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
         (64 | 128, 8, _) => 8,
         (256, 16, _) => 2,
         _ => 4,
+    }
+}
+
+/// Elements of a row that a lane writes. Of heads whose elements are no multiple of 64 the last lanes have none.
+#[must_use]
+pub const fn per_lane(dim: u32) -> usize {
+    if dim.is_multiple_of(64) {
+        dim as usize / 32
+    } else {
+        4
     }
 }
 
@@ -202,7 +218,11 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN)
+    if cache == cache::BITS16_PAIRS {
+        of_each!(80 x 8, 96 x 8; BITS16_PAIRS)
+    } else {
+        of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN)
+    }
 }
 
 #[cfg(test)]
@@ -213,27 +233,39 @@ mod tests {
 
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
-        for dim in [64, 128, 256] {
-            let pairs = [cache::E4M3_PAIRS, cache::E4M3_PAIRS_BY_TOKEN].map(|cache| (8, cache));
-            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1)].into_iter().chain(pairs) {
-                if cache::kv_heads(cache) > 1 && dim > 64 {
-                    continue;
-                }
-                let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
-                assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
-                assert!(
-                    shape.stages.is_multiple_of(warps(dim, rows, cache)),
-                    "{dim} {rows}"
-                );
-                let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
-                let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
-                assert!(
-                    in_flight >= 128 << 10,
-                    "{dim} {rows}: {in_flight} bytes in flight"
-                );
-            }
+        for (dim, rows, cache, least) in [
+            (64, 8, cache::BITS16, 128),
+            (64, 16, cache::BITS16, 128),
+            (64, 8, cache::E4M3, 128),
+            (64, 16, cache::E4M3, 128),
+            (64, 8, cache::E4M3_PAIRS, 128),
+            (64, 8, cache::E4M3_PAIRS_BY_TOKEN, 128),
+            (80, 8, cache::BITS16_PAIRS, 120),
+            (96, 8, cache::BITS16_PAIRS, 144),
+            (128, 8, cache::BITS16, 128),
+            (128, 16, cache::BITS16, 128),
+            (128, 8, cache::E4M3, 128),
+            (128, 16, cache::E4M3, 128),
+            (256, 8, cache::BITS16, 128),
+            (256, 16, cache::BITS16, 128),
+            (256, 8, cache::E4M3, 128),
+            (256, 16, cache::E4M3, 128),
+        ] {
+            let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
+            assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
+            assert!(
+                shape.stages.is_multiple_of(warps(dim, rows, cache)),
+                "{dim} {rows}"
+            );
+            let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
+            let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
+            assert!(
+                in_flight >= least << 10,
+                "{dim} {rows}: {in_flight} bytes in flight"
+            );
         }
-        assert_eq!(shape(96, 8, 0, H200), None);
+        assert_eq!(shape(96, 8, cache::BITS16, H200), None);
+        assert_eq!(shape(128, 8, cache::BITS16_PAIRS, H200), None);
         assert_eq!(shape(128, 8, 0, 48 << 10), None);
     }
 }

@@ -76,8 +76,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     };
     /// Bytes of the keys of a chunk, or of its values.
     pub const CHUNK: u32 = KEYS * Self::KEY_BYTES;
-    /// Bytes of a key, or of a value.
-    pub const KEY_BYTES: u32 = DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE);
+    /// Bytes of a key, or of a value: lines of 128 bytes if it has more than one. (Of two heads of 80 the lines overlap.)
+    pub const KEY_BYTES: u32 = {
+        let bytes = DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE);
+        if bytes > 128 {
+            bytes.next_multiple_of(128)
+        } else {
+            bytes
+        }
+    };
     const STAGE: u32 = 2 * Self::CHUNK;
     /// Bytes of the scales of a chunk's keys, and of its values.
     const SCALES: u32 = if cache::by_token(CACHE) {

@@ -5,6 +5,7 @@ use cuda_std::{barrier, mbarrier, misc, warp};
 use super::{
     super::meet,
     combine::Weights,
+    config::per_lane,
     layout::{KEYS, Layout, Place},
     unit::{Descriptor, Unit},
 };
@@ -32,6 +33,8 @@ pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const
     pub params: &'a AttentionParams,
     /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
     pub group: Divisor,
+    /// As [`DecodeParams::out_columns`](crate::abi::DecodeParams::out_columns).
+    pub out_columns: u32,
     /// How keys and queries are turned, if they are.
     pub rotary: &'a RotaryParams,
     /// Shared memory.
@@ -66,7 +69,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Stored<T, CACHE>: Cache,
     {
         const {
-            assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE as u32 * 32 == DIM);
+            assert!(DIM_BLOCKS as u32 * 16 == DIM && per_lane(DIM) == PER_LANE);
             assert!(ROW_BLOCKS as u32 * 8 == ROWS);
             assert!(!V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
             assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
@@ -201,6 +204,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Results {
             params: self.params,
             lane: self.lane,
+            out_columns: self.out_columns,
         }
     }
 

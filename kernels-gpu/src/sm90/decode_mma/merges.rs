@@ -99,7 +99,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe {
             meet(0, WARPS);
             let merges = shared::load_u32(self.layout.merges()).min(MERGES);
-            let slices = DIM / SLICE;
+            let slices = DIM.div_ceil(SLICE);
             let mut task = self.warp;
             let group = self.group.get();
             while task < merges * group * slices {

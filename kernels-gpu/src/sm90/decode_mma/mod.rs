@@ -39,7 +39,7 @@ mod unit;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;
-pub use config::{Shape, producers, shape, warps};
+pub use config::{Shape, per_lane, producers, shape, warps};
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 pub use roles::run;

@@ -110,6 +110,7 @@ pub unsafe fn run<
             let consumer = Consumer {
                 params: &p.attention,
                 group: p.group,
+                out_columns: p.out_columns,
                 rotary: &p.rotary,
                 layout,
                 warp: warp_id - producers,

@@ -32,7 +32,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let head = unit.head * self.params.group;
         // With pairs of KV heads a row that does not exist would lie behind the unit's queries: it takes those of the
         // last token.
-        let (token, in_unit) = self.place(lane / 4);
+        let row = if <Stored<T, CACHE>>::SCALED {
+            lane / 4
+        } else {
+            lane % 8
+        };
+        let (token, in_unit) = self.place(row);
         let first = self.dense((token.min(unit.tokens - 1), in_unit));
         let pair = [first, self.group.get()];
         // SAFETY: the caller's promise.

@@ -101,13 +101,12 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     ) {
         // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices. Beside 8-bit keys
         // a lane has four neighbouring elements.
-        let (row_of_lane, rows_apart, column) = if C::PAIRS {
-            (pair[0], pair[1], (lane % 4) * 8)
-        } else if C::SCALED {
-            (lane / 4, 8, (lane % 4) * 8)
+        let (row_of_lane, column) = if C::SCALED {
+            (lane / 4, (lane % 4) * 8)
         } else {
-            (lane % 8, 8, (lane / 8) * 16)
+            (lane % 8, (lane / 8) * 16)
         };
+        let [row_of_lane, rows_apart] = if C::PAIRS { pair } else { [row_of_lane, 8] };
         self.q_address = q + row_of_lane * Self::ROW_BYTES + column;
         self.q_block = rows_apart * Self::ROW_BYTES;
         if C::SCALED {
@@ -117,7 +116,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             let mut step = 0;
             while step < DIM_BLOCKS {
                 // SAFETY: inside the rows.
-                unsafe { self.load_q(step) };
+                unsafe { self.load_q::<C>(step) };
                 step += 2;
             }
         }

@@ -86,6 +86,7 @@ pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
                     let results = Results::<$dim> {
                         params: &p.attention,
                         lane,
+                        out_columns: $dim,
                     };
                     let out = shared::$load(at + lane * $per_lane * 4).map(|x| x * inverse);
                     results.write::<T, Standard<false>, $per_lane>(

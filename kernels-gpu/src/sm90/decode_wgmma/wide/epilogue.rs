@@ -122,7 +122,11 @@ impl<const DIM: u32> Finish<'_, DIM> {
         lane: u32,
     ) {
         let a = &self.p.attention;
-        let results = Results::<DIM> { params: a, lane };
+        let results = Results::<DIM> {
+            params: a,
+            lane,
+            out_columns: DIM,
+        };
         let warps = 4 * self.s.shape.consumers;
         let warp = thread::thread_idx_x() / 32 - 4;
         // SAFETY: the rows of a token may be several warps': all of them are written behind the barrier.
