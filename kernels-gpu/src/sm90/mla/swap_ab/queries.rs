@@ -18,7 +18,8 @@ const WARP: u32 = warp::FULL_MASK;
 const ROWS: u32 = TILE_ROWS / (4 * CONSUMERS);
 
 /// Converts 8 rows of the queries in their place. Columns of values become f16, times the power of two that brings the largest of
-/// a row into its range; rows that the unit has not become zeros.
+/// a row into its range. Rows that the unit has not hold what an earlier unit left there, times 0: zeros, or NaN where it was not
+/// finite. A NaN stays in its row, and outputs of such a row are not written.
 ///
 /// A step of the product takes 16 columns, of which a lane of a key has four. A lane reads 16 columns of a key at a time: of
 /// each 128 lane `t` has those from `32 · t` on, and of the 64 that only keys have those from `16 · t`. Four of them make a step:
