@@ -218,6 +218,19 @@ mod device {
         ]
     }
 
+    /// The bits of the largest magnitude of a row of bf16: of `largest` and two more elements.
+    #[inline(always)]
+    pub fn larger(largest: u32, pair: u32) -> u32 {
+        largest.max((pair & 0x7FFF_0000).max(pair << 16 & 0x7FFF_0000))
+    }
+
+    /// Two elements of bf16 in f16, times the power of two that [`fit_f16`] finds.
+    #[inline(always)]
+    pub fn fitted(pair: u32, fit: f32) -> u32 {
+        let [first, second] = convert::bf16x2_to_f32(pair);
+        convert::f32x2_to_f16x2(first * fit, second * fit)
+    }
+
     impl ScaleParams {
         /// What keys and values of a query token and a KV head are multiplied by.
         ///

@@ -39,6 +39,16 @@ pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32>(
     }
 }
 
+/// The first and the last key of a unit that a query token at `position` sees.
+#[inline(always)]
+pub(super) fn seen<V: Variant>(variant: &V, unit: &Unit, position: i32) -> [i32; 2] {
+    let (first, last) = variant.visible_keys(position);
+    [
+        first.max(unit.kv_begin as i32),
+        last.min(unit.kv_end as i32 - 1),
+    ]
+}
+
 /// Hides what rows do not see of the block that begins at `begin`.
 #[inline(always)]
 pub(super) unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const S: usize>(
@@ -55,11 +65,7 @@ pub(super) unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const 
         let (token, _) = p.heads.div_rem(first_row + h * 8);
         // SAFETY: the unit has the token, and its barrier completed.
         let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
-        let (first, last) = variant.visible_keys(row.position);
-        [
-            first.max(unit.kv_begin as i32),
-            last.min(unit.kv_end as i32 - 1),
-        ]
+        seen(variant, unit, row.position)
     };
     let [upper, lower] = [seen(0), seen(1)];
     hide_after(logits, begin as i32, [upper[1], lower[1]]);

@@ -23,6 +23,7 @@ use crate::{
             config::ROW_BYTES,
             load::Places as _,
             shared::{Unit, Units},
+            visible::seen,
         },
     },
 };
@@ -73,8 +74,9 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             // From keys of the request to those of all units' blocks.
             let shift = before * BLOCK - unit.first;
             let seen = [0, 8].map(|h| {
-                seen(p, variant, s, slot, &unit, place.row() + h)
-                    .map(|key| key.wrapping_add(shift as i32))
+                let (token, _) = p.heads.div_rem(place.row() + h);
+                let position = s.load_row(slot, token.min(unit.tokens - 1)).position;
+                seen(variant, &unit, position).map(|key| key.wrapping_add(shift as i32))
             });
             let mut rows = Rows::new(s, place, seen);
             meet(BOTH, TEAMS * WARPS);
@@ -135,28 +137,6 @@ fn full<const STAGES: u32>(_: Shared<STAGES>, number: u32, warp: u32) -> [u32; 2
     let first = number % (STAGES / PARTS) * PARTS;
     let own = warp / (WARPS / PARTS);
     [first + own, first + (own ^ 1)]
-}
-
-/// The first and the last key that a row sees of a unit's.
-#[inline(always)]
-pub(super) unsafe fn seen<V: Variant, const STAGES: u32>(
-    p: &LatentParams,
-    variant: &V,
-    s: Shared<STAGES>,
-    slot: u32,
-    unit: &Unit,
-    row: u32,
-) -> [i32; 2] {
-    let (token, _) = p.heads.div_rem(row);
-    // SAFETY: the unit and its rows are there.
-    unsafe {
-        let position = s.load_row(slot, token.min(unit.tokens - 1)).position;
-        let (first, last) = variant.visible_keys(position);
-        [
-            first.max(unit.kv_begin as i32),
-            last.min(unit.kv_end as i32 - 1),
-        ]
-    }
 }
 
 /// The products of two rows and two keys, in the order of fragments, of half of the columns.

@@ -1,6 +1,6 @@
 //! Queries as fragments in f16, each row times a power of two.
 
-use cuda_std::{convert, ptr, shared, warp};
+use cuda_std::{ptr, shared, warp};
 
 use super::{
     config::{FRAGMENT_BYTES, FRAGMENTS_OF_HALF},
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     abi::LatentParams,
-    common::cache::fit_f16,
+    common::cache::{fit_f16, fitted, larger},
     sm90::mla::{
         config::{HEAD_DIM, VALUE_DIM},
         shared::{Unit, Units},
@@ -69,8 +69,7 @@ pub(super) unsafe fn bring<const STAGES: u32>(
         let mut largest = 0;
         let mut i = 0;
         while i < 8 {
-            let pair = columns[i / 4][i % 4];
-            largest = largest.max((pair & 0x7FFF_0000).max(pair << 16 & 0x7FFF_0000));
+            largest = larger(largest, columns[i / 4][i % 4]);
             i += 1;
         }
         let mut distance = 1;
@@ -83,10 +82,6 @@ pub(super) unsafe fn bring<const STAGES: u32>(
         if lane == 0 {
             shared::store_f32(s.inverse(row), inverse);
         }
-        let fitted = |pair: u32| {
-            let [first, second] = convert::bf16x2_to_f32(pair);
-            convert::f32x2_to_f16x2(first * fit, second * fit)
-        };
         // Two halves of 256 columns: of each this lane has 8.
         let (group, t, half, four) = (lane / 16, lane % 16 / 4, lane % 4 / 2, lane % 2 * 2);
         let target = s.queries(warp * 4 + t) + team * 4;
@@ -95,8 +90,8 @@ pub(super) unsafe fn bring<const STAGES: u32>(
         while i < 4 {
             let of = columns[i / 2];
             let at = target + (i / 2 * FRAGMENTS_OF_HALF + i % 2) as u32 * FRAGMENT_BYTES;
-            shared::store_u32(at, fitted(of[i % 2 * 2]));
-            shared::store_u32(at + 8, fitted(of[i % 2 * 2 + 1]));
+            shared::store_u32(at, fitted(of[i % 2 * 2], fit));
+            shared::store_u32(at + 8, fitted(of[i % 2 * 2 + 1], fit));
             i += 1;
         }
         if lane < 8 {

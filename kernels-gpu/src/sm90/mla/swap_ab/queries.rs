@@ -1,14 +1,18 @@
 //! Queries, as B wants them: in f16, and in the order in which lanes read a key's columns.
 
-use cuda_std::{convert, fence, misc, mma, shared, warp};
+use cuda_std::{fence, misc, mma, shared, warp};
 
 use super::{config::CONSUMERS, shared::Shared, weigh::NONE};
 use crate::{
     abi::LatentParams,
-    common::{cache::fit_f16, variant::Variant},
+    common::{
+        cache::{fit_f16, fitted, larger},
+        variant::Variant,
+    },
     sm90::mla::{
         config::{QUERY_SLABS, SLAB_BYTES, TILE_ROWS},
         shared::{Unit, Units},
+        visible::seen,
     },
 };
 
@@ -59,8 +63,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
             let words = shared::load_u32x4(own(i / 4, i % 4));
             let mut j = 0;
             while j < 4 {
-                let pair = words[j];
-                largest = largest.max((pair & 0x7FFF_0000).max(pair << 16 & 0x7FFF_0000));
+                largest = larger(largest, words[j]);
                 j += 1;
             }
             i += 1;
@@ -71,12 +74,8 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
         let fit = if exists { fit } else { 0.0 };
         let mut group = 0;
         while group < 4 {
-            let words = [0, 1, 2, 3].map(|i| {
-                shared::load_u32x4(own(group, i)).map(|pair| {
-                    let [first, second] = convert::bf16x2_to_f32(pair);
-                    convert::f32x2_to_f16x2(first * fit, second * fit)
-                })
-            });
+            let words = [0, 1, 2, 3]
+                .map(|i| shared::load_u32x4(own(group, i)).map(|pair| fitted(pair, fit)));
             warp::sync_warp(WARP);
             // Chunks of a slab: two of a step.
             let mut i = 0;
@@ -98,11 +97,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
         // What is known of the row.
         if part == 0 {
             let position = s.load_row(slot, token.min(unit.tokens - 1)).position;
-            let (first, end) = variant.visible_keys(position);
-            let seen = [
-                first.max(unit.kv_begin as i32),
-                end.min(unit.kv_end as i32 - 1),
-            ];
+            let seen = seen(variant, unit, position);
             shared::store_u32x2(s.seen(row), seen.map(|key| key as u32));
             shared::store_f32(s.inverse(row), inverse);
             shared::store_f32(s.reference(slot, row), NONE);
