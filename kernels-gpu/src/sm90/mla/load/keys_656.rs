@@ -7,7 +7,8 @@ use super::{
         PREFETCH_DISTANCE,
         shared::{Unit, Units},
     },
-    rows_656::{Entry, Rows, policy},
+    policy::Policies,
+    rows_656::{Entry, Rows},
 };
 use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 
@@ -62,7 +63,7 @@ pub(in crate::sm90::mla) unsafe fn load_656<const LOADERS: u32, S: Places>(
                     mbarrier::arrive(s.near_end());
                 }
                 let rows = Rows::find::<KEYS>(p, entry);
-                let policy = policy(p, unit.flags);
+                let policy = Policies::new(p).of(unit.flags);
                 // Opaque: or it is counted in 16 bits.
                 let of_all = misc::opaque(number);
                 let (stage, parity) = (of_all % S::STAGES, of_all / S::STAGES & 1 ^ 1);

@@ -2,6 +2,7 @@
 
 mod keys_656;
 mod pages;
+mod policy;
 mod rows;
 mod rows_656;
 mod scheduler;

@@ -6,16 +6,16 @@ use cuda_std::{
     warp,
 };
 
-use super::super::{
-    super::pipeline::Pipeline,
-    PREFETCH_DISTANCE,
-    config::{SLABS, half_bytes},
-    shared::{Shared, Unit, Units},
+use super::{
+    super::{
+        super::pipeline::Pipeline,
+        PREFETCH_DISTANCE,
+        config::{SLABS, half_bytes},
+        shared::{Shared, Unit, Units},
+    },
+    policy::Policies,
 };
-use crate::{
-    abi::{LatentParams, WorkItem},
-    common::tile_counter,
-};
+use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -35,15 +35,9 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
     let mine = lane < per_block;
     let bytes = const { half_bytes(KEYS, RIGHT as u32) };
     let piece_bytes = tokens * const { SLABS[RIGHT as usize] * 128 };
-    // Keys that other CTAs read, too, are kept for them.
-    let shared_by_tiles = p.tiles.get() > 1;
-    // SAFETY: as the launch is.
-    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
-    let own = match long {
-        true => ptr::evict_unchanged_policy(),
-        false => ptr::evict_first_policy(),
-    };
-    let kept = ptr::evict_last_policy();
+    // Both are made before the loop over units, which chooses one.
+    let policies = Policies::new(p);
+    let (own, kept) = (policies.own(), ptr::evict_last_policy());
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES>::PRODUCER;
     loop {
@@ -55,7 +49,7 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
         if unit.tokens == 0 {
             return;
         }
-        let policy = match shared_by_tiles || unit.flags & WorkItem::SHARED_KEYS != 0 {
+        let policy = match policies.is_shared(unit.flags) {
             true => kept,
             false => own,
         };

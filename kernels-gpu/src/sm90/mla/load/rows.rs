@@ -2,16 +2,16 @@
 
 use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
-use super::super::{
-    super::pipeline::Pipeline,
-    PREFETCH_DISTANCE,
-    config::SLABS,
-    shared::{Shared, Unit, Units},
+use super::{
+    super::{
+        super::pipeline::Pipeline,
+        PREFETCH_DISTANCE,
+        config::SLABS,
+        shared::{Shared, Unit, Units},
+    },
+    policy::Policies,
 };
-use crate::{
-    abi::{LatentParams, WorkItem},
-    common::tile_counter,
-};
+use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -38,9 +38,7 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
     let slabs = const { SLABS[RIGHT as usize] };
     let pool = p.attention.k + u64::from(if RIGHT { SLABS[0] } else { 0 } * 128);
     let strides = p.attention.k_strides;
-    let shared_by_tiles = p.tiles.get() > 1;
-    // SAFETY: as the launch is.
-    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    let policies = Policies::new(p);
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES>::PRODUCER;
     // The lane's copies to a stage are there, and may be read by the tensor cores.
@@ -58,11 +56,7 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
         if unit.tokens == 0 {
             return;
         }
-        let policy = match shared_by_tiles || unit.flags & WorkItem::SHARED_KEYS != 0 {
-            true => ptr::evict_last_policy(),
-            false if long => ptr::evict_unchanged_policy(),
-            false => ptr::evict_first_policy(),
-        };
+        let policy = policies.of(unit.flags);
         // Each lane looks up two keys, a block ahead; behind the last there are zeros. Nothing is computed with a page
         // before its block: that would wait for the load.
         let look_up = |at: u32| {

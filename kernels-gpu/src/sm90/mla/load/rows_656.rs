@@ -3,10 +3,7 @@
 use cuda_std::{fence, mbarrier, misc, ptr, shared, tma, warp};
 
 use super::super::{config::ROW_BYTES, shared::Unit};
-use crate::{
-    abi::{LatentParams, WorkItem},
-    common::tile_counter,
-};
+use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -133,18 +130,6 @@ unsafe fn clear(target: u32, mut which: u32) {
     }
     // Before copies to the same place.
     fence::proxy_async_shared();
-}
-
-/// How long L2 keeps the keys of a unit.
-#[inline(always)]
-pub(in crate::sm90::mla) fn policy(p: &LatentParams, flags: u32) -> u64 {
-    // SAFETY: as the launch is.
-    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
-    match p.tiles.get() > 1 || flags & WorkItem::SHARED_KEYS != 0 {
-        true => ptr::evict_last_policy(),
-        false if long => ptr::evict_unchanged_policy(),
-        false => ptr::evict_first_policy(),
-    }
 }
 
 const _: () = assert!(ROW_BYTES % 16 == 0, "copies are aligned to 16 bytes");
