@@ -124,9 +124,34 @@ pub(super) const fn query_slabs(keys: u32) -> u32 {
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 
+/// Where what every kernel has lies in shared memory: the ring of two units, and barriers.
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    expect(dead_code, reason = "the host wants the end")
+)]
+#[derive(Clone, Copy)]
+pub(super) struct Ring {
+    /// What the units are.
+    pub units: u32,
+    /// Who the rows of each are.
+    pub rows: u32,
+    /// Those of the ring, then those of the queries, then those of stages.
+    pub barriers: u32,
+}
+
 /// Bytes of a half of a block.
 pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
     keys * SLABS[half as usize] * 128
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl Ring {
+    /// A barrier, of shared memory that begins at `base`. No method of [`Units`](super::shared::Units): the compiler would
+    /// simplify that one by itself, and addresses would be summed up in another order.
+    #[inline(always)]
+    pub fn barrier(self, base: u32, index: u32) -> u32 {
+        base + self.barriers + 8 * index
+    }
 }
 
 /// Where what stands behind the queries begins, by the keys of a block and the blocks in shared memory.
@@ -136,13 +161,11 @@ pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
 )]
 pub(super) struct Offsets {
     pub keys: u32,
-    pub rows: u32,
     pub references: u32,
     pub factors: u32,
     pub totals: u32,
     pub grew: u32,
-    pub units: u32,
-    pub barriers: u32,
+    pub ring: Ring,
     /// Dynamic shared memory.
     pub end: u32,
 }
@@ -159,13 +182,15 @@ impl Offsets {
         let barriers = units + 2 * crate::sm90::unit::UNIT_BYTES;
         Self {
             keys: blocks,
-            rows,
             references,
             factors,
             totals,
             grew,
-            units,
-            barriers,
+            ring: Ring {
+                units,
+                rows,
+                barriers,
+            },
             end: barriers + (STAGE_BARRIERS + 4 * stages) * 8,
         }
     }

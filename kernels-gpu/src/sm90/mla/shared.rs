@@ -3,28 +3,72 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, Keys, Offsets, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes, query_slabs,
+    CONSUMERS, Keys, Offsets, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes,
+    query_slabs,
 };
 use super::load::QueryPlace;
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
 
-/// Where the claiming warp finds what it writes.
+/// A kernel's shared memory: the ring of two units between the warp that claims them and all others, and the barriers.
 pub(super) trait Units: Copy {
     /// Keys of a block.
     const KEYS: u32;
+    /// Rows of a tile.
+    const ROWS: u32;
+    const RING: Ring;
+    /// The first mbarrier of a stage.
+    const STAGE_BARRIERS: u32;
+    /// Where it begins.
+    fn base(self) -> u32;
+
     /// The [`Unit`] of a place.
-    fn unit(self, slot: u32) -> u32;
+    #[inline(always)]
+    fn unit(self, slot: u32) -> u32 {
+        self.base() + Self::RING.units + slot * UNIT_BYTES
+    }
     /// The [`QueryRow`] of one of a unit's tokens.
-    fn row(self, slot: u32, token: u32) -> u32;
+    #[inline(always)]
+    fn row(self, slot: u32, token: u32) -> u32 {
+        self.base() + Self::RING.rows + (slot * Self::ROWS + token) * 16
+    }
     /// It is known what the unit is.
-    fn unit_full(self, slot: u32) -> u32;
+    #[inline(always)]
+    fn unit_full(self, slot: u32) -> u32 {
+        Self::RING.barrier(self.base(), slot)
+    }
     /// It is done: loaders have read it, consumers have written their results.
-    fn unit_free(self, slot: u32) -> u32;
+    #[inline(always)]
+    fn unit_free(self, slot: u32) -> u32 {
+        Self::RING.barrier(self.base(), 2 + slot)
+    }
     /// It is known who the unit's rows are.
-    fn rows_full(self, slot: u32) -> u32;
+    #[inline(always)]
+    fn rows_full(self, slot: u32) -> u32 {
+        Self::RING.barrier(self.base(), 4 + slot)
+    }
     /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
-    fn near_end(self) -> u32;
+    #[inline(always)]
+    fn near_end(self) -> u32 {
+        Self::RING.barrier(self.base(), Self::STAGE_BARRIERS - 1)
+    }
+
+    /// Initialises `count` barriers, a warp each in turn: the hardware takes about 60 cycles for one. `arrivals` says how many
+    /// end a phase of each.
+    ///
+    /// # Safety
+    /// All `threads` of the CTA come here once, and then to a barrier.
+    #[inline(always)]
+    unsafe fn init_barriers(self, threads: u32, count: u32, arrivals: impl Fn(u32) -> u32) {
+        let thread = thread::thread_idx_x();
+        let index = thread / 32 + thread % 32 * (threads / 32);
+        if index < count {
+            let arrivals = arrivals(index);
+            // SAFETY: nobody knows the barriers yet.
+            unsafe { mbarrier::init(Self::RING.barrier(self.base(), index), arrivals) };
+        }
+        fence::mbarrier_init();
+    }
 
     /// Reads a row.
     ///
@@ -51,46 +95,17 @@ pub(super) struct Shared<const KEYS: u32, const STAGES: u32> {
 
 impl<const KEYS: u32, const STAGES: u32> Units for Shared<KEYS, STAGES> {
     const KEYS: u32 = KEYS;
+    const ROWS: u32 = TILE_ROWS;
+    const RING: Ring = Self::AT.ring;
+    const STAGE_BARRIERS: u32 = STAGE_BARRIERS;
     #[inline(always)]
-    fn unit(self, slot: u32) -> u32 {
-        self.base + Self::AT.units + slot * UNIT_BYTES
-    }
-    #[inline(always)]
-    fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
-    }
-    #[inline(always)]
-    fn unit_full(self, slot: u32) -> u32 {
-        self.barrier(slot)
-    }
-    #[inline(always)]
-    fn unit_free(self, slot: u32) -> u32 {
-        self.barrier(2 + slot)
-    }
-    #[inline(always)]
-    fn rows_full(self, slot: u32) -> u32 {
-        self.barrier(4 + slot)
-    }
-    #[inline(always)]
-    fn near_end(self) -> u32 {
-        self.barrier(8)
+    fn base(self) -> u32 {
+        self.base
     }
 }
 
 impl<const KEYS: u32, const STAGES: u32> QueryPlace for Shared<KEYS, STAGES> {
     const SLABS: u32 = query_slabs(KEYS);
-    #[inline(always)]
-    fn queries(self) -> u32 {
-        self.base
-    }
-    #[inline(always)]
-    fn queries_full(self) -> u32 {
-        self.barrier(6)
-    }
-    #[inline(always)]
-    fn queries_free(self) -> u32 {
-        self.barrier(7)
-    }
 }
 
 impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
@@ -128,56 +143,42 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
         self.base + Self::AT.totals + ((slot * 2 + consumer) * TILE_ROWS + row) * 4
     }
     #[inline(always)]
-    fn barrier(self, index: u32) -> u32 {
-        self.base + Self::AT.barriers + 8 * index
-    }
-    #[inline(always)]
     pub fn full(self, stage: u32, half: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * stage + half)
+        Self::RING.barrier(self.base, STAGE_BARRIERS + 4 * stage + half)
     }
     #[inline(always)]
     pub fn free(self, stage: u32, half: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
+        Self::RING.barrier(self.base, STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
-    /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
-    /// rows that tiles may not have. Blocks come with one arrival, or with that of each lane that copies keys.
+    /// Initialises the barriers, and the queries of rows that tiles may not have. Blocks come with one arrival, or with that of
+    /// each lane that copies keys.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
     pub unsafe fn init(self, keys: Keys) {
-        let thread = thread::thread_idx_x();
-        let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < STAGE_BARRIERS + 4 * STAGES {
-            let arrivals = match index {
-                0 | 1 => 32,
-                // The loaders' lanes and the consumers'.
-                2 | 3 => keys.loaders() * 32 + CONSUMERS,
-                4 | 5 => 32,
-                6 | 8 => 1,
-                7 => 8,
-                _ => match ((index - STAGE_BARRIERS) % 4, keys) {
-                    (0 | 1, Keys::Pages) => 1,
-                    (0, Keys::Rows) => 32,
-                    (1, Keys::Rows) => 2 * 32,
-                    // Only consumer 0 reads the left half; of the right one both read or write the weights.
-                    (2, _) => 4,
-                    _ => 8,
-                },
-            };
-            // SAFETY: nobody knows the barriers yet.
-            unsafe { mbarrier::init(self.barrier(index), arrivals) };
+        let arrivals = |index| match index {
+            0 | 1 => 32,
+            // The loaders' lanes and the consumers'.
+            2 | 3 => keys.loaders() * 32 + CONSUMERS,
+            4 | 5 => 32,
+            6 | 8 => 1,
+            7 => 8,
+            _ => match ((index - STAGE_BARRIERS) % 4, keys) {
+                (0 | 1, Keys::Pages) => 1,
+                (0, Keys::Rows) => 32,
+                (1, Keys::Rows) => 2 * 32,
+                // Only consumer 0 reads the left half; of the right one both read or write the weights.
+                (2, _) => 4,
+                _ => 8,
+            },
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.init_barriers(THREADS, STAGE_BARRIERS + 4 * STAGES, arrivals);
+            self.clear_queries(THREADS);
         }
-        fence::mbarrier_init();
-        let mut at = thread * 16;
-        while at < Self::AT.keys {
-            // SAFETY: the queries' memory; nobody uses it before the barrier.
-            unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
-            at += THREADS * 16;
-        }
-        // Queries come by bulk copies.
-        fence::proxy_async_shared();
     }
 }
 

@@ -5,6 +5,7 @@ use cuda_std::{mbarrier, misc, warp};
 use super::{
     super::{
         PREFETCH_DISTANCE,
+        config::ROW_BYTES,
         shared::{Unit, Units},
     },
     policy::Policies,
@@ -15,19 +16,51 @@ use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 /// Keys of a place.
 const KEYS: u32 = 32;
 
-/// Where keys go, 32 to a place.
+/// Shared memory with a ring of places for 32 keys each.
 pub(in crate::sm90::mla) trait Places: Units {
     const STAGES: u32;
     /// Places of a block.
     const PARTS: u32;
+    /// Places that are given back together: one, or those of a block.
+    const FREED: u32;
+    /// Where the keys begin, and the words that say which are there.
+    const KEYS_AT: u32;
+    const THERE_AT: u32;
+
     /// The first key of a place; behind its last is the next place's first.
-    fn place(self, stage: u32) -> u32;
+    #[inline(always)]
+    fn place(self, stage: u32) -> u32 {
+        self.base() + Self::KEYS_AT + stage * (KEYS * ROW_BYTES)
+    }
     /// Which keys of a place are there, a bit each.
-    fn there(self, stage: u32) -> u32;
+    #[inline(always)]
+    fn there(self, stage: u32) -> u32 {
+        self.base() + Self::THERE_AT + stage * 4
+    }
     /// They have come.
-    fn full(self, stage: u32) -> u32;
+    #[inline(always)]
+    fn full(self, stage: u32) -> u32 {
+        Self::RING.barrier(self.base(), Self::STAGE_BARRIERS + stage)
+    }
     /// Who computes has read the keys of a place, or those of its block.
-    fn free(self, stage: u32) -> u32;
+    #[inline(always)]
+    fn free(self, stage: u32) -> u32 {
+        let index = Self::STAGE_BARRIERS + Self::STAGES + stage / Self::FREED;
+        Self::RING.barrier(self.base(), index)
+    }
+
+    /// The first key of a block, by its number among all.
+    #[inline(always)]
+    fn block(self, number: u32) -> u32 {
+        let block = number % (Self::STAGES / Self::PARTS);
+        self.base() + Self::KEYS_AT + block * (Self::PARTS * KEYS * ROW_BYTES)
+    }
+    /// Its first place, and the parity of that one's phase.
+    #[inline(always)]
+    fn first_place(self, number: u32) -> (u32, u32) {
+        let blocks = Self::STAGES / Self::PARTS;
+        (number % blocks * Self::PARTS, number / blocks & 1)
+    }
 }
 
 /// Brings 32 keys after another of all units, those whose number is `loader` modulo `LOADERS`; of each unit whole blocks.

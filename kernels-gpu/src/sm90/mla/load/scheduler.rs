@@ -1,7 +1,7 @@
 //! The warp that claims units: it says what each is, lists its rows, and brings its queries.
 
 use cuda_std::{
-    mbarrier, shared, thread,
+    fence, mbarrier, shared, thread,
     tma::{self, TensorMap},
     warp,
 };
@@ -92,16 +92,42 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     }
 }
 
-/// Where a unit's queries go.
+/// Shared memory that begins with a unit's queries.
 pub(in crate::sm90::mla) trait QueryPlace: Units {
     /// Slabs of 64 columns in shared memory.
     const SLABS: u32;
+
     /// The first slab, all rows of one after the other.
-    fn queries(self) -> u32;
+    #[inline(always)]
+    fn queries(self) -> u32 {
+        self.base()
+    }
     /// The unit's queries are there.
-    fn queries_full(self) -> u32;
+    #[inline(always)]
+    fn queries_full(self) -> u32 {
+        Self::RING.barrier(self.base(), 6)
+    }
     /// Nobody reads them any more.
-    fn queries_free(self) -> u32;
+    #[inline(always)]
+    fn queries_free(self) -> u32 {
+        Self::RING.barrier(self.base(), 7)
+    }
+
+    /// Sets the queries to zero: tiles may not have all rows.
+    ///
+    /// # Safety
+    /// All `threads` of the CTA come here, and then to a barrier; nobody uses the queries before.
+    #[inline(always)]
+    unsafe fn clear_queries(self, threads: u32) {
+        let mut at = thread::thread_idx_x() * 16;
+        while at < Self::SLABS * SLAB_BYTES {
+            // SAFETY: the queries' memory, and the caller's promise.
+            unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
+            at += threads * 16;
+        }
+        // Queries come by bulk copies.
+        fence::proxy_async_shared();
+    }
 }
 
 /// [`claim`], and brings each unit's queries.

@@ -54,7 +54,7 @@ mod rows {
 pub use rows::ROWS;
 
 use crate::sm90::{
-    mla::config::{HEAD_DIM, ROW_BYTES},
+    mla::config::{HEAD_DIM, ROW_BYTES, Ring},
     unit::UNIT_BYTES,
 };
 
@@ -121,11 +121,9 @@ pub(super) struct Offsets {
     pub states: u32,
     /// Of each row: what undoes the power of two of its query.
     pub inverses: u32,
-    pub rows: u32,
-    pub units: u32,
     /// Of each place: which keys are there.
     pub there: u32,
-    pub barriers: u32,
+    pub ring: Ring,
     /// Dynamic shared memory.
     pub end: u32,
 }
@@ -154,10 +152,12 @@ impl Offsets {
             tops,
             states,
             inverses,
-            rows,
-            units,
             there,
-            barriers,
+            ring: Ring {
+                units,
+                rows,
+                barriers,
+            },
             end: barriers + (STAGE_BARRIERS + stages + stages / PARTS) * 8,
         }
     }

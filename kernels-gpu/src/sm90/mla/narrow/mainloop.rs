@@ -89,8 +89,10 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             while number < end {
                 // Opaque: or it is counted in 16 bits.
                 let of_all = misc::opaque(number);
-                let [own, other] = full(s, of_all, Place::of(thread).warp);
-                let parity = of_all / (STAGES / PARTS) & 1;
+                // Where the warp's 8 keys are, and where the others are.
+                let part = Place::of(thread).warp / (WARPS / PARTS);
+                let (first, parity) = s.first_place(of_all);
+                let [own, other] = [first + part, first + (part ^ 1)];
                 mbarrier::wait(s.full(own), parity);
                 let keys = s.block(of_all);
                 let block = Block {
@@ -120,7 +122,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 }
                 let weights = places.weights_to_read(s, of_all);
                 // Each lane has read of the keys, and arrives for itself.
-                let read = || mbarrier::arrive(s.free(of_all % (STAGES / PARTS) * PARTS));
+                let read = || mbarrier::arrive(s.free(s.first_place(of_all).0));
                 add(&mut o, ahead, source, weights, read);
                 number += TEAMS;
             }
@@ -129,14 +131,6 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             units += 1;
         }
     }
-}
-
-/// Where the keys of a block are of which a warp has 8, and where the others are.
-#[inline(always)]
-fn full<const STAGES: u32>(_: Shared<STAGES>, number: u32, warp: u32) -> [u32; 2] {
-    let first = number % (STAGES / PARTS) * PARTS;
-    let own = warp / (WARPS / PARTS);
-    [first + own, first + (own ^ 1)]
 }
 
 /// The products of two rows and two keys, in the order of fragments, of half of the columns.

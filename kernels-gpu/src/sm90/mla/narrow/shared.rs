@@ -1,18 +1,13 @@
 //! What the warps of a CTA share: units, their rows, queries, keys, weights, barriers.
 
-use cuda_std::{fence, mbarrier, thread};
-
 use super::{
     config::{
-        BLOCK, FRAGMENT_BYTES, FRAGMENTS_OF_HALF, GROUPS, KEYS, LOADERS, Offsets, PARTS,
-        ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS, THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
+        FRAGMENT_BYTES, FRAGMENTS_OF_HALF, GROUPS, KEYS, LOADERS, Offsets, PARTS, ROWS_OF_TILE,
+        SAID, STAGE_BARRIERS, TEAMS, THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
     },
     places::Place,
 };
-use crate::sm90::{
-    mla::{config::ROW_BYTES, load::Places, shared::Units},
-    unit::UNIT_BYTES,
-};
+use crate::sm90::mla::{config::Ring, load::Places, shared::Units};
 
 /// Shared addresses, where there are places for `STAGES` times 32 keys.
 #[derive(Clone, Copy)]
@@ -22,65 +17,26 @@ pub(super) struct Shared<const STAGES: u32> {
 
 impl<const STAGES: u32> Units for Shared<STAGES> {
     const KEYS: u32 = KEYS;
+    const ROWS: u32 = ROWS_OF_TILE;
+    const RING: Ring = Self::AT.ring;
+    const STAGE_BARRIERS: u32 = STAGE_BARRIERS;
     #[inline(always)]
-    fn unit(self, slot: u32) -> u32 {
-        self.base + Self::AT.units + slot * UNIT_BYTES
-    }
-    #[inline(always)]
-    fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + Self::AT.rows + (slot * ROWS_OF_TILE + token) * 16
-    }
-    #[inline(always)]
-    fn unit_full(self, slot: u32) -> u32 {
-        self.barrier(slot)
-    }
-    #[inline(always)]
-    fn unit_free(self, slot: u32) -> u32 {
-        self.barrier(2 + slot)
-    }
-    #[inline(always)]
-    fn rows_full(self, slot: u32) -> u32 {
-        self.barrier(4 + slot)
-    }
-    #[inline(always)]
-    fn near_end(self) -> u32 {
-        self.barrier(6)
+    fn base(self) -> u32 {
+        self.base
     }
 }
 
 impl<const STAGES: u32> Places for Shared<STAGES> {
     const STAGES: u32 = STAGES;
     const PARTS: u32 = PARTS;
-    #[inline(always)]
-    fn place(self, stage: u32) -> u32 {
-        self.base + Self::AT.keys + stage * (KEYS * ROW_BYTES)
-    }
-    #[inline(always)]
-    fn there(self, stage: u32) -> u32 {
-        self.base + Self::AT.there + stage * 4
-    }
-    #[inline(always)]
-    fn full(self, stage: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + stage)
-    }
-    #[inline(always)]
-    fn free(self, stage: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + STAGES + stage / PARTS)
-    }
+    const FREED: u32 = PARTS;
+    const KEYS_AT: u32 = Self::AT.keys;
+    const THERE_AT: u32 = Self::AT.there;
 }
 
 impl<const STAGES: u32> Shared<STAGES> {
     const AT: Offsets = Offsets::new(STAGES);
 
-    #[inline(always)]
-    fn barrier(self, index: u32) -> u32 {
-        self.base + Self::AT.barriers + 8 * index
-    }
-    /// The first key of a block, by its number among all.
-    #[inline(always)]
-    pub fn block(self, number: u32) -> u32 {
-        self.base + Self::AT.keys + number % (STAGES / PARTS) * (BLOCK * ROW_BYTES)
-    }
     /// A lane's part of the queries' first fragment; the others follow.
     #[inline(always)]
     pub fn queries(self, lane: u32) -> u32 {
@@ -132,27 +88,23 @@ impl<const STAGES: u32> Shared<STAGES> {
         self.base + Self::AT.inverses + row * 4
     }
 
-    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    /// Initialises the barriers.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
-        let thread = thread::thread_idx_x();
-        let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < STAGE_BARRIERS + STAGES + STAGES / PARTS {
-            let arrivals = match index {
-                0 | 1 | 4 | 5 => 32,
-                // The loaders' lanes and the teams'.
-                2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
-                6 => 1,
-                // The lanes of a loader; those of a team.
-                _ if index < STAGE_BARRIERS + STAGES => 32,
-                _ => WARPS * 32,
-            };
-            // SAFETY: nobody knows the barriers yet.
-            unsafe { mbarrier::init(self.barrier(index), arrivals) };
-        }
-        fence::mbarrier_init();
+        let arrivals = |index| match index {
+            0 | 1 | 4 | 5 => 32,
+            // The loaders' lanes and the teams'.
+            2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
+            6 => 1,
+            // The lanes of a loader; those of a team.
+            _ if index < STAGE_BARRIERS + STAGES => 32,
+            _ => WARPS * 32,
+        };
+        let count = STAGE_BARRIERS + STAGES + STAGES / PARTS;
+        // SAFETY: the caller's promise.
+        unsafe { self.init_barriers(THREADS, count, arrivals) };
     }
 }

@@ -54,7 +54,7 @@ mod rows {
 pub use rows::ROWS;
 
 use crate::sm90::{
-    mla::config::{QUERY_SLABS, ROW_BYTES, SLAB_BYTES, TILE_ROWS},
+    mla::config::{QUERY_SLABS, ROW_BYTES, Ring, SLAB_BYTES, TILE_ROWS},
     unit::UNIT_BYTES,
 };
 
@@ -95,15 +95,12 @@ pub(super) const STAGE_BARRIERS: u32 = 9;
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
-    /// Slabs of 64 columns, 64 rows each: in f16, and in bf16 those that only keys have.
-    pub queries: u32,
-    /// Of the latest [`WEIGHED`] blocks.
+    /// Behind the queries: slabs of 64 columns, 64 rows each, in f16, and in bf16 those that only keys have. Of the latest [`WEIGHED`] blocks.
     pub weights: u32,
     /// Keys as the pool has them.
     pub keys: u32,
     /// Of the same blocks.
     pub scales: u32,
-    pub rows: u32,
     /// Of each row: what undoes the power of two of its query.
     pub inverses: u32,
     /// Of each row: the first and the last key that it sees.
@@ -116,18 +113,16 @@ pub(super) struct Offsets {
     pub said: u32,
     /// Of each consumer and warp: whether a weight of its latest block is too large, so that references change.
     pub grew: u32,
-    pub units: u32,
     /// Of each place: which keys are there.
     pub there: u32,
-    pub barriers: u32,
+    pub ring: Ring,
     /// Dynamic shared memory.
     pub end: u32,
 }
 
 impl Offsets {
     pub const fn new(stages: u32) -> Self {
-        let queries = 0;
-        let weights = queries + QUERY_SLABS * SLAB_BYTES;
+        let weights = QUERY_SLABS * SLAB_BYTES;
         let keys = weights + WEIGHED * WEIGHTS_BYTES;
         let scales = keys + stages * KEYS * ROW_BYTES;
         let rows = scales + WEIGHED * SCALES_BYTES;
@@ -141,20 +136,21 @@ impl Offsets {
         let there = units + 2 * UNIT_BYTES;
         let barriers = (there + stages * 4).next_multiple_of(8);
         Self {
-            queries,
             weights,
             keys,
             scales,
-            rows,
             inverses,
             seen,
             references,
             factors,
             said,
             grew,
-            units,
             there,
-            barriers,
+            ring: Ring {
+                units,
+                rows,
+                barriers,
+            },
             end: barriers + (STAGE_BARRIERS + 2 * stages) * 8,
         }
     }

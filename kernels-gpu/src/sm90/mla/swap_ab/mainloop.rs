@@ -97,7 +97,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 let number = misc::opaque(before + block);
                 let mut grew = false;
                 if block < blocks {
-                    let (first_place, parity) = place(s, number);
+                    let (first_place, parity) = s.first_place(number);
                     let own_place = first_place + warp / 2;
                     mbarrier::wait(s.full(own_place), parity);
                     let lane = misc::opaque(warp::lane_id());
@@ -173,7 +173,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     let group = scale_at(consumer * (GROUPS / 2), 0);
                     let scales = s.scales(number) + group + lane % 4 * 32;
                     // Each lane has read of the keys, and arrives for itself.
-                    let (first, _) = place(s, number);
+                    let (first, _) = s.first_place(number);
                     let read = |part: u32| mbarrier::arrive(s.free(first + part));
                     add(&mut o, values, scales, s.weights(number), read);
                     multiplied += 1;
@@ -186,11 +186,4 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             before += blocks;
         }
     }
-}
-
-/// The first place of a block's keys, and the parity of its phase.
-#[inline(always)]
-fn place<const STAGES: u32>(_: Shared<STAGES>, number: u32) -> (u32, u32) {
-    let slots = STAGES / PARTS;
-    (number % slots * PARTS, number / slots & 1)
 }
