@@ -18,7 +18,7 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, Keys, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
+    use super::{HEAD_DIM, Keys, Offsets, THREADS, VALUE_DIM};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
@@ -26,11 +26,17 @@ mod rows {
             $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
         }) => {
             &[$(KernelInfo {
+                loads: match Keys::$loads {
+                    Keys::Pages => Loads::Pages,
+                    Keys::Rows => Loads::Rows,
+                },
+                stands_in: matches!(Keys::$loads, Keys::Rows),
                 element: Element::$half,
+                rows: $rows,
                 keys: $keys,
                 stages: $stages,
                 shared_bytes: Offsets::new($keys, $stages).end,
-                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Keys::$loads)
+                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), THREADS)
             }),*]
         };
     }
@@ -38,21 +44,16 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    const fn row(name: &'static str, keys: Keys) -> KernelInfo {
+    /// What all kernels of the family have in common.
+    pub(in crate::sm90::mla) const fn row(name: &'static str, threads: u32) -> KernelInfo {
         KernelInfo {
-            loads: match keys {
-                Keys::Pages => Loads::Pages,
-                Keys::Rows => Loads::Rows,
-            },
-            stands_in: matches!(keys, Keys::Rows),
-            rows: TILE_ROWS,
             head_dim: HEAD_DIM,
             value_dim: VALUE_DIM,
             latent: true,
             leaves_merges: true,
             takes_prompts: true,
-            threads: THREADS,
-            registers: registers(THREADS, 1),
+            threads,
+            registers: registers(threads, 1),
             ctas_per_sm: 1,
             ..KernelInfo::new(name, Family::Mla, Arch::Sm90a, Op::Decode)
         }
@@ -60,6 +61,8 @@ mod rows {
 }
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
+#[cfg(not(target_arch = "nvptx64"))]
+pub(super) use rows::row;
 
 /// Elements of a query and of a key.
 pub(super) const HEAD_DIM: u32 = 576;
@@ -93,13 +96,6 @@ pub(super) const THREADS: u32 = 128 + CONSUMERS;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [40, 232];
 
-/// Bytes of a key that carries its scales: numbers of 8 bits, scales, elements of 16.
-pub(super) const ROW_BYTES: u32 = 656;
-/// Where the scales and the elements of 16 bits begin.
-#[cfg(target_arch = "nvptx64")]
-pub(super) const ROW_SCALES: u32 = VALUE_DIM;
-#[cfg(target_arch = "nvptx64")]
-pub(super) const ROW_ROPE: u32 = ROW_SCALES + VALUE_DIM / 128 * 4;
 /// Threads that compute.
 pub(super) const CONSUMERS: u32 = 256;
 

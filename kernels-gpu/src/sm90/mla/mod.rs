@@ -26,11 +26,13 @@
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
 //! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of
-//! 656 bytes have kernels of their own: [`swap_ab`], and [`narrow`] for few rows.
+//! 656 bytes have kernels of their own: [`swap_ab`], and [`narrow`] for few rows. What these share is in
+//! `keys_656.rs`.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
+mod keys_656;
 #[cfg(target_arch = "nvptx64")]
 mod load;
 #[cfg(target_arch = "nvptx64")]

@@ -16,8 +16,9 @@ pub(super) trait Units: Copy {
     const KEYS: u32;
     /// Rows of a tile.
     const ROWS: u32;
+    /// Where the ring and the barriers lie in it.
     const RING: Ring;
-    /// The first mbarrier of a stage.
+    /// The first mbarrier of a stage; the one before it is [`near_end`](Self::near_end).
     const STAGE_BARRIERS: u32;
     /// Where it begins.
     fn base(self) -> u32;

@@ -5,7 +5,7 @@ use cuda_std::{mbarrier, misc, warp};
 use super::{
     super::{
         PREFETCH_DISTANCE,
-        config::ROW_BYTES,
+        keys_656::{BLOCK, KEYS, LOADERS, PARTS, ROW_BYTES},
         shared::{Unit, Units},
     },
     policy::Policies,
@@ -13,14 +13,9 @@ use super::{
 };
 use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 
-/// Keys of a place.
-const KEYS: u32 = 32;
-
 /// Shared memory with a ring of places for 32 keys each.
 pub(in crate::sm90::mla) trait Places: Units {
     const STAGES: u32;
-    /// Places of a block.
-    const PARTS: u32;
     /// Places that are given back together: one, or those of a block.
     const FREED: u32;
     /// Where the keys begin, and the words that say which are there.
@@ -52,14 +47,14 @@ pub(in crate::sm90::mla) trait Places: Units {
     /// The first key of a block, by its number among all.
     #[inline(always)]
     fn block(self, number: u32) -> u32 {
-        let block = number % (Self::STAGES / Self::PARTS);
-        self.base() + Self::KEYS_AT + block * (Self::PARTS * KEYS * ROW_BYTES)
+        let block = number % (Self::STAGES / PARTS);
+        self.base() + Self::KEYS_AT + block * (BLOCK * ROW_BYTES)
     }
     /// Its first place, and the parity of that one's phase.
     #[inline(always)]
     fn first_place(self, number: u32) -> (u32, u32) {
-        let blocks = Self::STAGES / Self::PARTS;
-        (number % blocks * Self::PARTS, number / blocks & 1)
+        let blocks = Self::STAGES / PARTS;
+        (number % blocks * PARTS, number / blocks & 1)
     }
 }
 
@@ -68,11 +63,7 @@ pub(in crate::sm90::mla) trait Places: Units {
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
-pub(in crate::sm90::mla) unsafe fn load_656<const LOADERS: u32, S: Places>(
-    p: &LatentParams,
-    s: S,
-    loader: u32,
-) {
+pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, loader: u32) {
     const { assert!(S::KEYS == KEYS) };
     let mut slots = Pipeline::<2>::CONSUMER;
     // Keys of all units before, and this warp's next ones, in 32s.
@@ -85,7 +76,7 @@ pub(in crate::sm90::mla) unsafe fn load_656<const LOADERS: u32, S: Places>(
             if tokens == 0 {
                 break;
             }
-            let blocks = blocks.next_multiple_of(S::PARTS);
+            let blocks = blocks.next_multiple_of(PARTS);
             let unit = Unit::load(s.unit(slots.stage));
             let mut entry = Entry::look_up(p, &unit, number - before);
             while number < before + blocks {

@@ -2,7 +2,7 @@
 
 use cuda_std::{fence, mbarrier, misc, ptr, shared, tma, warp};
 
-use super::super::{config::ROW_BYTES, shared::Unit};
+use super::super::{keys_656::ROW_BYTES, shared::Unit};
 use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;

@@ -1,87 +1,40 @@
 //! What kernels of few rows there are, and what one takes of an SM.
 
+use crate::sm90::{
+    mla::{
+        config::{HEAD_DIM, Ring},
+        keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS, ROW_BYTES},
+    },
+    unit::UNIT_BYTES,
+};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::{registry::KernelInfo, sm90::mla::keys_656::rows};
+
 /// The kernels: `mla_656_<rows>x<keys>_bf16`.
 macro_rules! table {
     ($then:ident) => {
-        $then! { Bf16 "bf16" { "656_" 16 x 32 in 8; } }
+        $then! { 16 x 32 in 8; }
     };
 }
 #[cfg(target_arch = "nvptx64")]
 pub(super) use table;
 
+/// See the macro `table`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{Offsets, THREADS};
-    use crate::{
-        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
-        sm90::mla::config::{HEAD_DIM, VALUE_DIM},
-    };
-
-    macro_rules! rows {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal;)*
-        }) => {
-            &[$(KernelInfo {
-                loads: Loads::Rows,
-                element: Element::$half,
-                cache: Some(Element::E4m3),
-                rows: $rows,
-                keys: $keys,
-                head_dim: HEAD_DIM,
-                value_dim: VALUE_DIM,
-                latent: true,
-                leaves_merges: true,
-                takes_prompts: true,
-                stages: $stages,
-                threads: THREADS,
-                registers: registers(THREADS, 1),
-                shared_bytes: Offsets::new($stages).end,
-                ctas_per_sm: 1,
-                ..KernelInfo::new(
-                    concat!("mla_", $kind, $rows, "x", $keys, "_", $element),
-                    Family::Mla,
-                    Arch::Sm90a,
-                    Op::Decode,
-                )
-            }),*]
-        };
-    }
-
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
-
-use crate::sm90::{
-    mla::config::{HEAD_DIM, ROW_BYTES, Ring},
-    unit::UNIT_BYTES,
-};
+pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
 
 /// Rows of a tile, those of one product.
 pub(super) const ROWS_OF_TILE: u32 = 16;
-/// Keys that a loader brings together.
-pub(super) const KEYS: u32 = 32;
-/// Of those, what a team takes as a block, and its keys.
-pub(super) const PARTS: u32 = 2;
-pub(super) const BLOCK: u32 = PARTS * KEYS;
 
 /// Warps of a team: each has 8 keys of a block for the logits, and 64 columns of the values.
 pub(super) const WARPS: u32 = 8;
 /// Teams, which take the blocks of a unit in turn.
 pub(super) const TEAMS: u32 = 2;
-/// Warps that bring keys, which take 32 keys in turn; with the one that claims units they are a warpgroup.
-#[cfg(target_arch = "nvptx64")]
-pub(super) const LOADERS: u32 = 3;
-/// Threads that feed, and threads of a CTA.
-pub(super) const FEEDERS: u32 = 128;
+/// Threads of a CTA.
 pub(super) const THREADS: u32 = FEEDERS + TEAMS * WARPS * 32;
 /// Registers of a thread that feeds and of one that computes.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [32, 112];
-
-/// Groups of columns that have a scale each.
-pub(super) const GROUPS: u32 = 4;
 
 /// Bytes of the fragments of 16 rows for one product, 16 columns: 16 of each lane.
 pub(super) const FRAGMENT_BYTES: u32 = 32 * 16;

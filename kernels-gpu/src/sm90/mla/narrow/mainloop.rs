@@ -3,7 +3,7 @@
 use cuda_std::{barrier, convert, mbarrier, misc, mma, shared, thread};
 
 use super::{
-    config::{BLOCK, FRAGMENT_BYTES, GROUPS, PARTS, ROWS_OF_TILE, TEAMS, WARPS, WEIGHTS_BYTES},
+    config::{FRAGMENT_BYTES, ROWS_OF_TILE, TEAMS, WARPS, WEIGHTS_BYTES},
     epilogue::{BOTH, finish},
     places::{Place, Places},
     queries::bring,
@@ -20,7 +20,7 @@ use crate::{
     sm90::{
         meet,
         mla::{
-            config::ROW_BYTES,
+            keys_656::{BLOCK, GROUPS, PARTS, ROW_BYTES},
             load::Places as _,
             shared::{Unit, Units},
             visible::seen,

@@ -63,59 +63,27 @@ pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
+    use cuda_std::tma::TensorMap;
 
     use super::{
-        config::{FEEDERS, LOADERS, REGISTERS, THREADS, table},
+        config::{REGISTERS, THREADS, table},
         mainloop::consume,
         shared::Shared,
     };
     use crate::{
         abi::LatentParams,
-        common::variant::Standard,
-        sm90::mla::load::{claim, load_656},
+        sm90::mla::{keys_656::entries, load},
     };
 
-    macro_rules! entries {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal;)*
-        }) => { $( const _: () = {
-            /// See the module.
-            ///
-            /// # Safety
-            /// The parameters describe memory as [`LatentParams`] says.
-            #[kernel(
-                name = ["mla_", $kind, $rows, "x", $keys, "_", $element],
-                max_threads = THREADS,
-                min_blocks = 1,
-                tensor_maps = maps
-            )]
-            pub unsafe fn entry(p: LatentParams) {
-                let _ = maps;
-                let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$stages> { base: shared::dynamic_shared_address() };
-                let warp = thread::thread_idx_x() / 32;
-                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
-                unsafe {
-                    s.init();
-                    barrier::bar_sync(0, THREADS);
-                    // The merging kernel may wait on SMs that this one has left.
-                    griddep::launch_dependents();
-                    if warp < FEEDERS / 32 {
-                        setmaxnreg::decrease::<{ REGISTERS[0] }>();
-                        match warp {
-                            0 => claim(&p, s, |_, _| {}),
-                            _ => load_656::<LOADERS, _>(&p, s, warp - 1),
-                        }
-                    } else {
-                        setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        consume(&p, &variant, s);
-                        // Whoever waits for this group waits for the one before it, too.
-                        griddep::wait();
-                    }
-                }
-            }
-        }; )* };
+    /// Queries come without a tensor map.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const TensorMap) {}
+
+    /// See [`load::claim`]; who computes brings the queries.
+    #[inline(always)]
+    unsafe fn claim<const STAGES: u32>(p: &LatentParams, _: *const TensorMap, s: Shared<STAGES>) {
+        // SAFETY: the caller's promise.
+        unsafe { load::claim(p, s, |_, _| {}) };
     }
 
     table!(entries);

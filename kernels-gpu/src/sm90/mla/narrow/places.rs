@@ -3,10 +3,13 @@
 use cuda_std::misc;
 
 use super::{
-    config::{FEEDERS, TEAMS, WARPS, WEIGHTS_OF_BLOCK},
+    config::{TEAMS, WARPS, WEIGHTS_OF_BLOCK},
     shared::Shared,
 };
-use crate::sm90::mla::config::{ROW_BYTES, ROW_ROPE, ROW_SCALES, VALUE_DIM};
+use crate::sm90::mla::{
+    config::VALUE_DIM,
+    keys_656::{BLOCK, FEEDERS, KEYS, ROW_BYTES, ROW_ROPE, ROW_SCALES},
+};
 
 /// Bytes of half of the numbers of a key.
 const HALF_BYTES: u32 = VALUE_DIM / 2;
@@ -131,7 +134,6 @@ impl Places {
 }
 
 const _: () = {
-    use super::config::{BLOCK, KEYS};
     assert!(BLOCK * ROW_BYTES < 1 << 16 && TEAMS * 2 * WEIGHTS_OF_BLOCK < 1 << 16);
     assert!(BLOCK == WARPS * 8 && KEYS == 32 && ROW_BYTES % 128 == 16);
 };

@@ -2,12 +2,17 @@
 
 use super::{
     config::{
-        FRAGMENT_BYTES, FRAGMENTS_OF_HALF, GROUPS, KEYS, LOADERS, Offsets, PARTS, ROWS_OF_TILE,
-        SAID, STAGE_BARRIERS, TEAMS, THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
+        FRAGMENT_BYTES, FRAGMENTS_OF_HALF, Offsets, ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS,
+        THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
     },
     places::Place,
 };
-use crate::sm90::mla::{config::Ring, load::Places, shared::Units};
+use crate::sm90::mla::{
+    config::Ring,
+    keys_656::{GROUPS, KEYS, LOADERS, PARTS},
+    load::Places,
+    shared::Units,
+};
 
 /// Shared addresses, where there are places for `STAGES` times 32 keys.
 #[derive(Clone, Copy)]
@@ -28,7 +33,6 @@ impl<const STAGES: u32> Units for Shared<STAGES> {
 
 impl<const STAGES: u32> Places for Shared<STAGES> {
     const STAGES: u32 = STAGES;
-    const PARTS: u32 = PARTS;
     const FREED: u32 = PARTS;
     const KEYS_AT: u32 = Self::AT.keys;
     const THERE_AT: u32 = Self::AT.there;

@@ -13,7 +13,7 @@ use cuda_std::{
 };
 
 use super::{
-    config::{BLOCK, GROUPS, ROWS_OF_TILE, WARPS, WEIGHTS_BYTES},
+    config::{ROWS_OF_TILE, WARPS, WEIGHTS_BYTES},
     mainloop::{Outputs, PAIR, Products, SAID_ALL},
     places::Place,
     shared::Shared,
@@ -23,7 +23,7 @@ use crate::{
         half::{F16, Half},
         math::exp2,
     },
-    sm90::mla::config::ROW_BYTES,
+    sm90::mla::keys_656::{BLOCK, GROUPS, ROW_BYTES},
 };
 
 const WARP: u32 = warp::FULL_MASK;

@@ -1,85 +1,37 @@
 //! What kernels there are, and what one takes of an SM.
 
+use crate::sm90::{
+    mla::{
+        config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
+        keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, ROW_BYTES},
+    },
+    unit::UNIT_BYTES,
+};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::{registry::KernelInfo, sm90::mla::keys_656::rows};
+
 /// The kernels: `mla_656_<rows>x<keys>_bf16`.
 macro_rules! table {
     ($then:ident) => {
-        $then! { Bf16 "bf16" { "656_" 64 x 32 in 6; } }
+        $then! { 64 x 32 in 6; }
     };
 }
 #[cfg(target_arch = "nvptx64")]
 pub(super) use table;
 
+/// See the macro `table`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{Offsets, THREADS};
-    use crate::{
-        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
-        sm90::mla::config::{HEAD_DIM, VALUE_DIM},
-    };
-
-    macro_rules! rows {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal;)*
-        }) => {
-            &[$(KernelInfo {
-                loads: Loads::Rows,
-                element: Element::$half,
-                cache: Some(Element::E4m3),
-                rows: $rows,
-                keys: $keys,
-                head_dim: HEAD_DIM,
-                value_dim: VALUE_DIM,
-                latent: true,
-                leaves_merges: true,
-                takes_prompts: true,
-                stages: $stages,
-                threads: THREADS,
-                registers: registers(THREADS, 1),
-                shared_bytes: Offsets::new($stages).end,
-                ctas_per_sm: 1,
-                ..KernelInfo::new(
-                    concat!("mla_", $kind, $rows, "x", $keys, "_", $element),
-                    Family::Mla,
-                    Arch::Sm90a,
-                    Op::Decode,
-                )
-            }),*]
-        };
-    }
-
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
-
-use crate::sm90::{
-    mla::config::{QUERY_SLABS, ROW_BYTES, Ring, SLAB_BYTES, TILE_ROWS},
-    unit::UNIT_BYTES,
-};
-
-/// Keys that a loader brings together.
-pub(super) const KEYS: u32 = 32;
-/// Of those, what a consumer takes as a block, and its keys.
-pub(super) const PARTS: u32 = 2;
-pub(super) const BLOCK: u32 = PARTS * KEYS;
+pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
 
 /// Warpgroups that compute, which take the blocks of a unit in turn.
 pub(super) const CONSUMERS: u32 = 2;
 /// Blocks of which there are weights and scales in f16: one of each consumer's that is multiplied, and one that is weighed.
 pub(super) const WEIGHED: u32 = 3;
-/// Warps that bring keys, which take 32 keys in turn; with the one that claims units they are a warpgroup.
-#[cfg(target_arch = "nvptx64")]
-pub(super) const LOADERS: u32 = 3;
-/// Threads that feed, and threads of a CTA.
-pub(super) const FEEDERS: u32 = 128;
+/// Threads of a CTA.
 pub(super) const THREADS: u32 = FEEDERS + CONSUMERS * 128;
 /// Registers of a thread that feeds and of one that computes.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [40, 232];
-
-/// Groups of columns that have a scale each.
-pub(super) const GROUPS: u32 = 4;
 
 /// Bytes of a block's weights: of each key 64 rows in 16 bits.
 pub(super) const WEIGHTS_BYTES: u32 = BLOCK * TILE_ROWS * 2;
@@ -95,7 +47,8 @@ pub(super) const STAGE_BARRIERS: u32 = 9;
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
-    /// Behind the queries: slabs of 64 columns, 64 rows each, in f16, and in bf16 those that only keys have. Of the latest [`WEIGHED`] blocks.
+    /// Of the latest [`WEIGHED`] blocks. Before them are the queries, slabs of 64 columns of 64 rows: in f16, and in bf16 those
+    /// that only keys have.
     pub weights: u32,
     /// Keys as the pool has them.
     pub keys: u32,

@@ -6,10 +6,9 @@
 
 use cuda_std::{convert, math, shared};
 
-use super::config::{BLOCK, GROUPS};
 use crate::{
     common::cache::transpose_bytes,
-    sm90::mla::config::{ROW_BYTES, ROW_SCALES},
+    sm90::mla::keys_656::{BLOCK, GROUPS, ROW_BYTES, ROW_SCALES},
 };
 
 /// The power of two 2ᵉ of a key, by its exponent as f32 has it.

@@ -3,7 +3,6 @@
 use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
-    config::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS},
     convert::{Power, scale_at},
     epilogue::{BOTH, finish},
     products::{Outputs, add, add_rope, load_rope, multiply},
@@ -17,7 +16,8 @@ use crate::{
     sm90::{
         meet,
         mla::{
-            config::{ROW_BYTES, VALUE_DIM},
+            config::VALUE_DIM,
+            keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS, ROW_BYTES},
             load::{Places as _, QueryPlace as _},
             shared::{Unit, Units as _},
             visible::is_whole,

@@ -67,61 +67,24 @@ pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
+    use cuda_std::{
+        thread,
+        tma::{self, TensorMap},
+    };
 
     use super::{
-        config::{FEEDERS, LOADERS, REGISTERS, THREADS, table},
+        config::{REGISTERS, THREADS, table},
         mainloop::consume,
         shared::Shared,
     };
-    use crate::{
-        abi::LatentParams,
-        common::variant::Standard,
-        sm90::mla::load::{claim_with_queries, load_656},
-    };
+    use crate::sm90::mla::{keys_656::entries, load::claim_with_queries as claim};
 
-    macro_rules! entries {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal;)*
-        }) => { $( const _: () = {
-            /// See the module.
-            ///
-            /// # Safety
-            /// The parameters describe memory as [`LatentParams`] says.
-            #[kernel(
-                name = ["mla_", $kind, $rows, "x", $keys, "_", $element],
-                max_threads = THREADS,
-                min_blocks = 1,
-                tensor_maps = maps
-            )]
-            pub unsafe fn entry(p: LatentParams) {
-                let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$stages> { base: shared::dynamic_shared_address() };
-                let warp = thread::thread_idx_x() / 32;
-                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
-                unsafe {
-                    if thread::thread_idx_x() == 0 {
-                        tma::prefetch_tensor_map(maps);
-                    }
-                    s.init();
-                    barrier::bar_sync(0, THREADS);
-                    // The merging kernel may wait on SMs that this one has left.
-                    griddep::launch_dependents();
-                    if warp < FEEDERS / 32 {
-                        setmaxnreg::decrease::<{ REGISTERS[0] }>();
-                        match warp {
-                            0 => claim_with_queries(&p, maps, s),
-                            _ => load_656::<LOADERS, _>(&p, s, warp - 1),
-                        }
-                    } else {
-                        setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        consume(&p, &variant, s);
-                        // Whoever waits for this grid waits for the one before it, too.
-                        griddep::wait();
-                    }
-                }
-            }
-        }; )* };
+    #[inline(always)]
+    unsafe fn prefetch(maps: *const TensorMap) {
+        if thread::thread_idx_x() == 0 {
+            // SAFETY: the map is a parameter of the kernel.
+            unsafe { tma::prefetch_tensor_map(maps) };
+        }
     }
 
     table!(entries);

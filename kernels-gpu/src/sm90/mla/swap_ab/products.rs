@@ -6,12 +6,14 @@ use cuda_std::{
 };
 
 use super::{
-    config::{BLOCK, GROUPS},
     convert::{Power, of_keys, of_values, scale_at},
     shared::Shared,
 };
 use crate::sm90::{
-    mla::config::{QUERY_SLABS, ROW_BYTES, ROW_ROPE, SLAB_BYTES, VALUE_DIM},
+    mla::{
+        config::{QUERY_SLABS, SLAB_BYTES, VALUE_DIM},
+        keys_656::{BLOCK, GROUPS, ROW_BYTES, ROW_ROPE},
+    },
     uniform,
 };
 

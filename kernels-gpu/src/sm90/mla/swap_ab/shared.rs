@@ -1,11 +1,11 @@
 //! What the warps of a CTA share: units, their rows, queries, keys, weights, barriers.
 
 use super::config::{
-    CONSUMERS, KEYS, LOADERS, Offsets, PARTS, SCALES_BYTES, STAGE_BARRIERS, THREADS, WEIGHED,
-    WEIGHTS_BYTES,
+    CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, WEIGHED, WEIGHTS_BYTES,
 };
 use crate::sm90::mla::{
     config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
+    keys_656::{KEYS, LOADERS},
     load::{Places, QueryPlace},
     shared::Units,
 };
@@ -33,7 +33,6 @@ impl<const STAGES: u32> QueryPlace for Shared<STAGES> {
 
 impl<const STAGES: u32> Places for Shared<STAGES> {
     const STAGES: u32 = STAGES;
-    const PARTS: u32 = PARTS;
     const FREED: u32 = 1;
     const KEYS_AT: u32 = Self::AT.keys;
     const THERE_AT: u32 = Self::AT.there;
