@@ -1,24 +1,27 @@
-//! What kernels there are: the table, and what a row of it takes of an SM.
+//! The table of prefill kernels, and the shared memory, threads and registers of each row.
 
-/// The kernels, each of them for each 16-bit float:
+/// The kernels, one per row and 16-bit float type:
 /// `prefill_<rows>x<keys>_d<head dimension>_<element>[_<flag>…]`.
 ///
-/// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
-/// - `cap` rows have the tiles of those without; variants' kernels take their place, too.
-/// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow). Of heads of 128 more than half of
-///   it is taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
-/// - `extras` takes sinks and masks of the last keys, without a soft cap it turns queries by their positions. It is launched in
-///   the place of the kernel without: with the code of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
-///   `co_resident` does. Results are the same bits where there are no sinks and nothing is masked.
-/// - From head dimension 192 on two tiles of queries would take more than half of the memory.
-/// - Head dimensions that are no multiple of 64 have slabs of 64 columns in shared memory, whose last columns no product
-///   reads. Other dimensions, and theirs with a soft cap, run padded by the kernels of the next larger dimension.
+/// - A tile of 192 rows reads a third fewer bytes of keys and values per row, and has three warpgroups to hide the
+///   exponentials.
+/// - `cap` kernels have a soft cap and the same tiles as those without. Kernels of user-defined variants are built from
+///   these rows.
+/// - `co_resident` leaves room on an SM for a CTA of [decodes](super::super::decode_wgmma::narrow). With head dimension
+///   128, two stages of queries take more than half of an SM's shared memory. One stage takes less than half: this
+///   prefill is slower, and the decodes beside it are faster.
+/// - `extras` supports sinks and masks of the last keys; without a soft cap it also applies rotary embeddings to
+///   queries. It is a separate kernel because the mask code in the main loop costs 1.2 % on average at head dimension
+///   128. Like `co_resident` it supports scales of 8-bit keys. Without sinks and masks its results are bit-identical.
+/// - From head dimension 192 on, two stages of queries would take more than half of the shared memory.
+/// - Head dimensions that are no multiple of 64 are stored as whole slabs of 64 columns; no product reads the surplus
+///   columns. Other dimensions, and these with a soft cap, are padded and run by the kernels of the next larger one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! prefill_table {
     ($as:ident $then:ident $($arguments:tt)?) => {
         $crate::each_half! { $as $then $($arguments)? {
-            // Rows × keys, head dimensions of queries and keys / of values, flags, stages of queries, keys, values.
+            // Rows × keys, head dimension of queries and keys / of values, flags, stages of [queries, keys, values].
             128 x 128, 128 / 128, [],            [2, 2, 3];
             128 x 128, 128 / 128, [cap],         [2, 2, 3];
             192 x  80, 128 / 128, [cap],         [2, 3, 3];
@@ -64,7 +67,7 @@ macro_rules! prefill_table {
 #[cfg(target_arch = "nvptx64")]
 use super::super::mma::Slabs;
 
-/// The shape of a row.
+/// The [`Shape`] of a row of the table.
 #[cfg(any(not(target_arch = "nvptx64"), feature = "prefill"))]
 macro_rules! shape {
     ($rows:literal $keys:literal $dim:literal $value_dim:literal [$($flag:ident)*] $stages:expr) => {
@@ -129,10 +132,10 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// What one instance of the kernel is compiled for.
+/// The compile-time configuration of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Warpgroups that compute, 64 rows each.
+    /// Consumer warpgroups, 64 rows each.
     pub consumers: u32,
     /// Keys in a block.
     pub keys: u32,
@@ -140,22 +143,23 @@ pub struct Shape {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
-    /// Tiles of queries in shared memory. With two, those of the next are there when a tile ends. With one, the queries of
-    /// a warpgroup come when it has done with its last ones, whatever the other one does.
+    /// Stages of queries, one tile each. With two, the next tile's queries are loaded during the current tile. With
+    /// one, each warpgroup's half is reloaded as soon as that warpgroup's last Q·Kᵀ is done, independently of the
+    /// other.
     pub query_stages: u32,
-    /// Blocks of keys.
+    /// Stages of keys, one block each.
     pub stages: u32,
-    /// Blocks of values: they stay longer, until P·V is done.
+    /// Stages of values, one block each. A block of values is in use longer than one of keys: until its P·V is done.
     pub value_stages: u32,
     /// Leaves room on the SM for a CTA of another kernel.
     pub co_resident: bool,
-    /// Bytes of a number in shared memory, of keys and values: 2, or 1 where [products](super::f8) are of 8 bits.
-    /// Queries come with 2 in any case.
+    /// Bytes per element of keys and values in shared memory: 2, or 1 for [8-bit products](super::f8).
+    /// Queries are always loaded with 2.
     pub bytes: u32,
 }
 
 impl Shape {
-    /// Head dimensions of queries and keys, and of values; stages of queries, keys and values.
+    /// `dims` are those of queries and keys, and of values; `stages` those of queries, keys and values.
     #[must_use]
     pub const fn new(
         rows: u32,
@@ -167,7 +171,7 @@ impl Shape {
         Self::of_bytes(rows, keys, dims, stages, co_resident, 2)
     }
 
-    /// With numbers of 8 bits.
+    /// As [`new`](Self::new), for 8-bit products.
     #[must_use]
     pub const fn of_8_bits(rows: u32, keys: u32, dim: u32, stages: [u32; 3]) -> Self {
         Self::of_bytes(rows, keys, [dim; 2], stages, false, 1)
@@ -233,8 +237,8 @@ impl Shape {
         }
     }
 
-    /// Whether a thread's registers hold the weights of two blocks, so that those of the next are computed
-    /// while P·V of the last is under way.
+    /// Whether a thread's registers hold the weights of two blocks: then the softmax of a block overlaps with P·V of
+    /// the previous one.
     #[must_use]
     pub const fn two_weights(&self) -> bool {
         self.consumers == 2 && self.value_dim <= 128
@@ -258,18 +262,18 @@ impl Shape {
         }
     }
 
-    /// Whether the last slab of 64 columns has fewer than that. Its other columns are zero and no product reads them.
+    /// Whether the last slab has fewer than 64 columns. Its surplus columns are zero, and no product reads them.
     pub(super) const fn is_cut(&self) -> bool {
         !self.head_dim.is_multiple_of(64) || !self.value_dim.is_multiple_of(64)
     }
 
-    /// Whether there are launches whose pages of 8 bits are converted.
+    /// Whether launches of this shape may convert 8-bit pages.
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn converts(&self) -> bool {
         self.head_dim == self.value_dim && !self.is_cut()
     }
 
-    /// Whether there are launches whose queries are turned by their positions, of those with extras and no soft cap.
+    /// Whether `extras` kernels of this shape without a soft cap apply rotary embeddings to queries.
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn turns(&self) -> bool {
         self.converts() && self.head_dim <= 128 && !self.co_resident
@@ -308,7 +312,7 @@ impl Shape {
         self.keys * self.row_bytes(true)
     }
 
-    /// The tiles of queries (a finished tile's becomes its output), the stages, barriers and tiles.
+    /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles.
     pub(super) const fn keys_offset(&self) -> u32 {
         self.query_stages * self.query_bytes()
     }
@@ -328,5 +332,5 @@ impl Shape {
     }
 }
 
-/// A tile in shared memory: four vectors of four words.
+/// Bytes of a tile's description in shared memory: four vectors of four words.
 pub(super) const TILE_BYTES: u32 = 64;

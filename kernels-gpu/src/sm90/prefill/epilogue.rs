@@ -1,4 +1,4 @@
-//! The end of a tile: the consumers normalise it, a warp of its own writes it.
+//! The epilogue: consumers normalise a tile and stage it in shared memory; the writer warp stores it to memory.
 
 use core::f32::consts::LN_2;
 
@@ -27,11 +27,11 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Normalises 16 rows of a warp: for the [writer](write) into the place of the warp's queries, which are not
-/// needed any more, or to a partial state.
+/// Normalises the warp's 16 rows. Stores them over the warp's queries, for the [writer](write); directly to memory,
+/// with one stage of queries; or as a partial state of split-KV.
 ///
 /// # Safety
-/// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
+/// A whole warp comes here, after the last product with its queries; the stage holds its tile.
 #[inline(always)]
 pub(super) unsafe fn finish_tile<
     T: Half,
@@ -47,14 +47,14 @@ pub(super) unsafe fn finish_tile<
     scale: [f32; 2],
 ) {
     let a = &p.attention;
-    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
     let mut here = [warp::lane_id(), thread::thread_idx_x()];
     wgmma::fence_operand(&mut here);
     let [lane, thread] = here;
     let first_row = (thread - 128) / 32 * 16;
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
-    // Asked for before anything waits for it. Every row has a head, whether it exists or not.
+    // Loaded early, to hide the latency. Rows past the tile's end have a valid head, too.
     let mut sinks = [f32::NEG_INFINITY; 2];
     if EXTRAS && a.sinks != 0 && tile.slot == DIRECT {
         let mut h = 0;
@@ -66,15 +66,15 @@ pub(super) unsafe fn finish_tile<
         }
     }
     let totals = unsafe { rows.totals() };
-    // NaN is not nothing: a merge would leave such a state out.
+    // Compare with `!= 0.0`: a NaN must reach the output, and an empty state (0) is skipped by merges.
     let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
     let mut with_sinks = sinks;
     let mut h = 0;
     while EXTRAS && h < 2 {
         inverse[h] = 0.0;
         let reference = rows.reference[h] * scale[h];
-        // Beside a sink that is so much larger nothing is left of the keys in 16 bits: the weights of a million of them
-        // add up to 2¹⁰⁸ at most.
+        // With a sink this much larger the output rounds to 0 in 16 bits: the weights of a million keys add up to 2¹⁰⁸
+        // at most.
         let over = sinks[h] - reference;
         if totals[h] != 0.0 && !(over > 125.0) {
             let total = totals[h] + ex2(over);
@@ -95,10 +95,10 @@ pub(super) unsafe fn finish_tile<
 
     let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
     if tile.slot == DIRECT && s.shape.query_stages == 1 {
-        // SAFETY: whole warps; the rows are this warp's alone.
+        // SAFETY: whole warps; only this warp writes these rows.
         unsafe { write_fragments::<O>(p, &tile, lane, first_row, s.shape.value_dim, packed) };
     } else if tile.slot == DIRECT {
-        // SAFETY: 16 rows of queries that only this warp read, and it needs them no more.
+        // SAFETY: only this warp read these 16 rows of queries, and it has finished with them.
         unsafe {
             let mut j = 0;
             while j < O / 8 {
@@ -109,7 +109,7 @@ pub(super) unsafe fn finish_tile<
                 j += 1;
             }
         }
-        // It goes on by TMA.
+        // The writer stores them by TMA, which reads through the async proxy.
         fence::proxy_async_shared();
     }
     // SAFETY: whole warps.
@@ -121,7 +121,7 @@ pub(super) unsafe fn finish_tile<
         }
     }
 
-    // Stores to memory last: the fence above would wait for them.
+    // Stores to global memory come last: otherwise the fence above would wait for them.
     let mut h = 0;
     while h < 2 {
         let row = first_row + lane / 4 + 8 * h as u32;
@@ -166,7 +166,8 @@ pub(super) unsafe fn finish_tile<
     }
 }
 
-/// Writes 16 rows from the fragments of an accumulator: four lanes of a row swap until each has 16 bytes.
+/// Writes 16 rows from accumulator fragments. The four lanes of a row exchange words until each has 16 contiguous
+/// bytes.
 #[inline(always)]
 unsafe fn write_fragments<const O: usize>(
     p: &PrefillParams,
@@ -186,7 +187,7 @@ unsafe fn write_fragments<const O: usize>(
         let mut j = 0;
         while j < O / 16 {
             let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
-            // SAFETY: whole warps; a row that there is, of the output.
+            // SAFETY: whole warps; the row exists in the output.
             unsafe {
                 swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
                 swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
@@ -200,8 +201,8 @@ unsafe fn write_fragments<const O: usize>(
     }
 }
 
-/// Where a column of a head lies in outputs and partial states: where [others have padded heads](PrefillParams::gap),
-/// columns from the 64th on lie behind a gap.
+/// The position of a head's column in outputs and partial states. Where [other kernels of the step pad this head
+/// dimension](PrefillParams::gap), columns from 64 on come after a gap.
 #[inline(always)]
 fn moved(p: &PrefillParams, s: Shared, column: u32) -> u32 {
     if s.shape.is_cut() && column >= 64 {
@@ -211,7 +212,7 @@ fn moved(p: &PrefillParams, s: Shared, column: u32) -> u32 {
     }
 }
 
-/// Columns from a head of outputs and partial states to the next.
+/// Columns between consecutive heads of outputs and partial states.
 #[inline(always)]
 fn head_stride(p: &PrefillParams, s: Shared) -> u32 {
     if s.shape.is_cut() {
@@ -221,17 +222,17 @@ fn head_stride(p: &PrefillParams, s: Shared) -> u32 {
     }
 }
 
-/// Where 16 bytes of a finished row lie: in the place of the queries, swizzled like them.
+/// Address of 16 bytes of a finished row: it takes the place of the queries, with the same swizzle.
 #[inline(always)]
 pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The warp that writes finished tiles to memory, while the consumers are at the next. Until there is something to
-/// write it [converts](super::convert).
+/// The writer warp: stores finished tiles while the consumers compute the next. While it has nothing to write it
+/// [converts](super::convert) 8-bit pages.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the outputs, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the outputs, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
     p: &PrefillParams,
@@ -243,10 +244,10 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     // SAFETY: a whole warp.
     let mut converter = unsafe { Converter::begin(p, s) };
-    // Whether the tile at hand is described, and whether there is none.
+    // Whether the current tile's description has been read, and whether it was the end of all work.
     let (mut described, mut ended) = (false, false);
     loop {
-        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         unsafe {
             let next = if described {
                 s.output_full(tiles.stage)
@@ -270,7 +271,8 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
                 continue;
             }
             if s.shape.bytes == 1 {
-                // Has long been: the output is there. But lanes that rounded queries say only here that they stored.
+                // Already complete, since the output is there. Waiting makes the stores of all lanes that rounded
+                // queries visible here.
                 mbarrier::wait(s.queries_rounded(tiles.stage), tiles.parity);
             }
             if tile.slot == DIRECT && s.shape.query_stages == 2 {
@@ -280,7 +282,7 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
                     }
                 } else {
                     write_rows(p, s, tiles.stage, &tile);
-                    // The next queries come by TMA to where ordinary loads read.
+                    // TMA writes the next queries to the place that these ordinary loads have read.
                     fence::proxy_async_shared();
                 }
             }
@@ -291,20 +293,20 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
     }
 }
 
-/// What keys and values of a tile's row are multiplied by.
+/// The scales of keys and of values for a row of the tile.
 ///
 /// # Safety
 /// The tile is one of the launch's.
 #[inline(always)]
 pub(super) unsafe fn scales_of_row(p: &PrefillParams, tile: &Tile, row: u32) -> [f32; 2] {
-    // Rows that do not exist have those of the last.
+    // Rows past the end take the last row's scales.
     let last = tile.rows - 1;
     let (token, _) = tile.place(&p.pack, if row < last { row } else { last });
     // SAFETY: the caller's promise.
     unsafe { p.attention.scales.of(tile.token + token, tile.kv_head) }
 }
 
-/// A tile that has all its rows, by one thread.
+/// Stores a full tile by TMA, from one thread.
 #[inline(always)]
 unsafe fn write_whole(
     p: &PrefillParams,
@@ -315,8 +317,8 @@ unsafe fn write_whole(
 ) {
     let head = p.pack.div(tile.head) as i32;
     let mut slab = 0;
-    // SAFETY: the tile's rows are in the output, and nobody else writes them; they have left shared memory
-    // when this returns.
+    // SAFETY: the tile's rows are in the output, and only this warp writes them. The bulk wait returns after shared
+    // memory has been read.
     unsafe {
         while slab < s.shape.value_dim.div_ceil(64) {
             let column = moved(p, s, 64 * slab);
@@ -329,7 +331,7 @@ unsafe fn write_whole(
     }
 }
 
-/// The rows that there are.
+/// Stores a partial tile: only the rows that exist, with ordinary stores by the whole warp.
 #[inline(always)]
 unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
     let a = &p.attention;
@@ -341,7 +343,7 @@ unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
         let (token, head) = tile.place(&p.pack, row);
         let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
             + u64::from(head * stride + moved(p, s, chunk * 8));
-        // SAFETY: the consumers staged it; the output's row is this tile's alone.
+        // SAFETY: the consumers staged it; only this tile writes the row of the output.
         unsafe {
             let vector = shared::load_u32x4(staged(s, stage, row, chunk));
             ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);

@@ -1,4 +1,4 @@
-//! The loaders: keys and values, page by page.
+//! The loader warps for keys and values: one TMA box per page or part of a page.
 
 use cuda_std::{
     fence, griddep,
@@ -21,13 +21,13 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The next tile.
+/// Waits for the next tile and reads its description.
 ///
 /// # Safety
 /// A whole warp comes here, once for each tile.
 #[inline(always)]
 pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Pipeline<2>) -> Tile {
-    // SAFETY: the ring's barriers say what belongs to whom.
+    // SAFETY: the full and free barriers order every access to a stage.
     unsafe {
         mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
         let tile = Tile::load(s.tile(tiles.stage));
@@ -37,25 +37,25 @@ pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Pipeline<2>) -> Tile {
     }
 }
 
-/// The page of a key by its place, and its place there.
+/// The page id of a key, and the key's place in that page.
 ///
 /// # Safety
 /// The table has the page.
 #[inline(always)]
 unsafe fn page_of(ids: u64, table: u32, (page, in_page): (u32, u32)) -> (u32, u32) {
-    // Tables of converted pages begin with the first key that is seen, perhaps behind key 0.
+    // A table of converted pages starts at the first visible key. If that is not key 0, `table` may have wrapped.
     let entry = ids + u64::from(table.wrapping_add(page)) * 4;
     // SAFETY: the caller's promise.
     (unsafe { ptr::load_nc_u32(entry as *const u32) }, in_page)
 }
 
-/// Where the table begins that a converted page was made of, in which its values are.
+/// The start of the page table that a converted page was made from. Its values are in that table's pages.
 ///
 /// # Safety
 /// The item sees the key.
 #[inline(always)]
 unsafe fn table_of_values(p: &PrefillParams, tile: &Tile, key: u32) -> u32 {
-    // Tables of converted pages begin with the first key that is seen, perhaps behind key 0.
+    // As in `page_of`: the table may start behind key 0.
     let entry = tile.table.wrapping_add(key / ConvertedPage::KEYS);
     // SAFETY: the caller's promise.
     unsafe {
@@ -65,11 +65,11 @@ unsafe fn table_of_values(p: &PrefillParams, tile: &Tile, key: u32) -> u32 {
     }
 }
 
-/// Brings the blocks of all tiles, from the last to the first of each: values or keys. `turns` says whether keys may have been
-/// turned by a launch in front, a constant of the kernel.
+/// Loads the blocks of all tiles, values or keys, from the last block of a tile to the first. `turns`, a constant of
+/// the kernel, says whether a preceding launch may have applied rotary embeddings to keys.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the values or keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     p: &PrefillParams,
@@ -84,17 +84,17 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
-    // Where keys were turned their values may be in other pages.
+    // Rotated keys are in converted pages; their values may still be in the original ones.
     let apart = VALUES && turns;
     let pages = if apart { &p.value_pages } else { &p.pages };
-    // Of heads with a cut slab no pages are converted.
+    // Pages are never converted for head dimensions with a cut slab.
     let converts = !s.shape.is_cut() && p.convert.pages != 0;
     let epoch = match converts {
         false => 0,
-        // SAFETY: it was put there.
+        // SAFETY: `convert::init` stored it before the CTA-wide barrier.
         true => unsafe { shared::load_u32(s.epoch()) },
     };
-    // Behind what turns keys, and may bring values along.
+    // Dependent launch: wait for the kernel that rotates keys and may copy values.
     if turns {
         griddep::wait();
     }
@@ -109,7 +109,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut converted = tile.end.next_multiple_of(64) as i32;
         while left > 0 {
             if !VALUES && left == PREFETCH_DISTANCE && lane == 0 {
-                // SAFETY: the tile stays until its output is written; who waits is the scheduler.
+                // SAFETY: the tile's description stays until its output is written; the scheduler waits for this.
                 unsafe {
                     if s.claims_late(tiles.stage ^ 1) {
                         mbarrier::arrive(s.near_end());
@@ -121,7 +121,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             while converts && begin.max(tile.lowest as i32) < converted {
                 // SAFETY: a whole warp; the launch converts what its tiles see.
                 converted = unsafe {
-                    // Such kernels have no register left for it.
+                    // Kernels that may rotate have no register left to keep it in.
                     let epoch = if turns {
                         shared::load_u32(s.epoch())
                     } else {
@@ -130,13 +130,13 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     converted_from(p, epoch, &tile, converted, VALUES)
                 };
             }
-            // Which page this lane's box lies in: looked up before the stage is free.
+            // Find the page of this lane's box before waiting for the stage.
             let at = begin + (lane * p.box_tokens) as i32;
             let mut corner = [0, 0, 0, 0, pages.outside as i32];
             if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
                 // SAFETY: the table has a page for each key of the item.
                 let (id, in_page) = unsafe {
-                    // Opaque, or ptxas spills more.
+                    // Opaque: otherwise ptxas spills more registers.
                     if apart && misc::opaque(p.values_apart) != 0 {
                         let table = table_of_values(p, &tile, at as u32);
                         page_of(
@@ -151,15 +151,15 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                 corner[3] = (in_page / 8) as i32;
                 corner[4] = (id * pages.step_per_page + tile.kv_head * pages.step_per_head) as i32;
             }
-            // Where a slab is cut a box has one, and the head a coordinate of its own.
+            // With a cut slab a box holds one slab of 64 columns, and the head is a coordinate of its own.
             let cut = s.shape.is_cut();
             let slabs = row_bytes / 128;
             let per_head = if cut { 1 } else { slabs };
             corner[2] = (tile.kv_head * pages.step_in_token * per_head) as i32;
 
             let (full, free, target) = s.stage_of(VALUES, blocks.stage);
-            // A box that reaches past the item's keys: those values may be anything, and their
-            // weight 0 does not keep a NaN out.
+            // This block reaches past the item's last key. The values there may be anything, and 0 · NaN is NaN: they
+            // have to be zeroed before the consumers see the block.
             let past = tile.kv_end as i32;
             let tail = VALUES && begin + keys as i32 > past && tile.kv_end % p.box_tokens != 0;
             // SAFETY: as above.

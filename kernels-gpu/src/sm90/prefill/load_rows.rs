@@ -1,4 +1,4 @@
-//! Loaders for pools that tensor maps cannot describe: pages of any size, copied row by row.
+//! Loaders for pools that no tensor map can describe: pages of any size, copied row by row with `cp.async`.
 
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
@@ -14,21 +14,22 @@ use crate::{
 
 pub(super) const WARP: u32 = warp::FULL_MASK;
 
-/// Rows that a warp looks up and copies at a time, a lane each; at most four times that make a block.
+/// Rows that a warp looks up and copies at a time, one per lane. A block has at most four times as many.
 pub(super) const ROWS: u32 = 32;
 
-/// A row that the tile does not see: it becomes zero, whatever is in the pool.
+/// The place of a row that the tile does not see. It is filled with zeros, whatever the pool holds.
 pub(super) const NOWHERE: u32 = u32::MAX;
 
-/// Copies of a lane whose addresses are there at a time: one alone would wait until the one before has read its own.
+/// Copies of a lane whose addresses are in registers at once. With only one, each copy would have to wait until the
+/// previous one has read its address.
 const TOGETHER: usize = 2;
 
-/// Where a tile's keys are, or its values.
+/// The page table and pool layout of a tile's keys or values.
 #[derive(Clone, Copy)]
 pub(super) struct Table<'a> {
     pub(super) p: &'a PrefillParams,
     pub(super) strides: &'a KvStrides,
-    /// Its first page.
+    /// Index of the tile's first page in the table.
     pub(super) first: u32,
     /// The keys that the tile sees: the first one, and how many.
     pub(super) lowest: i32,
@@ -36,13 +37,13 @@ pub(super) struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// The index of a key's page in the table and its token there, if the tile sees it.
+    /// The index of a key's page in the table, and its token in that page, if the tile sees the key.
     #[inline(always)]
     fn find(self, key: i32) -> Option<(u32, u32)> {
         (((key - self.lowest) as u32) < self.keys).then(|| self.p.page_size.div_rem(key as u32))
     }
 
-    /// Asks for the page of a key, a block ahead of its use: nothing here may wait for it.
+    /// Loads the page id of a key, one block ahead of its use, so that no instruction stalls on this load.
     ///
     /// # Safety
     /// The table is that of a tile.
@@ -56,7 +57,7 @@ impl Table<'_> {
         unsafe { ptr::load_nc_u32(entry as *const u32) }
     }
 
-    /// Where a key of a page is, in vectors of 16 bytes.
+    /// The offset of a key in the pool, in vectors of 16 bytes.
     #[inline(always)]
     pub(super) fn place(self, key: i32, page: u32) -> u32 {
         match self.find(key) {
@@ -66,15 +67,16 @@ impl Table<'_> {
     }
 }
 
-/// Which of eight rows a lane copies at a time. Neighbours are four apart, whose swizzled places are in other banks.
+/// Which of eight rows a lane copies at a time. Neighbouring groups of four lanes take rows that are four apart: with
+/// the swizzle their 16-byte chunks fall into different banks.
 #[inline(always)]
 fn row_of_eight(lane: u32) -> u32 {
     lane / 4 % 2 * 4 + lane / 8
 }
 
-/// Copies up to [`ROWS`] of the `rows` that are left of a block, zeros where a place is [`NOWHERE`]. Four lanes share
-/// the four rows that they have looked up: 64 bytes at a time, so that a place found once serves for many copies.
-/// A row has `row_bytes` in the pool; what the last 64 lack of that is zero.
+/// Copies up to [`ROWS`] of the `rows` left of a block; rows at [`NOWHERE`] become zeros. Four lanes share the four
+/// rows that they looked up and copy 64 bytes of a row at a time, so one shuffled place serves many copies. A row has
+/// `row_bytes` in the pool; the rest of its last 64 bytes is zeroed.
 ///
 /// # Safety
 /// A whole warp comes here; the rows at `target` are its to write; places are those behind `source`.
@@ -89,7 +91,7 @@ unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32,
         let mut sources = [0; TOGETHER];
         let mut bytes = [0; TOGETHER];
         let mut i = 0;
-        // SAFETY: the caller's promise; nothing is read for a row that is nowhere.
+        // SAFETY: the caller's promise; nothing is read for a row at `NOWHERE`.
         unsafe {
             while i < TOGETHER {
                 let place = warp::warp_shuffle_idx(WARP, places, eight + i as u32, 4);
@@ -117,8 +119,8 @@ unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32,
     }
 }
 
-/// Brings the blocks of all tiles, from the last to the first of each: values or keys. Each lane's copies
-/// arrive at the block's barrier when they are done.
+/// Loads the blocks of all tiles, values or keys, from the last block of a tile to the first. Each lane's copies arrive
+/// at the block's full barrier when they complete.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised for copies by each lane.
@@ -132,21 +134,21 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
     };
     let lane = warp::lane_id();
     let keys = s.shape.keys;
-    // In shared memory, where a cut slab is a whole one; and rows of a slab lie so far apart.
+    // Bytes of a row in shared memory, where a cut slab takes the space of a whole one, and the bytes between rows.
     let row_bytes = s.shape.row_bytes(VALUES);
     let slabs = s.shape.slabs(VALUES);
     let row_step = slabs.eight / 8;
     let times = keys.div_ceil(ROWS) as usize;
     let copied = times as u32 * ROWS;
-    // Where the lane copies to: swizzled, and on through the stages, which lie one behind the other.
+    // This lane's swizzled target. It advances through the stages, which are contiguous.
     let (_, _, stages) = s.stage_of(VALUES, 0);
     let row = row_of_eight(lane);
     let mut target = stages + row * 128 + ((lane % 4) ^ row) * 16;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
-    // As a ring of two would be, in one register.
+    // Counts tiles; replaces a `Pipeline<2>` to save a register.
     let mut tiles = 0;
     loop {
-        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         unsafe {
             mbarrier::wait(s.tile_full(tiles % 2), tiles / 2 % 2);
             let tile = Tile::load(s.tile(tiles % 2));
@@ -160,10 +162,11 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                 strides,
                 first: tile.table,
                 lowest: tile.lowest as i32,
-                // A tile that sees nothing may end before its first key.
+                // A tile that sees no key may have its end before its first key.
                 keys: tile.end.saturating_sub(tile.lowest),
             };
-            // The key that the lane looks up. Opaque, here and below: or what follows from it takes registers.
+            // The key that this lane looks up. Opaque, here and below: otherwise ptxas keeps derived values in
+            // registers.
             let row = row_of_eight(misc::opaque(lane)) + lane % 4 * 8;
             let mut key = tile.end as i32 - keys as i32 + row as i32;
             let mut left = tile.blocks;

@@ -1,4 +1,4 @@
-//! The warpgroups that compute: masks, weights, and when which product is issued.
+//! The consumer warpgroups: the order of products, masks, softmax and rescaling.
 
 use cuda_std::{barrier, mbarrier, misc, prelude::*, wgmma};
 
@@ -25,15 +25,15 @@ use crate::{
 };
 
 const WARP: u32 = warp::FULL_MASK;
-/// Named barrier of two consumers: the second has its first logits.
+/// Named barrier of two consumers: the second one has its first logits.
 const STAGGER: u32 = 1;
 
 /// Works through all tiles.
 ///
-/// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
-/// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
-/// there are two sets. A tile's last P·V and the next one's first block are a turn. `turns`, a constant of the kernel, says
-/// whether queries may have to be turned by their positions.
+/// One step (`step!`) handles one block of keys. Its Q·Kᵀ is issued together with P·V of the previous block, whose
+/// weights are in registers. While the tensor cores run P·V, the weights of this block are computed into a second set
+/// of registers. A tile's last P·V and the next tile's first block are one turn (`turn!`). `turns`, a constant of the
+/// kernel, says whether rotary embeddings may have to be applied to queries.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -68,11 +68,11 @@ pub(super) unsafe fn consume<
     } else {
         variant.unit()
     };
-    // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
-    // cache, in the tile that is opened.
+    // Per row of the thread: the softmax scale, of the current tile; and the factor of its 8-bit keys' scales, of the
+    // tile being opened.
     let mut scale = [of_logits; 2];
     let mut of_products = [1.0; 2];
-    // Whose they are; of no use without a transform or a mask.
+    // The queries of the rows; used only by variants with a transform or a mask.
     let nobody = Query {
         token: 0,
         head: 0,
@@ -94,8 +94,8 @@ pub(super) unsafe fn consume<
     let mut other_weights = [0; P];
     let mut o;
     let mut rows;
-    // Tiles, the one at hand included, in whose blocks the warp looks for maxima before it makes weights. Where a row
-    // outgrew its reference others will: from there to the end of the next tile no weights are made in vain.
+    // For this many tiles, the current one included, the warp computes maxima before weights. Once a row has exceeded
+    // its reference others are likely to: until the end of the next tile no weights are then computed twice.
     let mut maxima_first = 0_u32;
 
     macro_rules! release {
@@ -105,32 +105,31 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Conditions that all lanes agree on are put to a vote: the compiler does not know them to be
-    // uniform otherwise, nor what depends on them, and wgmma takes its descriptors from uniform
-    // registers.
+    // A vote on conditions that are the same in all lanes. It tells the compiler that they, and what depends on them,
+    // are uniform: wgmma takes its descriptors from uniform registers.
     macro_rules! all_agree {
         ($condition:expr) => {
             warp::warp_vote_any(WARP, $condition)
         };
     }
-    // `consumer` once more: a register in the main loop is worth more.
+    // Recomputes `consumer`, to save a register in the main loop.
     macro_rules! consumer_anew {
         () => {
             uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1)
         };
     }
-    // The next tile, and the keys of its blocks that these rows do not see.
+    // Reads the next tile and releases the keys of its leading blocks that this warpgroup's rows do not see.
     macro_rules! open {
         () => {{
             let consumer = consumer_anew!();
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
-            // Opaque, or ptxas spills in the warps that feed.
+            // Opaque: otherwise ptxas spills in the producer warps.
             if turns && misc::opaque_u64(p.rotary.turns) != 0 {
                 turn_queries::<T>(p, s, tiles.stage, first_row);
             }
             if SCALED && p.attention.scales.k != 0 {
                 let tile = Tile::load(s.tile(tiles.stage));
-                // Opaque: or what follows from it is computed before the main loop and takes its registers.
+                // Opaque: otherwise it is computed before the main loop and occupies registers there.
                 let first = misc::opaque(first_row) + lane / 4;
                 of_products = [first, first + 8].map(|row| scales_of_row(p, &tile, row)[0]);
             }
@@ -166,7 +165,7 @@ pub(super) unsafe fn consume<
             );
         };
     }
-    // Logits without a transform take the factors with their scale.
+    // Without a transform the factor of the keys' scales is folded into the softmax scale.
     macro_rules! take_scale {
         () => {
             if SCALED && !V::TRANSFORMS_LOGITS {
@@ -186,7 +185,7 @@ pub(super) unsafe fn consume<
             );
         };
     }
-    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    // Q·Kᵀ of a block is done: releases its keys. True for the tile's last block, whose queries are then released too.
     macro_rules! keys_done {
         ($work:ident) => {{
             release!(s.keys_free(k.stage));
@@ -206,7 +205,7 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut $now);
         };
     }
-    // Weights of a tile's first block, which has no references yet.
+    // Weights of a tile's first block: the rows have no references yet, so maxima come first.
     macro_rules! first_weights {
         ($work:ident, $next:ident) => {
             take_scale!();
@@ -221,8 +220,8 @@ pub(super) unsafe fn consume<
             $work.begin -= keys;
         };
     }
-    // One block: `$now` are the weights of the block before, `$next` becomes those of this one. Whether it was the
-    // tile's last.
+    // One block: `$now` holds the weights of the previous block, `$next` receives those of this one. True for the
+    // tile's last block.
     macro_rules! step {
         ($work:ident, $now:ident, $next:ident) => {{
             let values = uniform(s.values(v.stage));
@@ -236,9 +235,9 @@ pub(super) unsafe fn consume<
             finish_logits!($work);
             $work.begin -= keys;
 
-            // Weights against the references that there are; whether those still do shows in the sums. They stand behind
-            // a branch: with two sets of weights P·V is waited for behind them, and ptxas waits as early as it can, but
-            // not before a branch.
+            // Weights relative to the old references; their sums tell whether those are still large enough. With two
+            // sets of weights the wait for P·V comes after the weights. ptxas hoists that wait as far as it can, but
+            // not over a branch: so the weights are behind one.
             if !two_weights {
                 values_there!($now);
             }
@@ -253,7 +252,7 @@ pub(super) unsafe fn consume<
                     sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
                     good = !all_agree!(Rows::needs_rescale(&sums, largest_sum::<T>()));
                 }
-                // Beneath P·V, too: nothing here touches its outputs.
+                // This overlaps with P·V as well: it does not touch the accumulator.
                 if !good {
                     (factors, outgrown) = rows.rescale_late::<T, _>(&logits, shift, scale);
                     outgrown = all_agree!(outgrown);
@@ -279,19 +278,19 @@ pub(super) unsafe fn consume<
             last_of_tile
         }};
     }
-    // Rows of a tile; there is none without.
+    // Rows of the tile; 0 means that no tile is left.
     macro_rules! rows_of_tile {
         () => {
             shared::load_u32(s.tile(tiles.stage) + 8)
         };
     }
-    // Whether no row of the tile is this warpgroup's, or there is no tile. A prompt's last tile may have few rows.
+    // Whether the tile has no rows for this warpgroup, or no tile is left. A prompt's last tile may have few rows.
     macro_rules! is_idle {
         () => {
             rows_of_tile!() <= 64 * consumer_anew!()
         };
     }
-    // A tile without rows of this warpgroup: the others' blocks pass.
+    // A tile without rows for this warpgroup: arrives at every barrier of its blocks, without computing.
     macro_rules! pass {
         () => {{
             if s.shape.query_stages == 1 {
@@ -315,7 +314,7 @@ pub(super) unsafe fn consume<
             mbarrier::wait(s.queries_full(tiles.stage, consumer), tiles.parity);
         }};
     }
-    // The last P·V of a tile is there.
+    // The last P·V of the previous tile is done: releases its values and runs the epilogue.
     macro_rules! finish {
         () => {
             release!(s.values_free(v.stage));
@@ -324,8 +323,8 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // A tile's end and the next one's first block: the last products run while the next tile is opened, the end while
-    // the next one's first products do. `$leave` where the next tile is none of this warpgroup's, or there is none.
+    // A tile's end and the next tile's first block. The last P·V overlaps with opening the next tile, the epilogue with
+    // the next tile's first Q·Kᵀ. `$leave` runs where the next tile has no rows for this warpgroup, or no tile is left.
     macro_rules! turn {
         ($work:ident, $now:ident, $next:ident, $leave:expr) => {{
             let values = uniform(s.values(v.stage));
@@ -353,17 +352,18 @@ pub(super) unsafe fn consume<
         }};
     }
 
-    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    // SAFETY: whole warpgroups; the full and free barriers order every access to a stage.
     unsafe {
         mbarrier::wait(s.queries_full(0, consumer), 0);
-        // A captured launch may have more CTAs than the plan at hand has units.
+        // A captured launch may have more CTAs than the current plan has tiles.
         if rows_of_tile!() == 0 {
             return;
         }
-        // Of two consumers the first begins when the second has its logits, once: each then computes weights beside
-        // the other's products. Where both begin together they may stay so for a whole tile, which costs 25 %. (The
-        // second skips no more blocks than the first, so that the blocks it needs come whatever the first waits for.
-        // So it does not pass a first tile that has none of its rows.)
+        // Ping-pong of two consumers: once, the first waits until the second has its first logits. From then on each
+        // computes weights during the other's products. If both start together they may stay in step for a whole tile,
+        // which costs 25 %. No deadlock: the second skips no more blocks than the first, so the blocks it needs arrive
+        // while the first still waits. For the same reason the second computes a first tile even without rows of its
+        // own, instead of passing it.
         let mut staggers = s.shape.consumers == 2 && !s.shape.co_resident;
         loop {
             let mut work = open!();

@@ -1,21 +1,20 @@
 //! Prefill on Hopper: contiguous queries against paged keys, at tensor-core speed.
 //!
-//! A CTA stays on its SM and works through tiles: the rows of an item for one query head (or for `pack`
-//! heads that share keys). One warpgroup moves data, the others compute 64 rows each:
+//! The kernel is persistent and warp-specialised. A tile is the rows of an item for one query head, or for `pack` query
+//! heads of one KV head (pack_gqa). One warpgroup produces; each consumer warpgroup computes 64 rows:
 //!
-//! - the **scheduler** (one thread) claims tiles by ticket, the last ones shortly before the one before is
-//!   done, and loads their queries;
-//! - two **loaders** (a warp each) bring keys and values, a lane per TMA box, page ids looked up before
-//!   the stage is free;
-//! - the **writer** (a warp) brings finished tiles from shared memory to the output;
-//! - the **consumers** go from the last visible keys to the first. They issue Q·Kᵀ of a block together
-//!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile's
-//!   last P·V runs while they look up the next one, and its end is done beneath the first Q·Kᵀ of that.
+//! - the **scheduler** (one thread) claims tiles from an atomic ticket and loads their queries. In the last rounds it
+//!   claims the next tile only when the current one is nearly done;
+//! - two **loaders** (a warp each) load keys and values. Each lane issues one TMA box and reads its page id before the
+//!   stage is free;
+//! - the **writer** (a warp) copies finished tiles from shared memory to the output;
+//! - the **consumers** walk a tile's blocks from the last visible key to the first. They issue Q·Kᵀ of a block together
+//!   with P·V of the previous block, so the tensor cores stay busy during the softmax. A tile's last P·V overlaps with
+//!   reading the next tile's description, and its epilogue with the first Q·Kᵀ of the next tile.
 //!
-//! 8-bit keys and values become pages of 16-bit ones first: the writer converts them while it has nothing to
-//! write.
+//! 8-bit keys and values are first converted to 16-bit pages, by the writer warp while it has no output to write.
 //!
-//! `docs/notes/prefill.md` has the roofline and what was tried.
+//! `docs/notes/prefill.md` has the roofline and the experiments.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -66,10 +65,10 @@ mod entries {
             const SHAPE: Shape = shape!($rows $keys $dim $value_dim [$($flag)*] $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
             const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras");
-            // Only what is converted from 8 bits has scales.
+            // Scales exist only where 8-bit pages are converted.
             const SCALED: bool = EXTRAS && !SHAPE.is_cut() || SHAPE.co_resident;
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`PrefillParams`] says.

@@ -1,4 +1,4 @@
-//! Which warp does what.
+//! The roles of the warps: loaders, scheduler, writer and consumers.
 
 use cuda_std::{barrier, prelude::*, setmaxnreg, tma::TensorMap};
 
@@ -11,8 +11,8 @@ use crate::{
     common::{half::Half, variant::Variant},
 };
 
-/// The kernel of a shape, which the constants repeat: registers of the producer warpgroup and of the consumers, stages
-/// of keys and of values, and a thread's logits, weights and outputs.
+/// The kernel of a shape. The const parameters must match it: registers of the producer warpgroup and of the consumers,
+/// stages of keys and of values, and a thread's number of logits (`S`), weight words (`P`) and outputs (`O`).
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`PrefillParams`] says, `maps` is the

@@ -1,4 +1,4 @@
-//! The scheduler warp: claims tiles and brings their queries.
+//! The tile scheduler: one thread claims tiles and loads their queries.
 
 use cuda_std::{
     math::div_u32,
@@ -14,14 +14,15 @@ use crate::{
     common::variant::Variant,
 };
 
-/// Blocks of a tile's keys that have not been asked for when the next tile is claimed. A CTA that claims early may take
-/// what another CTA could have begun; one that claims late waits for ticket, tile and queries, about 3 µs.
+/// Blocks of a tile's keys still to be loaded when the next tile is claimed late. A CTA that claims too early may take
+/// a tile that another CTA could have started sooner; one that claims too late waits about 3 µs for ticket, item and
+/// queries.
 pub(super) const PREFETCH_DISTANCE: u32 = 4;
 
-/// Claims are late in so many last rounds of tiles. Before that there are enough left for everybody.
+/// Claims are late only in this many last rounds of tiles. Before that, enough tiles are left for all CTAs.
 pub(super) const LATE_ROUNDS: u32 = 3;
 
-/// Describes unit `unit` of the launch whose work `a` is.
+/// Describes tile number `unit` of the launch `a`.
 #[inline(always)]
 unsafe fn describe<V: Variant>(
     p: &PrefillParams,
@@ -30,11 +31,11 @@ unsafe fn describe<V: Variant>(
     unit: u32,
     keys: u32,
 ) -> Tile {
-    // All heads of an item before the next one: neighbours read the same pages at the same time, and
-    // the longest items of the whole launch come first. Where L2 does not hold the keys of all heads, that is so for
-    // some KV heads at a time.
+    // All heads of an item come before the next item: neighbouring CTAs then share its pages in L2, and the longest
+    // items of the launch start first. Where L2 cannot hold the keys of all heads, the launch is cut into sections of
+    // some KV heads, each in this order.
     let per_kv_head = p.pack.div(a.group);
-    // SAFETY: the record, if there is one, can be read.
+    // SAFETY: the plan's record, if there is one, is readable.
     let heads = per_kv_head * unsafe { p.heads_together(a) };
     let of_section = div_u32(a.units, a.kv_heads * per_kv_head) * heads;
     let section = div_u32(unit, of_section);
@@ -54,12 +55,12 @@ unsafe fn describe<V: Variant>(
     tile.lowest -= tile.lowest % p.box_tokens;
     tile.end = tile.end.next_multiple_of(p.box_tokens);
     let past_blocks = tile.end.saturating_sub(tile.lowest) + keys - 1;
-    // A tile that sees nothing walks one block, all of it masked.
+    // A tile that sees no key walks one block that is masked entirely.
     tile.blocks = div_u32(past_blocks, keys).max(1);
     tile
 }
 
-/// Brings queries of so many tokens from one of the tile's tokens on, all slabs of their heads.
+/// Loads the queries of `tokens` tokens from the tile's token `first` on, all slabs of 64 columns.
 #[inline(always)]
 unsafe fn bring(
     p: &PrefillParams,
@@ -71,7 +72,7 @@ unsafe fn bring(
     full: u32,
 ) {
     let slabs = s.shape.head_dim.div_ceil(64);
-    // SAFETY: one thread; the place is free, and the barrier awaits these bytes.
+    // SAFETY: one thread; the target is free, and the barrier expects these bytes.
     unsafe {
         mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
         let mut slab = 0;
@@ -84,8 +85,9 @@ unsafe fn bring(
     }
 }
 
-/// Brings each warpgroup its queries when it has read its last ones; those of both together where a token has rows of
-/// two. `stage` and `parity` are of the tile, `free` is the parity of its queries' place.
+/// With one stage of queries: loads each warpgroup's queries once that warpgroup has released its previous ones. Where
+/// the rows of one token span both warpgroups, one box loads both. `stage` and `parity` are the tile's, `free` is the
+/// parity of `queries_free`.
 #[inline(always)]
 unsafe fn bring_to_each(
     p: &PrefillParams,
@@ -96,7 +98,7 @@ unsafe fn bring_to_each(
     free: u32,
 ) {
     let full = |consumer| s.queries_full(stage, consumer);
-    // SAFETY: one thread; who has read its queries says so.
+    // SAFETY: one thread; a warpgroup that has read its queries arrives at `queries_free`.
     unsafe {
         let rows = PrefillParams::query_box_rows(true, s.shape.rows(), p.pack.get());
         let tokens = p.pack.div(rows);
@@ -104,12 +106,12 @@ unsafe fn bring_to_each(
             mbarrier::wait(s.queries_free(0), free);
             mbarrier::wait(s.queries_free(1), free);
             bring(p, maps, tile, s, [0, tokens], s.queries(0), full(0));
-            // A box has one barrier.
+            // A box completes on one barrier only; the other warpgroup's is signalled afterwards.
             mbarrier::wait(full(0), parity);
             mbarrier::arrive(full(1));
             return;
         }
-        // Whoever is the first.
+        // Serve the warpgroup that is free first.
         let mut waiting = 0b11_u32;
         while waiting != 0 {
             let mut consumer = 0;
@@ -127,11 +129,11 @@ unsafe fn bring_to_each(
     }
 }
 
-/// Claims tile after tile, the last ones when the one before comes to its end, publishes what it is and loads its
-/// queries.
+/// Claims one tile after another, publishes its description and loads its queries. In the last [`LATE_ROUNDS`] rounds it
+/// claims a tile only when the previous one nears its end.
 ///
 /// # Safety
-/// One thread of the CTA comes here; `maps` begin with that of the queries, and the barriers are initialised.
+/// One thread of the CTA calls this; `maps` points to the tensor map of the queries, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn schedule<V: Variant>(
     p: &PrefillParams,
@@ -145,24 +147,25 @@ pub(super) unsafe fn schedule<V: Variant>(
     let mut ring = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
     loop {
-        // Read again for every unit: there are few registers here.
-        // SAFETY: as the launch is.
+        // Reread for every tile: producer warps have few registers.
+        // SAFETY: the launch's parameters are valid.
         let a = &unsafe { p.attention.of_this_plan() };
         let more = unit < a.units;
         let mut tile = Tile::NONE;
-        // SAFETY: one thread; the ring's barriers say what belongs to whom.
+        // SAFETY: one thread; the full and free barriers order every access to a stage.
         unsafe {
             if more {
                 tile = describe(p, a, variant, unit, s.shape.keys);
             }
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
-            // Beside decodes CTAs differ in pace all the time, and there are fewer registers.
+            // Next to co-resident decodes the CTAs' speeds always differ, so every claim is late; that also saves
+            // registers here.
             let last = s.shape.co_resident || unit + LATE_ROUNDS * ctas >= a.units;
             let late = tile.blocks >= PREFETCH_DISTANCE && last;
             tile.store(s.tile(ring.stage));
             shared::store_u32(s.late(ring.stage), u32::from(late));
             mbarrier::arrive(s.tile_full(ring.stage));
-            // The parity that who awaits the queries has; the place of one tile's has a phase for each tile.
+            // The parity that consumers of `queries_full` wait with. A single query stage has one phase per tile.
             let here = [ring.stage, ring.parity ^ 1];
             let full = s.queries_full(ring.stage, 0);
             ring.advance();

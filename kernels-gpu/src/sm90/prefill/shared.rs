@@ -1,10 +1,10 @@
-//! What the warps of a CTA share: tiles, stages, barriers.
+//! Shared-memory addresses of stages, mbarriers and tile descriptions, and the initialisation of the mbarriers.
 
 use cuda_std::{fence, mbarrier, shared};
 
 use super::config::{Shape, TILE_BYTES};
 
-/// Shared addresses.
+/// The base address and the layout.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
     pub(super) base: u32,
@@ -37,12 +37,13 @@ impl Shared {
     pub(super) fn tile(self, stage: u32) -> u32 {
         self.barrier(32) + stage * TILE_BYTES
     }
-    /// The tile is described.
+    /// The tile's description is written.
     #[inline(always)]
     pub(super) fn tile_full(self, stage: u32) -> u32 {
         self.barrier(stage)
     }
-    /// The tile is described and its queries are there. With one tile of queries each warpgroup awaits its own.
+    /// The tile's description is written and its queries are loaded. With one stage of queries each consumer warpgroup
+    /// has its own barrier.
     #[inline(always)]
     pub(super) fn queries_full(self, stage: u32, consumer: u32) -> u32 {
         let own = if self.shape.query_stages == 1 {
@@ -52,51 +53,55 @@ impl Shared {
         };
         self.barrier(2 + stage + 26 * own)
     }
-    /// The tile is done: all lanes that read what it is have done so, and its output has left its queries' place.
+    /// The tile's stage is free: every lane that reads the description has read it, and the output, which takes the
+    /// queries' place, has left shared memory.
     #[inline(always)]
     pub(super) fn tile_free(self, stage: u32) -> u32 {
         self.barrier(4 + stage)
     }
-    /// A consumer warp's output lies in the place of its queries, or where it is wanted.
+    /// The consumer warps have stored their output, over the tile's queries or directly to memory.
     #[inline(always)]
     pub(super) fn output_full(self, stage: u32) -> u32 {
         self.barrier(24 + stage)
     }
-    /// With products of 8 bits: the tile's queries have become 8 bits, each lane that stored some says so for itself.
+    /// With 8-bit products: the tile's queries are rounded to 8 bits. Each lane that stored some of them arrives.
     #[inline(always)]
     pub(super) fn queries_rounded(self, stage: u32) -> u32 {
         self.barrier(28 + stage)
     }
-    /// With one tile of queries: the warpgroup has read its own, the next ones can come.
+    /// With one stage of queries: the warpgroup's last Q·Kᵀ is done, and its next queries may be loaded.
     #[inline(always)]
     pub(super) fn queries_free(self, consumer: u32) -> u32 {
         self.barrier(7 + 23 * consumer)
     }
-    /// Behind the tile: whether the next one is claimed late.
+    /// Address, behind the tile's description, of the flag that the next tile is claimed late.
     #[inline(always)]
     pub(super) fn late(self, stage: u32) -> u32 {
         self.tile(stage) + 48
     }
-    /// Whether the scheduler waits for [`near_end`](Self::near_end) of the tile, which has blocks enough.
+    /// Whether the scheduler waits for [`near_end`](Self::near_end) of this tile. The tile has at least that many
+    /// blocks.
     ///
     /// # Safety
-    /// The tile is there.
+    /// The tile's description has been stored in the stage and seen.
     #[inline(always)]
     pub(super) unsafe fn claims_late(self, stage: u32) -> bool {
         // SAFETY: the caller's promise.
         self.shape.co_resident || unsafe { shared::load_u32(self.late(stage)) } != 0
     }
-    /// A tile behind which the next one is claimed late comes to its end: [`PREFETCH_DISTANCE`](super::scheduler::PREFETCH_DISTANCE) blocks.
+    /// A tile after which the next one is claimed late has
+    /// [`PREFETCH_DISTANCE`](super::scheduler::PREFETCH_DISTANCE) blocks of keys left to load.
     #[inline(always)]
     pub(super) fn near_end(self) -> u32 {
         self.barrier(26)
     }
-    /// The epoch in which pages are [converted](super::convert).
+    /// Address of the word that holds the epoch of [converted](super::convert) pages.
     #[inline(always)]
     pub(super) fn epoch(self) -> u32 {
         self.barrier(27)
     }
-    /// Values past the end have arrived and wait for being set to zero.
+    /// A block of values that reaches past the item's last key has arrived; its loader then zeroes the rows past the
+    /// end.
     #[inline(always)]
     pub(super) fn tail(self) -> u32 {
         self.barrier(6)
@@ -118,7 +123,7 @@ impl Shared {
         self.barrier(20 + stage)
     }
 
-    /// Of a stage of values or keys: its barriers, full and free, and where it is.
+    /// The full barrier, the free barrier and the address of a stage of values or keys.
     #[inline(always)]
     pub(super) fn stage_of(self, values: bool, stage: u32) -> (u32, u32, u32) {
         if values {
@@ -136,22 +141,23 @@ impl Shared {
         }
     }
 
-    /// Initialises all barriers. `each_lane` says for itself that its output is there, or one for its warp.
+    /// Initialises all barriers. `gathered`: rows are loaded by `cp.async`, not TMA. `each_lane`: every consumer lane
+    /// arrives at `output_full`, instead of one per warp.
     ///
     /// # Safety
-    /// One thread comes here, before a barrier of the CTA.
+    /// One thread calls this, before a CTA-wide barrier.
     #[inline(always)]
     pub(super) unsafe fn init(self, gathered: bool, each_lane: bool) {
         let warps = 4 * self.shape.consumers;
-        // Who fills a block: the tensor maps' boxes are awaited by one, copies of rows by each lane.
+        // Arrivals that fill a stage: with TMA one lane's `expect_tx`, with `cp.async` every lane of the loader.
         let fillers = if gathered { 32 } else { 1 };
-        // SAFETY: one thread, before the barrier of the block.
+        // SAFETY: one thread, before the CTA-wide barrier.
         unsafe {
             let mut stage = 0;
             while stage < 2 {
                 mbarrier::init(self.tile_full(stage), 1);
                 mbarrier::init(self.queries_full(stage, 0), 1);
-                // Each lane that has read the tile's description says so for itself.
+                // Readers: the two loaders, the writer and all consumer warps. Every lane arrives for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
                 let stores = if each_lane { 32 * warps } else { warps };
                 mbarrier::init(self.output_full(stage), stores);
@@ -171,8 +177,8 @@ impl Shared {
                 mbarrier::init(self.queries_full(0, 1), 1);
                 mbarrier::init(self.queries_full(1, 1), 1);
             }
-            // Every warp for itself: a warp that skips a block must have seen it full before the block
-            // can be loaded anew, or it waits for a phase that is gone.
+            // Each consumer warp arrives at `free`, even for a block that it skips. Otherwise the stage could be
+            // refilled before that warp has observed `full`, and it would wait for a phase that has passed.
             stage = 0;
             while stage < self.shape.stages {
                 mbarrier::init(self.keys_full(stage), fillers);

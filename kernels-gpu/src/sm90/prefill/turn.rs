@@ -1,5 +1,5 @@
-//! Queries that are turned by their positions, in shared memory, by the warps that multiply them: beneath the last products
-//! of the tile before.
+//! Rotary embeddings of queries, applied in place in shared memory. Each consumer warp rotates its own rows while the
+//! last P·V of the previous tile runs.
 
 use cuda_std::{fence, misc, prelude::*};
 
@@ -13,24 +13,25 @@ use crate::{
     },
 };
 
-/// Rows of a warp.
+/// Rows per warp.
 const ROWS: u32 = 16;
 
-/// Neighbouring rows of a lane whose words are under way together; of one token they share sines.
+/// Neighbouring rows that a lane loads together. Rows of one token share their sines.
 const TOGETHER: u32 = 4;
 
-/// Whether queries are turned. Then each lane says for itself that its output is there, for racecheck does not follow what it
-/// stored before through one lane's word for a warp. Other runs keep one word of a warp: fewer arrivals at a tile's end.
+/// Whether queries are rotated. If so, every lane arrives at `output_full`: racecheck cannot see that one lane's
+/// arrival also orders the other lanes' stores of rotated queries. Otherwise one lane per warp arrives, which is
+/// cheaper.
 #[inline(always)]
 pub(super) fn turns_queries<const EXTRAS: bool>(p: &PrefillParams, s: Shared) -> bool {
     EXTRAS && s.shape.bytes == 2 && misc::opaque_u64(p.rotary.turns) != 0
 }
 
-/// Turns the 16 rows of a warp, which nobody else reads, from `first_row` on. A lane has two words of two elements, so that
-/// pairs are its own, and sines take four registers.
+/// Rotates the 16 rows from `first_row` on, which only this warp reads. A lane takes two words of two elements: both
+/// members of its pairs are then its own, and sines take four registers.
 ///
 /// # Safety
-/// A whole warp comes here, one that computes; the stage holds its tile, whose queries are there.
+/// A whole consumer warp comes here; the stage holds its tile, whose queries have arrived.
 #[inline(always)]
 pub(super) unsafe fn turn_queries<T: Half>(
     p: &PrefillParams,
@@ -38,25 +39,25 @@ pub(super) unsafe fn turn_queries<T: Half>(
     stage: u32,
     first_row: u32,
 ) {
-    // Opaque, here and below: or what follows from it takes registers in the main loop, or in the producer warps, and
+    // Opaque, here and below: otherwise derived values occupy registers in the main loop or in the producer warps, and
     // the loop is unrolled.
     let rotary = QueryRotaryParams {
         turns: misc::opaque_u64(p.rotary.turns),
         pairs: misc::opaque(p.rotary.pairs),
         interleaved: misc::opaque(p.rotary.interleaved),
     };
-    // Of a row; the others have the next rows.
+    // Lanes per row; the other lanes take further rows.
     let lanes = s.shape.head_dim / 4;
     let lane = misc::opaque(warp::lane_id());
     let column = lane % lanes;
-    // Pairs 2c and 2c + 1, of halves of what is turned or neighbours.
+    // The words that hold pairs 2c and 2c + 1: pairs are formed of the two halves, or of neighbouring elements.
     let [a, b] = if rotary.interleaved == 0 {
         [column, column + rotary.pairs / 2]
     } else {
         [2 * column, 2 * column + 1]
     };
     if column * 2 < rotary.pairs {
-        // SAFETY: the caller's promise. There are turns up to a multiple of 8 pairs.
+        // SAFETY: the caller's promise. The table of turns is padded to a multiple of 8 pairs.
         unsafe {
             let turns = ptr::load_nc_u32x4((rotary.turns + u64::from(column) * 16) as *const u32);
             let position = Tile::load(s.tile(stage)).position;
@@ -100,7 +101,7 @@ pub(super) unsafe fn turn_queries<T: Half>(
             }
         }
     }
-    // The tensor cores read them.
+    // wgmma reads them through the async proxy.
     fence::proxy_async_shared();
     // SAFETY: a whole warp.
     unsafe { warp::sync_warp(warp::FULL_MASK) };

@@ -1,20 +1,20 @@
-//! What a warpgroup that computes knows of its tile, and what becomes of its logits.
+//! A consumer warpgroup's view of its tile, and the transforms and masks of its logits.
 
 use cuda_std::misc;
 
 use super::{super::uniform, shared::Shared};
 use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
 
-/// What a consumer knows of its tile.
+/// A consumer warpgroup's view of its tile.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     /// Shared address of its 64 rows of queries.
     pub(super) queries: u32,
-    /// First key of the block at hand, blocks left (this one included), blocks it need not look at.
+    /// First key of the current block; blocks left, this one included; leading blocks whose keys its rows do not see.
     pub(super) begin: i32,
     pub(super) left: u32,
     pub(super) skipped: u32,
-    /// The first and the last key that all 64 rows see.
+    /// The first and the last key that all 64 rows see; blocks within need no mask.
     pub(super) all_see: (i32, i32),
 }
 
@@ -29,9 +29,9 @@ impl Work {
     ) -> Self {
         // SAFETY: the tile's barrier completed; whole warps.
         let tile = unsafe { Tile::load(s.tile(stage)) };
-        // Opaque: or what rows have to do with tokens takes registers in the main loop.
+        // Opaque: otherwise the mapping of rows to tokens occupies registers in the main loop.
         let first = misc::opaque(64 * consumer);
-        // Positions grow with the row, and what is seen with the position.
+        // Positions grow with the row, and the visible range with the position.
         let (_, mut least) = tile.sees(&p.pack, variant, first);
         if EXTRAS {
             least = p.attention.seen_by_all(least);
@@ -62,11 +62,11 @@ impl Work {
     }
 }
 
-/// From accumulators of `$keys` keys to logits: the variant's and the mask. `$scaled` says whether products are to be
-/// multiplied by `$of_products`; `$of` says whose the thread's `$rows` are. Whole warps that compute come here, and the
-/// stage holds their tile.
+/// Turns accumulators of `$keys` keys into logits: applies the variant and the mask. `$scaled` says whether products
+/// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. Whole consumer warps come
+/// here, and the stage holds their tile.
 ///
-/// No function: with a call in its place, inlined or not, registers of the main loops were shared out in another way.
+/// A macro and not a function: a call, even an inlined one, changed the register allocation of the main loops.
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
@@ -90,7 +90,7 @@ macro_rules! logits_of_block {
             }
         }
         if V::MASKS || after || before {
-            // Seldom: what the rows see is computed again rather than kept in registers.
+            // Rare: what the rows see is recomputed instead of kept in registers.
             let tile = Tile::load($s.tile($stage));
             let seen = $rows.map(|row| tile.sees(&$p.pack, $variant, row));
             if V::MASKS {
@@ -99,9 +99,9 @@ macro_rules! logits_of_block {
             if after {
                 hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
             }
-            // Opaque here and below, or what follows from them takes registers all the time.
+            // Opaque, here and below: otherwise derived values occupy registers all the time.
             if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
-                // Rows that do not exist are the last token's.
+                // Rows past the end count as the last token's.
                 let last = $p.pack.div(tile.rows - 1);
                 let begin = misc::opaque($work.begin as u32) as i32;
                 hide_strangers_from(&mut $logits, begin, |h| {

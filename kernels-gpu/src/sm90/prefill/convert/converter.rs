@@ -1,4 +1,4 @@
-//! The pieces that a CTA's writer converts, one after the other, and the end of the epoch.
+//! The conversion loop of the writer warp, and the end of the epoch.
 
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{abi::PrefillParams, common::half::Half};
 
-/// The pieces that the writer converts, one after the other.
+/// The state of the writer warp's conversions.
 pub(in crate::sm90::prefill) struct Converter {
-    /// Pieces of the launch; 0: all are claimed, and the warp has converted its own.
+    /// Pieces of the launch; 0 once all are claimed and this warp has converted its own.
     pieces: u32,
-    /// What is converted next.
+    /// The piece to convert next.
     piece: Piece,
-    /// In the first lane: the claim behind it.
+    /// The claim after that; valid in lane 0.
     claim: u32,
 }
 
@@ -54,8 +54,8 @@ impl Converter {
         self.pieces == 0
     }
 
-    /// Takes the piece that was claimed, and claims another. Where none was left, this CTA claims no more; the last CTA
-    /// to find none resets the counters and begins a new epoch.
+    /// Returns the claimed piece and claims another. If none was left, this CTA stops claiming; the last CTA to find
+    /// none resets the counters and starts a new epoch.
     #[inline(always)]
     unsafe fn next(&mut self, p: &PrefillParams, s: Shared) -> Piece {
         let control = p.convert.control;
@@ -81,7 +81,7 @@ impl Converter {
         }
     }
 
-    /// Converts a piece, and brings the next from memory to L2.
+    /// Converts a piece, and prefetches the next one to L2.
     ///
     /// # Safety
     /// As [`begin`](Self::begin); there is a piece.

@@ -1,14 +1,14 @@
-//! Keys and values of 8 bits become pages of 16-bit ones, once for all tiles of a launch.
+//! Conversion of 8-bit keys and values to 16-bit pages, once for all tiles of a launch.
 //!
-//! The tensor cores multiply 16 bits here, and a key is read by as many tiles as there are query tiles for its head. So
-//! *pieces*, 64 keys of one KV head or their values, are converted while the first tiles are computed: one by each warp
-//! that computes, before its first product, and the others by the warp that writes outputs, which has nothing to write
-//! until the first tile is done. Pieces are claimed from a counter of the launch, in the order in which tiles need
-//! them, and a flag for each says that it is there. Loaders wait for the flags of what they are about to load. A
-//! claimed piece waits for nothing, so some warp always goes on, however many CTAs of the launch are running.
+//! The tensor cores multiply 16-bit operands here, and every query tile of a head rereads its keys. So each key is
+//! converted once, in *pieces*: 64 keys of one KV head, or their values. Each consumer warp converts one piece before
+//! its first product. The writer warps convert the rest while they have nothing to write. Pieces are claimed from a
+//! counter of the launch, in the order in which tiles need them; each has a flag that says it is converted. Loaders
+//! wait for the flags of the pieces they are about to load. A warp that has claimed a piece waits for nothing else, so
+//! the launch makes progress however many of its CTAs are resident.
 //!
-//! Flags hold the epoch in which a piece was converted, so that nobody has to clear them: the last CTA that finds no
-//! piece left ends the epoch.
+//! A flag holds the epoch of its conversion, so flags are never cleared. The last CTA that finds no piece left starts a
+//! new epoch.
 
 use cuda_std::{
     atomic::{self, Acquire, Gpu, Relaxed},
@@ -28,11 +28,11 @@ const WARP: u32 = warp::FULL_MASK;
 /// Keys of a piece, and tokens of a converted page.
 const PAGE: u32 = ConvertedPage::KEYS;
 
-/// The place of a token that does not exist: it becomes zeros.
+/// The place of a token that does not exist; it is filled with zeros.
 pub(super) const NOWHERE: u32 = u32::MAX;
 
-/// The first key of a tile from which on all keys, or values, are converted; `known` is the last answer. A warp reads
-/// the flags of 32 pieces at a time, one for each lane.
+/// The first key of a tile from which on all keys, or values, are converted; `known` is the previous answer. Each call
+/// reads the flags of 32 pieces, one per lane.
 ///
 /// # Safety
 /// A whole warp comes here; the launch converts what the tile sees; `epoch` is that of the launch.
@@ -58,14 +58,15 @@ pub(super) unsafe fn converted_from(
         }
         let missing = !warp::warp_vote_ballot(WARP, there);
         warp::sync_warp(WARP);
-        // TMA reads what ordinary stores of other CTAs wrote.
+        // TMA is about to read what other CTAs wrote with ordinary stores.
         fence::proxy_async_global();
         known - (PAGE * missing.trailing_zeros()) as i32
     }
 }
 
-/// Whether each consumer warp lays out two pieces of 8 bits before its first product, and not one: where there are more
-/// pieces than consumer warps. The writers alone would take longer for the rest than the first tiles take.
+/// Whether each consumer warp lays out two 8-bit pieces before its first product instead of one. It does where the
+/// launch has more pieces than consumer warps: the writers alone would take longer for the rest than the first tiles
+/// do.
 #[inline(always)]
 unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
     // SAFETY: the launch is as the host makes it.
@@ -73,15 +74,15 @@ unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
     pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
 }
 
-/// Puts the epoch into shared memory, and claims the pieces of the consumer warps.
+/// Stores the epoch in shared memory and claims pieces for the consumer warps.
 ///
 /// # Safety
-/// One thread comes here, before a barrier of the CTA.
+/// One thread comes here, before a CTA-wide barrier.
 #[inline(always)]
 pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
     let control = p.convert.control;
     if p.convert.pages != 0 {
-        // SAFETY: the launch is as the host makes it. Nobody ends the epoch before all CTAs have claimed.
+        // SAFETY: the launch is as the host makes it. The epoch cannot end before all CTAs have claimed.
         unsafe {
             let epoch = atomic::load::<Relaxed, Gpu, _>((control + 4) as *const u32);
             let mut claims = 4 * s.shape.consumers;
@@ -95,10 +96,10 @@ pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
     }
 }
 
-/// Converts what was claimed for a warp, one of those that compute.
+/// Converts the pieces that [`init`] claimed for consumer warp `warp`.
 ///
 /// # Safety
-/// A whole warp comes here, behind [`init`] and a barrier; the parameters describe memory as [`ConvertParams`] says.
+/// A whole warp comes here, after [`init`] and a barrier; the parameters describe memory as [`ConvertParams`] says.
 #[inline(always)]
 pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
     p: &PrefillParams,
@@ -132,13 +133,13 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
 mod converter;
 mod piece;
 
-/// Pieces of so many pages.
+/// The pieces of `pages` converted pages.
 #[inline(always)]
 fn pieces(p: &PrefillParams, pages: u32) -> u32 {
     pages * p.attention.kv_heads * 2
 }
 
-/// In the first lane: what it claims.
+/// Claims a piece; the result is valid in lane 0 only.
 #[inline(always)]
 unsafe fn claim(c: &ConvertParams) -> u32 {
     if warp::lane_id() != 0 {

@@ -1,4 +1,4 @@
-//! A piece: 64 keys of one KV head, or their values. Where they are, how they are converted, and the flag behind them.
+//! A piece, 64 keys of one KV head or their values: its addresses, its conversion and its flag.
 
 use cuda_std::{
     atomic::{self, Gpu, Release},
@@ -13,7 +13,7 @@ use crate::{
     common::{cache, half::Half},
 };
 
-/// A piece: the index of its flag, and for each lane where two of its tokens are, in vectors of the pool.
+/// A piece: the index of its flag, and per lane the offsets of two of its tokens in the pool, in vectors of 16 bytes.
 #[derive(Clone, Copy)]
 pub(in crate::sm90::prefill) struct Piece {
     pub(in crate::sm90::prefill) flag: u32,
@@ -26,8 +26,8 @@ impl Piece {
         places: [NOWHERE; 2],
     };
 
-    /// The piece of a claim. Tiles need the last keys first, and keys before values: so come the pages, and of a page
-    /// the keys of all heads before their values. Prefetches the piece to L2.
+    /// The piece of a claim. Tiles need the last keys first and keys before values. The list of pages is in that order,
+    /// and within a page the keys of all heads come before their values. Prefetches the piece to L2.
     #[inline(always)]
     pub(super) unsafe fn find(p: &PrefillParams, first: u32, claimed: u32) -> Self {
         let c = &p.convert;
@@ -63,7 +63,7 @@ impl Piece {
         }
     }
 
-    /// Loads a lane's vectors of some rounds. A round is 512 bytes of the warp, token after token.
+    /// Loads this lane's vectors of `TOGETHER` rounds. In a round the warp loads 512 bytes of consecutive tokens.
     #[inline(always)]
     pub(super) unsafe fn load<const TOGETHER: usize>(
         &self,
@@ -88,7 +88,7 @@ impl Piece {
                 self.places[1]
             };
             let token = round * (32 / lanes) + lane / lanes;
-            // SAFETY: whole warps; what exists is in the pool.
+            // SAFETY: whole warps; tokens that exist are in the pool.
             unsafe {
                 let place = warp::warp_shuffle_idx(WARP, places, token % 32, 32);
                 narrow[i] = [0; 4];
@@ -114,10 +114,10 @@ impl Piece {
         let to = if self.flag % 2 == 1 { c.to_v } else { c.to_k };
         let bytes = u64::from(PAGE * s.shape.head_dim * 2);
         let mut target = to + u64::from(self.flag / 2) * bytes + u64::from(lane * 32);
-        // Opaque: unrolled, it takes more registers than there are.
+        // Opaque: unrolled, the loop needs more registers than there are.
         let rounds = misc::opaque(s.shape.head_dim / 8);
         let mut round = 0;
-        // SAFETY: the converted page is only this launch's; whole warps.
+        // SAFETY: only this launch writes the converted page; whole warps.
         unsafe {
             loop {
                 let mut i = 0;
@@ -145,10 +145,10 @@ impl Piece {
     /// Sets the flag: the piece is converted.
     ///
     /// # Safety
-    /// A whole warp comes here, behind the stores of all of it.
+    /// A whole warp comes here, after its stores of the whole piece.
     #[inline(always)]
     pub(in crate::sm90::prefill) unsafe fn is_there(self, p: &PrefillParams, s: Shared) {
-        // TMA of any CTA reads what these stores wrote.
+        // TMA of other CTAs will read what these ordinary stores wrote.
         fence::proxy_async_global();
         // SAFETY: the caller's promise.
         unsafe {
@@ -167,7 +167,7 @@ fn pairs(four: u32) -> [u16; 2] {
     [four as u16, (four >> 16) as u16]
 }
 
-/// Two 8-bit numbers as 16-bit ones. Exact.
+/// Two e4m3 numbers as two 16-bit floats. Exact.
 #[inline(always)]
 fn of_e4m3<T: Half>(two: u16) -> u32 {
     of_f16::<T>(convert::e4m3x2_to_f16x2(two))
@@ -178,7 +178,7 @@ fn of_e5m2<T: Half>(two: u16) -> u32 {
     of_f16::<T>(convert::e5m2x2_to_f16x2(two))
 }
 
-/// Exact for what 8 bits hold.
+/// Exact for values that came from 8 bits.
 #[inline(always)]
 fn of_f16<T: Half>(pair: u32) -> u32 {
     if T::WIDE {

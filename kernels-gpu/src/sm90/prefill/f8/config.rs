@@ -1,14 +1,13 @@
-//! What kernels there are.
+//! The table of 8-bit prefill kernels.
 
-/// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `prefill_<rows>x<keys>_d<head dimension>_<element>_f8[_<flag>…]`. All of them take scales, sinks and masks of the
-/// last keys.
+/// The kernels, one per row and 16-bit float type of queries and outputs: `prefill_<rows>x<keys>_d<head
+/// dimension>_<element>_f8[_<flag>…]`. All support scales, sinks and masks of the last keys.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! prefill_f8_table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Rows × keys, head dimension, flags, columns of values that a product has, stages of queries, keys, values.
+            // Rows × keys, head dimension, flags, columns of values per product, stages of [queries, keys, values].
             128 x 128, 128, [],    128, [2, 4, 4];
             128 x 128, 128, [cap], 128, [2, 4, 4];
         }}

@@ -1,4 +1,4 @@
-//! The loaders: pieces as they were laid out.
+//! The loader warps: one bulk copy per laid-out piece.
 
 use cuda_std::{fence, mbarrier, prelude::*, tma};
 
@@ -13,7 +13,7 @@ use crate::abi::{ConvertedPage, PrefillParams};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Brings the blocks of all tiles, from the last to the first of each: values or keys.
+/// Loads the blocks of all tiles, values or keys, from the last block of a tile to the first.
 ///
 /// # Safety
 /// A whole warp comes here; the launch converts what its tiles see, and the barriers are initialised.
@@ -30,7 +30,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
     let mine = lane < s.shape.keys / ConvertedPage::KEYS;
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
-    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a stage.
     unsafe {
         let epoch = shared::load_u32(s.epoch());
         loop {
@@ -54,12 +54,13 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
                 while begin.max(tile.lowest as i32) < converted {
                     converted = converted_from(p, epoch, &tile, converted, VALUES);
                 }
-                // Which piece is this lane's: looked up before the stage is free.
+                // Find this lane's piece before waiting for the stage.
                 let at = begin + (lane * ConvertedPage::KEYS) as i32;
                 let exists = mine && at >= tile.lowest as i32 && at < tile.kv_end as i32;
                 let mut source = 0;
                 if exists {
-                    // Tables of laid out pages begin with the first key that is seen, perhaps behind key 0.
+                    // A table of converted pages starts at the first visible key. If that is not key 0, it may have
+                    // wrapped.
                     let entry = tile.table.wrapping_add(at as u32 / ConvertedPage::KEYS);
                     let id = ptr::load_nc_u32((a.page_ids + u64::from(entry) * 4) as *const u32);
                     source = images + u64::from(id * a.kv_heads + tile.kv_head) * u64::from(bytes);
@@ -68,7 +69,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
                 let (full, free, target) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
                 if there != (1 << (s.shape.keys / ConvertedPage::KEYS)) - 1 {
-                    // Nothing is seen of such pieces, but a weight of 0 does not keep a NaN out.
+                    // No row sees these pieces, but 0 · NaN is NaN.
                     clear(target, bytes, !there, s.shape.keys / ConvertedPage::KEYS);
                 }
                 if lane == 0 {
@@ -84,7 +85,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
     }
 }
 
-/// Sets the pieces of a stage to zero whose bits are set.
+/// Zeroes the pieces of a stage whose bits are set in `which`.
 #[inline(always)]
 unsafe fn clear(target: u32, bytes: u32, which: u32, pieces: u32) {
     let mut piece = 0;
@@ -100,6 +101,6 @@ unsafe fn clear(target: u32, bytes: u32, which: u32, pieces: u32) {
         piece += 1;
     }
     fence::proxy_async_shared();
-    // SAFETY: a whole warp: its stores are done before one lane says so.
+    // SAFETY: a whole warp. Its stores are done before one lane arrives at the barrier.
     unsafe { warp::sync_warp(WARP) };
 }

@@ -1,4 +1,4 @@
-//! The warpgroups that compute.
+//! The consumer warpgroups of the 8-bit prefill.
 
 use cuda_std::{barrier, math::fma, mbarrier, misc, prelude::*, wgmma};
 
@@ -22,18 +22,18 @@ use crate::{
 };
 
 const WARP: u32 = warp::FULL_MASK;
-/// Named barriers: the second consumer has its first logits; the warps of a consumer have their queries.
+/// Named barriers: the second consumer has its first logits; all warps of a consumer have quantised their queries.
 const STAGGER: u32 = 1;
 const QUANTISED: [u32; 2] = [2, 3];
-/// All kernels take sinks and masks of the last keys.
+/// All these kernels support sinks and masks of the last keys.
 const EXTRAS: bool = true;
 
 /// Works through all tiles.
 ///
-/// One step is one block of keys. Its Q·Kᵀ is issued, and behind it P·V of the block before, or of the tile before. While
-/// the tensor cores do the second, the maxima are found; then weights are computed, and between two exponentials, which
-/// take eight cycles each, what the product left is added to the outputs. So there are outputs, one product's part of
-/// them and one block's logits, but never two blocks' weights: with more ptxas runs out of registers.
+/// One step handles one block of keys. It issues the block's Q·Kᵀ, then P·V of the previous block, which may belong to
+/// the previous tile. The maxima are computed while P·V runs. Then the weights are computed, interleaved with adding
+/// the P·V result to the outputs: an exponential takes eight cycles, so those additions are free. Registers hold the
+/// outputs, one product's result, one block's logits and one block's weights; with more, ptxas spills.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -68,8 +68,8 @@ pub(super) unsafe fn consume<
     } else {
         variant.unit()
     };
-    // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
-    // cache, in the tile that is opened.
+    // Per row of the thread: the softmax scale, of the current tile; and the factor of Q·Kᵀ, from the scales of queries
+    // and keys, of the tile being opened.
     let mut scale = [of_logits; 2];
     let mut of_products;
     // The queries of a thread's two rows; read only by variants with a transform or a mask.
@@ -91,7 +91,7 @@ pub(super) unsafe fn consume<
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut part = [0.0; PART];
-    // What the last block's P·V is multiplied by, and what was accumulated before, if that is not 1.
+    // Factors of the last block's P·V, and of the previous outputs where a row is rescaled.
     let mut factor;
     let mut rescale;
     let mut o = [0.0; O];
@@ -104,21 +104,21 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Put to a vote, or the compiler does not know that all lanes agree.
+    // A vote: it tells the compiler that the condition is the same in all lanes.
     macro_rules! all_agree {
         ($condition:expr) => {
             warp::warp_vote_any(WARP, $condition)
         };
     }
-    // The next tile: its queries in 8 bits, and the keys of its blocks that these rows do not see.
+    // Opens the next tile: quantises its queries and releases the keys of leading blocks that its rows do not see.
     macro_rules! open {
         () => {{
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
-            // Opaque: or what follows from it is computed before the main loop and takes its registers.
+            // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
             mbarrier::arrive(s.queries_rounded(tiles.stage));
-            // Constants: of a number that is computed ptxas counts all sixteen.
+            // Constants: with a computed barrier number ptxas reserves all 16 named barriers.
             if consumer == 0 {
                 barrier::bar_sync(QUANTISED[0], 128);
             } else {
@@ -156,16 +156,16 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Logits without a transform take the factors with their scale.
+    // Without a transform the factors of queries and keys are folded into the softmax scale.
     macro_rules! take_scale {
         () => {
             if !V::TRANSFORMS_LOGITS {
-                // Never so small that −∞ times it is no number.
+                // Not 0: −∞ · 0 is NaN.
                 scale = of_products.map(|factor| (factor * of_logits).max(f32::MIN_POSITIVE));
             }
         };
     }
-    // Q·Kᵀ of a block is there. Whether that was the tile's last.
+    // Q·Kᵀ of a block is done: releases its keys. True for the tile's last block.
     macro_rules! keys_done {
         ($work:ident) => {{
             release!(s.keys_free(k.stage));
@@ -174,7 +174,7 @@ pub(super) unsafe fn consume<
             all_agree!($work.left == 0)
         }};
     }
-    // From products to the reference of their weights.
+    // Turns products into logits and computes the reference of the block's weights.
     macro_rules! refer {
         ($work:ident) => {{
             logits_of_block!(
@@ -192,8 +192,9 @@ pub(super) unsafe fn consume<
             rescale = $to.rescale;
         };
     }
-    // What P·V left, and what `$beside` says: a branch of its own rescales. With one that does nothing else ptxas keeps
-    // outputs in two sets of registers and copies them; and beside exponentials additions take no time.
+    // Adds the P·V result to the outputs, with `$beside` in the same branch, so that its exponentials hide the
+    // additions. `$beside` is in both branches: with a branch that only rescales ptxas keeps two sets of outputs and
+    // copies them.
     macro_rules! add_part {
         ($beside:expr) => {
             let mut i = 0;
@@ -214,16 +215,16 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    // SAFETY: whole warpgroups; the full and free barriers order every access to a stage.
     unsafe {
         mbarrier::wait(s.queries_full(0, 0), 0);
-        // A captured launch may have more CTAs than the plan at hand has units.
+        // A captured launch may have more CTAs than the current plan has tiles.
         if shared::load_u32(s.tile(0) + 8) == 0 {
             return;
         }
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
-        // As in the kernel of 16 bits: each then computes weights beside the other's products.
+        // Ping-pong, as in the 16-bit kernel: each consumer then computes weights during the other's products.
         if consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
@@ -238,7 +239,8 @@ pub(super) unsafe fn consume<
         let to = refer!(work);
         weigh!(to);
         skip_values!(work);
-        // Whether the next keys and values are there: asked for before the exponentials, for an answer takes 40 cycles.
+        // Whether the next keys and values have arrived. Tested before the exponentials, which hide the 40 cycles of a
+        // test.
         let (mut keys_there, mut values_there) = (false, false);
         loop {
             if turn {

@@ -1,13 +1,13 @@
-//! Prefill with products of 8 bits: twice the rate of the tensor cores, half the bytes.
+//! Prefill with 8-bit (e4m3) products: twice the tensor-core rate, half the bytes.
 //!
-//! Warps, barriers and tiles are those of the [kernel of 16 bits](super). What differs:
-//! - **Pieces** are not widened but laid out: keys as they are, values with their keys in rows, since products of 8
-//!   bits contract along what is contiguous in memory (`pages.rs`). They lie as shared memory has them, swizzled, and
-//!   come by plain copies.
-//! - **Queries** become 8 bits where they lie, a power of two for each row (`queries.rs`).
-//! - **Weights** of a block are relative to the block's own maxima, so that all bits that 8 have are used for each
-//!   block. Its P·V comes into registers of its own and is added in f32 with the factor that the reference takes:
-//!   tensor cores keep 13 bits behind the largest term of a sum of 8-bit products (`mainloop.rs`).
+//! Warps, barriers and tiles are those of the [16-bit kernel](super). The differences:
+//! - **Pieces** are not widened but laid out for wgmma. Keys keep their layout. Values are transposed, since 8-bit
+//!   operands must be K-major: contiguous along the contracted dimension (`pages.rs`). A piece is stored exactly as
+//!   shared memory holds it, swizzle included, so one bulk copy loads it.
+//! - **Queries** are quantised in place in shared memory, with a power of two as each row's scale (`queries.rs`).
+//! - **Weights** of a block are relative to the block's own maxima, so each block uses the full range of e4m3. Its P·V
+//!   goes to separate registers and is added to the outputs in f32, with the factor to the row's reference: the tensor
+//!   cores keep only 13 bits below the largest term of a sum of 8-bit products (`mainloop.rs`).
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -48,7 +48,7 @@ mod entries {
             const SHAPE: Shape = Shape::of_8_bits($rows, $keys, $dim, $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`PrefillParams`] says.

@@ -1,11 +1,11 @@
-//! Pieces of 8 bits as products read them: 64 keys of one KV head, or their values.
+//! The layout of 8-bit pieces, 64 keys of one KV head or their values, as wgmma reads them.
 //!
-//! An image of a piece is what shared memory holds of it, 64 · head dimension bytes, so that one plain copy brings it.
-//! - **Keys** have rows of 128 bytes with a swizzle of 128, groups of 8 keys, in a group 128 columns after the other;
-//!   at head dimension 64 rows of 64 bytes with a swizzle of 64.
-//! - **Values** have a row for each column of theirs, 64 keys of one byte with a swizzle of 64. In each 16 the keys are
-//!   in the order in which a thread has its weights: byte `4 t + b` is key `8 (b / 2) + 2 t + b % 2`, so that what Q·Kᵀ
-//!   leaves in a thread's registers is the fragment that P·V wants, once it is packed.
+//! A piece's image is its exact content in shared memory, 64 · head dimension bytes, so one bulk copy loads it.
+//! - **Keys**: rows of 128 bytes with the 128-byte swizzle, in groups of 8 keys. Within a group the slabs of 128
+//!   columns follow each other. At head dimension 64: rows of 64 bytes with the 64-byte swizzle.
+//! - **Values**: transposed, one row per column of V, with one byte for each of 64 keys and the 64-byte swizzle. Within
+//!   every 16 keys the order is that of a thread's weights: byte `4 t + b` is key `8 (b / 2) + 2 t + b % 2`. So the
+//!   Q·Kᵀ accumulator of a thread, once packed, is the A fragment of P·V without a shuffle.
 
 use cuda_std::{
     math::{div_u32, permute_bytes},
@@ -27,10 +27,10 @@ pub(super) const fn image_bytes(dim: u32) -> u32 {
     ConvertedPage::KEYS * dim
 }
 
-/// Lays out a piece, and says that it is there.
+/// Lays out a piece and sets its flag.
 ///
 /// # Safety
-/// A whole warp comes here, which has claimed the piece.
+/// A whole warp comes here, and it has claimed the piece.
 #[inline(always)]
 pub(in super::super) unsafe fn lay_out(p: &PrefillParams, s: Shared, piece: Piece) {
     let c = &p.convert;
@@ -38,7 +38,7 @@ pub(in super::super) unsafe fn lay_out(p: &PrefillParams, s: Shared, piece: Piec
     let values = piece.flag % 2 == 1;
     let (from, to) = if values { (c.v, c.to_v) } else { (c.k, c.to_k) };
     let to = to + u64::from(piece.flag / 2) * u64::from(image_bytes(dim));
-    // SAFETY: the caller's promise; the image is only this launch's.
+    // SAFETY: the caller's promise; only this launch writes the image.
     unsafe {
         if values {
             put_values(dim, piece.places, from, to);
@@ -49,14 +49,14 @@ pub(in super::super) unsafe fn lay_out(p: &PrefillParams, s: Shared, piece: Piec
     }
 }
 
-/// Vectors of a lane that are under way at a time.
+/// Loads of 16 bytes that a lane has in flight.
 const TOGETHER: usize = 4;
 
 #[inline(always)]
 unsafe fn put_keys(dim: u32, places: [u32; 2], from: u64, to: u64) {
     let lane = warp::lane_id();
     let per_key = dim / 16;
-    // Opaque: unrolled, it takes more registers than there are.
+    // Opaque: unrolled, the loop needs more registers than there are.
     let rounds = misc::opaque(dim / 8);
     let mut round = 0;
     while round < rounds {
@@ -85,7 +85,7 @@ unsafe fn put_keys(dim: u32, places: [u32; 2], from: u64, to: u64) {
     }
 }
 
-/// Where 16 bytes of a key lie in an image.
+/// Offset of 16 bytes of a key in an image.
 #[inline(always)]
 fn place_of_key(dim: u32, key: u32, vector: u32) -> u32 {
     if dim == 64 {
@@ -95,7 +95,7 @@ fn place_of_key(dim: u32, key: u32, vector: u32) -> u32 {
     group + key % 8 * 128 + ((vector % 8) ^ (key % 8)) * 16
 }
 
-/// A lane takes four columns of 16 keys at a time, and turns them.
+/// Lays out values: a lane transposes blocks of four columns by 16 keys.
 #[inline(always)]
 unsafe fn put_values(dim: u32, places: [u32; 2], from: u64, to: u64) {
     let lane = warp::lane_id();
@@ -143,10 +143,10 @@ unsafe fn put_values(dim: u32, places: [u32; 2], from: u64, to: u64) {
     }
 }
 
-/// Where a key of the piece is, of which each lane knows two.
+/// The pool offset of a key. Each lane holds those of two keys of the piece.
 ///
 /// # Safety
-/// A whole warp comes here; half of its keys are asked for alike.
+/// A whole warp comes here.
 #[inline(always)]
 unsafe fn place_of(places: [u32; 2], key: u32) -> u32 {
     // SAFETY: the caller's promise.
@@ -155,7 +155,7 @@ unsafe fn place_of(places: [u32; 2], key: u32) -> u32 {
     if key < 32 { low } else { high }
 }
 
-/// Four bytes of four words: word `i` becomes the bytes `i`.
+/// Transposes 4 × 4 bytes: word `i` of the result holds byte `i` of each word.
 #[inline(always)]
 fn turn([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     let low = [permute_bytes(a, b, 0x5140), permute_bytes(c, d, 0x5140)];

@@ -1,11 +1,11 @@
-//! The two products on 64 rows, of 8 bits.
+//! The two 8-bit products of a consumer warpgroup's 64 rows.
 
 use cuda_std::wgmma::{self, Descriptor, Swizzle};
 
 use super::pages::image_bytes;
 use crate::abi::ConvertedPage;
 
-/// S = Q·Kᵀ of 64 rows and a block, issued. 128 columns of the queries are `slab_bytes`.
+/// Issues S = Q·Kᵀ of 64 rows and a block. A slab of 128 columns of the queries has `slab_bytes`.
 ///
 /// # Safety
 /// - Both operands are in shared memory, as [`queries`](super::queries) and [`pages`](super::pages) have them; the
@@ -45,7 +45,7 @@ pub(super) unsafe fn queries_keys<const S: usize>(
     }
 }
 
-/// P·V of 64 rows, a block and the columns of values from `column` on, issued.
+/// Issues P·V of 64 rows and a block, for the columns of values from `column` on.
 ///
 /// # Safety
 /// - The values are in shared memory, as [`pages`](super::pages) has them; accumulator and weights are not touched

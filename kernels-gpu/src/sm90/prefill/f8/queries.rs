@@ -1,4 +1,4 @@
-//! Queries of 8 bits.
+//! Quantisation of queries to e4m3, in place in shared memory.
 
 use cuda_std::{convert::f32x2_to_e4m3x2, fence, prelude::*, wgmma::Swizzle};
 
@@ -7,14 +7,15 @@ use crate::common::half::Half;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Turns a warp's 16 rows of queries into e4m3 where they lie, and returns what products of the thread's two rows, those
-/// of its accumulators, are to be multiplied by.
+/// Quantises a warp's 16 rows of queries to e4m3 in place. Returns the scales by which Q·Kᵀ of the thread's two
+/// accumulator rows is to be multiplied.
 ///
-/// The factor of a row is the power of two that brings its largest magnitude to [128, 256): what e4m3 holds of the row
-/// as it is, it holds afterwards. The other bytes of the rows may be anything.
+/// A row is multiplied by the power of two that brings its largest magnitude to [128, 256): elements that are exact in
+/// e4m3 stay exact. The unused half of the rows' bytes is left undefined.
 ///
 /// # Safety
-/// A whole warp comes here, whose rows these are; the queries have arrived. Who has a product read them fences first.
+/// A whole warp comes here, which owns the rows; the queries have arrived. All warps of the consumer meet at a barrier
+/// before a product reads the result.
 #[inline(always)]
 pub(super) unsafe fn quantise<T: Half, const VECTORS: usize>(
     s: Shared,
@@ -26,7 +27,7 @@ pub(super) unsafe fn quantise<T: Half, const VECTORS: usize>(
     let mut h = 0;
     while h < 2 {
         let row = first_row + lane / 4 + 8 * h as u32;
-        // Four lanes have a row. Neighbouring rows begin elsewhere, so that all banks are read.
+        // Four lanes share a row. Odd rows start at another vector, so that the loads use all banks.
         let vector = |i: usize| lane % 4 + 4 * (i as u32 ^ (row % 2));
         let mut vectors = [[0; 4]; VECTORS];
         let mut most = 0.0_f32;
@@ -45,7 +46,7 @@ pub(super) unsafe fn quantise<T: Half, const VECTORS: usize>(
             }
             most = most.max(warp::warp_shuffle_xor(WARP, most, 1, 32));
             most = most.max(warp::warp_shuffle_xor(WARP, most, 2, 32));
-            // Rows are written over others of their eight.
+            // A row's result may overwrite other rows of its group of eight: all lanes must have read.
             warp::sync_warp(WARP);
             let exponent = factor_of(most);
             let factor = f32::from_bits(exponent << 23);
@@ -67,17 +68,17 @@ pub(super) unsafe fn quantise<T: Half, const VECTORS: usize>(
     scales
 }
 
-/// The exponent, as f32 has it, of the power of two for a row of this largest magnitude.
+/// The biased f32 exponent of the power of two for a row with this largest magnitude.
 #[inline(always)]
 fn factor_of(most: f32) -> u32 {
     let exponent = most.to_bits() >> 23;
-    // Zeros, and what is nearly that, stay within f32 on both sides.
+    // The clamp keeps the factor and its inverse finite and normal for tiny magnitudes.
     let exponent = if exponent < 37 { 37 } else { exponent };
     if most == 0.0 { 127 } else { 261 - exponent }
 }
 
-/// Where eight elements of a row lie: rows of 128 bytes with a swizzle of 128, 128 columns after the other; at head
-/// dimension 64 rows of 64 bytes with a swizzle of 64, eight of them in the place of eight of 16 bits.
+/// Address of eight quantised elements: rows of 128 bytes with the 128-byte swizzle, in slabs of 128 columns. At head
+/// dimension 64: rows of 64 bytes with the 64-byte swizzle, each group of eight in the place of its eight 16-bit rows.
 #[inline(always)]
 fn place(s: Shared, stage: u32, row: u32, eight: u32) -> u32 {
     let (vector, half) = (eight / 2, eight % 2 * 8);

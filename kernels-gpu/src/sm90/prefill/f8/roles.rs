@@ -1,4 +1,4 @@
-//! Which warp does what: as in the kernel of 16 bits.
+//! The roles of the warps, as in the 16-bit kernel.
 
 use cuda_std::{barrier, prelude::*, setmaxnreg, tma::TensorMap};
 
@@ -12,13 +12,13 @@ use crate::{
     common::{half::Half, variant::Variant},
 };
 
-/// The kernel of a shape, which the constants repeat: registers of the producer warpgroup and of the consumers, stages
-/// of keys and of values, and a thread's logits, weights, outputs, what one product has of these, and 16-byte vectors
-/// of two rows of queries.
+/// The kernel of a shape. The const parameters must match it: registers of the producer warpgroup and of the consumers,
+/// stages of keys and of values, and a thread's number of logits (`S`), weight words (`P`), outputs (`O`), outputs of
+/// one product (`PART`) and 16-byte vectors of a query row (`Q`).
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`PrefillParams`] says, `maps` is the
-/// address of its first. Keys and values are converted ones.
+/// address of its first. Keys and values are converted pages.
 #[inline(always)]
 pub(super) unsafe fn run<
     T: Half,

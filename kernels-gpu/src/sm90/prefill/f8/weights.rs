@@ -1,4 +1,4 @@
-//! Softmax where each block has references of its own.
+//! Softmax with a reference for each block, for e4m3 weights.
 
 use cuda_std::{
     convert::f32x2_to_e4m3x2,
@@ -10,45 +10,46 @@ use crate::common::softmax::{Rows, maxima_of_rows};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The largest weight of a row and block is 2⁸: e4m3 ends at 448. Below it are 17 binades, of which the last three have
-/// fewer bits.
+/// The largest weight of a row in a block is 2⁸, as e4m3's maximum is 448. Below it e4m3 has 17 binades; the last three
+/// are subnormal and have fewer bits.
 const LARGEST_LOG2: f32 = 8.0;
 
-/// How much larger than a row's reference, in base 2, a block's maximum may be. What is accumulated is f32, which has
-/// room for it, so hardly a row is rescaled after its first block.
+/// By how much, in base 2, a block's maximum may exceed the row's reference before the row is rescaled. The f32
+/// accumulator has room for it, so few rows are rescaled after their first block.
 const SLACK: f32 = 40.0;
 
-/// What a thread knows of its two rows: as [`Rows`], but for weights that do not depend on the reference.
+/// Reference and sum of a thread's two rows: as [`Rows`], but each block's weights are relative to its own maxima.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     reference: [f32; 2],
     sums: [f32; 2],
 }
 
-/// What the weights of a block are relative to: the maxima of their rows.
+/// The reference of a block's weights: the maxima of its rows.
 pub(super) struct Reference {
-    /// What is added to logits in base 2, so that the largest becomes [`LARGEST_LOG2`].
+    /// Added to base-2 logits, so that the largest becomes [`LARGEST_LOG2`].
     offset: [f32; 2],
-    /// What their product with values is multiplied by.
+    /// Factor of the block's P·V, to the row's reference.
     pub(super) factor: [f32; 2],
-    /// What was accumulated so far is multiplied by these first.
+    /// Factors of the previous outputs, where a row is rescaled.
     pub(super) rescale: Option<[f32; 2]>,
 }
 
 impl State {
-    /// No key was seen.
+    /// Before the first key.
     pub(super) const EMPTY: Self = Self {
         reference: [f32::NEG_INFINITY; 2],
         sums: [0.0; 2],
     };
 
-    /// The end of a tile.
+    /// References and sums, for the epilogue.
     #[inline(always)]
     pub(super) fn rows(&self) -> Rows {
         Rows::new(self.reference, self.sums)
     }
 
-    /// Takes note of a block's maxima, which its weights are relative to.
+    /// Computes a block's maxima and, if one exceeds the row's reference by more than [`SLACK`], the row's new
+    /// reference.
     ///
     /// # Safety
     /// All lanes of the warp come here.
@@ -61,7 +62,7 @@ impl State {
         // SAFETY: the caller's promise.
         let maximum = unsafe { maxima_of_rows(s) };
         let above = |h: usize, reference: f32| (maximum[h] - reference) * scale[h];
-        // −∞ − (−∞) is NaN, which is not more.
+        // −∞ − (−∞) is NaN, for which `>` is false.
         let grew = |h: usize, reference: f32| above(h, reference) > SLACK;
         // SAFETY: the caller's promise.
         let any = unsafe {
@@ -87,7 +88,7 @@ impl State {
         let (mut offset, mut factor) = ([0.0; 2], [0.0; 2]);
         let mut h = 0;
         while h < 2 {
-            // Nothing of the block is seen: its logits are −∞, and its product is nothing.
+            // Otherwise the row sees no key of the block: its logits are −∞, and its factor stays 0.
             if maximum[h] > f32::NEG_INFINITY {
                 offset[h] = fma(-maximum[h], scale[h], LARGEST_LOG2);
                 factor[h] = ex2(above(h, self.reference[h]) - LARGEST_LOG2);
@@ -119,8 +120,8 @@ impl State {
     }
 }
 
-/// Of 32 keys a thread has four pairs of each row. Two pairs are a word of the fragment, in the order in which the
-/// [values](super::pages) have their keys.
+/// Computes weights and their sums. Of 32 keys a thread has four pairs per row. Two pairs make a word of the A
+/// fragment, in the key order of the [values](super::pages).
 #[inline(always)]
 fn exponentials<const S: usize, const P: usize>(
     s: &[f32; S],
@@ -140,7 +141,7 @@ fn exponentials<const S: usize, const P: usize>(
             weight(first + 4),
             weight(first + 5),
         ];
-        // The first are no sums: an addition for each of four.
+        // The first values are assigned, not added: that saves an addition for each of the four sums.
         let (even, odd) = (a + c, b + d);
         sums[h] = if i < 2 { even } else { sums[h] + even };
         sums[h + 2] = if i < 2 { odd } else { sums[h + 2] + odd };
