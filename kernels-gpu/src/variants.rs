@@ -1,4 +1,4 @@
-//! Variants whose kernels come with the library, beside the standard one.
+//! Variants, beside the standard one, whose kernels come with the library.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,19 +10,19 @@ use crate::{
     },
 };
 
-/// Attention with linear biases: a key that stands `d` positions before the query weighs as if its logit were smaller by
-/// the head's slope times `d` (Press et al., 2022).
+/// Attention with linear biases (ALiBi; Press et al., 2022): the logit of a key `d` positions before the query is
+/// reduced by the head's slope times `d`.
 #[derive(Clone, Copy, Debug)]
 pub struct Alibi {
     params: VariantParams,
     slopes: Slopes,
 }
 
-/// Where the slopes of [`Alibi`] are.
+/// The address of the slopes of [`Alibi`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Slopes {
-    /// Address of an f32 for each query head, in the memory of whoever computes; natural logits per position.
+    /// Address of one f32 per query head, in the memory of the device that computes; in natural logits per position.
     pub address: u64,
 }
 
@@ -49,7 +49,7 @@ impl Variant for Alibi {
     }
 }
 
-/// Whether an address can be one of f32.
+/// Checks that an address is not null and aligned for f32.
 const fn check_address(address: u64) -> Result<(), OwnDefect> {
     if address == 0 || !address.is_multiple_of(4) {
         return Err(OwnDefect {
@@ -77,7 +77,7 @@ impl FromLaunch for Alibi {
     }
 }
 
-/// What a run gives [`Sigmoid`].
+/// The parameters of [`Sigmoid`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct SigmoidBias {
@@ -97,41 +97,42 @@ impl FromLaunch for Sigmoid {
     }
 }
 
-/// Attention with a bias for each query head and distance, as a table has it: relative position biases of T5 and others,
-/// whose buckets are written out by distance.
+/// Attention with a table of biases by query head and distance: relative position biases as in T5, with its buckets
+/// expanded to one entry per distance.
 ///
-/// A logit becomes `scale · dot + table[head][distance − first]`, where the distance is how far the key stands behind the
-/// query; distances before the first or behind the last entry have that entry.
+/// A logit becomes `scale · dot + table[head][distance − first]`. The distance is the query's position minus the key's;
+/// distances outside the table use its nearest entry.
 #[derive(Clone, Copy, Debug)]
 pub struct DistanceBias {
     params: VariantParams,
     table: BiasTable,
 }
 
-/// Where the biases of [`DistanceBias`] are.
+/// The table of [`DistanceBias`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BiasTable {
-    /// Address of `[heads, entries]` f32, natural logits, in the memory of whoever computes.
+    /// Address of `[heads, entries]` f32 in natural logits, in the memory of the device that computes.
     pub address: u64,
     /// Query heads.
     pub heads: u32,
-    /// Entries of a head: at least one.
+    /// Entries per head, at least one.
     pub entries: u32,
-    /// The distance of a head's first entry: 0 where queries see no key after their own, else as many as there are, negative.
+    /// The distance of a head's first entry: 0 with causal attention, otherwise minus the number of later keys that
+    /// have an entry.
     pub first: i32,
     /// Zero.
     pub reserved: u32,
 }
 
 impl BiasTable {
-    /// Entries of all heads together, and how far the first may be from 0.
+    /// Limit of the entries of all heads together, and of the magnitude of `first`.
     const MOST: u32 = 1 << 30;
 
     /// A table of `len` numbers at an address.
     ///
     /// # Errors
-    /// Where these are not as many numbers to each of the heads, from one on, or no f32 can be there.
+    /// If `len` is not a positive multiple of `heads`, is too large, or the address cannot be that of an f32.
     pub fn new(address: u64, len: usize, heads: u32, first: i32) -> Result<Self, OwnDefect> {
         let of_head = len.checked_div(heads as usize).unwrap_or(0);
         if of_head == 0 || len > Self::MOST as usize || len != of_head * heads as usize {
@@ -189,7 +190,7 @@ impl Variant for DistanceBias {
             first,
             ..
         } = self.table;
-        // Without a branch: with one for keys beyond the table the kernels find no registers.
+        // Branchless: with a branch for keys beyond the table the kernels run out of registers.
         let distance = at.position.wrapping_sub(at.key as i32);
         let place = distance.wrapping_sub(first).clamp(0, entries as i32 - 1);
         let of_head = address + u64::from(at.head * entries) * 4;
@@ -222,8 +223,8 @@ impl FromLaunch for DistanceBias {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`DistanceBias`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of
-    /// one's own.
+    /// Kernels of [`DistanceBias`] for Hopper, and decodes for Ampere. One line in a crate of your own adds other head
+    /// dimensions, f16 and Ampere's prefill.
     pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, Sm80Decode] of DistanceBias
         where heads [64], elements [Bf16];
 }
@@ -237,11 +238,12 @@ crate::variant_kernels! {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`Sigmoid`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of one's own.
+    /// Kernels of [`Sigmoid`] for Hopper, and decodes for Ampere. One line in a crate of your own adds other head
+    /// dimensions, f16 and Ampere's prefill.
     pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, Sm80Decode] of Sigmoid
         where heads [128], elements [Bf16];
 }
 
-/// Those that come with the library.
+/// The variants whose kernels come with the library.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const BUILT_IN: &[crate::Hooks] = &[ALIBI, DISTANCE_BIAS, SIGMOID];

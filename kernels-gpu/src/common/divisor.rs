@@ -1,4 +1,4 @@
-//! Division by a number that is fixed for a launch: a multiplication and a shift in the kernel.
+//! Division by a launch constant: a multiplication and a shift in the kernel.
 
 use bytemuck::{Pod, Zeroable};
 

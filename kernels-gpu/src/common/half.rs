@@ -1,8 +1,8 @@
 //! The 16-bit floats of queries, keys, values and outputs.
 
-/// Hands the rows of a table of kernels to the macro `$then`, once for each 16-bit float: here is the one list of
-/// these. As `items` they are so many invocations, as `list` a slice of what they give; `with` arguments they are
-/// invocations of a macro of this crate, from another one.
+/// Passes the rows of a table of kernels to the macro `$then`, once for each 16-bit float type; this is the only list
+/// of these types. `items` makes the invocations items, `list` a slice of their results. `with` passes extra arguments,
+/// for invocations of a macro of this crate from another crate.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! each_half {
@@ -40,13 +40,13 @@ mod device {
         /// All 32 lanes come here together.
         unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]);
 
-        /// Two of them, rounded to nearest even, the first in the low half.
+        /// Packs two numbers, rounded to nearest even, the first in the low half.
         fn pack(first: f32, second: f32) -> u32;
 
-        /// Both of a pair. Exact.
+        /// Both numbers of a pair. Exact.
         fn unpack(pair: u32) -> [f32; 2];
 
-        /// The larger ones of two pairs; of a number and NaN the number.
+        /// The elementwise maximum of two pairs; of a number and NaN, the number.
         fn larger(a: u32, b: u32) -> u32;
     }
 

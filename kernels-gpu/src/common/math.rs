@@ -1,5 +1,5 @@
-//! The functions that attention needs of a number, for the GPU, for vectorised CPU code and for the f64
-//! reference: code that is generic over [`Real`] runs on all three.
+//! The mathematical functions that attention needs. Code that is generic over [`Real`] runs on the GPU, in vectorised
+//! CPU code and in the f64 reference.
 
 use core::{
     f32::consts::{LN_2, LOG2_E},
@@ -23,7 +23,7 @@ pub trait Real:
     fn recip(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// `self · factor + more`, which GPUs round once.
+    /// `self · factor + more`, rounded once on GPUs.
     fn mul_add(self, factor: Self, more: Self) -> Self;
 }
 
@@ -55,7 +55,7 @@ impl Real for f32 {
         {
             cuda_std::math::fma(self, factor, more)
         }
-        // Without the processor's instruction it would be a call.
+        // Not `f32::mul_add`: without an FMA instruction that is a library call.
         #[cfg(not(target_arch = "nvptx64"))]
         {
             self * factor + more
@@ -100,7 +100,7 @@ pub fn exp2(x: f32) -> f32 {
     }
 }
 
-/// 1/x, on the GPU to the last bit or so: a division there is a subroutine.
+/// 1/x; on the GPU approximate, to about 1 ulp, because an exact division is a subroutine there.
 #[inline(always)]
 #[must_use]
 pub fn recip(x: f32) -> f32 {
@@ -114,13 +114,13 @@ pub fn recip(x: f32) -> f32 {
     }
 }
 
-/// Below, 2ˣ counts as zero in [`exp2_with`].
+/// At and below this, 2ˣ counts as zero in [`exp2_with`].
 pub const EXP2_LOWEST: f32 = -127.0;
 
-/// Adding it rounds to an integer, and leaves that, plus 127, in the low bits: 1.5 · 2²³ + 127.
+/// 1.5 · 2²³ + 127: adding it rounds `x` to an integer and leaves that integer + 127 in the low bits.
 pub const EXP2_ROUND: f32 = 12_583_039.0;
 
-/// 2ˣ on [-½, ½] to 4e-9, the highest power first.
+/// Coefficients of 2ˣ on [-½, ½], highest power first; error 4e-9.
 pub const EXP2_POLYNOMIAL: [f32; 7] = [
     0.000_154_697_3,
     0.001_341,
@@ -133,8 +133,8 @@ pub const EXP2_POLYNOMIAL: [f32; 7] = [
 
 /// 2ˣ as straight-line code that vectorises, with the caller's `a · b + c` (fused where the CPU has it).
 ///
-/// Relative error below 2e-7 for results that are normal numbers below 2¹²⁷; zero from 2⁻¹²⁷ down, ∞ from
-/// 2¹²⁸ up, one or the other half a power before. NaN stays.
+/// Relative error below 2e-7 for results that are normal numbers below 2¹²⁷. Zero for x ≤ −127 and ∞ for x ≥ 128; in
+/// the half a power before these limits the result may already be 0 or ∞. NaN stays NaN.
 #[inline(always)]
 #[must_use]
 pub fn exp2_with(x: f32, mul_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
@@ -149,7 +149,7 @@ pub fn exp2_with(x: f32, mul_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
         y = mul_add(y, f, EXP2_POLYNOMIAL[i]);
         i += 1;
     }
-    // The integer becomes an exponent: 0 for -127 makes zero, 255 for 128 infinity.
+    // The integer becomes the exponent field: −127 gives field 0, that is zero; 128 gives 255, infinity.
     y * f32::from_bits(rounded.to_bits() << 23)
 }
 

@@ -1,4 +1,4 @@
-//! What kernels of several families share. The plain parts of it run on the host, too.
+//! Code shared by several kernel families. The parts without GPU instructions also run on the host.
 
 pub mod cache;
 pub mod decode;

@@ -1,4 +1,4 @@
-//! What prefill kernels of all architectures share: a tile, as the warps of a CTA exchange it.
+//! The tile description that the warps of a prefill CTA exchange, for all architectures.
 
 use cuda_std::prelude::*;
 
@@ -8,13 +8,13 @@ use crate::{
     common::variant::{Pair, Query, Variant},
 };
 
-/// Rows of an item for one query head, or for `pack` heads that share keys: row `r` is token `r / pack`,
-/// head `r % pack`.
+/// Rows of an item for one query head, or for `pack` query heads of one KV head (pack_gqa): row `r` is token `r /
+/// pack`, head `r % pack`.
 #[derive(Clone, Copy)]
 pub struct Tile {
     /// The first query token.
     pub token: u32,
-    /// Its slot, or [`DIRECT`].
+    /// The slot of its partial states, or [`DIRECT`].
     pub slot: u32,
     /// Rows that exist.
     pub rows: u32,
@@ -28,11 +28,11 @@ pub struct Tile {
     pub kv_begin: u32,
     /// One past its last.
     pub kv_end: u32,
-    /// First page of its table.
+    /// Index of its first entry in the page tables.
     pub table: u32,
     /// The first key that any row sees.
     pub lowest: u32,
-    /// One past the last, where the last block ends.
+    /// One past the last key that any row sees; the last block ends here.
     pub end: u32,
     /// Blocks of keys.
     pub blocks: u32,
@@ -42,18 +42,18 @@ pub struct Tile {
 pub struct Place {
     /// Index of the item.
     pub item: u32,
-    /// Its tokens from here on.
+    /// The first of its tokens.
     pub from: u32,
-    /// At most so many of them.
+    /// The largest number of tokens.
     pub most: u32,
     /// The KV head.
     pub kv_head: u32,
-    /// Which of its groups of `pack` query heads.
+    /// Which of that KV head's groups of `pack` query heads.
     pub in_group: u32,
 }
 
 impl Tile {
-    /// No rows.
+    /// No rows: the end of all work.
     pub const NONE: Self = Self {
         token: 0,
         slot: 0,
@@ -121,7 +121,7 @@ impl Tile {
         (token, self.head + head)
     }
 
-    /// Whose a row is; the key is left open.
+    /// The query of a row, as a pair with key 0.
     #[inline(always)]
     pub fn query<V: Variant>(&self, pack: &Divisor, variant: &V, row: u32) -> Pair {
         let (token, head) = self.place(pack, row);
@@ -143,10 +143,10 @@ impl Tile {
         )
     }
 
-    /// Writes it to shared memory.
+    /// Writes the tile to shared memory.
     ///
     /// # Safety
-    /// - `at` is the shared address of 48 bytes, aligned to 16, that are the caller's.
+    /// - `at` is the shared address of 48 bytes, aligned to 16, that only the caller accesses.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
         // SAFETY: the caller's promise.
@@ -168,7 +168,7 @@ impl Tile {
     /// Reads what was [stored](Self::store).
     ///
     /// # Safety
-    /// - It was, and a barrier lies between.
+    /// - It was stored at this address, and a barrier completed since.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the caller's promise.

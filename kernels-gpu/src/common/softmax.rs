@@ -1,9 +1,8 @@
-//! Online softmax on the accumulators of tensor cores: what one thread holds of a warp's 16 rows.
+//! Online softmax on tensor-core accumulators: one thread's share of its warp's 16 rows.
 //!
-//! Of the accumulator of a wgmma, or of `m16n8`s side by side, a thread holds two rows, `lane / 4` and 8
-//! further down in its warp's 16, and in each the columns `8 j + 2 (lane % 4)` and the one after. Element
-//! `4 j + 2 h + e` of the array is row `h`, column `8 j + 2 (lane % 4) + e`. Four neighbouring lanes share
-//! a row.
+//! In the accumulator of a wgmma, or of adjacent `m16n8` products, a thread holds parts of two rows: `lane / 4` and
+//! `lane / 4 + 8` of its warp's 16. Element `4 j + 2 h + e` of its array is row `h`, column `8 j + 2 (lane % 4) + e`.
+//! Four neighbouring lanes share a row.
 
 use cuda_std::{
     math::{ex2, fma, rcp},
@@ -18,32 +17,30 @@ use crate::common::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// How much larger than its reference, in base 2, a row's logit may be before the row is rescaled. Weights stay
-/// below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
+/// By how much, in base 2, a row's logit may exceed its reference before the row is rescaled. Weights then stay below
+/// 2⁸, which costs no precision in 16-bit floats and avoids nearly all rescaling.
 pub const SLACK: f32 = 8.0;
 
-/// How much larger than its reference, in base 2, a row's logit may be where weights are computed before maxima are
-/// looked at. f16: by 2¹⁵, so that no weight overflows. bf16 has the range of f32: 2⁸⁸ leaves room for the sum of a
-/// million such weights times values up to 2¹⁹.
+/// The same limit where weights are computed before maxima. f16: 15, so that no weight overflows. bf16 has the range of
+/// f32: 88 leaves room for the sum of a million such weights times values up to 2¹⁹.
 const fn most_growth<T: Half>() -> f32 {
     if T::WIDE { 88.0 } else { 15.0 }
 }
 
-/// How far above a row's maximum, in base 2, a new reference is put. Weights of bf16 have as much room below 1 as
-/// above: with the largest weight at 2⁻⁸⁸, logits may grow by 176 before the row needs another reference, and values
-/// from 2⁻¹⁴ on keep all bits of f32.
+/// How far above a row's maximum, in base 2, a new reference is set. bf16 weights have as much range below 1 as above:
+/// with the largest weight at 2⁻⁸⁸, logits may grow by 176 before the row needs another reference, and values from 2⁻¹⁴
+/// on keep full f32 precision.
 const fn margin<T: Half>() -> f32 {
     if T::WIDE { 88.0 } else { 0.0 }
 }
 
-/// How far, in base 2, a row's next reference may be above the one that it has. The factor for what was accumulated is
-/// 2⁻¹²⁵ then, still a normal f32 (the smallest is 2⁻¹²⁶). It must not become 0: accumulated outputs may be 2⁸⁸ times
-/// as large as their reference says, and count beside a new maximum that is hardly larger.
+/// The most, in base 2, by which a rescale may raise a row's reference. The factor for the accumulated outputs is then
+/// 2⁻¹²⁵, still a normal f32 (the smallest is 2⁻¹²⁶). It must not become 0: accumulated weights may be up to 2⁸⁸
+/// relative to the old reference, and then still count next to a new maximum that is hardly larger.
 const LONGEST_STEP: f32 = 125.0;
 
-/// The largest sum of a thread's weights of one row and block for which the row's maximum need not be looked at. A
-/// logit that exceeds its reference by more than [`most_growth`] makes a larger sum, however its difference to the
-/// reference was rounded.
+/// The largest sum of a thread's weights of one row and block for which the maximum need not be computed. A logit that
+/// exceeds its reference by more than [`most_growth`] gives a larger sum, however the difference was rounded.
 #[must_use]
 pub const fn largest_sum<T: Half>() -> f32 {
     if T::WIDE {
@@ -53,28 +50,28 @@ pub const fn largest_sum<T: Half>() -> f32 {
     }
 }
 
-/// What the logits of a block still lack: a number for each of a lane's two rows. None: nothing.
+/// A number still to be added to all logits of a block, for each of a lane's two rows.
 pub type Shift = Option<[f32; 2]>;
 
-/// The online softmax of a thread's two rows. Sums are those of the thread's own columns; the sums of four lanes make a
-/// row's. Each is kept in two halves, so that one addition does not wait for the other.
+/// The online softmax of a thread's two rows. Sums cover only the thread's own columns; a row's sum is that of its four
+/// lanes. Each sum is kept as two partial sums, which halves the chain of dependent additions.
 #[derive(Clone, Copy)]
 pub struct Rows {
     /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible key. Later
-    /// logits may be larger, by what the caller's rule allows.
+    /// logits may exceed it by what the caller's rescale rule allows.
     pub reference: [f32; 2],
     sums: [f32; 4],
 }
 
 impl Rows {
-    /// No key was seen.
+    /// Before the first key.
     pub const EMPTY: Self = Self {
         reference: [f32::NEG_INFINITY; 2],
         sums: [0.0; 4],
     };
 
-    /// The state before the first key. Without a softmax outputs are plain sums: the reference stays 0, and the sums of
-    /// four lanes stay 1/4 each, which makes a denominator of 1.
+    /// The state before the first key. Without a softmax outputs are plain sums: the reference stays 0, and the sum of
+    /// each of the four lanes stays 1/4, so the denominator is 1.
     #[inline(always)]
     pub const fn begin<V: Variant>() -> Self {
         if V::SOFTMAX {
@@ -84,7 +81,7 @@ impl Rows {
         }
     }
 
-    /// From references and sums that were kept elsewhere.
+    /// From references and sums that the caller kept.
     #[inline(always)]
     pub const fn new(reference: [f32; 2], sums: [f32; 2]) -> Self {
         Self {
@@ -93,8 +90,8 @@ impl Rows {
         }
     }
 
-    /// Takes note of a block's maxima, for [`Self::weigh`]. Returns whether any row of the warp got a new
-    /// reference, and with it the factors that what was accumulated so far must be multiplied by.
+    /// Computes a block's maxima and new references where needed, before [`Self::weigh`]. Returns whether any row of
+    /// the warp got a new reference, and the factors for the outputs accumulated so far.
     ///
     /// # Safety
     /// - All lanes of the warp come here.
@@ -120,7 +117,7 @@ impl Rows {
         if any {
             let mut h = 0;
             while h < 2 {
-                // Only here do the four lanes of a row need their common maximum: where no row grew, there is no shuffle.
+                // Only here is the maximum of a row's four lanes needed: where no row grew, there is no shuffle.
                 // SAFETY: the vote is the same in all lanes.
                 let maximum = unsafe { of_row(maximum[h]) };
                 if grew(h, maximum, self.reference[h]) {
@@ -132,7 +129,7 @@ impl Rows {
         (any, factors)
     }
 
-    /// A new reference for a row; the factor for what was accumulated.
+    /// Sets a new reference for a row; returns the factor for the accumulated outputs.
     #[inline(always)]
     fn refer_to(&mut self, h: usize, reference: f32, scale: f32) -> f32 {
         let factor = ex2((self.reference[h] - reference) * scale);
@@ -142,7 +139,7 @@ impl Rows {
         factor
     }
 
-    /// Sets a row's reference to one that was chosen elsewhere; `factor` is that for what was accumulated.
+    /// Sets a row's reference to one that the caller chose; `factor` rescales its sums.
     #[inline(always)]
     pub fn adopt(&mut self, h: usize, reference: f32, factor: f32) {
         self.reference[h] = reference;
@@ -150,11 +147,11 @@ impl Rows {
         self.sums[h + 2] *= factor;
     }
 
-    /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
-    /// the second product. Returns their sums: of the first row, of the second, and again of both.
+    /// Turns logits into weights relative to the current references, packed in pairs as the A operand of P·V. Returns
+    /// their sums: even columns of the first and second row, then odd columns of both.
     ///
-    /// Maxima are not computed. Where [`Self::needs_rescale`] is true of the sums, weights may have overflowed: the
-    /// caller drops them and calls [`Self::rescale_late`] and [`Self::weigh_seen`].
+    /// Maxima are not computed. If [`Self::needs_rescale`] holds for the sums, weights may have overflowed: the caller
+    /// drops them and calls [`Self::rescale_late`] and [`Self::weigh_seen`].
     #[inline(always)]
     pub fn weigh_with_stale_max<const S: usize, const P: usize>(
         &self,
@@ -164,12 +161,12 @@ impl Rows {
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) -> [f32; 4] {
-        // +∞ for a row without a reference: its sum calls for a rescale.
+        // +∞ for a row without a reference: its sum then triggers a rescale.
         let offset = [0, 1].map(|h| self.addend(h, shift) * scale[h]);
         exponentials(s, scale, offset, weights, pack)
     }
 
-    /// The same for rows whose references are known to be large enough, or that have seen no key yet.
+    /// As [`Self::weigh_with_stale_max`], for rows whose references are large enough, or that have seen no key yet.
     #[inline(always)]
     pub fn weigh_seen<const S: usize, const P: usize>(
         &self,
@@ -207,7 +204,7 @@ impl Rows {
         self.add(&sums);
     }
 
-    /// What is added to a logit to make it relative to its row's reference, in the unit of the accumulator.
+    /// Added to a logit, makes it relative to its row's reference; in the unit of the accumulator.
     #[inline(always)]
     fn addend(&self, h: usize, shift: Shift) -> f32 {
         match shift {
@@ -216,7 +213,7 @@ impl Rows {
         }
     }
 
-    /// Whether weights with these sums may be too large for their references, with the type's [`largest_sum`].
+    /// Whether weights with these sums may be too large; `largest` is the type's [`largest_sum`].
     #[inline(always)]
     pub fn needs_rescale(sums: &[f32; 4], largest: f32) -> bool {
         // Negated, so that NaN counts as too large.
@@ -233,12 +230,12 @@ impl Rows {
         }
     }
 
-    /// New references for rows that have none, or a logit that is too large for theirs. Returns the factors that what
-    /// was accumulated so far must be multiplied by, and whether a row has accumulated anything: whether it had a
-    /// reference before.
+    /// Sets new references for rows that have none, or have a logit that is too large for theirs. Returns the factors
+    /// for the outputs accumulated so far, and whether any are needed: whether a row that changed had a reference
+    /// before.
     ///
-    /// A row's own logits alone decide, also where another row is the reason for the call: so the bits of a row do not
-    /// depend on its neighbours.
+    /// Only a row's own logits decide, even if another row caused the call: so a row's bits do not depend on its
+    /// neighbours.
     ///
     /// # Safety
     /// - All lanes of the warp come here.
@@ -253,7 +250,7 @@ impl Rows {
         if let Some(shift) = shift {
             maximum = [maximum[0] + shift[0], maximum[1] + shift[1]];
         }
-        // Both rows at a time and without branches: a shuffle takes two dozen cycles, in which the first weights are
+        // Both rows at once and without branches: a shuffle takes about 24 cycles, in which the first weights are
         // computed.
         // SAFETY: the caller's promise.
         let maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
@@ -266,7 +263,7 @@ impl Rows {
             let had_one = old > f32::NEG_INFINITY;
             let mut reference = maximum[h];
             if const { margin::<T>() > 0.0 } {
-                // Finite for any scale: the reciprocal of a tiny one is infinite.
+                // Clamped: the reciprocal of a tiny scale is infinite.
                 let unit = rcp(scale[h]);
                 let logits = |log2: f32| (log2 * unit).min(f32::MAX);
                 let above = maximum[h] + logits(const { margin::<T>() });
@@ -286,7 +283,7 @@ impl Rows {
         (factors, outgrown)
     }
 
-    /// The sums of whole rows.
+    /// The sums of whole rows, over their four lanes.
     ///
     /// # Safety
     /// - All lanes of the warp come here.
@@ -327,7 +324,7 @@ fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
     [of[0].max(of[1]), of[2].max(of[3])]
 }
 
-/// The largest of four numbers, one of each lane of a row.
+/// The maximum over the four lanes of a row.
 ///
 /// # Safety
 /// - All lanes of the warp come here.
@@ -340,7 +337,8 @@ unsafe fn of_row(x: f32) -> f32 {
     }
 }
 
-/// `2^(s · scale + offset)` of each logit, packed in pairs; their sums, as [`Rows::weigh_with_stale_max`] returns them.
+/// Computes `2^(s · scale + offset)` of each logit, packed in pairs. Returns sums as [`Rows::weigh_with_stale_max`]
+/// does.
 #[inline(always)]
 fn exponentials<const S: usize, const P: usize>(
     s: &[f32; S],
@@ -363,7 +361,7 @@ fn exponentials<const S: usize, const P: usize>(
     sums
 }
 
-/// Packs weights of a variant without a softmax, in pairs as the A operand of the second product. Hidden keys weigh 0.
+/// Packs weights of a variant without a softmax, in pairs as the A operand of P·V. Hidden keys get weight 0.
 #[inline(always)]
 pub fn weights_as_they_are<const S: usize, const P: usize>(
     s: &[f32; S],
@@ -410,10 +408,10 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
     }
 }
 
-/// Sets keys of other branches of a tree to −∞: `key` gives the position of the first of the lane's two in each
-/// group of 8 columns, `row` the position and the ancestors of a row.
+/// Sets keys of other branches of a tree to −∞. `key` gives the position of the lane's first key in each group of 8
+/// columns, `row` a row's position and ancestors.
 ///
-/// First a bit for each key, by a loop that is not unrolled: unrolled, it takes more registers than the kernels have.
+/// A loop that is not unrolled first collects one bit per key: unrolled, it needs more registers than the kernels have.
 #[inline(always)]
 pub fn hide_other_branches<const S: usize>(
     s: &mut [f32; S],
@@ -443,7 +441,7 @@ pub fn hide_other_branches<const S: usize>(
     }
 }
 
-/// The same for a block whose keys are neighbours, the first of them at `begin`.
+/// The same for a block of consecutive keys from `begin` on.
 #[inline(always)]
 pub fn hide_strangers_from<const S: usize>(
     s: &mut [f32; S],
@@ -454,10 +452,10 @@ pub fn hide_strangers_from<const S: usize>(
     hide_other_branches(s, |group| column + 8 * group as i32, row);
 }
 
-/// A row's query and the lane's first key of a block.
+/// A row's query paired with the lane's first key of a block.
 #[inline(always)]
 fn first_pair(at: &Pair, begin: i32) -> Pair {
-    // A block may begin before key 0: such keys wrap, and are hidden.
+    // A block may begin before key 0: those keys wrap around and are hidden.
     let key = begin + first_column();
     Pair {
         key: key as u32,
@@ -466,7 +464,7 @@ fn first_pair(at: &Pair, begin: i32) -> Pair {
     }
 }
 
-/// Sets what the variant hides to −∞; `at` has the query of each row (its `key` is filled in here).
+/// Sets keys that the variant hides to −∞; `at` holds the query of each row (`key` is filled in here).
 #[inline(always)]
 pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
     let at = at.map(|at| first_pair(&at, begin));
@@ -480,8 +478,8 @@ pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i3
     }
 }
 
-/// Adds a bias that is linear in the distance, relative to what it is at the lane's first key of the block. Returns
-/// that, the [shift](Shift) which the logits still lack.
+/// Adds a bias that is linear in the distance, relative to its value at the lane's first key of the block. Returns that
+/// value: the [shift](Shift) that is still to be added to the logits.
 #[inline(always)]
 pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32; 2] {
     let mut i = 0;
@@ -493,7 +491,7 @@ pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32
     at.map(|at| at.of_row * first_pair(&at, begin).distance)
 }
 
-/// Applies the variant's own logits.
+/// Applies [`Variant::logit`] to each logit.
 #[inline(always)]
 pub fn transform<V: Variant, const S: usize>(
     s: &mut [f32; S],

@@ -1,15 +1,14 @@
-//! Attention states: what a softmax over some of the keys leaves behind, and how two of them combine.
+//! Partial attention states, and how they are merged.
 //!
-//! A query that has seen some keys is described by its output over them and the log of the sum of their
-//! weights. Two such states over different keys combine to the state over all of them (⊕); the empty
-//! state is neutral. Logs are in base 2, since that is what the hardware computes; [`natural`] turns one
-//! over at the very end.
+//! The state of a query over some keys is its output over them and the log of the sum of their weights (LSE). Two
+//! states over different keys merge exactly to the state over all of them (⊕); the empty state is neutral. Logs are in
+//! base 2, since that is what the hardware computes; [`natural`] converts one at the very end.
 //!
 //! # Infinities and NaN
-//! - A state whose log is −∞ has seen no key: its output is never looked at, not even multiplied by zero,
-//!   so that unwritten memory may stand there.
-//! - Logits of −∞ are masked keys and weigh nothing, also where no key before was visible.
-//! - A logit of +∞ or NaN gives NaN: in this row's result, and in no other's.
+//! - A state with LSE −∞ has seen no key. Its output is ignored, not even multiplied by zero, so it may be
+//!   uninitialised memory.
+//! - A logit of −∞ is a masked key and has weight 0, even if no key was visible before it.
+//! - A logit of +∞ or NaN gives NaN in its own row's result, and in no other's.
 
 use core::f32::consts::LN_2;
 
@@ -41,8 +40,8 @@ fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// The softmax of one row while its logits stream by: the largest so far, and the sum of the weights
-/// relative to it. Outputs accumulated beside it are rescaled by what [`Softmax::raise`] returns.
+/// The online softmax of one row: the largest logit so far, and the sum of the weights relative to it. The caller's
+/// accumulated outputs are rescaled by the factor that [`Softmax::raise`] returns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Softmax {
     /// The largest base-2 logit so far; −∞ while no key was visible.
@@ -58,13 +57,13 @@ impl Softmax {
         sum: 0.0,
     };
 
-    /// Takes note of the largest logit of the next keys. Returns the factor for everything accumulated
-    /// so far, the sum excepted, which is scaled here.
+    /// Raises the maximum to that of the next keys. Returns the factor for everything accumulated so far, except the
+    /// sum, which is scaled here.
     #[inline(always)]
     #[must_use]
     pub fn raise(&mut self, max: f32) -> f32 {
         let max = larger(self.max, max);
-        // Where nothing was accumulated there is nothing to scale, and −∞ − −∞ is to be kept out.
+        // Nothing was accumulated yet, and −∞ − (−∞) would be NaN.
         let factor = if self.max == f32::NEG_INFINITY {
             1.0
         } else {
@@ -75,7 +74,7 @@ impl Softmax {
         factor
     }
 
-    /// What logits are taken relative to: the maximum, or 0 while every key was masked.
+    /// The reference that is subtracted from logits: the maximum, or 0 while every key was masked.
     #[inline(always)]
     #[must_use]
     pub fn offset(&self) -> f32 {
@@ -93,7 +92,7 @@ impl Softmax {
         exp2(logit - self.offset())
     }
 
-    /// What accumulated outputs are multiplied by in the end; 0 where no key was visible.
+    /// The final factor of accumulated outputs; 0 where no key was visible.
     #[inline(always)]
     #[must_use]
     pub fn norm(&self) -> f32 {
@@ -112,10 +111,10 @@ impl Softmax {
     }
 }
 
-/// Takes a sink into a finished row: a learned logit that is in the denominator and has no value. `lse` and `sink`
-/// are base-2 logs. Returns what the row's output is multiplied by, and its log of the denominator, the sink included.
+/// Adds a sink to a finished row: a learned logit that counts in the denominator and has no value. `lse` and `sink` are
+/// base-2 logs. Returns the factor for the row's output, and the LSE including the sink.
 ///
-/// A row that saw no key has output 0 and the sink as its log. A sink of −∞ changes nothing.
+/// A row that saw no key gets output 0 and the sink as its LSE. A sink of −∞ changes nothing.
 #[inline(always)]
 #[must_use]
 pub fn with_sink(lse: f32, sink: f32) -> (f32, f32) {
@@ -129,7 +128,7 @@ pub fn with_sink(lse: f32, sink: f32) -> (f32, f32) {
 /// The sink of a query head in base 2: `sinks` is the address of natural logits.
 ///
 /// # Safety
-/// There are sinks, and the head is one of theirs.
+/// `sinks` is the address of one logit per query head, and `head` is one of these heads.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub unsafe fn sink_of(sinks: u64, head: u32) -> f32 {
@@ -138,7 +137,7 @@ pub unsafe fn sink_of(sinks: u64, head: u32) -> f32 {
     f32::from_bits(sink) * core::f32::consts::LOG2_E
 }
 
-/// Output and log-sum over some keys, for `N` neighbouring elements of one head.
+/// A partial state: output and LSE over some keys, for `N` neighbouring elements of one head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State<const N: usize> {
     /// The normalised output.
@@ -154,7 +153,7 @@ impl<const N: usize> State<N> {
         lse: f32::NEG_INFINITY,
     };
 
-    /// The state of a finished row, with a base-2 [sink](with_sink) in its denominator.
+    /// This state of a finished row, with a base-2 [sink](with_sink) added to its denominator.
     #[inline(always)]
     #[must_use]
     pub fn with_sink(mut self, sink: f32) -> Self {
@@ -173,8 +172,8 @@ impl<const N: usize> State<N> {
         self
     }
 
-    /// The sum over all keys of a variant [without a softmax](crate::variant::Variant::SOFTMAX). Its states are sums
-    /// with a log of 0, so that ⊕ makes of any number of them their mean, and the log of their number.
+    /// The sum over all keys, for a variant [without a softmax](crate::variant::Variant::SOFTMAX). Its partial states
+    /// are sums with LSE 0, so ⊕ of `n` of them is their mean, with LSE log₂ `n`; this multiplies by `n`.
     #[inline(always)]
     #[must_use]
     pub fn added_up(mut self) -> Self {
@@ -204,12 +203,12 @@ impl<const N: usize> State<N> {
     }
 }
 
-/// ⊕ over any number of states, in the order in which they come.
+/// ⊕ over any number of states, in the order in which they are pushed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merger<const N: usize> {
-    /// Of the logs of the states.
+    /// The softmax over the states' LSEs.
     pub softmax: Softmax,
-    /// Their outputs, weighted and added up.
+    /// The weighted sum of their outputs.
     pub out: [f32; N],
 }
 
@@ -226,8 +225,8 @@ impl<const N: usize> Merger<N> {
         self.push_all([state]);
     }
 
-    /// Adds several states, with one rescaling of what was there. Straight-line code, so that a kernel
-    /// which loads the states can have all loads under way at once.
+    /// Adds several states with one rescale. Straight-line code, so that a kernel can have the loads of all of them in
+    /// flight at once.
     #[inline(always)]
     pub fn push_all<const STATES: usize>(&mut self, states: [State<N>; STATES]) {
         let mut max = f32::NEG_INFINITY;

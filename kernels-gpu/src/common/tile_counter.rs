@@ -1,5 +1,5 @@
-//! What a launch works on: given by its parameters, or by a record in the workspace where the launch was
-//! captured in a graph and serves one plan after the other.
+//! The units of a launch, and the counter by which CTAs claim them. A launch gets its extent from its parameters or, if
+//! it was captured in a graph and serves many plans, from a record in the workspace.
 
 use core::mem::offset_of;
 
@@ -11,11 +11,11 @@ use cuda_std::{
 use crate::abi::{AttentionParams, ConvertParams, LaunchRecord, PrefillParams, WorkItem};
 
 impl AttentionParams {
-    /// The parameters with `items` and `units` of the plan that is in the workspace now. Only who claims
-    /// units needs them.
+    /// The parameters with `items` and `units` of the plan that is now in the workspace. Only code that claims units
+    /// needs them.
     ///
     /// # Safety
-    /// The record, if there is one, can be read.
+    /// The record, if there is one, is readable.
     #[inline(always)]
     #[must_use]
     pub unsafe fn of_this_plan(&self) -> Self {
@@ -29,9 +29,8 @@ impl AttentionParams {
         params
     }
 
-    /// The next ticket: a CTA that has claimed a unit takes one, and works on the unit so many behind the first ones of
-    /// all. Every unit takes one ticket, so the last one means that none will be asked for, and the counter is zero
-    /// again.
+    /// Takes the next ticket. Every CTA starts with the unit of its own index; ticket `t` is then unit `CTAs + t`. One
+    /// ticket is taken per unit, so whoever gets the last ticket resets the counter to zero for the next launch.
     ///
     /// # Safety
     /// One thread for each unit that is claimed; the counter is this launch's.
@@ -50,7 +49,7 @@ impl AttentionParams {
 }
 
 impl ConvertParams {
-    /// The launch's first entry of the list, and how many are its own: by its record, if it has one.
+    /// The launch's first entry of the list, and the number of its entries; from the record, if there is one.
     ///
     /// # Safety
     /// The record, if there is one, can be read.
@@ -67,7 +66,7 @@ impl ConvertParams {
 }
 
 impl PrefillParams {
-    /// KV heads that are together in the order of units: what the parameters say, or the record.
+    /// The number of KV heads that are processed together in the order of units, from the parameters or the record.
     ///
     /// # Safety
     /// The record, if there is one, can be read.
@@ -84,7 +83,7 @@ impl PrefillParams {
     }
 }
 
-/// Whether the launch reads several times what L2 holds, as far as its parameters say: `long`, or the record.
+/// Whether the launch reads several times the capacity of L2: `long`, or the record's word.
 ///
 /// # Safety
 /// The record, if there is one, can be read.
@@ -98,10 +97,10 @@ pub unsafe fn is_long(long: u32, record: u64) -> bool {
     unsafe { ptr::load_nc_u32((record + 8) as *const u32) != 0 }
 }
 
-/// First entry of a record, and how many there are.
+/// The first item and the number of items of a record.
 ///
 /// # Safety
-/// It can be read.
+/// The record is readable.
 #[inline(always)]
 pub unsafe fn load(record: u64) -> [u32; 2] {
     const { assert!(size_of::<LaunchRecord>() == 32) };

@@ -1,13 +1,13 @@
-//! Trees of draft tokens: which of the last keys before itself a query sees.
+//! Trees of draft tokens (speculative decoding): masks of the last 64 keys of each query.
 //!
-//! A query token's *ancestors* are 64 bits: bit `d` says whether it sees the key `d` positions before its own
-//! (bit 0: its own). Keys further back are seen as the causal mask and the window say. Only distances count, so
-//! the bits hold in every table that the token's request has keys in.
+//! A query token's *ancestors* are 64 bits: bit `d` says whether it sees the key `d` positions before its own (bit 0:
+//! its own). For keys further back the causal mask and the window apply. Bits are by distance, so they are the same for
+//! every page table with keys of the token's request.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::abi::AttentionParams;
 
-/// Keys that the bits describe.
+/// The number of keys that the bits describe.
 pub const REACH: u32 = u64::BITS;
 
 /// Whether a query with these ancestors, at this position, sees a key that is not after it.
@@ -20,7 +20,7 @@ pub const fn descends(ancestors: u64, position: i32, key: i32) -> bool {
 
 #[cfg(target_arch = "nvptx64")]
 impl AttentionParams {
-    /// The last key that all rows see for sure, where it would be `last` without trees.
+    /// The last key that all rows are known to see; without trees it would be `last`.
     #[inline(always)]
     #[must_use]
     pub const fn seen_by_all(&self, last: i32) -> i32 {
@@ -34,7 +34,7 @@ impl AttentionParams {
     /// A query token's ancestors.
     ///
     /// # Safety
-    /// There are ancestors, and the token is one of theirs.
+    /// `ancestors` is not 0, and the token has an entry there.
     #[inline(always)]
     #[must_use]
     pub unsafe fn ancestors_of(&self, token: u32) -> u64 {
@@ -43,10 +43,10 @@ impl AttentionParams {
     }
 }
 
-/// A query token's ancestors, of those at an address.
+/// The ancestors of a query token, from the array at `ancestors`.
 ///
 /// # Safety
-/// They are there.
+/// The array has an entry for the token.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 #[must_use]

@@ -1,4 +1,4 @@
-//! The two products of attention on 64 rows, issued to the tensor cores, and fragments of what comes out.
+//! The two wgmma products of attention on 64 rows, and loads of A fragments from memory.
 
 use cuda_std::{
     misc, ptr, warp,
@@ -7,18 +7,18 @@ use cuda_std::{
 
 use crate::common::half::Half;
 
-/// Where a block of keys or values lies in shared memory, in slabs of 64 columns: rows of 128 bytes with a swizzle of
-/// 128, 8 of them one after the other.
+/// The layout of a block of keys or values in shared memory: slabs of 64 columns, that is rows of 128 bytes with the
+/// 128-byte swizzle, in contiguous groups of 8 rows.
 #[derive(Clone, Copy)]
 pub struct Slabs {
-    /// Bytes from 8 rows to the next 8.
+    /// Bytes between consecutive groups of 8 rows.
     pub eight: u32,
-    /// Bytes from a slab to the next.
+    /// Bytes between consecutive slabs.
     pub slab: u32,
 }
 
 impl Slabs {
-    /// The slabs of 8 rows follow each other.
+    /// The slabs of each group of 8 rows are contiguous.
     #[inline(always)]
     #[must_use]
     pub const fn of_eight_rows(head_dim: u32) -> Self {
@@ -28,7 +28,7 @@ impl Slabs {
         }
     }
 
-    /// The slabs of all `rows` of the block do.
+    /// Each slab holds all `rows` of the block contiguously.
     #[inline(always)]
     #[must_use]
     pub const fn of_all_rows(rows: u32) -> Self {
@@ -39,7 +39,7 @@ impl Slabs {
     }
 }
 
-/// S = Q·Kᵀ of 64 rows and a block, issued. A slab of 64 columns of the queries is `slab_bytes`.
+/// Issues S = Q·Kᵀ of 64 rows and a block. A slab of 64 columns of the queries has `slab_bytes`.
 ///
 /// # Safety
 /// - Both operands are in shared memory, laid out as below; the accumulator is waited for before it is read.
@@ -54,7 +54,7 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
 ) where
     [f32; S]: wgmma::Accumulator,
 {
-    // Both K-major in slabs of 64 columns: those of a whole tile of queries follow each other.
+    // Both operands are K-major in slabs of 64 columns. A slab of queries holds all rows of the tile.
     let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
     let k = Descriptor::new(keys, 16, slabs.eight, Swizzle::B128);
     // SAFETY: the barriers of both operands completed; the accumulator is waited for.
@@ -75,10 +75,10 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
     }
 }
 
-/// O += P·V of 64 rows and a block, issued. The accumulator says how many columns of the slabs are read.
+/// Issues O += P·V of 64 rows and a block. The accumulator's length determines how many columns of the slabs are read.
 ///
 /// # Safety
-/// - The values are in shared memory; accumulator and weights are not touched before they are waited for.
+/// - The values are in shared memory; accumulator and weights are not accessed before the product was waited for.
 #[inline(always)]
 pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
     o: &mut [f32; O],
@@ -89,8 +89,8 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
     [f32; O]: wgmma::Accumulator,
 {
     let v = Descriptor::new(values, slabs.slab, slabs.eight, Swizzle::B128);
-    // SAFETY: the barrier of the values completed; the accumulator is waited for before it and the
-    // weights are touched again.
+    // SAFETY: the barrier of the values completed; accumulator and weights are accessed only after the product was
+    // waited for.
     unsafe {
         wgmma::fence();
         let mut step = 0;
@@ -108,20 +108,21 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
     }
 }
 
-/// Loads columns of a warp's 16 rows to registers, as the tensor cores want the operand of 16 × 16: `N` / 4 steps of 16.
-/// `row` gives the address of a row's first column, and whether there is the row; else it is zero.
+/// Loads a warp's 16 rows from memory as A fragments of 16 × 16: `N` / 4 steps of 16 columns. `row` gives the address
+/// of a row's first column and whether the row exists; rows that do not exist become zero.
 ///
 /// # Safety
-/// All lanes of the warp come here; rows that there are have as many columns, at a multiple of 16 bytes.
+/// All lanes of the warp come here; rows that exist have this many columns, at an address that is a multiple of 16
+/// bytes.
 #[inline(always)]
 pub unsafe fn load_fragments<const N: usize>(row: impl Fn(u32) -> (u64, bool)) -> [u32; N] {
-    // Opaque: or the addresses are kept in registers from unit to unit.
+    // Opaque: otherwise the addresses stay in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; N]);
     let mut h = 0;
     while h < 2 {
         let (from, exists) = row(lane / 4 + 8 * h as u32);
         let from = from + u64::from(lane % 4 * 16);
-        // Two steps at a time: the four lanes of a row have 16 bytes each, and each wants a word of all four.
+        // Two steps at a time: each of a row's four lanes loads 16 bytes and needs one word of each lane's.
         let mut i = 0;
         while i < N / 8 {
             let mut words = [0; 4];
@@ -138,7 +139,7 @@ pub unsafe fn load_fragments<const N: usize>(row: impl Fn(u32) -> (u64, bool)) -
         }
         h += 1;
     }
-    // All loads are under way before the first is waited for.
+    // Transpose only now: all loads are in flight before the first result is used.
     let mut i = 0;
     while i < N / 8 {
         h = 0;
@@ -162,7 +163,8 @@ pub unsafe fn load_fragments<const N: usize>(row: impl Fn(u32) -> (u64, bool)) -
     held
 }
 
-/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
+/// One step of a transpose between two lanes `distance` apart. For each pair of words the `upper` lane keeps the second
+/// and exchanges the first for the other lane's second.
 ///
 /// # Safety
 /// All lanes of the warp come here.

@@ -29,8 +29,7 @@ mod pipeline;
 pub mod prefill;
 mod unit;
 
-/// A value that is the same in all lanes, declared to the compiler: wgmma takes its descriptors from uniform
-/// registers.
+/// Tells the compiler that a value is the same in all lanes: wgmma takes its descriptors from uniform registers.
 ///
 /// # Safety
 /// - All lanes of the warp come here.
@@ -41,10 +40,10 @@ unsafe fn uniform(x: u32) -> u32 {
     unsafe { cuda_std::warp::warp_shuffle_idx(cuda_std::warp::FULL_MASK, x, 0, 32) }
 }
 
-/// Where warps read what the others stored just before.
+/// A barrier for warps that then read what the other warps have just stored.
 ///
-/// Two barriers, and not one: racecheck of CUDA 13.0 now and then takes a warp's arrival at a barrier to come later
-/// than what another warp does behind it. A warp at the second barrier has passed the first.
+/// Two `bar.sync` instead of one: racecheck of CUDA 13.0 sometimes orders a warp's arrival after another warp's
+/// accesses behind the same barrier. Every warp that reaches the second barrier has passed the first.
 ///
 /// # Safety
 /// As [`bar_sync`](cuda_std::barrier::bar_sync)'s.

@@ -1,6 +1,6 @@
-//! A place in a pipeline of shared-memory stages.
+//! The position of a producer or consumer in a ring of shared-memory stages.
 
-/// Which stage comes next, and the parity of the phase that its barriers are in.
+/// The next stage, and the parity of the mbarrier phase to wait for.
 #[derive(Clone, Copy)]
 pub struct Pipeline<const STAGES: u32> {
     pub stage: u32,
@@ -8,12 +8,13 @@ pub struct Pipeline<const STAGES: u32> {
 }
 
 impl<const STAGES: u32> Pipeline<STAGES> {
-    /// Waits for a stage to be filled.
+    /// The initial state of a consumer: it waits for phase 0 of the full barrier.
     pub const CONSUMER: Self = Self {
         stage: 0,
         parity: 0,
     };
-    /// Waits for a stage to be free: at first they all are, as if an earlier phase had ended.
+    /// The initial state of a producer. Parity 1 counts as completed on a fresh mbarrier, so its first wait for each
+    /// free barrier returns at once.
     pub const PRODUCER: Self = Self {
         stage: 0,
         parity: 1,
@@ -22,8 +23,8 @@ impl<const STAGES: u32> Pipeline<STAGES> {
     #[inline(always)]
     pub fn advance(&mut self) {
         if STAGES == 2 {
-            // One bit. The compiler sees that in some kernels and not in others, where it then adds, compares and
-            // selects before each wait.
+            // The general code below, for one bit. In some kernels the compiler does not find this form and adds,
+            // compares and selects before each wait.
             self.parity ^= self.stage;
             self.stage ^= 1;
             return;

@@ -1,26 +1,26 @@
-//! What the warps of a CTA know of a unit, where one warp claims units for all.
+//! The description of a unit that the scheduler warp passes to the other warps of its CTA.
 
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::shared;
 
-/// What it takes of shared memory: three vectors of four words.
+/// Bytes of a unit in shared memory: three vectors of four words.
 pub const UNIT_BYTES: u32 = 48;
 
-/// What the claiming warp passes on about a unit.
+/// A unit of work, as the scheduler warp describes it.
 #[cfg(target_arch = "nvptx64")]
 #[derive(Clone, Copy)]
 pub struct Unit {
-    /// Query tokens; none ends the work.
+    /// Query tokens; 0 ends the work.
     pub tokens: u32,
-    /// The KV head; of latent heads, which have one, the first query head of the tile.
+    /// The KV head. With latent heads (MLA), which have only one, the tile's first query head.
     pub head: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
-    /// First page of the table.
+    /// Index of the item's first entry in the page tables.
     pub table: u32,
-    /// Where the first block begins.
+    /// First key of the first block.
     pub first: u32,
-    /// The item's keys.
+    /// The item's keys: the first, and one past the last.
     pub kv_begin: u32,
     pub kv_end: u32,
     /// Blocks of keys, at least one.
@@ -31,7 +31,7 @@ pub struct Unit {
 
 #[cfg(target_arch = "nvptx64")]
 impl Unit {
-    /// The end of all work.
+    /// No more work.
     pub const NONE: Self = Self {
         tokens: 0,
         head: 0,
@@ -44,13 +44,13 @@ impl Unit {
         flags: 0,
     };
 
-    /// Writes it to its place.
+    /// Writes the unit to shared memory.
     ///
     /// # Safety
-    /// `at` is the place of a unit in shared memory, and the caller's to write.
+    /// `at` is the shared address of a unit's [`UNIT_BYTES`] bytes, and only the caller accesses them.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
-        // SAFETY: the caller owns the unit's 48 bytes.
+        // SAFETY: only the caller accesses the unit's 48 bytes.
         unsafe {
             shared::store_u32x4(
                 at,
@@ -64,10 +64,10 @@ impl Unit {
         }
     }
 
-    /// Reads it from its place.
+    /// Reads a unit from shared memory.
     ///
     /// # Safety
-    /// `at` is the place of a unit in shared memory, which was stored, and its barrier completed.
+    /// `at` is the shared address of a unit that was stored, and its barrier completed since.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.

@@ -12,7 +12,7 @@ fn state() -> impl Strategy<Value = State<4>> {
         1 => Just(f32::NEG_INFINITY),
     ];
     (prop::array::uniform4(-8.0..8.0_f32), lse).prop_map(|(out, lse)| {
-        // An empty state may hold anything.
+        // The output of an empty state may be anything.
         let out = if lse == f32::NEG_INFINITY {
             [f32::NAN; 4]
         } else {
@@ -22,7 +22,7 @@ fn state() -> impl Strategy<Value = State<4>> {
     })
 }
 
-/// Of one state: within rounding, or empty as well.
+/// Whether two states agree within rounding, or are both empty.
 fn close(a: State<4>, b: State<4>) -> bool {
     if a.lse == f32::NEG_INFINITY || b.lse == f32::NEG_INFINITY {
         return a == EMPTY && b == EMPTY;
@@ -53,7 +53,7 @@ fn exact(states: &[State<4>]) -> State<4> {
 }
 
 proptest! {
-    /// States of a variant without a softmax, among them some of no keys, are added up by ⊕ in any grouping.
+    /// ⊕ adds up the states of a variant without a softmax in any grouping, including states without keys.
     #[test]
     fn sums_add_up(sums in prop::collection::vec(prop::array::uniform4(-8.0..8.0_f32), 0..30), group in 1..9_usize) {
         let mut states: Vec<_> = sums.iter().map(|&out| State { out, lse: 0.0 }).collect();

@@ -37,7 +37,7 @@ impl<const CAP: bool> Variant for Standard<CAP> {
             ..
         } = self.0;
         if CAP {
-            // The factor is the same for all keys: compilers take it out of the loop.
+            // The same for all keys: compilers hoist it out of the loop.
             let inner = R::from_f32(scale) * R::from_f32(soft_cap).recip();
             (dot * inner).tanh()
         } else {

@@ -1,37 +1,37 @@
-//! Variants that kernels of their own are compiled for: what a launch gives them, and which hooks GPUs run.
+//! Variants with kernels of their own: the parameters that a launch passes to them, and the hooks that GPUs support.
 
 use super::Variant;
 use crate::abi::VariantParams;
 
-/// What is wrong with what a run gives a variant.
+/// An invalid parameter of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnDefect {
-    /// The number that is wrong.
+    /// The parameter's name.
     pub name: &'static str,
-    /// What it is.
+    /// Its value.
     pub got: u64,
-    /// What it has to be.
+    /// The rule that it violates.
     pub rule: &'static str,
 }
 
-/// A variant that kernels of its own are compiled for: see [`variant_kernels!`](crate::variant_kernels).
+/// A variant with kernels of its own: see [`variant_kernels!`](crate::variant_kernels).
 pub trait FromLaunch: Variant {
-    /// What a run gives it beside the standard parameters: numbers, and device addresses of what is larger.
+    /// Parameters of a run beside the standard ones: numbers, and device addresses of larger data.
     type Own: bytemuck::Pod;
 
-    /// From what a launch is given.
+    /// Builds the variant from a launch's parameters.
     fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
 
-    /// Whether a run with so many query heads can be given this. Hosts ask before anything is launched.
+    /// Checks the parameters of a run with `q_heads` query heads. The host calls this before any launch.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first invalid parameter.
     fn check(own: &Self::Own, q_heads: u32) -> Result<(), OwnDefect> {
         let _ = (own, q_heads);
         Ok(())
     }
 
-    /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
+    /// Rejects at compile time a variant with a hook that no kernel runs.
     const RUNS_ON_GPUS: () = {
         assert!(
             Self::SOFTMAX || Self::TRANSFORMS_LOGITS,

@@ -1,8 +1,8 @@
-//! Attention variants: what may differ between models, as code at named places of one algorithm.
+//! Attention variants: hooks for what differs between models.
 //!
-//! A [`Variant`] is compiled into the kernel. Associated constants say which hooks are there, so that a
-//! kernel without a soft cap holds no instruction of one. The hooks are generic over [`Real`]: the GPU and
-//! the CPU executor run them in f32, the reference runs the very same lines in f64.
+//! A [`Variant`] is compiled into the kernel. Associated constants say which hooks it uses, so a kernel without a soft
+//! cap contains no instruction for one. Hooks are generic over [`Real`]: the GPU and the CPU executor run them in f32,
+//! the reference runs the same code in f64.
 //!
 //! ```
 //! use kernels_gpu::{abi::VariantParams, math::Real, variant::{Pair, Variant}};
@@ -58,10 +58,10 @@ pub struct Key {
     pub head: u32,
 }
 
-/// A query head against a key: one logit.
+/// A query head and a key: the coordinates of one logit.
 ///
-/// Both positions count from the first key of the table at hand; where a batch has several parts, only
-/// their distance has a meaning of its own.
+/// Both positions count from the first key of the current page table; where a batch has several parts, only their
+/// difference is meaningful.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
     /// The query token, a row of `q`.
@@ -72,15 +72,15 @@ pub struct Pair {
     pub position: i32,
     /// Position of the key.
     pub key: u32,
-    /// How far the key stands behind the query, negative where it stands after it. Kernels have this at hand, while
-    /// positions would have to be converted for each key; beyond 2²⁴ it is rounded.
+    /// Query position minus key position. Kernels have it as f32, whereas positions would have to be converted for each
+    /// key; beyond 2²⁴ it is rounded.
     pub distance: f32,
-    /// What the variant says of the query ([`Variant::of_row`]).
+    /// The variant's number for the query ([`Variant::of_row`]).
     pub of_row: f32,
 }
 
 impl Pair {
-    /// Of a query and a key.
+    /// The pair of a query and a key.
     #[inline(always)]
     #[must_use]
     pub fn new<V: Variant>(variant: &V, query: Query, key: u32) -> Self {
@@ -99,7 +99,8 @@ impl Pair {
         }
     }
 
-    /// The query is `self`'s, the key stands `columns` after its key: a constant, as `self` is the same for many.
+    /// The pair of the same query and the key `columns` after `self`'s. `columns` is a constant: a thread derives all
+    /// its columns from one pair.
     #[inline(always)]
     #[must_use]
     pub const fn further(&self, columns: u32) -> Self {
@@ -111,39 +112,39 @@ impl Pair {
     }
 }
 
-/// The places at which models differ.
+/// The hooks of an attention variant.
 ///
-/// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with an even
-/// `dim`: what one register of a tensor-core fragment holds, and enough for rotary embeddings.
+/// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
+/// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
 pub trait Variant: Copy + Send + Sync {
-    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, which may be of either
-    /// sign, partial results are added, and the LSE has no meaning (it is written as 0). Such a variant sets
-    /// [`Variant::TRANSFORMS_LOGITS`] as well. Kernels round a weight to the type of the values: in f16 what is below
-    /// 2⁻²⁴ is lost.
+    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, of either sign;
+    /// partial results are added, and the LSE is meaningless (it is written as 0). Such a variant must also set
+    /// [`Variant::TRANSFORMS_LOGITS`]. Kernels round a weight to the type of the values: in f16, weights below 2⁻²⁴ are
+    /// lost.
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
-    /// [`Variant::logit`] is yet to be multiplied by [`Variant::unit`]: kernels do that for nothing.
+    /// [`Variant::logit`] still has to be multiplied by [`Variant::unit`]: kernels fold that into the exp2 at no cost.
     const KEEPS_UNIT: bool = false;
-    /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products: kernels then add what belongs to the
-    /// row where it costs nothing, and do not call it.
+    /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products. Kernels then do not call it: they
+    /// fold the row's part into the offset of the exp2, at no cost.
     const LINEAR: bool = false;
     /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
     const MASKS: bool = false;
-    /// [`Variant::query`] does something.
+    /// [`Variant::query`] is not the identity.
     const TRANSFORMS_QUERY: bool = false;
-    /// [`Variant::key`] does something.
+    /// [`Variant::key`] is not the identity.
     const TRANSFORMS_KEY: bool = false;
-    /// [`Variant::value`] does something.
+    /// [`Variant::value`] is not the identity.
     const TRANSFORMS_VALUE: bool = false;
-    /// [`Variant::output`] does something.
+    /// [`Variant::output`] is not the identity.
     const TRANSFORMS_OUTPUT: bool = false;
 
     /// Scale, window and causality.
     fn params(&self) -> &VariantParams;
 
-    /// The first and the last key position that a query at `position` may see, both inclusive; none if the
-    /// last is below the first. Whole blocks of keys are skipped, or go unmasked, by this interval.
+    /// The first and the last key position that a query at `position` may see, both inclusive; none if the last is
+    /// below the first. Kernels skip blocks outside this interval, and do not mask blocks inside it.
     #[inline(always)]
     fn visible_keys(&self, position: i32) -> (i32, i32) {
         let params = self.params();
@@ -158,8 +159,8 @@ pub trait Variant: Copy + Send + Sync {
         )
     }
 
-    /// A number that belongs to a query token and a head, such as a slope. It is computed once for a row, whose keys
-    /// then have it ([`Pair::of_row`]).
+    /// A number for a query token and head, such as a slope. It is computed once per row and passed on in
+    /// [`Pair::of_row`].
     #[inline(always)]
     fn of_row(&self, at: Query) -> f32 {
         let _ = at;
@@ -174,14 +175,14 @@ pub trait Variant: Copy + Send + Sync {
         dot * R::from_f32(self.params().scale_log2)
     }
 
-    /// What a logit that [keeps its unit](Variant::KEEPS_UNIT) is in base 2, where it is 1: that of dot products, unless the
-    /// variant has another.
+    /// The factor that turns a logit that [keeps its unit](Variant::KEEPS_UNIT) into base 2. By default the unit is
+    /// that of dot products.
     #[inline(always)]
     fn unit(&self) -> f32 {
         self.params().scale_log2
     }
 
-    /// The base-2 logit (or the weight), whatever the unit of [`Variant::logit`].
+    /// The base-2 logit (or the weight), independent of the unit of [`Variant::logit`].
     #[inline(always)]
     fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
         let logit = self.logit(dot, at);
@@ -192,7 +193,7 @@ pub trait Variant: Copy + Send + Sync {
         }
     }
 
-    /// Whether the query sees the key; asked only for keys within [`Variant::visible_keys`].
+    /// Whether the query sees the key; called only for keys within [`Variant::visible_keys`].
     #[inline(always)]
     fn visible(&self, at: Pair) -> bool {
         let _ = at;
@@ -220,8 +221,7 @@ pub trait Variant: Copy + Send + Sync {
         x
     }
 
-    /// Applied to the final output, after all merging. The query's position is not known any more: the
-    /// hook is given 0.
+    /// Applied to the final output, after all merges. The query's position is no longer known there: the hook gets 0.
     #[inline(always)]
     fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
         let _ = (dim, at);
