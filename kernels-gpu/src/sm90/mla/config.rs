@@ -1,11 +1,11 @@
-//! What kernels there are, and what one takes of an SM.
+//! The table of MLA kernels, and the shared memory, threads and registers of each.
 
-/// The kernels: for each 16-bit float `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read the queries
-/// less often, for tokens of several tiles; those of 32 are there sooner.
+/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read the
+/// queries less often and serve tokens of several tiles; blocks of 32 have the lower latency.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // What is in front of rows × keys in the name; stages; how keys are loaded.
+            // Prefix in the name, rows × keys, stages, how keys are loaded.
             "" 64 x 32 in 4 Pages;
             "rows_" 64 x 32 in 4 Rows;
             "" 64 x 48 in 3 Pages;
@@ -44,7 +44,7 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    /// What all kernels of the family have in common.
+    /// The fields that all kernels of the family share.
     pub(in crate::sm90::mla) const fn row(name: &'static str, threads: u32) -> KernelInfo {
         KernelInfo {
             head_dim: HEAD_DIM,
@@ -70,18 +70,18 @@ pub(super) const HEAD_DIM: u32 = 576;
 pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
-/// How keys come.
+/// How keys are loaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
-    /// By tensor maps.
+    /// By TMA, with tensor maps.
     Pages,
-    /// One by one.
+    /// Key by key, with `cp.async`.
     Rows,
 }
 
 #[cfg(target_arch = "nvptx64")]
 impl Keys {
-    /// Warps that bring keys.
+    /// Loader warps.
     pub const fn loaders(self) -> u32 {
         match self {
             Self::Pages => 2,
@@ -90,25 +90,26 @@ impl Keys {
     }
 }
 
-/// Threads of a CTA: a warpgroup that produces, and consumers.
+/// Threads of a CTA: a producer warpgroup, and the consumers.
 pub(super) const THREADS: u32 = 128 + CONSUMERS;
 /// Registers of a producer thread and of a consumer thread.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [40, 232];
 
-/// Threads that compute.
+/// Consumer threads.
 pub(super) const CONSUMERS: u32 = 256;
 
-/// Slabs of 64 columns in the halves of a block: of its values, and behind the right one what only keys have.
+/// Slabs of 64 columns in the left and right half of a block: 4 of values each, and in the right half a fifth that only
+/// the keys have.
 pub(super) const SLABS: [u32; 2] = [VALUE_DIM / 128, (HEAD_DIM - VALUE_DIM / 2) / 64];
-/// Bytes of 64 columns of the queries.
+/// Bytes of a slab of queries, 64 columns.
 pub(super) const SLAB_BYTES: u32 = TILE_ROWS * 128;
-/// Slabs of the queries. Consumers have the last ones in registers: blocks of 48 keys leave no room for them in shared
-/// memory.
+/// Slabs of the queries. Consumers hold the last ones in registers; with blocks of 48 keys these are in registers only,
+/// as shared memory has no room for them.
 pub(super) const QUERY_SLABS: u32 = HEAD_DIM / 64;
 pub(super) const HELD_SLABS: u32 = 2;
 
-/// Those of them in shared memory.
+/// Slabs of the queries in shared memory.
 pub(super) const fn query_slabs(keys: u32) -> u32 {
     if keys > 32 {
         QUERY_SLABS - HELD_SLABS
@@ -120,37 +121,37 @@ pub(super) const fn query_slabs(keys: u32) -> u32 {
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 
-/// Where what every kernel has lies in shared memory: the ring of two units, and barriers.
+/// Offsets in shared memory of what all MLA kernels have: the ring of two units, and the barriers.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")
 )]
 #[derive(Clone, Copy)]
 pub(super) struct Ring {
-    /// What the units are.
+    /// The two [`Unit`](crate::sm90::unit::Unit)s.
     pub units: u32,
-    /// Who the rows of each are.
+    /// The [`QueryRow`](crate::abi::QueryRow)s of each.
     pub rows: u32,
-    /// Those of the ring, then those of the queries, then those of stages.
+    /// mbarriers: first those of the ring, then those of the queries, then those of the stages.
     pub barriers: u32,
 }
 
-/// Bytes of a half of a block.
+/// Bytes of half a block.
 pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
     keys * SLABS[half as usize] * 128
 }
 
 #[cfg(target_arch = "nvptx64")]
 impl Ring {
-    /// A barrier, of shared memory that begins at `base`. No method of [`Units`](super::shared::Units): the compiler would
-    /// simplify that one by itself, and addresses would be summed up in another order.
+    /// Address of a barrier; shared memory begins at `base`. Not a method of [`Units`](super::shared::Units): the
+    /// compiler would then simplify it separately and add up addresses in a less favourable order.
     #[inline(always)]
     pub fn barrier(self, base: u32, index: u32) -> u32 {
         base + self.barriers + 8 * index
     }
 }
 
-/// Where what stands behind the queries begins, by the keys of a block and the blocks in shared memory.
+/// Offsets in shared memory of everything behind the queries.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")

@@ -1,4 +1,4 @@
-//! The end of a unit: the consumers add up their sums, normalise and write.
+//! The epilogue of a unit: the consumers combine their sums, normalise and write.
 
 use core::f32::consts::LN_2;
 
@@ -23,10 +23,10 @@ use crate::{
     },
 };
 
-/// Writes half of the columns of 16 rows of a warp, to the output or to partial states.
+/// Writes half of the columns of the warp's 16 rows, to the output or to partial states.
 ///
 /// # Safety
-/// Both consumers come here for every unit, each with the columns' half `C`; the accumulators are there.
+/// Both consumers come here for every unit, each with its half `C` of the columns; their products are done.
 #[inline(always)]
 pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
@@ -40,11 +40,11 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
 ) {
     const HALF: u32 = VALUE_DIM / 2;
     let a = &p.attention;
-    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
     let mut here = [warp::lane_id(), first_row];
     wgmma::fence_operand(&mut here);
     let [lane, first_row] = here;
-    // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+    // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
         let own = rows.totals();
         let mut h = 0;
@@ -55,7 +55,7 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
             }
             h += 1;
         }
-        // Two barriers, for racecheck of CUDA 13.0: see `sm90::meet`.
+        // Two barriers because of racecheck of CUDA 13.0: see `sm90::meet`.
         meet::<C>(0);
         meet::<C>(1);
         h = 0;
@@ -63,10 +63,10 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
             let row = first_row + lane / 4 + 8 * h as u32;
             let (token, in_tile) = p.heads.div_rem(row);
             let head = unit.head + in_tile;
-            // Always in this order: the same bits in both consumers.
+            // The same order in both consumers, for bit-identical totals.
             let total =
                 shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
-            // NaN is not nothing: a merge would leave such a state out.
+            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (mut inverse, mut lse) = if total != 0.0 {
                 (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
@@ -90,7 +90,7 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
                 let packed = |i: usize| T::pack(o[i] * inverse, o[i + 1] * inverse);
                 let mut j = 0;
                 while j < O / 16 {
-                    // Four lanes of a row swap until each has 16 bytes.
+                    // The four lanes of a row exchange words until each has 16 contiguous bytes.
                     let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
                     swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
                     swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);

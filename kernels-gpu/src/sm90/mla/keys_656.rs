@@ -1,33 +1,32 @@
-//! What the kernels of keys of 656 bytes have in common: how a key is stored, which warps bring keys, rows of the tables and
-//! entries.
+//! Shared parts of the kernels for 656-byte keys: the layout of a key, the loader warps, table rows and entries.
 
 use super::config::VALUE_DIM;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::registry::{Element, KernelInfo, Loads};
 
-/// Bytes of a key that carries its scales: numbers of 8 bits, scales, elements of 16.
+/// Bytes of a key with its scales: 512 e4m3 numbers, 4 f32 scales, 64 bf16 elements (the RoPE part).
 pub(super) const ROW_BYTES: u32 = 656;
-/// Groups of columns that have a scale each.
+/// Groups of 128 columns, with one scale each.
 pub(super) const GROUPS: u32 = VALUE_DIM / 128;
-/// Where the scales and the elements of 16 bits begin.
+/// Offsets in a key of the scales and of the 16-bit elements.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const ROW_SCALES: u32 = VALUE_DIM;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const ROW_ROPE: u32 = ROW_SCALES + GROUPS * 4;
 
-/// Keys that a loader brings together, to one place.
+/// Keys that a loader brings at a time, to one place (stage).
 pub(super) const KEYS: u32 = 32;
-/// Places of a block, and its keys.
+/// Places per block, and keys per block.
 pub(super) const PARTS: u32 = 2;
 pub(super) const BLOCK: u32 = PARTS * KEYS;
 
-/// Warps that bring keys, which take 32 keys in turn; with the one that claims units they are the warpgroup that feeds.
+/// Loader warps, which take 32 keys in turn; with the scheduler warp they form the producer warpgroup.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const LOADERS: u32 = 3;
-/// Threads that feed.
+/// Threads of the producer warpgroup.
 pub(super) const FEEDERS: u32 = 128;
 
-/// A table of such kernels for the registry, by the `Offsets` and `THREADS` that are in scope.
+/// A registry table of such kernels, from the `Offsets` and `THREADS` in scope.
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! rows {
     ($($rows:literal x $keys:literal in $stages:literal;)*) => {
@@ -46,7 +45,7 @@ macro_rules! rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) use rows;
 
-/// What all rows of the tables have in common.
+/// The fields that all rows of the tables share.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) const fn row(name: &'static str, threads: u32) -> KernelInfo {
     KernelInfo {
@@ -57,14 +56,14 @@ pub(super) const fn row(name: &'static str, threads: u32) -> KernelInfo {
     }
 }
 
-/// Entries of such kernels: of the warpgroup that feeds, a warp claims units and the others bring keys; all other warps compute.
-/// It is a macro because a function that takes these parts as closures was not inlined: what is computed went through local
-/// memory. In scope are `Shared`, `THREADS`, `REGISTERS`, and the functions `prefetch`, which all threads run first, `claim`
-/// and `consume`.
+/// Entries of such kernels. In the producer warpgroup one warp claims units and three load keys; all other warps
+/// consume. A macro, because a function taking these parts as closures was not inlined, and its data went through local
+/// memory. It expects in scope: `Shared`, `THREADS`, `REGISTERS`, and the functions `prefetch` (run first by all
+/// threads), `claim` and `consume`.
 #[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
     ($($rows:literal x $keys:literal in $stages:literal;)*) => { $( const _: () = {
-        /// See the module.
+        /// See the module's documentation.
         ///
         /// # Safety
         /// The parameters describe memory as [`LatentParams`](crate::abi::LatentParams) says.
@@ -83,12 +82,12 @@ macro_rules! entries {
             let variant = Standard::<false>(p.attention.variant);
             let s = Shared::<$stages> { base: shared::dynamic_shared_address() };
             let warp = thread::thread_idx_x() / 32;
-            // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
+            // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
             unsafe {
                 prefetch(maps);
                 s.init();
                 barrier::bar_sync(0, THREADS);
-                // The merging kernel may wait on SMs that this one has left.
+                // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                 griddep::launch_dependents();
                 if warp < FEEDERS / 32 {
                     setmaxnreg::decrease::<{ REGISTERS[0] }>();
@@ -99,7 +98,7 @@ macro_rules! entries {
                 } else {
                     setmaxnreg::increase::<{ REGISTERS[1] }>();
                     consume(&p, &variant, s);
-                    // A grid that waits for the end of this one relies on the end of the one before it, too.
+                    // A grid that waits for the end of this one also relies on the end of the grid before it.
                     griddep::wait();
                 }
             }

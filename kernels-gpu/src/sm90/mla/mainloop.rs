@@ -1,4 +1,4 @@
-//! The warpgroups that compute: products, weights, and what each hands over to the other.
+//! The consumer warpgroups: products, softmax, and the exchange of weights between them.
 
 use cuda_std::{barrier, fence, mbarrier, mma, shared, thread, warp, wgmma};
 
@@ -22,18 +22,18 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Named barriers: the weights of a stage's block are there (the owner arrives, the other waits); the warps of a
-/// consumer; what each consumer waits at where both meet, for the first and the second time.
+/// Named barriers. `WEIGHTS_READY` + owner: a block's weights are stored (the owner arrives, the other waits).
+/// `CONSUMER` + consumer: its four warps. `BOTH`: four barriers of [`meet`].
 const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 const BOTH: u32 = 5;
 
-/// Both consumers have come here, of which this is `C`. Each waits at a barrier of its own, for they come to it at two places
-/// of the code.
+/// A barrier of both consumers; this is consumer `C`. Each waits at a named barrier of its own, since the two run
+/// different instances of this code.
 ///
 /// # Safety
-/// All their threads do, for the first and the second time in turn: who came the first time may not have left when the
-/// other comes again.
+/// All threads of both consumers come here, with `time` 0 and 1 alternately: a thread may still be in one barrier when
+/// another thread arrives at the next.
 #[inline(always)]
 pub(super) unsafe fn meet<const C: u32>(time: u32) {
     // SAFETY: the caller's promise.
@@ -52,11 +52,11 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
     }
 }
 
-/// Works through all units, as the consumer of the columns' half `C` and of every other block. `S` and `P`: logits and
-/// packed weights that a thread has of a block.
+/// Works through all units, as the consumer of half `C` of the columns and the owner of every other block. `S` and `P`
+/// are a thread's logits and packed weight words of a block.
 ///
 /// # Safety
-/// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
+/// A whole warpgroup comes here, and the other one with the other half; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
     T: Half,
@@ -83,7 +83,7 @@ pub(super) unsafe fn consume<
     let scale = variant.params().scale_log2;
     let other = C ^ 1;
     let mut slots = Pipeline::<2>::CONSUMER;
-    // Blocks of all units so far: a block's owner is its number's last bit.
+    // Number of blocks of all units so far. The lowest bit of a block's number is its owner.
     let mut next = 0;
 
     macro_rules! release {
@@ -94,7 +94,7 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    // SAFETY: a whole warpgroup; the full and free barriers order every access to a stage.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -109,7 +109,7 @@ pub(super) unsafe fn consume<
             let mut logits = [0.0; S];
             let mut weights = [0; P];
 
-            // The other's weights of a block: references, if they changed, and the product.
+            // Takes the other consumer's block: its references, if they changed, and P·V with its weights.
             macro_rules! take {
                 ($block:expr) => {
                     barrier::bar_sync(WEIGHTS_READY + other, 256);
@@ -135,7 +135,7 @@ pub(super) unsafe fn consume<
                     wgmma::fence_operand(&mut o);
                     release!(s.free($block % STAGES, C));
                     if C == 0 {
-                        // The weights lie in the right half.
+                        // The weights are in the right half.
                         release!(s.free($block % STAGES, 1));
                     }
                 };
@@ -147,11 +147,11 @@ pub(super) unsafe fn consume<
             if from_memory {
                 held = hold_from_memory(p, s, slot, warp);
             }
-            // Their phases are those of units.
+            // One phase per unit, so its parity is that of the unit's slot.
             mbarrier::wait(s.queries_full(), slot);
             if !from_memory {
                 held = hold(s, warp);
-                // One lane says for all that the queries have been read.
+                // One lane will arrive at `queries_free` for its whole warp.
                 warp::sync_warp(WARP);
             }
             wgmma::fence_operand(&mut held);
@@ -160,18 +160,19 @@ pub(super) unsafe fn consume<
             if block >= end {
                 release!(s.queries_free());
             }
-            // A block of this consumer's own; the unit's first has none before it.
+            // A block that this consumer owns. `$first`: the unit's first block, with no other consumer's block before
+            // it.
             macro_rules! own {
                 ($first:literal) => {{
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
-                    // In this order whichever warpgroup owns the block, which depends on timing: so the bits are the
-                    // same.
+                    // Which consumer owns a block depends on timing. Both use this order of halves, so results are
+                    // bit-identical.
                     mbarrier::wait(s.full(stage, 0), parity);
                     multiply::<T, false, _, _, _>(s, &held, &mut logits, stage, 0);
                     mbarrier::wait(s.full(stage, 1), parity);
                     multiply::<T, true, _, _, _>(s, &held, &mut logits, stage, 1);
                     wgmma::commit_group();
-                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
+                    // Reloaded from shared memory for each block, to save registers.
                     let unit = Unit::load(s.unit(slot));
                     let not_all = !is_whole(variant, &unit, begin as i32, KEYS as i32);
                     if $first {
@@ -188,8 +189,8 @@ pub(super) unsafe fn consume<
                         let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
                     }
-                    // Weights against the references that there are; whether those still do shows in the sums. The vote
-                    // also keeps the wait for the other product behind the weights.
+                    // Weights relative to the old references; their sums tell whether those are still large enough. The
+                    // vote also keeps ptxas from moving the wait for the other product before the weights.
                     let mut sums = [f32::INFINITY; 4];
                     let mut good = false;
                     if !$first {
@@ -217,7 +218,7 @@ pub(super) unsafe fn consume<
                     if lane == 0 {
                         shared::store_u32(s.grew(C, warp), u32::from(!good));
                     }
-                    // All four warps have read the keys, whose place the weights take.
+                    // All four warps have read the keys that the weights overwrite.
                     barrier::bar_sync(CONSUMER + C, 128);
                     let target = s.weights(stage) + (warp * 16 + lane % 16) * 16;
                     let mut step = 0;
@@ -232,7 +233,7 @@ pub(super) unsafe fn consume<
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    // No row sees keys of other units.
+                    // Zero the values of keys outside the item: 0 · NaN is NaN.
                     if not_all {
                         let unit = Unit::load(s.unit(slot));
                         let past = unit.kv_end.saturating_sub(begin);
@@ -251,7 +252,7 @@ pub(super) unsafe fn consume<
                     wgmma::fence_operand(&mut weights);
                     release!(s.free(stage, C));
                     if C == 0 {
-                        // Its weights lay in the right half.
+                        // Its weights are in the right half.
                         release!(s.free(stage, 1));
                     }
                     block += 2;

@@ -1,9 +1,9 @@
-//! Latent attention on Hopper: one KV head of 576, whose values are the first 512 columns of the keys.
+//! Latent attention (MLA) on Hopper: one KV head of dimension 576, whose values are the first 512 columns of the keys.
 //!
-//! Units are items × tiles of 64 rows; a row is a query token and a query head. The output of 64 rows takes half of
-//! an SM's registers, so a CTA has the SM alone and its two **consumers** (a warpgroup each) share the output by
-//! columns. Blocks of 32 or 48 keys go to the consumers in turn: who owns a block computes its weights, adds their product
-//! with its own half of the values, and hands the weights over in shared memory for the other half.
+//! A unit is an item × a tile of 64 rows; a row is a query token and a query head. The f32 output of 64 rows takes half
+//! of an SM's registers. So one CTA runs per SM, and its two **consumer** warpgroups split the output by columns. They
+//! own blocks of 32 or 48 keys alternately. The owner of a block computes its weights and multiplies them with its own
+//! half of the values; the other consumer reads the weights from shared memory for the other half.
 //!
 //! ```text
 //! consumer 0   Q·K₀ ─ weights 0 ─ P₀·V₀ left ────── Q·K₂ ─ P₁·V₁ left, weights 2 ─ P₂·V₂ left …
@@ -11,9 +11,9 @@
 //! consumer 1          Q·K₁ ── P₀·V₀ right, weights 1 ─ P₁·V₁ right ── Q·K₃ …
 //! ```
 //!
-//! Weights are relative to a reference that both consumers know; it changes seldom, and who changes it says so to the
-//! other with the weights. A warpgroup **produces**: a warp claims units and brings queries, two bring the left and the
-//! right half of the keys, each as soon as its own consumer has done with it.
+//! Weights are relative to a reference that both consumers share. It changes rarely; the consumer that changes it
+//! passes the new reference on with the weights. In the producer warpgroup, the scheduler warp claims units and loads
+//! queries, and two loader warps load the left and the right half of the keys, each half as soon as its stage is free.
 //!
 //! | shared memory | bytes |
 //! |---|---|
@@ -23,11 +23,11 @@
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
 //!
-//! The weights of a block lie where its last slab was, which only keys have.
+//! The weights of a block overwrite its last slab, which is part of the keys but not of the values.
 //!
-//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of
-//! 656 bytes have kernels of their own: [`swap_ab`], and [`narrow`] for few rows. What these share is in
-//! `keys_656.rs`.
+//! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
+//! Keys of 656 bytes (8-bit numbers with scales) have kernels of their own: [`swap_ab`], and [`narrow`] for few rows;
+//! their shared parts are in `keys_656.rs`.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -50,8 +50,8 @@ mod visible;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
-/// what another CTA could have begun; one that claims late waits for ticket, item and rows.
+/// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
+/// unit that another CTA could have started sooner; one that claims too late waits for ticket, item and rows.
 const PREFETCH_DISTANCE: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
@@ -73,11 +73,11 @@ mod entries {
         ($half:ident $element:literal {
             $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
         }) => { $( const _: () = {
-            /// Logits and packed weights that a thread has of a block.
+            /// Logits and packed weight words per thread and block.
             const S: usize = $keys / 2;
             const P: usize = S / 2;
             const KEYS: Keys = Keys::$loads;
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`LatentParams`] says.
@@ -91,14 +91,14 @@ mod entries {
                 let variant = Standard::<false>(p.attention.variant);
                 let s = Shared::<$keys, $stages> { base: shared::dynamic_shared_address() };
                 let thread = thread::thread_idx_x();
-                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
+                // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
                 unsafe {
                     if thread < 3 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
                     s.init(KEYS);
                     barrier::bar_sync(0, THREADS);
-                    // The merging kernel may wait on SMs that this one has left.
+                    // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     if thread < THREADS - CONSUMERS {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
@@ -119,7 +119,7 @@ mod entries {
                         } else {
                             consume::<half::$half, _, 1, _, _, S, P>(&p, &variant, s);
                         }
-                        // A grid that waits for the end of this one relies on the end of the one before it, too.
+                        // A grid that waits for the end of this one also relies on the end of the grid before it.
                         griddep::wait();
                     }
                 }

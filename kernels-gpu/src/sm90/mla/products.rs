@@ -1,4 +1,4 @@
-//! The products of a consumer: Q·Kᵀ of its own blocks, and P·V of all of them with its half of the values.
+//! The products of a consumer: Q·Kᵀ of its own blocks, and P·V of all blocks with its half of the values.
 
 use cuda_std::{
     misc, mma, warp,
@@ -16,26 +16,26 @@ use super::{
 };
 use crate::{abi::LatentParams, common::half::Half};
 
-/// Outputs of a thread: those of 64 rows and half of the columns.
+/// Outputs of a thread: its share of 64 rows × half of the columns.
 pub(super) const O: usize = VALUE_DIM as usize / 4;
 
-/// Steps of 16 columns whose queries are in registers, the last ones. Q·Kᵀ is bound by what it reads of shared memory:
-/// 2 KB of queries beside 1.5 KB of keys for each step.
+/// The last steps of 16 columns, whose queries are in registers. Q·Kᵀ is bound by shared-memory reads: 2 KB of queries
+/// next to 1.5 KB of keys per step (with 48 keys).
 pub(super) const HELD: usize = HELD_SLABS as usize * 4;
 
-/// The queries of those steps, of a warp's rows.
+/// A fragments of the queries of those steps.
 pub(super) type Held = [u32; 4 * HELD];
 
-/// Loads the queries that stay in registers, from shared memory.
+/// Loads the queries that stay in registers from shared memory.
 ///
 /// # Safety
-/// A whole warp comes here; the queries are there.
+/// A whole warp comes here; the queries have arrived.
 #[inline(always)]
 pub(super) unsafe fn hold<const KEYS: u32, const STAGES: u32>(
     s: Shared<KEYS, STAGES>,
     warp: u32,
 ) -> Held {
-    // Opaque: or the addresses are kept in registers from unit to unit.
+    // Opaque: otherwise the addresses stay in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
     let mut i = 0;
@@ -55,10 +55,10 @@ pub(super) unsafe fn hold<const KEYS: u32, const STAGES: u32>(
     held
 }
 
-/// The same from memory, where shared memory has no place for them.
+/// The same from global memory, where shared memory has no room for them.
 ///
 /// # Safety
-/// A whole warp comes here; the unit's rows are listed.
+/// A whole warp comes here; the unit's rows are written.
 #[inline(always)]
 pub(super) unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
@@ -71,18 +71,19 @@ pub(super) unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
     let row_of = |row: u32| {
         let (token, in_tile) = p.heads.div_rem(warp * 16 + row);
         let head = unit.head + in_tile;
-        // SAFETY: the row is listed.
+        // SAFETY: the unit's rows are written.
         let of = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).token };
         let element = u64::from(of) * u64::from(p.attention.q_token_stride)
             + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64);
         let exists = token < unit.tokens && head < p.attention.q_heads;
         (p.attention.q + element * 2, exists)
     };
-    // SAFETY: a query has as many columns, and vectors of 16 bytes are aligned, as tensor maps ask for.
+    // SAFETY: a query has these columns; queries are aligned to 16 bytes, as tensor maps require.
     unsafe { load_fragments(row_of) }
 }
 
-/// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
+/// Issues the product with one half of the keys' columns. With `ADD` it adds to the logits, otherwise it overwrites
+/// them.
 #[inline(always)]
 pub(super) unsafe fn multiply<
     T: Half,
@@ -100,9 +101,9 @@ pub(super) unsafe fn multiply<
     [f32; S]: wgmma::Accumulator,
 {
     let slabs = SLABS[half as usize];
-    // SAFETY: whole warps; both operands are there; the accumulator is waited for.
+    // SAFETY: whole warps; both operands have arrived; the accumulator is waited for.
     unsafe {
-        // Anew for every block: or the descriptors of all steps are computed before the loop and spilled.
+    // Recomputed for every block: otherwise the descriptors of all steps are computed before the loop and spilled.
         let queries = uniform(s.queries() + half * SLABS[0] * SLAB_BYTES);
         let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
         let keys = uniform(s.half(stage, half));
@@ -130,7 +131,7 @@ pub(super) unsafe fn multiply<
     }
 }
 
-/// O += P·V of weights in shared memory and a half of a block's values, issued.
+/// Issues O += P·V, with the other consumer's weights from shared memory and half of a block's values.
 #[inline(always)]
 pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
     s: Shared<KEYS, STAGES>,
@@ -159,7 +160,7 @@ pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
     }
 }
 
-/// The same of weights in registers, where there are the keys.
+/// Issues O += P·V, with this consumer's own weights from registers.
 #[inline(always)]
 pub(super) unsafe fn add_own<T: Half, const P: usize>(
     o: &mut [f32; O],

@@ -1,4 +1,4 @@
-//! Which keys of a block count: those of the item that are there, and of these the ones that a row sees.
+//! Masks: which keys of a block belong to the item, and which of these a row sees.
 
 use cuda_std::{misc, shared};
 
@@ -14,8 +14,7 @@ use crate::{
     },
 };
 
-/// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
-/// NaN out.
+/// Zeroes the values of keys outside the item: they may be anything, and 0 · NaN is NaN.
 #[inline(always)]
 pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32>(
     s: Shared<KEYS, STAGES>,
@@ -28,11 +27,11 @@ pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32>(
     let (half, in_half) = (vector / 32, vector % 32);
     let group = if half == 0 { SLABS[0] } else { SLABS[1] } * 1024;
     let column = s.half(stage, half) + in_half / 8 * 1024 + in_half % 8 * 16;
-    // Opaque: or it is counted in 16 bits.
+    // Opaque: otherwise the compiler narrows the loop counter to 16 bits.
     let mut key = misc::opaque(thread / 64);
     while key < KEYS {
         if key < first || key >= past {
-            // SAFETY: the block is the consumer's; the row is zero, however it is swizzled.
+            // SAFETY: only this consumer writes the block. The swizzle only permutes chunks of a zeroed row.
             unsafe { shared::store_u32x4(column + key / 8 * group + key % 8 * 128, [0; 4]) };
         }
         key += 2;
@@ -49,7 +48,7 @@ pub(super) fn seen<V: Variant>(variant: &V, unit: &Unit, position: i32) -> [i32;
     ]
 }
 
-/// Hides what rows do not see of the block that begins at `begin`.
+/// Sets the logits of keys that rows do not see to −∞, in the block that begins at `begin`.
 #[inline(always)]
 pub(super) unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const S: usize>(
     p: &LatentParams,
@@ -72,11 +71,11 @@ pub(super) unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const 
     hide_before(logits, begin as i32, [upper[0], lower[0]]);
 }
 
-/// Whether all rows of a unit see all keys from `begin` on.
+/// Whether all rows of a unit see all `keys` keys from `begin` on.
 #[inline(always)]
 pub(super) fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i32) -> bool {
     let (_, last) = variant.visible_keys(unit.position);
-    // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+    // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
     let has_window = variant.params().window_left != i32::MAX;
     !has_window
         && begin >= unit.kv_begin as i32

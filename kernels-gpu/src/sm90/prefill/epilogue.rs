@@ -66,7 +66,7 @@ pub(super) unsafe fn finish_tile<
         }
     }
     let totals = unsafe { rows.totals() };
-    // Compare with `!= 0.0`: a NaN must reach the output, and an empty state (0) is skipped by merges.
+    // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
     let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
     let mut with_sinks = sinks;
     let mut h = 0;

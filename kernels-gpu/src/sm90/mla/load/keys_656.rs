@@ -1,4 +1,4 @@
-//! The warps that bring keys of 656 bytes as they are, each every third 32 of them.
+//! The loader warps for 656-byte keys: three warps take groups of 32 keys in turn, and copy them unconverted.
 
 use cuda_std::{mbarrier, misc, warp};
 
@@ -16,41 +16,41 @@ use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 /// Shared memory with a ring of places for 32 keys each.
 pub(in crate::sm90::mla) trait Places: Units {
     const STAGES: u32;
-    /// Places that are given back together: one, or those of a block.
+    /// Places that are freed together: one, or those of a block.
     const FREED: u32;
-    /// Where the keys begin, and the words that say which are there.
+    /// Offsets of the keys, and of the words that say which keys exist.
     const KEYS_AT: u32;
     const THERE_AT: u32;
 
-    /// The first key of a place; behind its last is the next place's first.
+    /// The first key of a place. Places are contiguous.
     #[inline(always)]
     fn place(self, stage: u32) -> u32 {
         self.base() + Self::KEYS_AT + stage * (KEYS * ROW_BYTES)
     }
-    /// Which keys of a place are there, a bit each.
+    /// Which keys of a place exist, one bit per key.
     #[inline(always)]
     fn there(self, stage: u32) -> u32 {
         self.base() + Self::THERE_AT + stage * 4
     }
-    /// They have come.
+    /// The keys of a place have arrived.
     #[inline(always)]
     fn full(self, stage: u32) -> u32 {
         Self::RING.barrier(self.base(), Self::STAGE_BARRIERS + stage)
     }
-    /// Who computes has read the keys of a place, or those of its block.
+    /// The consumers have read the keys of a place, or of its block.
     #[inline(always)]
     fn free(self, stage: u32) -> u32 {
         let index = Self::STAGE_BARRIERS + Self::STAGES + stage / Self::FREED;
         Self::RING.barrier(self.base(), index)
     }
 
-    /// The first key of a block, by its number among all.
+    /// The first key of a block, by its number over all units.
     #[inline(always)]
     fn block(self, number: u32) -> u32 {
         let block = number % (Self::STAGES / PARTS);
         self.base() + Self::KEYS_AT + block * (BLOCK * ROW_BYTES)
     }
-    /// Its first place, and the parity of that one's phase.
+    /// The first place of a block, and the parity of its full barrier.
     #[inline(always)]
     fn first_place(self, number: u32) -> (u32, u32) {
         let blocks = Self::STAGES / PARTS;
@@ -58,7 +58,8 @@ pub(in crate::sm90::mla) trait Places: Units {
     }
 }
 
-/// Brings 32 keys after another of all units, those whose number is `loader` modulo `LOADERS`; of each unit whole blocks.
+/// Loads groups of 32 keys of all units: those whose number is `loader` modulo `LOADERS`. Every unit is rounded up to
+/// whole blocks.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
@@ -66,9 +67,9 @@ pub(in crate::sm90::mla) trait Places: Units {
 pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, loader: u32) {
     const { assert!(S::KEYS == KEYS) };
     let mut slots = Pipeline::<2>::CONSUMER;
-    // Keys of all units before, and this warp's next ones, in 32s.
+    // In groups of 32 keys: those of all previous units, and this warp's next one.
     let (mut before, mut number) = (0, loader);
-    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a place.
     unsafe {
         loop {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
@@ -88,10 +89,10 @@ pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, l
                 }
                 let rows = Rows::find::<KEYS>(p, entry);
                 let policy = Policies::new(p).of(unit.flags);
-                // Opaque: or it is counted in 16 bits.
+                // Opaque: otherwise the compiler narrows it to 16 bits.
                 let of_all = misc::opaque(number);
                 let (stage, parity) = (of_all % S::STAGES, of_all / S::STAGES & 1 ^ 1);
-                // The page of the next key, which nothing waits for before these copies are under way.
+                // Load the next keys' pages now; they are first used after these copies were issued.
                 number += LOADERS;
                 entry = Entry::look_up(p, &unit, number - before);
                 mbarrier::wait(s.free(stage), parity);

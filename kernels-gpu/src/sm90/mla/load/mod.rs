@@ -1,4 +1,4 @@
-//! The warps that load: one claims units and brings their queries, two bring the halves of the keys.
+//! The producer warps: the scheduler claims units and loads their queries; the others load keys.
 
 mod keys_656;
 mod pages;

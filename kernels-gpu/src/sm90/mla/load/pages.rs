@@ -1,4 +1,4 @@
-//! Keys by tensor maps: one instruction for each piece of a page.
+//! Loaders of keys by TMA: one box per piece of a page.
 
 use cuda_std::{
     mbarrier, ptr,
@@ -19,10 +19,10 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Brings a half of the blocks of all units, a lane per piece.
+/// Loads one half of the columns of all units' blocks, one lane per piece of a page.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
+/// A whole warp comes here; `map` is the half's tensor map, and the barriers are initialised.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
@@ -35,13 +35,13 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
     let mine = lane < per_block;
     let bytes = const { half_bytes(KEYS, RIGHT as u32) };
     let piece_bytes = tokens * const { SLABS[RIGHT as usize] * 128 };
-    // Both are made before the loop over units, which chooses one.
+    // Both policies are created before the loop; each unit selects one.
     let policies = Policies::new(p);
     let (own, kept) = (policies.own(), ptr::evict_last_policy());
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES>::PRODUCER;
     loop {
-        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         let unit = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             Unit::load(s.unit(slots.stage))
@@ -57,10 +57,10 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
         let mut block = 0;
         while block < unit.blocks {
             if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
-                // SAFETY: the claiming warp waits for it.
+                // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            // The page is looked up before the place is free.
+            // Look up the page before waiting for the stage.
             let mut corner = [
                 0,
                 0,

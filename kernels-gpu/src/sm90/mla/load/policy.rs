@@ -1,4 +1,4 @@
-//! How long L2 keeps keys.
+//! L2 cache policies of keys.
 
 use cuda_std::ptr;
 
@@ -7,12 +7,12 @@ use crate::{
     common::tile_counter,
 };
 
-/// What all units of a launch have in common.
+/// The properties of a launch that determine its policies.
 #[derive(Clone, Copy)]
 pub(super) struct Policies {
-    /// Each tile of an item reads its keys.
+    /// Items have several tiles, and each reads the item's keys.
     has_tiles: bool,
-    /// The launch reads several times what L2 holds.
+    /// The launch reads several times the capacity of L2.
     is_long: bool,
 }
 
@@ -21,18 +21,18 @@ impl Policies {
     pub fn new(p: &LatentParams) -> Self {
         Self {
             has_tiles: p.tiles.get() > 1,
-            // SAFETY: as the launch is.
+            // SAFETY: the launch's parameters are valid.
             is_long: unsafe { tile_counter::is_long(p.long, p.attention.record) },
         }
     }
 
-    /// Whether other CTAs read the keys of a unit, too, by its [flags](WorkItem::flags). They are kept for them.
+    /// Whether other CTAs also read the keys of a unit with these [flags](WorkItem::flags). Then L2 should keep them.
     #[inline(always)]
     pub fn is_shared(self, flags: u32) -> bool {
         self.has_tiles || flags & WorkItem::SHARED_KEYS != 0
     }
 
-    /// Of keys that no other CTA reads.
+    /// The policy of keys that no other CTA reads.
     #[inline(always)]
     pub fn own(self) -> u64 {
         match self.is_long {
@@ -41,7 +41,7 @@ impl Policies {
         }
     }
 
-    /// Of a unit's keys, by its flags.
+    /// The policy of a unit's keys, by its flags.
     #[inline(always)]
     pub fn of(self, flags: u32) -> u64 {
         match self.is_shared(flags) {

@@ -1,4 +1,4 @@
-//! Keys row by row, for pages that no tensor map describes.
+//! Loaders that copy key by key with `cp.async`, for pages that no tensor map can describe.
 
 use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
@@ -15,12 +15,12 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Blocks that [`load_rows`] has under way before it says that the first is there. A consumer gives a block back when
-/// it has seen the one behind it: with three stages, a place is waited for only where no more than one is not announced.
+/// Blocks that [`load_rows`] has in flight before it signals the first. A consumer frees a block only after it has seen
+/// the next one full: with three stages, more than one unsignalled block would deadlock.
 const UNDER_WAY: u32 = 1;
 
-/// Brings a half of the columns of all units' blocks key by key, a lane for 16 bytes: of the keys of a block from one to
-/// another.
+/// Loads one half of the columns of all units' blocks, key by key, 16 bytes per lane; of each block the keys
+/// `from..to`.
 ///
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
@@ -41,14 +41,14 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
     let policies = Policies::new(p);
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES>::PRODUCER;
-    // The lane's copies to a stage are there, and may be read by the tensor cores.
+    // Signals that this lane's copies to a stage are done and visible to wgmma.
     let announce = |stage: u32| {
         fence::proxy_async_shared();
         // SAFETY: the barrier counts all lanes.
         unsafe { mbarrier::arrive(s.full(stage % STAGES, half)) };
     };
     loop {
-        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         let unit = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             Unit::load(s.unit(slots.stage))
@@ -57,8 +57,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
             return;
         }
         let policy = policies.of(unit.flags);
-        // Each lane looks up two keys, a block ahead; behind the last there are zeros. Nothing is computed with a page
-        // before its block: that would wait for the load.
+        // Each lane looks up the pages of two keys, one block ahead. A page id is not used before its block: that would
+        // stall on the load. Keys past the end become zeros.
         let look_up = |at: u32| {
             if at >= unit.kv_end {
                 return 0;
@@ -82,7 +82,7 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
         let mut block = 0;
         while block < unit.blocks {
             if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
-                // SAFETY: the claiming warp waits for it.
+                // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
             let rows = [row(pages[0], at), row(pages[1], at + 32)];
@@ -96,8 +96,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
             unsafe {
                 mbarrier::wait(s.free(stages.stage, half), stages.parity);
                 let target = s.half(stages.stage, half);
-                // Eight lanes copy 128 bytes of a key, slab after slab. Opaque, or the loop is unrolled to all copies
-                // of a block.
+                // Eight lanes copy 128 bytes of a key, slab after slab. Opaque: otherwise the loop is unrolled
+                // completely.
                 let mut key = misc::opaque(lane / 8) + from;
                 while key < to {
                     let row = rows[(key >= 32) as usize];
@@ -125,7 +125,7 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
             stages.advance();
             block += 1;
         }
-        // The next unit may wait for the end of this one.
+        // Signal the last blocks now: the next unit may only come after the end of this one.
         if block > 1 {
             async_copy::wait_group::<1>();
             announce(stages.stage + STAGES - 2);

@@ -12,22 +12,22 @@ const WARP: u32 = warp::FULL_MASK;
 pub(in crate::sm90::mla) struct Rows {
     /// Where this lane's key is.
     address: u64,
-    /// Bytes of the keys that lie one behind the other from this lane's on; 0 where that is not the first of them.
+    /// Bytes of the run of contiguous keys that starts with this lane's key; 0 if this lane's key does not start a run.
     bytes: u32,
-    /// Which keys are there, a bit each.
+    /// Which keys exist, one bit per key.
     there: u32,
 }
 
-/// Where a lane's key of a block is to be found.
+/// The page of a lane's key, and the key's place in it.
 #[derive(Clone, Copy)]
 pub(in crate::sm90::mla) struct Entry {
-    /// What is no page behind the unit's last key.
+    /// An invalid id after the unit's last key.
     page: u32,
     in_page: u32,
 }
 
 impl Entry {
-    /// Looks it up, for the 32 keys of a unit from `block` times 32 on.
+    /// Looks up the pages of 32 keys of a unit, from key 32 · `block` on.
     ///
     /// # Safety
     /// A whole warp; the unit is one of the launch's.
@@ -47,7 +47,7 @@ impl Entry {
 }
 
 impl Rows {
-    /// Finds keys. Copies take those of the same `GROUP` together.
+    /// Computes addresses and merges contiguous keys within each `GROUP` lanes into one copy.
     ///
     /// # Safety
     /// A whole warp.
@@ -79,11 +79,11 @@ impl Rows {
         }
     }
 
-    /// Brings the keys of `KEYS` lanes from `first` on, and zeros for those that are not there. `full`, at which all lanes arrive,
-    /// waits for the copies; at `says` is stored which are there.
+    /// Loads the keys of `KEYS` lanes from `first` on, and zeros for keys that do not exist. All lanes arrive at
+    /// `full`, which also waits for the copies' bytes. The bits of existing keys are stored at `says`.
     ///
     /// # Safety
-    /// A whole warp; the keys' place is free, and its barrier is the next phase's.
+    /// A whole warp; the keys' place is free, and `full` is in the phase of these keys.
     #[inline(always)]
     pub unsafe fn bring<const KEYS: u32>(
         &self,
@@ -115,20 +115,20 @@ impl Rows {
     }
 }
 
-/// Sets keys to zero whose bits are set: nothing is seen of them, but a weight of 0 does not keep a NaN out.
+/// Zeroes the keys whose bits are set. No row sees them, but 0 · NaN is NaN.
 #[inline(always)]
 unsafe fn clear(target: u32, mut which: u32) {
     while which != 0 {
         let row = target + which.trailing_zeros() * ROW_BYTES;
         let mut at = warp::lane_id() * 16;
         while at < ROW_BYTES {
-            // SAFETY: the place is the loader's.
+            // SAFETY: only this loader accesses the place.
             unsafe { shared::store_u32x4(row + at, [0; 4]) };
             at += 512;
         }
         which &= which - 1;
     }
-    // Before copies to the same place.
+    // Order these stores before bulk copies to the same place.
     fence::proxy_async_shared();
 }
 

@@ -1,4 +1,4 @@
-//! The warp that claims units: it says what each is, lists its rows, and brings its queries.
+//! The scheduler warp: claims units, writes their descriptions and rows, and loads their queries.
 
 use cuda_std::{
     fence, mbarrier, shared, thread,
@@ -19,8 +19,8 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Claims unit after unit, each when the one before comes to its end, and publishes what it is and which rows it has;
-/// then calls `ready` with the unit's slot and the unit.
+/// Claims one unit after another, each when the previous one nears its end. Publishes its description and rows, then
+/// calls `ready` with the unit's slot and the unit.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
@@ -30,14 +30,14 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     s: U,
     mut ready: impl FnMut(u32, &Unit),
 ) {
-    // SAFETY: as the launch is.
+    // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
-    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot.
     unsafe {
         while unit < a.units {
             let header = Header::load(a, p.tiles, unit);
@@ -52,7 +52,7 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
                 first,
                 kv_begin: item.kv_begin,
                 kv_end: item.kv_end,
-                // A unit without keys walks one block, all of it masked.
+                // A unit without keys walks one block that is masked entirely.
                 blocks: ((item.kv_end - first + U::KEYS - 1) / U::KEYS).max(1),
                 flags: item.flags,
             };
@@ -60,7 +60,7 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
             if lane == 0 {
                 described.store(s.unit(slots.stage));
             }
-            // The loaders begin while the rows are looked up.
+            // Loaders start on the keys while the rows are looked up.
             mbarrier::arrive(s.unit_full(slots.stage));
             let mut token = lane;
             while token < item.rows {
@@ -92,48 +92,48 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     }
 }
 
-/// Shared memory that begins with a unit's queries.
+/// Shared memory that begins with the queries of a unit.
 pub(in crate::sm90::mla) trait QueryPlace: Units {
     /// Slabs of 64 columns in shared memory.
     const SLABS: u32;
 
-    /// The first slab, all rows of one after the other.
+    /// The first slab; each slab holds all rows.
     #[inline(always)]
     fn queries(self) -> u32 {
         self.base()
     }
-    /// The unit's queries are there.
+    /// The unit's queries have arrived.
     #[inline(always)]
     fn queries_full(self) -> u32 {
         Self::RING.barrier(self.base(), 6)
     }
-    /// Nobody reads them any more.
+    /// The consumers have finished reading the queries.
     #[inline(always)]
     fn queries_free(self) -> u32 {
         Self::RING.barrier(self.base(), 7)
     }
 
-    /// Sets the queries to zero: tiles may not have all rows.
+    /// Zeroes the queries, as tiles may lack rows.
     ///
     /// # Safety
-    /// All `threads` of the CTA come here, and then to a barrier; nobody uses the queries before.
+    /// All `threads` of the CTA come here, and then meet at a CTA-wide barrier; the queries are not used before.
     #[inline(always)]
     unsafe fn clear_queries(self, threads: u32) {
         let mut at = thread::thread_idx_x() * 16;
         while at < Self::SLABS * SLAB_BYTES {
-            // SAFETY: the queries' memory, and the caller's promise.
+            // SAFETY: inside the queries; the caller's promise.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
             at += threads * 16;
         }
-        // Queries come by bulk copies.
+        // Order these stores before the bulk copies of queries.
         fence::proxy_async_shared();
     }
 }
 
-/// [`claim`], and brings each unit's queries.
+/// As [`claim`], and loads each unit's queries.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the queries, and the barriers are initialised.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
     p: &LatentParams,
@@ -141,10 +141,10 @@ pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
     s: S,
 ) {
     let mut queries = Pipeline::<1>::PRODUCER;
-    // SAFETY: the caller's promises; the unit's rows were listed.
+    // SAFETY: the caller's promises; the unit's rows were written.
     unsafe {
         claim(p, s, |slot, unit| {
-            // Lanes read the rows of others.
+            // Lanes read rows that other lanes have written.
             warp::sync_warp(WARP);
             mbarrier::wait(s.queries_free(), queries.parity);
             queries.advance();
@@ -153,7 +153,7 @@ pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
     }
 }
 
-/// A box for each token and slab, a lane each.
+/// Issues one TMA box per token and slab, distributed over the lanes.
 #[inline(always)]
 unsafe fn bring_queries<S: QueryPlace>(
     p: &LatentParams,
@@ -165,7 +165,7 @@ unsafe fn bring_queries<S: QueryPlace>(
     let (lane, heads) = (warp::lane_id(), p.heads.get());
     let slabs = S::SLABS;
     let boxes = unit.tokens * slabs;
-    // SAFETY: the rows are listed, and their place is free.
+    // SAFETY: the rows are written, and the queries' place is free.
     unsafe {
         if lane == 0 {
             mbarrier::arrive_expect_tx(s.queries_full(), boxes * heads * 128);

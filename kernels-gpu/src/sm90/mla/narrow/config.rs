@@ -1,4 +1,4 @@
-//! What kernels of few rows there are, and what one takes of an SM.
+//! The table of these kernels, and their shared memory, threads and registers.
 
 use crate::sm90::{
     mla::{
@@ -23,58 +23,59 @@ pub(super) use table;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
 
-/// Rows of a tile, those of one product.
+/// Rows of a tile: those of one `m16n8k16`.
 pub(super) const ROWS_OF_TILE: u32 = 16;
 
-/// Warps of a team: each has 8 keys of a block for the logits, and 64 columns of the values.
+/// Warps of a team: each takes 8 keys of a block for the logits, and 64 columns of the values.
 pub(super) const WARPS: u32 = 8;
 /// Teams, which take the blocks of a unit in turn.
 pub(super) const TEAMS: u32 = 2;
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = FEEDERS + TEAMS * WARPS * 32;
-/// Registers of a thread that feeds and of one that computes.
+/// Registers of a producer thread and of a consumer thread.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [32, 112];
 
-/// Bytes of the fragments of 16 rows for one product, 16 columns: 16 of each lane.
+/// Bytes of a fragment of 16 rows × 16 columns: 16 per lane.
 pub(super) const FRAGMENT_BYTES: u32 = 32 * 16;
-/// Fragments of the columns that a warp multiplies: two groups of columns, and half of those that only keys have.
+/// Fragments that a warp multiplies: two groups of columns, and half of the RoPE columns.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const FRAGMENTS_OF_HALF: usize = HEAD_DIM as usize / 32;
-/// Bytes of a row's weights: 64 in 16 bits, and 16 more, so that `ldmatrix` finds 8 rows in different banks.
+/// Bytes of a row's weights: 64 of 16 bits, padded by 16 bytes so that `ldmatrix` reads 8 rows from different banks.
 pub(super) const WEIGHTS_BYTES: u32 = BLOCK * 2 + 16;
-/// Bytes of a team's weights of a block.
+/// Bytes of a team's weights for a block.
 pub(super) const WEIGHTS_OF_BLOCK: u32 = GROUPS * ROWS_OF_TILE * WEIGHTS_BYTES;
-/// What each warp says of a row where references are renewed: the largest log of a weight times a value's scale in each
-/// group, the largest logit, whether weights outgrew f16.
+/// Words that each warp stores per row when references are renewed: per group the largest log of weight times scale,
+/// then the largest logit, and whether weights overflow f16.
 pub(super) const SAID: u32 = GROUPS + 2;
 
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 7;
 
-/// Where what is in shared memory begins, by the places for keys that are.
+/// Offsets in shared memory.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
-    /// Keys as the pool has them.
+    /// Keys, unconverted.
     pub keys: u32,
-    /// As fragments of 16 columns, of each half of the columns one behind the other: in f16 of two groups, in bf16 of half of the columns that only keys have.
+    /// Queries as fragments of 16 columns, first those of one half of the columns, then of the other. Each half: f16
+    /// fragments of two groups, then bf16 fragments of half of the RoPE columns.
     pub queries: u32,
-    /// Of each team and of two blocks in turn; of each group of columns.
+    /// Weights of each team, of two blocks alternately, and of each group of columns.
     pub weights: u32,
-    /// Of each team and row: what each warp says of it.
+    /// Per team and row: the [`SAID`] words of each warp.
     pub said: u32,
-    /// Of each team, row and group: the power of two that its weights are multiplied by besides, as a log.
+    /// Per team, row and group: the log of an extra power of two in the weights.
     pub shifts: u32,
-    /// Of each team, row and group: the log of the largest weight of a value.
+    /// Per team, row and group: the largest log of weight times scale.
     pub tops: u32,
-    /// Of each team and row: its reference, and which keys it sees.
+    /// Per team and row: its reference, and the range of keys that it sees.
     pub states: u32,
-    /// Of each row: what undoes the power of two of its query.
+    /// Per row: the inverse of the power of two of its query.
     pub inverses: u32,
-    /// Of each place: which keys are there.
+    /// Per place: the bits of existing keys.
     pub there: u32,
     pub ring: Ring,
     /// Dynamic shared memory.

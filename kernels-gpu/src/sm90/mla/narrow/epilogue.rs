@@ -1,4 +1,4 @@
-//! The end of a unit: the teams' states of each row become one, which is normalised and written.
+//! The epilogue of a unit: merges the two teams' states of each row, normalises and writes.
 
 use core::f32::consts::LN_2;
 
@@ -30,14 +30,15 @@ use crate::{
     },
 };
 
-/// Both teams have come here: their states are there; halves of their rows; the next unit's queries.
+/// Named barrier of both teams: for the sums, for the exchanged halves of rows, and for the next unit's queries.
 pub(super) const BOTH: u32 = 1 + 2 * TEAMS;
 
-/// Adds up what both teams have of a unit, and writes 16 columns of one row a lane: the first team the upper 8 rows, the
-/// second the lower ones. Each team hands the others over in the place of its weights.
+/// Merges both teams' outputs of a unit. Each lane writes 16 columns of one row: team 0 the upper 8 rows, team 1 the
+/// lower
+/// 8. Each team hands over the other rows through the memory of its weights.
 ///
 /// # Safety
-/// All warps of both teams come here for every unit, and to a barrier of all before the next one's weights.
+/// All warps of both teams come here for every unit, and meet at a barrier before the next unit's weights are stored.
 #[inline(always)]
 pub(super) unsafe fn finish<const STAGES: u32>(
     p: &LatentParams,
@@ -49,7 +50,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
 ) {
     let a = &p.attention;
     let Place { team, warp, lane } = place;
-    // SAFETY: whole warps; the unit stays until they have arrived; a row's columns are this lane's alone.
+    // SAFETY: whole warps; the unit stays until they have arrived; only this lane writes its columns of a row.
     unsafe {
         let mut h = 0;
         while h < 2 {
@@ -70,7 +71,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             let sums = [0, 1].map(|team| sum_of(s.said(team, row, 0)));
             let _ = rows[h].raise(references[0]);
             let _ = rows[h].raise(references[1]);
-            // A team that saw no key has the least of references: its factor is 0.
+            // A team that saw no key has the lowest possible reference: its factor is 0.
             let factors = references.map(|of| exp2(of - rows[h].offset()));
             rows[h].sum = sums[0] * factors[0] + sums[1] * factors[1];
             let of_team = if team == 0 {
@@ -82,10 +83,10 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             own[h] = exp2(of_team - rows[h].offset() - shift);
             h += 1;
         }
-        // Of each fragment the upper row is the first team's, the lower one the second's.
+        // Team 0 keeps the upper row of each fragment, team 1 the lower one.
         let keeps = |h: u32| h == team;
         let at = |team: u32| s.weights(team, 0, 0) + warp * 2048 + lane * 16;
-        // Columns of even numbers and of odd ones are fragments of their own.
+        // Even and odd columns are in separate fragments.
         let of = |i: usize, h: usize| {
             let [even, odd] = [&o[2 * i], &o[2 * i + 1]];
             [even[2 * h], odd[2 * h], even[2 * h + 1], odd[2 * h + 1]]
@@ -122,7 +123,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         let of = if keeps(0) { rows[0] } else { rows[1] };
         let (token, in_tile) = p.heads.div_rem(lane / 4 + 8 * team);
         let head = unit.head + in_tile;
-        // NaN is not nothing: a merge would leave such a state out.
+        // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
         let (mut inverse, mut lse) = if of.sum != 0.0 {
             (rcp(of.sum), of.offset() + lg2(of.sum))
         } else {
@@ -131,7 +132,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         if token >= unit.tokens || head >= a.q_heads {
             return;
         }
-        // Of each 16 of the warp's 64 columns it has four.
+        // The lane has four of each 16 of the warp's 64 columns.
         let column = warp * 64 + lane % 4 * 4;
         let says_lse = warp == 0 && lane % 4 == 0;
         let row = s.load_row(slot, token);
@@ -170,10 +171,10 @@ pub(super) unsafe fn finish<const STAGES: u32>(
     }
 }
 
-/// What the warps of a team have of a row's sum, always in this order.
+/// A row's sum over the warps of a team, in a fixed order.
 #[inline(always)]
 unsafe fn sum_of(at: u32) -> f32 {
-    // SAFETY: all have said it.
+    // SAFETY: all warps have stored their sums, before a barrier.
     let [a, b] = unsafe { [shared::load_f32x4(at), shared::load_f32x4(at + 16)] };
     let four = [0, 1, 2, 3].map(|i| a[i] + b[i]);
     (four[0] + four[1]) + (four[2] + four[3])

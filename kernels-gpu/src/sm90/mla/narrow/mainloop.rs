@@ -1,4 +1,4 @@
-//! The teams that compute: logits by keys, outputs by columns.
+//! The consumer teams. Warps split a block by keys for the logits, and by columns for the outputs.
 
 use cuda_std::{barrier, convert, mbarrier, misc, mma, shared, thread};
 
@@ -28,20 +28,20 @@ use crate::{
     },
 };
 
-/// The outputs of a warp: of each 16 columns two fragments of 16 rows, of the columns of even numbers and of odd ones.
+/// A lane's outputs: per 16 columns two fragments of 16 rows, one of the even and one of the odd columns.
 pub(super) type Outputs = [[f32; 4]; 8];
 
-/// What a lane has of the values of 16 keys as they are in shared memory: of each 16 columns two of four keys.
+/// A lane's unconverted values of 16 keys: of each 16 columns, two columns of four keys.
 type Values = [[u32; 4]; 2];
 
-/// Steps of 16 keys, and for how many of them values are read ahead.
+/// Steps of 16 keys per block, and the number of steps by which values are read ahead.
 const STEPS: usize = BLOCK as usize / 16;
 const AHEAD: usize = 4;
 
-/// Named barriers of a team: it is known what all warps say of its rows, and weights are there.
+/// Named barriers of a team: all warps have stored their row maxima; the weights are stored.
 pub(super) const SAID_ALL: u32 = 1;
 pub(super) const WEIGHTS_READY: u32 = 1 + TEAMS;
-/// And of each pair of warps: parts of logits have been handed over. The one between is that of both teams.
+/// Named barriers of each pair of warps: partial logits are exchanged.
 pub(super) const PAIR: u32 = BOTH + 1;
 
 /// Works through all units.
@@ -56,10 +56,10 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
 ) {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS && V::SOFTMAX) };
     let thread = thread::thread_idx_x();
-    // Units, and blocks of all units, before.
+    // Number of previous units, and of their blocks.
     let (mut units, mut before) = (0, 0);
     let places = Places::new(s, Place::of(thread));
-    // SAFETY: whole warps; the barriers say what has arrived and what may be written again.
+    // SAFETY: whole warps; the full and free barriers order every access to a place.
     unsafe {
         loop {
             let (slot, parity) = (units % 2, units / 2 % 2);
@@ -71,7 +71,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             mbarrier::wait(s.rows_full(slot), parity);
             let place = Place::of(thread);
             bring(p, s, slot, &unit, place);
-            // From keys of the request to those of all units' blocks.
+            // Offset from positions in the request to key numbers over all units' blocks.
             let shift = before * BLOCK - unit.first;
             let seen = [0, 8].map(|h| {
                 let (token, _) = p.heads.div_rem(place.row() + h);
@@ -83,13 +83,13 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             let scale = variant.params().scale_log2;
             rows.factors = [0, 8].map(|h| shared::load_f32(s.inverse(place.row() + h)) * scale);
             let mut o: Outputs = [[0.0; 4]; 8];
-            // Numbers of blocks are those of all units.
+            // Blocks are numbered over all units.
             let (mut number, end) = (before + place.team, before + unit.blocks.div_ceil(PARTS));
             before = end;
             while number < end {
-                // Opaque: or it is counted in 16 bits.
+                // Opaque: otherwise the compiler narrows it to 16 bits.
                 let of_all = misc::opaque(number);
-                // Where the warp's 8 keys are, and where the others are.
+                // The place with the warp's 8 keys, and the block's other place.
                 let part = Place::of(thread).warp / (WARPS / PARTS);
                 let (first, parity) = s.first_place(of_all);
                 let [own, other] = [first + part, first + (part ^ 1)];
@@ -115,13 +115,13 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 if barrier::bar_any(ready, WARPS * 32, over[0] || over[1]) {
                     rows.renew(s, block, &logits, thread, over, &mut o, target);
                     barrier::bar_sync(WEIGHTS_READY - 1 + places.team(), WARPS * 32);
-                    // Again: or what is seldom done would have no registers.
+                    // Reloaded: keeping these in registers would leave too few for the renewal.
                     ahead = first_values(source);
                 } else {
                     rows.sums = sums;
                 }
                 let weights = places.weights_to_read(s, of_all);
-                // Each lane has read of the keys, and arrives for itself.
+                // Each lane has read keys and arrives for itself.
                 let read = || mbarrier::arrive(s.free(s.first_place(of_all).0));
                 add(&mut o, ahead, source, weights, read);
                 number += TEAMS;
@@ -133,19 +133,19 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
     }
 }
 
-/// The products of two rows and two keys, in the order of fragments, of half of the columns.
+/// Products of two rows and two keys over half of the columns, in fragment order.
 #[derive(Clone, Copy)]
 pub(super) struct Products {
-    /// By groups of columns, without their scales.
+    /// Per group of columns, without scales.
     pub columns: [[f32; 4]; GROUPS as usize / 2],
     pub rope: [f32; 4],
 }
 
-/// Multiplies half of the columns of the queries and of twice 8 keys, so that a fragment of the queries is read once for 16
-/// keys. A lane reads 16 columns of a key at a time; those that only keys have are `rope` bytes behind.
+/// Multiplies half of the columns of the queries and of two groups of 8 keys, so a fragment of the queries is read once
+/// for 16 keys. A lane reads 16 columns of a key at a time; the RoPE columns are `rope` bytes behind.
 ///
 /// # Safety
-/// A whole warp; keys and queries are there.
+/// A whole warp; keys and queries have arrived.
 #[inline(always)]
 unsafe fn multiply(keys: [u32; 2], rope: u32, queries: u32) -> [Products; 2] {
     const OF_HALF: usize = GROUPS as usize / 2;
@@ -165,7 +165,7 @@ unsafe fn multiply(keys: [u32; 2], rope: u32, queries: u32) -> [Products; 2] {
             });
             let mut four = 0;
             while four < 4 {
-                // Keys and groups take turns: no product waits for the one before.
+                // Alternate keys and groups, so that no product depends on the previous one.
                 let mut group = 0;
                 while group < OF_HALF {
                     let query = fragment(group * 8 + part * 4 + four);
@@ -226,11 +226,11 @@ unsafe fn first_values(source: u32) -> [Values; AHEAD] {
     all
 }
 
-/// O += P·V of a block, of a warp's columns. `read` is called when the values have been read, of which the first steps' are
-/// there already.
+/// O += P·V of a block, for the warp's columns. `ahead` holds the first steps' values; `read` is called once all values
+/// have been read.
 ///
 /// # Safety
-/// A whole warp; keys and weights are there.
+/// A whole warp; keys and weights have arrived.
 #[inline(always)]
 unsafe fn add(
     o: &mut Outputs,
@@ -250,7 +250,7 @@ unsafe fn add(
             let of = ahead[step % AHEAD];
             let mut i = 0;
             while i < 4 {
-                // Two columns of two keys each.
+                // Each word: two columns of two keys.
                 let pairs = [of[i / 2][i % 2 * 2], of[i / 2][i % 2 * 2 + 1]].map(transpose_bytes);
                 let even = pairs.map(|four| convert::e4m3x2_to_f16x2(four as u16));
                 let odd = pairs.map(|four| convert::e4m3x2_to_f16x2((four >> 16) as u16));

@@ -1,4 +1,4 @@
-//! Where a lane that computes belongs, and what it reads and writes.
+//! A consumer lane's team, warp and pair, and its addresses in shared memory.
 
 use cuda_std::misc;
 
@@ -11,20 +11,20 @@ use crate::sm90::mla::{
     keys_656::{BLOCK, FEEDERS, KEYS, ROW_BYTES, ROW_ROPE, ROW_SCALES},
 };
 
-/// Bytes of half of the numbers of a key.
+/// Bytes of half of a key's 8-bit numbers.
 const HALF_BYTES: u32 = VALUE_DIM / 2;
 
-/// A lane's place in its CTA.
+/// A consumer lane's place in its CTA.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub team: u32,
-    /// In the team.
+    /// Index in the team.
     pub warp: u32,
     pub lane: u32,
 }
 
 impl Place {
-    /// Of a thread. Opaque: or what follows from it is computed once, and there are no registers to keep it in.
+    /// The place of a thread. Opaque: otherwise derived values are computed once and occupy registers.
     #[inline(always)]
     pub fn of(thread: u32) -> Self {
         let thread = misc::opaque(thread) - FEEDERS;
@@ -35,49 +35,49 @@ impl Place {
         }
     }
 
-    /// The group of columns with one scale that the warp's values are a half of.
+    /// The group of 128 columns that contains the warp's 64 columns of values.
     #[inline(always)]
     pub fn group(self) -> u32 {
         self.warp / 2
     }
 
-    /// The half of the columns that it multiplies, for its own keys and for its partner's.
+    /// The half of the columns that the warp multiplies, for its own keys and for its partner's.
     #[inline(always)]
     pub fn half(self) -> u32 {
         self.warp % 2
     }
 
-    /// Bytes from its own keys to its partner's: modulo 2³².
+    /// Bytes from the warp's own keys to its partner's, modulo 2³².
     #[inline(always)]
     pub fn to_partner(self) -> u32 {
         (8 * ROW_BYTES).wrapping_mul(1u32.wrapping_sub(2 * self.half()))
     }
 
-    /// From its half of a key's columns to its half of those that only keys have: modulo 2³².
+    /// Bytes from the warp's half of a key's columns to its half of the RoPE columns, modulo 2³².
     #[inline(always)]
     pub fn rope(self) -> u32 {
         ROW_ROPE.wrapping_sub(self.half() * (HALF_BYTES - 16))
     }
 
-    /// The first of its rows, 8 further down the second.
+    /// The lane's first row; its second is 8 rows further.
     #[inline(always)]
     pub fn row(self) -> u32 {
         self.lane / 4
     }
 
-    /// The first of its two keys of a block.
+    /// The first of the lane's two keys of a block.
     #[inline(always)]
     pub fn key(self) -> u32 {
         self.warp * 8 + self.lane % 4 * 2
     }
 }
 
-/// A lane's places in shared memory, two in a word.
+/// A lane's offsets in shared memory, packed two per word to save registers.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     keys: u32,
     values: u32,
-    /// And the team, from 1 on.
+    /// Also holds the team, counted from 1.
     weights: u32,
 }
 
@@ -85,14 +85,14 @@ impl Places {
     #[inline(always)]
     pub fn new<const STAGES: u32>(s: Shared<STAGES>, place: Place) -> Self {
         let Place { team, warp, lane } = place;
-        // Keys lie 656 bytes apart: every other 16 of 128 columns of two keys are in different banks.
+        // Keys are 656 bytes apart, an odd multiple of 16: alternate 16-byte chunks of two keys are in different banks.
         let key = (warp * 8 + lane / 4) * ROW_BYTES + lane % 4 * 32 + place.half() * HALF_BYTES;
         let scales = place.key() * ROW_BYTES + ROW_SCALES;
         let values = lane % 16 * ROW_BYTES + warp * 64 + lane / 16 * 16;
         let weights = s.weights(0, 0, 0);
         let to_write = s.weights(team, 0, place.row()) + place.key() * 2 - weights;
         let to_read = s.weights(team, place.group(), lane % 16) + lane / 16 * 16 - weights;
-        // Opaque: or they are kept one by one.
+        // Opaque: otherwise the compiler keeps them unpacked.
         Self {
             keys: misc::opaque(scales << 16 | key),
             values: misc::opaque(to_write << 16 | values),
@@ -105,28 +105,28 @@ impl Places {
     pub fn team(self) -> u32 {
         self.weights >> 28
     }
-    /// In a block: the lane's columns of its key of the warp's 8.
+    /// Offset in a block of the lane's columns of its key.
     #[inline(always)]
     pub fn key(self) -> u32 {
         self.keys & 0xFFFF
     }
-    /// In a block: the scales of the first of the keys that it weighs.
+    /// Offset in a block of the scales of the first of the two keys whose weights the lane computes.
     #[inline(always)]
     pub fn scales(self) -> u32 {
         self.keys >> 16
     }
-    /// In a block: what it gives as the row of a matrix of values.
+    /// Offset in a block of the row address that the lane supplies to `ldmatrix` of values.
     #[inline(always)]
     pub fn values(self) -> u32 {
         self.values & 0xFFFF
     }
-    /// Where its weights for the first group and row go. Two blocks of a team have places of their own: a warp may have the
-    /// next one's weights while others still read.
+    /// Where the lane stores its weights for the first group and row. They are double-buffered: a warp may store the
+    /// team's next block's weights while other warps still read these.
     #[inline(always)]
     pub fn weights_to_write<const STAGES: u32>(self, s: Shared<STAGES>, number: u32) -> u32 {
         s.weights(0, 0, 0) + number / TEAMS % 2 * WEIGHTS_OF_BLOCK + (self.values >> 16)
     }
-    /// Where its warp's fragments are: a row of one of them.
+    /// The row address that the lane supplies to `ldmatrix` of its warp's weights.
     #[inline(always)]
     pub fn weights_to_read<const STAGES: u32>(self, s: Shared<STAGES>, number: u32) -> u32 {
         s.weights(0, 0, 0) + number / TEAMS % 2 * WEIGHTS_OF_BLOCK + (self.weights & 0xFFFF)

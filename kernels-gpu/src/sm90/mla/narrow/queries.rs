@@ -1,4 +1,4 @@
-//! Queries as fragments in f16, each row times a power of two.
+//! Queries as f16 fragments, each row multiplied by a power of two.
 
 use cuda_std::{ptr, shared, warp};
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Where the query of a row is, if the unit has it.
+/// The address of a row's query, if the unit has the row.
 #[inline(always)]
 unsafe fn query_of<const STAGES: u32>(
     p: &LatentParams,
@@ -28,7 +28,7 @@ unsafe fn query_of<const STAGES: u32>(
     let (token, in_tile) = p.heads.div_rem(row);
     let head = unit.head + in_tile;
     if token < unit.tokens && head < p.attention.q_heads {
-        // SAFETY: the row is listed.
+        // SAFETY: the unit's rows are written.
         let of = unsafe { s.load_row(slot, token) }.token;
         let element = u64::from(of) * u64::from(p.attention.q_token_stride);
         Some(p.attention.q + (element + u64::from(head * HEAD_DIM)) * 2)
@@ -37,14 +37,15 @@ unsafe fn query_of<const STAGES: u32>(
     }
 }
 
-/// Brings the query of a row, a warp each; zeros stand for rows that the unit has not. Its columns of values are multiplied
-/// by the power of two that brings the largest into f16 ([`fit_f16`]); those that only keys have stay as they are.
+/// Loads the query of one row per warp; rows that the unit does not have become zeros. The first 512 columns are
+/// multiplied by the power of two that fits the largest into f16 ([`fit_f16`]); the RoPE columns stay bf16.
 ///
-/// A fragment is 16 columns: a lane's four neighbouring ones of two rows, 8 further down the second. Which four depends on
-/// how keys are read: lane `t` of a row has every other 16 columns of 128, from `32 · t` on, and then the 16 behind them.
+/// A fragment covers 16 columns; a lane has four neighbouring columns of two rows, 8 rows apart. Which four is
+/// determined by how keys are read: of each 128 columns lane `t` of a row reads 32, from `32 · t` on, in two chunks of
+/// 16.
 ///
 /// # Safety
-/// All warps of both teams come here; the unit's rows are listed in its slot, and nobody reads queries.
+/// All warps of both teams come here; the unit's rows are written, and no warp reads queries meanwhile.
 #[inline(always)]
 pub(super) unsafe fn bring<const STAGES: u32>(
     p: &LatentParams,
@@ -82,7 +83,7 @@ pub(super) unsafe fn bring<const STAGES: u32>(
         if lane == 0 {
             shared::store_f32(s.inverse(row), inverse);
         }
-        // Two halves of 256 columns: of each this lane has 8.
+        // This lane has 8 columns of each half of 256.
         let (group, t, half, four) = (lane / 16, lane % 16 / 4, lane % 4 / 2, lane % 2 * 2);
         let target = s.queries(warp * 4 + t) + team * 4;
         let target = target + (group * 8 + half * 4 + four) * FRAGMENT_BYTES;

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: units, their rows, queries, keys, weights, barriers.
+//! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
 
 use super::{
     config::{
@@ -14,7 +14,7 @@ use crate::sm90::mla::{
     shared::Units,
 };
 
-/// Shared addresses, where there are places for `STAGES` times 32 keys.
+/// Shared addresses, with `STAGES` places for 32 keys each.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<const STAGES: u32> {
     pub base: u32,
@@ -51,42 +51,44 @@ impl<const STAGES: u32> Shared<STAGES> {
     pub fn queries_of(self, place: Place) -> u32 {
         self.queries(place.lane) + place.half() * FRAGMENTS_OF_HALF as u32 * FRAGMENT_BYTES
     }
-    /// Where a lane of a pair's warps finds its parts of logits, 16 bytes for each warp of the team: those of the weights that
-    /// the warp will store there.
+    /// Where the warps of a pair exchange partial logits: per lane 16 bytes for each warp of the team. They lie where
+    /// that warp later stores its weights.
     #[inline(always)]
     pub fn parts(self, place: Place, number: u32) -> u32 {
         self.weights(place.team, 0, 0)
             + number / TEAMS % 2 * WEIGHTS_OF_BLOCK
             + place.lane * WEIGHTS_BYTES
     }
-    /// The weights of a row for the values of a group of columns, 64 of 16 bits.
+    /// The 64 weights, 16 bits each, of a row for a group of columns.
     #[inline(always)]
     pub fn weights(self, team: u32, group: u32, row: u32) -> u32 {
         let row = group * ROWS_OF_TILE + row;
         self.base + Self::AT.weights + team * 2 * WEIGHTS_OF_BLOCK + row * WEIGHTS_BYTES
     }
-    /// What each warp says of a row, one thing: while blocks last one of [`SAID`], then the first is the sum of weights.
+    /// Word `what` of [`SAID`] that each warp stores for a row. At the end of a unit word 0 is the warp's sum of
+    /// weights.
     #[inline(always)]
     pub fn said(self, team: u32, row: u32, what: u32) -> u32 {
         let row = team * ROWS_OF_TILE + row;
         self.base + Self::AT.said + (row * SAID + what) * WARPS * 4
     }
-    /// By what power of two a row's weights are larger than its reference says, in each group.
+    /// Log of the extra power of two in a row's weights, for each group.
     #[inline(always)]
     pub fn shifts(self, team: u32, row: u32) -> u32 {
         self.base + Self::AT.shifts + (team * ROWS_OF_TILE + row) * GROUPS * 4
     }
-    /// The largest log of a weight times a value's scale, in each group, when the row's references were last renewed.
+    /// The largest log of weight times scale in each group, as of the last renewal of the row's reference.
     #[inline(always)]
     pub fn tops(self, team: u32, row: u32) -> u32 {
         self.base + Self::AT.tops + (team * ROWS_OF_TILE + row) * GROUPS * 4
     }
-    /// A row's reference, nothing, the first and the last key that it sees, counted from the first unit's blocks on.
+    /// A row's reference, an unused word, and the first and last key that it sees. Keys are numbered over all units'
+    /// blocks.
     #[inline(always)]
     pub fn state(self, team: u32, row: u32) -> u32 {
         self.base + Self::AT.states + (team * ROWS_OF_TILE + row) * 16
     }
-    /// What undoes the power of two that a row's query was multiplied by.
+    /// The inverse of the power of two by which a row's query was multiplied.
     #[inline(always)]
     pub fn inverse(self, row: u32) -> u32 {
         self.base + Self::AT.inverses + row * 4
@@ -95,15 +97,15 @@ impl<const STAGES: u32> Shared<STAGES> {
     /// Initialises the barriers.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
         let arrivals = |index| match index {
             0 | 1 | 4 | 5 => 32,
-            // The loaders' lanes and the teams'.
+            // All lanes of the loaders and the teams.
             2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
             6 => 1,
-            // The lanes of a loader; those of a team.
+            // Full: the lanes of a loader. Free: the lanes of a team.
             _ if index < STAGE_BARRIERS + STAGES => 32,
             _ => WARPS * 32,
         };

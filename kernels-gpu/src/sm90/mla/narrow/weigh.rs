@@ -1,10 +1,10 @@
-//! From products to weights, for each group of columns its own.
+//! Softmax weights, separate for each group of columns.
 //!
-//! A value is its numbers times the scale of their group. That scale goes into the weight, so a row has four weights of
-//! each key, in f16. Weights are relative to the row's **reference**, a power of two. It is chosen so that the largest
-//! weight times scale is about 2 to [`TOP`], and chosen anew, by all warps of the team, where one no longer fits f16: seldom
-//! but in the first block. A group whose weights would then lie far below the others' has a **shift**, a power of two of
-//! its own. A row with shifts makes all its weights in [`Rows::renew`].
+//! A value is an 8-bit number times the scale of its group. The scale is folded into the weight, so a row has four f16
+//! weights per key. Weights are relative to the row's **reference**, a power of two, chosen so that the largest weight
+//! times scale is about 2 to the power of [`TOP`]. All warps of the team renew it when a weight no longer fits f16,
+//! which is rare after the first block. A group whose weights would lie far below the other groups' has a **shift**, an
+//! extra power of two. Rows with shifts always compute their weights in [`Rows::renew`].
 
 use cuda_std::{
     barrier,
@@ -28,55 +28,56 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The log of what the largest weight of a row becomes when references are renewed: 2¹⁰ below what f16 holds.
+/// Base-2 log of a row's largest weight after a renewal: 2¹⁰ below the largest f16.
 const TOP: f32 = 6.0;
-/// Groups whose largest weights are 2 to this below the row's have no shift: 2⁻⁴, and f16 goes down to 2⁻²⁴.
+/// Groups whose largest weight is at most 2 to this below the row's need no shift: it is then at least 2⁻⁴, and f16
+/// goes down to 2⁻²⁴.
 const WINDOW: f32 = 10.0;
-/// The largest shift: products of weights and scales stay within f32.
+/// The largest shift. It keeps products of weights and scales within f32.
 const LARGEST_SHIFT: f32 = 100.0;
-/// The log of the largest weight without scales, when references are renewed: sums stay within f32.
+/// The largest log of a weight without scales after a renewal. It keeps sums within f32.
 const LARGEST_WEIGHT: f32 = 60.0;
-/// And the sum from which they are renewed.
+/// The sum from which references are renewed.
 const LARGEST_SUM: f32 = (1_u128 << 100) as f32;
 /// The largest f16 is 65,504.
 const LARGEST: f32 = 65_504.0;
-/// The reference of a row that saw no key, and in registers that of a row with shifts: weights are infinite, so
-/// [`Rows::renew`] makes them.
+/// The reference of a row that has seen no key, and, in registers, of a row with shifts: it makes weights infinite,
+/// which triggers [`Rows::renew`].
 const NONE: f32 = -1e38;
 
-/// What a lane knows of its two rows: the softmax of the team's blocks.
+/// A lane's two rows: the online softmax over the team's blocks.
 pub(super) struct Rows {
-    /// Logs in base 2; of rows with shifts they are in shared memory.
+    /// Base-2 logs; those of rows with shifts are in shared memory only.
     references: [f32; 2],
-    /// Of this lane's weights, without scales.
+    /// Sums of this lane's weights, without scales.
     pub sums: [f32; 2],
-    /// From products of the columns with scales to logits in base 2.
+    /// Factors from products of scaled columns to base-2 logits.
     pub factors: [f32; 2],
-    /// The first block of which both see all keys, and how many follow.
+    /// The first block of which both rows see all keys, and the number of such blocks.
     whole: [u32; 2],
 }
 
-/// A block, as a lane needs it that weighs two of its keys.
+/// A block, for a lane that computes the weights of two of its keys.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
-    /// Counted over all units. Keys are counted from the first block on.
+    /// Number over all units; keys are numbered in the same way.
     pub number: u32,
-    /// Which keys are there, a bit each, of the half where this lane's are.
+    /// Bits of the existing keys, of the half block that holds this lane's keys.
     pub there: u32,
-    /// Where the scales of the first of the lane's keys are.
+    /// Address of the scales of the lane's first key.
     pub scales: u32,
-    /// What the scale of the softmax is for products of columns without scales.
+    /// The softmax scale for products of the RoPE columns, which have no scales.
     pub rope_factor: f32,
 }
 
-/// Of two rows and two keys.
+/// Logits of two rows and two keys.
 type Logits = [[f32; 2]; 2];
 
 impl Rows {
-    /// Of rows that see the keys from the first to the last of `seen`, counted as blocks are.
+    /// Rows that see the keys of `seen`, first and last, numbered over all units' blocks.
     ///
     /// # Safety
-    /// A whole warp; nobody reads what the team knows of the rows.
+    /// A whole warp; no warp of the team accesses the rows' states meanwhile.
     #[inline(always)]
     pub unsafe fn new<const STAGES: u32>(
         s: Shared<STAGES>,
@@ -114,12 +115,12 @@ impl Rows {
         }
     }
 
-    /// The logits: −∞ for keys that a row does not see. `of` are the products of half of the columns, with this warp's keys and
-    /// with its partner's: each hands over what the other has no products of, in the place of weights that the other has
-    /// yet to store.
+    /// The logits; −∞ for keys that a row does not see. `of` holds the products of half of the columns with this warp's
+    /// keys and with its partner's. The two warps exchange the partner's part, where the partner will later store its
+    /// weights.
     ///
     /// # Safety
-    /// Both warps of a pair come here; the block is there, and nobody reads its weights.
+    /// Both warps of a pair come here; the block has arrived, and no warp reads its weights yet.
     #[inline(always)]
     pub unsafe fn logits<const STAGES: u32>(
         &self,
@@ -137,7 +138,7 @@ impl Rows {
             let own = self.part(block, &of[0], scales);
             barrier::bar_sync(PAIR + place.team * (WARPS / 2) + place.warp / 2, 64);
             let other = shared::load_f32x4(parts + place.warp * 16);
-            // Weights take this place.
+            // The weights will overwrite this.
             warp::sync_warp(WARP);
             let mut logits = [0, 2].map(|i| [own[i] + other[i], own[i + 1] + other[i + 1]]);
             let [begin, blocks] = self.whole;
@@ -148,10 +149,11 @@ impl Rows {
         }
     }
 
-    /// What half of the columns gives of the logits of two rows and two keys, whose scales are at `scales`.
+    /// The part of the logits that half of the columns contributes, for two rows and two keys with their scales at
+    /// `scales`.
     #[inline(always)]
     unsafe fn part(&self, block: Block, of: &Products, scales: u32) -> [f32; 4] {
-        // SAFETY: the block is there.
+        // SAFETY: the block has arrived.
         let scales = [0, 1].map(|e| unsafe { shared::load_f32x2(scales + e * ROW_BYTES) });
         [0, 1, 2, 3].map(|i| {
             let [first, second] = scales[i % 2];
@@ -160,7 +162,7 @@ impl Rows {
         })
     }
 
-    /// Puts −∞ in the place of logits of keys that a row does not see.
+    /// Sets logits of keys that a row does not see to −∞.
     #[inline(always)]
     unsafe fn hide<const STAGES: u32>(
         s: Shared<STAGES>,
@@ -171,7 +173,7 @@ impl Rows {
         let mut h = 0;
         while h < 2 {
             let state = s.state(place.team, place.row() + 8 * h as u32);
-            // SAFETY: they are there.
+            // SAFETY: `new` stored them.
             let [first, last] = unsafe { shared::load_u32x2(state + 8) };
             let mut e = 0;
             while e < 2 {
@@ -187,10 +189,10 @@ impl Rows {
         }
     }
 
-    /// Stores the weights of two keys. Returns the sums with them, and whether references are to be renewed.
+    /// Stores the weights of two keys. Returns the sums including them, and whether references must be renewed.
     ///
     /// # Safety
-    /// The block is there; nobody reads the weights at `target`.
+    /// The block has arrived; no warp reads the weights at `target` meanwhile.
     #[inline(always)]
     pub unsafe fn weigh(
         &self,
@@ -215,7 +217,7 @@ impl Rows {
                     store_weights(target, h, group as u32, of);
                     group += 1;
                 }
-                // NaN is not below anything.
+                // Negated, so that NaN counts as too large.
                 over[h] = !(largest < LARGEST && sums[h] < LARGEST_SUM);
                 h += 1;
             }
@@ -223,11 +225,11 @@ impl Rows {
         (sums, over)
     }
 
-    /// Makes the weights of a block anew. Rows where weights of any warp's are `over` get new references; outputs are
-    /// multiplied by what that makes of those before. All warps find the same, and the first one keeps it for later.
+    /// Renews references and recomputes the weights of a block. A row gets a new reference if any warp has weights
+    /// `over` the limit; its outputs are rescaled. All warps compute the same references; warp 0 stores them.
     ///
     /// # Safety
-    /// All warps of the team come here, and to a barrier behind it; nobody reads weights or what warps say of rows.
+    /// All warps of the team come here, and meet at a barrier afterwards. Meanwhile no warp reads weights.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "it is one part of a loop")]
     pub unsafe fn renew<const STAGES: u32>(
@@ -242,7 +244,7 @@ impl Rows {
     ) {
         let place = Place::of(thread);
         let Place { team, warp, lane } = place;
-        // Of each row four lanes have a group each.
+        // Each of a row's four lanes handles one group.
         let (mine, first) = (lane % 4, lane & !3);
         let (mut before, mut tops, mut shifts) = ([0.0; 2], [0.0; 2], [0.0; 2]);
         // SAFETY: the caller's promise.
@@ -286,7 +288,8 @@ impl Rows {
                 if over {
                     reference =
                         integer((highest - TOP).max(largest - LARGEST_WEIGHT)).max(before[h]);
-                    // A group that has no weight yet shows by its first one.
+                    // A group without weights yet has top −∞ and gets the largest shift; its first weight then
+                    // overflows.
                     shift = integer((reference + TOP - top).min(LARGEST_SHIFT));
                     if !(shift > WINDOW) {
                         shift = 0.0;
@@ -334,7 +337,7 @@ impl Block {
     /// The scales of a lane's two keys.
     ///
     /// # Safety
-    /// The block is there.
+    /// The block has arrived.
     #[inline(always)]
     unsafe fn scales(self) -> [[f32; GROUPS as usize]; 2] {
         // SAFETY: the caller's promise.
@@ -342,14 +345,14 @@ impl Block {
     }
 }
 
-/// The nearest integer, where there is a fraction.
+/// Rounds to the nearest integer; exact for |x| below 2²².
 #[inline(always)]
 fn integer(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
     (x + ROUND) - ROUND
 }
 
-/// Stores a row's weights of two keys for a group's values; the second row lies 8 further down.
+/// Stores a row's weights of two keys for a group; row `h` is `8 · h` rows further.
 #[inline(always)]
 unsafe fn store_weights(target: u32, h: usize, group: u32, weights: [f32; 2]) {
     let at = target + (group * ROWS_OF_TILE + 8 * h as u32) * WEIGHTS_BYTES;
@@ -357,16 +360,16 @@ unsafe fn store_weights(target: u32, h: usize, group: u32, weights: [f32; 2]) {
     unsafe { shared::store_u32(at, F16::pack(weights[0], weights[1])) }
 }
 
-/// The largest of what the warps say.
+/// The maximum over the warps of a team.
 #[inline(always)]
 unsafe fn largest_of(at: u32) -> f32 {
-    // SAFETY: all have said it.
+    // SAFETY: all warps have stored theirs, before a barrier.
     let [a, b] = unsafe { [shared::load_f32x4(at), shared::load_f32x4(at + 16)] };
     let four = [0, 1, 2, 3].map(|i| a[i].max(b[i]));
     four[0].max(four[1]).max(four[2].max(four[3]))
 }
 
-/// Combines what the four lanes of a row have.
+/// Combines the values of a row's four lanes.
 #[inline(always)]
 pub(super) unsafe fn of_four(x: f32, combine: impl Fn(f32, f32) -> f32) -> f32 {
     // SAFETY: a whole warp.
