@@ -1,4 +1,4 @@
-//! Keys of 656 bytes, as they are in the pool: those that lie one behind the other come by one bulk copy.
+//! 656-byte keys, copied unconverted; keys that are contiguous in the pool are loaded by one bulk copy.
 
 use cuda_std::{fence, mbarrier, misc, ptr, shared, tma, warp};
 
@@ -7,10 +7,10 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// 32 keys, one a lane.
+/// 32 keys, one per lane.
 #[derive(Clone, Copy)]
 pub(in crate::sm90::mla) struct Rows {
-    /// Where this lane's key is.
+    /// Address of this lane's key.
     address: u64,
     /// Bytes of the run of contiguous keys that starts with this lane's key; 0 if this lane's key does not start a run.
     bytes: u32,

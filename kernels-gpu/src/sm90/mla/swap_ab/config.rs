@@ -1,4 +1,4 @@
-//! What kernels there are, and what one takes of an SM.
+//! The table of these kernels, and their shared memory, threads and registers.
 
 use crate::sm90::{
     mla::{
@@ -23,50 +23,50 @@ pub(super) use table;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[&[KernelInfo]] = &[table!(rows)];
 
-/// Warpgroups that compute, which take the blocks of a unit in turn.
+/// Consumer warpgroups, which own the blocks of a unit alternately.
 pub(super) const CONSUMERS: u32 = 2;
-/// Blocks of which there are weights and scales in f16: one of each consumer's that is multiplied, and one that is weighed.
+/// Stages of weights and f16 scales: one block in each consumer's P·V, and one whose weights are being computed.
 pub(super) const WEIGHED: u32 = 3;
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = FEEDERS + CONSUMERS * 128;
-/// Registers of a thread that feeds and of one that computes.
+/// Registers of a producer thread and of a consumer thread.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [40, 232];
 
-/// Bytes of a block's weights: of each key 64 rows in 16 bits.
+/// Bytes of a block's weights: 64 rows of 16 bits per key.
 pub(super) const WEIGHTS_BYTES: u32 = BLOCK * TILE_ROWS * 2;
-/// Bytes of a block's scales in f16: of each group one for each key.
+/// Bytes of a block's f16 scales: one per key and group.
 pub(super) const SCALES_BYTES: u32 = GROUPS * BLOCK * 2;
 
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 
-/// Where what is in shared memory begins, by the places for keys that are.
+/// Offsets in shared memory.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
-    /// Of the latest [`WEIGHED`] blocks. Before them are the queries, slabs of 64 columns of 64 rows: in f16, and in bf16 those
-    /// that only keys have.
+    /// Weights of the latest [`WEIGHED`] blocks. The queries come before them: slabs of 64 columns × 64 rows, in f16,
+    /// and the RoPE slab in bf16.
     pub weights: u32,
-    /// Keys as the pool has them.
+    /// Keys, unconverted.
     pub keys: u32,
-    /// Of the same blocks.
+    /// f16 scales of the same blocks as the weights.
     pub scales: u32,
-    /// Of each row: what undoes the power of two of its query.
+    /// Per row: the inverse of the power of two of its query.
     pub inverses: u32,
-    /// Of each row: the first and the last key that it sees.
+    /// Per row: the first and the last key that it sees.
     pub seen: u32,
-    /// Of each row of two units: what its weights are relative to.
+    /// Per row of two units: the reference of its weights.
     pub references: u32,
-    /// Of each consumer and row: what outputs before its latest block are multiplied by.
+    /// Per consumer and row: the rescale factor, at its latest block, of earlier outputs.
     pub factors: u32,
-    /// Of each consumer, warp and row: the largest logit of a block, the sum of weights of a unit.
+    /// Per consumer, warp and row: the largest logit of a block; at the end of a unit the sum of weights.
     pub said: u32,
-    /// Of each consumer and warp: whether a weight of its latest block is too large, so that references change.
+    /// Per consumer and warp: whether a weight of its latest block is too large, so that references change.
     pub grew: u32,
-    /// Of each place: which keys are there.
+    /// Per place: the bits of existing keys.
     pub there: u32,
     pub ring: Ring,
     /// Dynamic shared memory.

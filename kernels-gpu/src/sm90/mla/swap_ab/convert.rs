@@ -1,8 +1,8 @@
-//! From bytes to fragments: numbers of e4m3 to f16, times their scales.
+//! Conversion of e4m3 numbers to f16 A fragments, times their scales.
 //!
-//! Two numbers become f16 by one instruction, exactly, and are multiplied by their scales by another. f16 has not the range of
-//! scales, so a key's are divided by a power of two 2ᵉ. It goes into the logits; and for the values into the weights, which
-//! are 2 to the power of logit + e − reference.
+//! One instruction converts two numbers to f16 exactly, another multiplies them by their scales. f16 lacks the range of
+//! the scales, so a key's scales are divided by a power of two 2ᵉ. The logits are multiplied by it again. For the
+//! values it is folded into the weights: 2 to the power of logit + e − reference.
 
 use cuda_std::{convert, math, shared};
 
@@ -11,19 +11,19 @@ use crate::{
     sm90::mla::keys_656::{BLOCK, GROUPS, ROW_BYTES, ROW_SCALES},
 };
 
-/// The power of two 2ᵉ of a key, by its exponent as f32 has it.
+/// The power of two 2ᵉ of a key, as a biased f32 exponent.
 #[derive(Clone, Copy)]
 pub(super) struct Power {
     exponent: u32,
 }
 
-/// The exponent of the smallest: 2⁻⁶⁰. A key of zeros has that one.
+/// The biased exponent of the smallest power, 2⁻⁶⁰, which keys of zeros have.
 const LEAST_EXPONENT: u32 = 127 - 60;
 
 impl Power {
-    /// The largest scale over it becomes 64 or more and less than 128, so that no product exceeds 128 · 448 = 57,344: f16 ends
-    /// at 65,504. Of scales down to 2⁻²¹ times the largest, products of powers of two are exact: they are multiples of
-    /// 2⁶⁻²¹⁻⁹, and f16 has those of 2⁻²⁴.
+    /// Chosen so that the largest scale divided by it is in [64, 128): no product then exceeds 128 · 448 = 57,344, and
+    /// f16 ends at 65,504. With power-of-two scales down to 2⁻²¹ times the largest, products are exact: they are
+    /// multiples of 2⁶⁻²¹⁻⁹ = 2⁻²⁴, the smallest f16.
     ///
     /// # Safety
     /// The key is there.
@@ -52,7 +52,7 @@ impl Power {
         self.exponent as f32 - 127.0
     }
 
-    /// A scale of the key over it, twice in f16.
+    /// A scale of the key divided by this power, in both halves of an f16 pair.
     ///
     /// # Safety
     /// The key is there.
@@ -64,7 +64,7 @@ impl Power {
     }
 }
 
-/// The fragment of four columns of two keys, of a word of each.
+/// The A fragment of two keys × four columns, from one word of each key.
 #[inline(always)]
 pub(super) fn of_keys(words: [u32; 2], scales: [u32; 2]) -> [u32; 4] {
     [
@@ -75,8 +75,8 @@ pub(super) fn of_keys(words: [u32; 2], scales: [u32; 2]) -> [u32; 4] {
     ]
 }
 
-/// The fragment of two columns of four keys: two words as a transposing `ldmatrix` brings them, the scales of two keys in each.
-/// Columns of even numbers are the fragment's upper row, odd ones the lower.
+/// The A fragment of two columns × four keys, from two words as a transposing `ldmatrix` returns them; each of `scales`
+/// holds those of two keys. Even columns are the fragment's upper row, odd columns the lower one.
 #[inline(always)]
 pub(super) fn of_values(words: [u32; 2], scales: [u32; 2]) -> [u32; 4] {
     let words = words.map(transpose_bytes);
@@ -93,8 +93,8 @@ fn scaled(numbers: u32, scale: u32) -> u32 {
     math::mul_f16x2(convert::e4m3x2_to_f16x2(numbers as u16), scale)
 }
 
-/// Where the scale of a key for a group of values lies among a block's: a lane's eight pairs, two for each step of 16 keys, are
-/// 32 bytes.
+/// Offset, among a block's scales, of a key's scale for a group. The eight pairs of a lane, two per step of 16 keys,
+/// are 32 contiguous bytes.
 #[inline(always)]
 pub(super) const fn scale_at(group: u32, key: u32) -> u32 {
     let (step, half, lane) = (key / 16, key / 8 % 2, key / 2 % 4);

@@ -1,4 +1,4 @@
-//! The end of a unit: sums of both consumers become one, and outputs are normalised and written.
+//! The epilogue of a unit: the consumers combine their sums, normalise and write.
 
 use core::f32::consts::LN_2;
 
@@ -28,15 +28,15 @@ use crate::{
     },
 };
 
-/// Both consumers have come here: queries are there; sums are.
+/// Named barrier of both consumers: queries are converted; sums are stored.
 pub(super) const BOTH: u32 = 5;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Writes half of the columns of the rows of a unit, to the output or to partial states.
+/// Writes half of the columns of a unit's rows, to the output or to partial states.
 ///
 /// # Safety
-/// Both consumers come here for every unit, each with a half of the columns; products of outputs are waited for.
+/// Both consumers come here for every unit, each with half of the columns; their products are done.
 #[inline(always)]
 pub(super) unsafe fn finish<const STAGES: u32>(
     p: &LatentParams,
@@ -49,12 +49,12 @@ pub(super) unsafe fn finish<const STAGES: u32>(
     barrier: u32,
 ) {
     let a = &p.attention;
-    // Opaque here: or what follows from it is computed before the main loop and takes its registers.
+    // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
     let thread = misc::opaque(thread);
     let (warp, lane) = (thread / 32, thread % 32);
-    // SAFETY: whole warps; the unit stays until this warp has arrived; its rows' columns are this thread's alone.
+    // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
-        // The keys of a warp: 8 lanes have each row.
+        // Sum over the warp's keys: 8 lanes share each row.
         let said = s.said(consumer, warp, lane % 4 * 2);
         let mut j = 0;
         while j < 8 {
@@ -75,9 +75,9 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             let of = |of: u32, warp: u32| shared::load_f32(s.said(of, warp, row));
             let of_all =
                 |of_one: u32| (of(of_one, 0) + of(of_one, 1)) + (of(of_one, 2) + of(of_one, 3));
-            // Always in this order: the same bits in both consumers.
+            // The same order in both consumers, for bit-identical totals.
             let total = of_all(0) + of_all(1);
-            // NaN is not nothing: a merge would leave such a state out.
+            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (mut inverse, mut lse) = if total != 0.0 {
                 (
                     rcp(total),

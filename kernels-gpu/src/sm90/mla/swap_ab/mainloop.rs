@@ -1,4 +1,4 @@
-//! The warpgroups that compute: logits of every other block, and outputs of all of them in half of the columns.
+//! The consumer warpgroups. Each computes the logits of every other block, and half of the columns of the outputs.
 
 use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
 
@@ -27,12 +27,13 @@ use crate::{
     },
 };
 
-/// Named barriers: the weights of a consumer's block are there (the owner arrives, the other waits); the warps of a consumer.
+/// Named barriers: a consumer's weights of a block are stored (the owner arrives, the other waits); the warps of a
+/// consumer.
 const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 
-/// Works through all units, as the consumer of a half of the columns and of every other block. Both consumers run the same
-/// code: with a copy for each, a tenth of the time went into waiting for instructions.
+/// Works through all units, as the consumer of half of the columns and the owner of every other block. Both consumers
+/// run the same code: with a copy for each, 10 % of the time was instruction-cache misses.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.
@@ -49,9 +50,9 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
     let thread = thread % 128;
     let scale = variant.params().scale_log2;
     let mut slots = Pipeline::<2>::CONSUMER;
-    // Blocks of all units before.
+    // Number of blocks of all previous units.
     let mut before = 0;
-    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    // SAFETY: a whole warpgroup; the full and free barriers order every access to a place.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -61,7 +62,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 return;
             }
             mbarrier::wait(s.rows_full(slot), slots.parity);
-            // Their phases are those of units.
+            // One phase per unit, so its parity is that of the unit's slot.
             mbarrier::wait(s.queries_full(), slot);
             bring(
                 p,
@@ -76,7 +77,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             let mut o: Outputs = [[0.0; 32]; _];
             let mut sums: Sums = [0.0; 16];
 
-            // Waits for the other consumer's weights of the block before, and takes its references.
+            // Waits for the other consumer's weights of the previous block, and takes over its references.
             macro_rules! take {
                 () => {
                     barrier::bar_sync(WEIGHTS_READY + (consumer ^ 1), 256);
@@ -92,7 +93,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             if block >= blocks {
                 mbarrier::arrive(s.queries_free());
             }
-            // The last turn may have the other's last block alone.
+            // The last iteration may have only the other consumer's last block.
             while block < blocks + 1 {
                 let number = misc::opaque(before + block);
                 let mut grew = false;
@@ -115,7 +116,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     }
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut logits);
-                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
+                    // Reloaded from shared memory for each block, to save registers.
                     let unit = Unit::load(s.unit(slot));
                     let begin = unit.first + block * BLOCK;
                     let there = shared::load_u32(s.there(own_place));
@@ -127,7 +128,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     if block + 2 >= blocks {
                         mbarrier::arrive(s.queries_free());
                     }
-                    // Each of four lanes stores the scales of a group.
+                    // Each of four lanes stores the scales of one group.
                     let mut h = 0;
                     while h < 2 {
                         let down = 8 * h as u32;
@@ -140,7 +141,8 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     let target = store_at(s.weights(number), misc::opaque(warp));
                     let over = weigh(s, slot, powers, &logits, scale, &mut sums, target);
                     let over = warp::warp_vote_any(warp::FULL_MASK, over);
-                    // Before a barrier of this consumer: racecheck does not see what is stored between it and the next.
+                    // Stored before this consumer's barrier: racecheck cannot follow stores between this barrier and
+                    // the next.
                     if lane == 0 {
                         shared::store_u32(s.grew(consumer) + warp * 4, u32::from(over));
                     }
@@ -159,8 +161,8 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                 } else {
                     take!();
                 }
-                // The products of the other's block and of this one with this consumer's columns. Their keys have come: the
-                // owner's warps waited for them, and then for each other.
+                // P·V of the other consumer's block and of this one, for this consumer's columns. No wait for the keys:
+                // the owner's warps have waited for them, and then at a barrier.
                 let mut multiplied = block.max(1) - 1;
                 while multiplied < blocks && multiplied <= block {
                     if multiplied == block && grew {
@@ -172,7 +174,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     let values = s.block(number) + lane * ROW_BYTES + column;
                     let group = scale_at(consumer * (GROUPS / 2), 0);
                     let scales = s.scales(number) + group + lane % 4 * 32;
-                    // Each lane has read of the keys, and arrives for itself.
+                    // Each lane has read keys and arrives for itself.
                     let (first, _) = s.first_place(number);
                     let read = |part: u32| mbarrier::arrive(s.free(first + part));
                     add(&mut o, values, scales, s.weights(number), read);

@@ -1,10 +1,13 @@
-//! Latent attention over keys of 656 bytes on Hopper, 64 rows: with A and B of the products swapped.
+//! Latent attention (MLA) over 656-byte keys on Hopper, for tiles of 64 rows, with the operands A and B of wgmma
+//! swapped.
 //!
-//! Keys stay as they are in shared memory. They are the A operand: a warp reads fragments of numbers, converts them to f16 and
-//! multiplies them by their scales in registers. Queries and weights are B, in shared memory. So Sᵀ = K·Qᵀ has a row for each
-//! key, and Oᵀ = Vᵀ·Pᵀ one for each column of the values; nothing converted is ever stored.
+//! Keys stay unconverted in shared memory. They are the A operand: a warp reads fragments of 8-bit numbers, converts
+//! them to f16 and multiplies them by their scales in registers. Queries and weights are the B operand, in shared
+//! memory. So Sᵀ = K·Qᵀ has one row per key, and Oᵀ = Vᵀ·Pᵀ one row per column of the values. No converted key is ever
+//! stored.
 //!
-//! Two **consumers**, a warpgroup each, take blocks of 64 keys in turn for the logits, and have 256 columns of the values each:
+//! Two **consumer** warpgroups own blocks of 64 keys alternately for the logits; each computes 256 columns of the
+//! outputs:
 //!
 //! ```text
 //! consumer 0   K₀·Q ─ weights 0 ─ V₀·P₀ left ─ K₂·Q ─ weights 2 ─ V₁·P₁, V₂·P₂ left ─ K₄·Q …
@@ -12,12 +15,13 @@
 //! consumer 1   K₁·Q ────────────── weights 1 ─ V₀·P₀, V₁·P₁ right ─ K₃·Q ─ weights 3 …
 //! ```
 //!
-//! f16 has not the range of scales, so a key's are divided by a power of two (`convert.rs`), and a row's query is multiplied
-//! by one. Weights are relative to references that both consumers know; who finds a weight that is too large changes them
-//! and says so to the other with the weights (`weigh.rs`). So weights are made one block after the other. Products with
-//! values are not part of that chain: they wait until the weights of a consumer's next block have been handed over.
+//! f16 lacks the range of the scales, so a key's scales are divided by a power of two (`convert.rs`), and a row's query
+//! is multiplied by one. Weights are relative to references that both consumers share. A consumer that finds a weight
+//! too large changes them and passes them on with the weights (`weigh.rs`), so weights are computed strictly block by
+//! block. P·V is not on that critical path: a consumer delays it until it has handed over the weights of its next
+//! block.
 //!
-//! A warpgroup **feeds**: a warp claims units and brings queries, three bring keys, 32 each.
+//! In the producer warpgroup one warp claims units and loads queries, and three load 32 keys each in turn.
 //!
 //! | shared memory | bytes |
 //! |---|---|
@@ -25,26 +29,26 @@
 //! | weights of 3 blocks | 24,576 |
 //! | keys: 6 places for 32, 656 bytes each | 125,952 |
 //! | scales in f16 of 3 blocks | 1,536 |
-//! | of rows: of two units who they are and references; powers of two, which keys they see, factors, what warps say | 5,888 |
-//! | units, whether references grew, keys that are there | 152 |
+//! | per row: `QueryRow` and reference of two units; power of two, visible keys, factors, maxima and sums | 5,888 |
+//! | units, whether references grew, bits of existing keys | 152 |
 //! | barriers | 168 |
 //!
-//! | mbarrier | arrivals | says |
+//! | mbarrier | arrivals | meaning |
 //! |---|---|---|
-//! | unit full (2) | 32 | what the unit is |
-//! | unit free (2) | 352 | loaders and consumers are done with it |
-//! | rows full (2) | 32 | who its rows are |
-//! | queries full | 1 + bytes | queries are there |
+//! | unit full (2) | 32 | the unit's description is written |
+//! | unit free (2) | 352 | loaders and consumers have finished with the unit |
+//! | rows full (2) | 32 | the unit's rows are written |
+//! | queries full | 1 + bytes | the queries have arrived |
 //! | queries free | 256 | the last K·Qᵀ is done |
-//! | ends soon | 1 | the next unit may be claimed |
-//! | full (6) | 32 + bytes | the lanes of a loader; keys have come, and which are there |
+//! | near end | 1 | the next unit may be claimed |
+//! | full (6) | 32 + bytes | a loader's 32 keys, and the bits of those that exist, have arrived |
 //! | free (6) | 256 | the lanes of both consumers have read the keys of a place |
 //!
 //! | named barrier | threads | |
 //! |---|---|---|
-//! | 1, 2 | 256 | weights of consumer 0, 1 are there: the owner arrives, the other waits |
-//! | 3, 4 | 128 | weights of a consumer's warps are there, and whether one is too large; where references change, what warps say |
-//! | 5 to 8 | 256 | both consumers: queries; sums |
+//! | 1, 2 | 256 | weights of consumer 0, 1 are stored: the owner arrives, the other waits |
+//! | 3, 4 | 128 | the warps of a consumer: weights are stored, with a vote whether one is too large; maxima; references |
+//! | 5 | 256 | both consumers: queries are converted; sums are stored |
 
 mod config;
 #[cfg(target_arch = "nvptx64")]

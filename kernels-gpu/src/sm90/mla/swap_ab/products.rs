@@ -1,4 +1,5 @@
-//! The products: fragments of keys and values are made in registers while the tensor cores multiply those before.
+//! The products: A fragments of keys and values are converted in registers while the tensor cores multiply the previous
+//! ones.
 
 use cuda_std::{
     misc, mma, shared, warp,
@@ -17,20 +18,20 @@ use crate::sm90::{
     uniform,
 };
 
-/// Of a thread, two keys and 16 rows: element `4 j + 2 h + e` is key `h` and row `8 j + 2 (lane % 4) + e`.
+/// A thread's two keys × 16 rows: element `4 j + 2 h + e` is key `h` and row `8 j + 2 (lane % 4) + e`.
 pub(super) type Logits = [f32; 32];
-/// Four tiles of 64 columns. In one a thread has two neighbouring columns, `h`, of 16 rows, as above.
+/// Four tiles of 64 columns. In each, a thread has two neighbouring columns (`h`) of 16 rows, indexed as [`Logits`].
 pub(super) type Outputs = [[f32; 32]; TILES];
 pub(super) const TILES: usize = 4;
 
-/// Fragments of two steps of 16 columns or keys, as they are multiplied together.
+/// Fragments of two steps of 16 columns or keys, which are multiplied together.
 type Fragments = [u32; 8];
 
-/// Two sets of them: while one is multiplied the other is made. A third changed nothing, and sets of four steps do not fit
-/// the registers.
+/// Double-buffered fragments: one set is multiplied while the other is converted. A third set changed nothing, and sets
+/// of four steps do not fit in registers.
 type Turns = [Fragments; 2];
 
-/// Puts two fragments together.
+/// Joins two fragments.
 #[inline(always)]
 fn both(first: [u32; 4], second: [u32; 4]) -> Fragments {
     let mut both = [0; 8];
@@ -42,16 +43,16 @@ fn both(first: [u32; 4], second: [u32; 4]) -> Fragments {
     both
 }
 
-/// One of two.
+/// One of the two fragments of a set.
 #[inline(always)]
 fn fragment(of: &Fragments, step: usize) -> [u32; 4] {
     [0, 1, 2, 3].map(|i| of[4 * step + i])
 }
 
-/// The set of fragments whose turn it is, when it has been multiplied.
+/// The next set of fragments to fill, after waiting for the product that reads it.
 ///
 /// # Safety
-/// A whole warpgroup comes here, each turn with one product committed.
+/// A whole warpgroup comes here, with one product committed per turn.
 #[inline(always)]
 unsafe fn turn(turns: &mut Turns, number: usize) -> &mut Fragments {
     let of = &mut turns[number % 2];
@@ -63,7 +64,7 @@ unsafe fn turn(turns: &mut Turns, number: usize) -> &mut Fragments {
     of
 }
 
-/// All products are done.
+/// Waits for all products.
 ///
 /// # Safety
 /// A whole warpgroup comes here.
@@ -75,10 +76,10 @@ unsafe fn wait(turns: &mut Turns) {
     wgmma::fence_operand(&mut turns[1]);
 }
 
-/// Multiplies the columns of values of two keys of a lane, `row` and the one 8 further down.
+/// Multiplies the first 512 columns of a lane's two keys, at `row` and 8 keys further.
 ///
 /// # Safety
-/// A whole warpgroup comes here; keys and queries are there.
+/// A whole warpgroup comes here; keys and queries have arrived.
 #[inline(always)]
 pub(super) unsafe fn multiply<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -88,7 +89,7 @@ pub(super) unsafe fn multiply<const STAGES: u32>(
 ) {
     const SLABS: usize = VALUE_DIM as usize / 64;
     let key = row + misc::opaque(warp::lane_id()) % 4 * 32;
-    // A lane has every other 16 of 128 columns: two loads of 16 bytes for two slabs.
+    // Of each 128 columns (two slabs) a lane reads 32, in two loads of 16 bytes.
     let load = |slab: usize| {
         let at = key + slab as u32 / 2 * 128 + slab as u32 % 2 * 16;
         // SAFETY: the caller's promise.
@@ -102,7 +103,7 @@ pub(super) unsafe fn multiply<const STAGES: u32>(
         })
     };
     let mut turns: Turns = [[0; 8]; 2];
-    // What comes next is asked for where it is not yet needed.
+    // Loads are issued ahead of their use.
     let (mut scales, mut words) = (scales_of(0), load(0));
     let mut next_scales = scales;
     // SAFETY: the caller's promise.
@@ -147,13 +148,13 @@ pub(super) unsafe fn multiply<const STAGES: u32>(
     }
 }
 
-/// The part of two keys that only keys have: fragments of four steps.
+/// The RoPE columns of two keys: fragments of four steps.
 pub(super) type Rope = [Fragments; 2];
 
-/// Loads it for `row` and the one 8 further down.
+/// Loads them for the key at `row` and the one 8 further.
 ///
 /// # Safety
-/// The keys are there.
+/// The keys have arrived.
 #[inline(always)]
 pub(super) unsafe fn load_rope(row: u32) -> Rope {
     let at = row + ROW_ROPE + misc::opaque(warp::lane_id()) % 4 * 32;
@@ -168,10 +169,10 @@ pub(super) unsafe fn load_rope(row: u32) -> Rope {
     })
 }
 
-/// Adds it to the logits; issued.
+/// Issues their product, added to the logits.
 ///
 /// # Safety
-/// A whole warpgroup comes here; the queries are there, and the logits are waited for.
+/// A whole warpgroup comes here; the queries have arrived, and the logits are waited for.
 #[inline(always)]
 pub(super) unsafe fn add_rope<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -194,11 +195,11 @@ pub(super) unsafe fn add_rope<const STAGES: u32>(
     }
 }
 
-/// O += V·P of a block, of a consumer's half of the columns. `values` is where the lane reads its part of the first
-/// matrix; `read` is called when the keys of one of the block's places have been read.
+/// Oᵀ += Vᵀ·Pᵀ of a block, for a consumer's half of the columns. `values` is the lane's row address of the first
+/// matrix; `read` is called when all keys of one of the block's places have been read.
 ///
 /// # Safety
-/// A whole warpgroup comes here; keys, scales and weights are there.
+/// A whole warpgroup comes here; keys, scales and weights have arrived.
 #[inline(always)]
 pub(super) unsafe fn add(
     o: &mut Outputs,
@@ -208,7 +209,7 @@ pub(super) unsafe fn add(
     read: impl Fn(u32),
 ) {
     const NUMBERS: usize = 2 * TILES;
-    // Of 32 keys all tiles, two of which have the scales of a group, then of the others.
+    // All tiles of the first 32 keys, then of the others. Two tiles share the scales of a group.
     let place = |number: usize| (number % TILES, number / TILES);
     let load = |number: usize| {
         let (tile, half) = place(number);
@@ -223,7 +224,7 @@ pub(super) unsafe fn add(
         unsafe { shared::load_u32x4(at) }
     };
     let mut turns: Turns = [[0; 8]; 2];
-    // What comes next is asked for a turn ahead.
+    // Loads are issued one turn ahead.
     let mut words = [load(0), load(1)];
     let mut pairs = scales_of(0);
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! Queries, as B wants them: in f16, and in the order in which lanes read a key's columns.
+//! Queries as the B operand: in f16, with columns in the order in which lanes read those of keys.
 
 use cuda_std::{fence, misc, mma, shared, warp};
 
@@ -18,20 +18,22 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Rows of a warp, of both consumers' eight: four lanes have one.
+/// Rows per warp, over the eight warps of both consumers; four lanes share a row.
 const ROWS: u32 = TILE_ROWS / (4 * CONSUMERS);
 
-/// Converts 8 rows of the queries in their place. Columns of values become f16, times the power of two that brings the largest of
-/// a row into its range. Rows that the unit has not hold what an earlier unit left there, times 0: zeros, or NaN where it was not
-/// finite. A NaN stays in its row, and outputs of such a row are not written.
+/// Converts 8 rows of the queries in place. The first 512 columns become f16, times the power of two that brings a
+/// row's largest into range. Rows that the unit does not have keep an earlier unit's data times 0: zeros, or NaN where
+/// that was not finite. A NaN stays in its row, and outputs of such a row are not written.
 ///
-/// A step of the product takes 16 columns, of which a lane of a key has four. A lane reads 16 columns of a key at a time: of
-/// each 128 lane `t` has those from `32 · t` on, and of the 64 that only keys have those from `16 · t`. Four of them make a step:
-/// the first two are columns `2 · t` and the next, the others 8 further on. So each lane takes from a row what its like
-/// reads of keys, and `stmatrix` puts the words of four lanes side by side.
+/// A step of the product takes 16 columns; a lane has four of a key. It reads 16 columns of a key at a time: of each
+/// 128 columns lane `t` reads those from `32 · t` on, of the 64 RoPE columns those from `16 · t` on. Four of them make
+/// a step: the first two stand for the fragment's columns `2 · t` and `2 · t + 1`, the others for those 8 further. So
+/// each lane here takes the columns of a row that the same lane reads of keys, and `stmatrix` joins the words of four
+/// lanes.
 ///
 /// # Safety
-/// All warps of both consumers come here, `warp` of eight, and meet before they read; the unit's queries are there.
+/// All warps of both consumers come here, as `warp` 0 to 7, and meet at a barrier before the result is read; the unit's
+/// queries have arrived.
 #[inline(always)]
 pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
     p: &LatentParams,
@@ -41,21 +43,21 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
     unit: &Unit,
     warp: u32,
 ) {
-    // Opaque: or what follows from them is kept in registers from unit to unit.
+    // Opaque: otherwise derived values stay in registers from unit to unit.
     let (lane, warp) = (misc::opaque(warp::lane_id()), misc::opaque(warp));
     let (in_warp, part) = (lane / 4, lane % 4);
     let row = warp * ROWS + in_warp;
     let (token, in_tile) = p.heads.div_rem(row);
     let exists = token < unit.tokens && unit.head + in_tile < p.attention.q_heads;
-    // 16 bytes of a row, which is swizzled.
+    // Address of 16 bytes of a swizzled row.
     let chunk = |slab: u32, index: u32| s.slab(slab) + row * 128 + (index ^ row % 8) * 16;
     let own = |group: u32, index: u32| chunk(2 * group + part / 2, part % 2 * 4 + index);
-    // Four matrices of 8 rows: chunks side by side.
+    // Row address for `stmatrix`: four matrices of 8 rows in adjacent chunks.
     let target = |slab: u32, first: u32| {
         let row = lane % 8;
         s.slab(slab) + (warp * ROWS + row) * 128 + ((first + lane / 8) ^ row) * 16
     };
-    // SAFETY: whole warps; the rows are the warp's own.
+    // SAFETY: whole warps; only this warp accesses these rows.
     unsafe {
         let mut largest = 0;
         let mut i = 0;
@@ -77,7 +79,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
             let words = [0, 1, 2, 3]
                 .map(|i| shared::load_u32x4(own(group, i)).map(|pair| fitted(pair, fit)));
             warp::sync_warp(WARP);
-            // Chunks of a slab: two of a step.
+            // Two chunks of a slab make a step.
             let mut i = 0;
             while i < 4 {
                 let four = words[i];
@@ -94,7 +96,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
         warp::sync_warp(WARP);
         mma::stmatrix_x4(target(last, 0), words[0]);
         mma::stmatrix_x4(target(last, 4), words[1]);
-        // What is known of the row.
+        // The row's visible keys, inverse and initial reference.
         if part == 0 {
             let position = s.load_row(slot, token.min(unit.tokens - 1)).position;
             let seen = seen(variant, unit, position);
@@ -103,7 +105,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
             shared::store_f32(s.reference(slot, row), NONE);
         }
     }
-    // The tensor cores read it.
+    // wgmma reads it through the async proxy.
     fence::proxy_async_shared();
 }
 

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: units, their rows, queries, keys, weights, barriers.
+//! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
 
 use super::config::{
     CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, WEIGHED, WEIGHTS_BYTES,
@@ -10,7 +10,7 @@ use crate::sm90::mla::{
     shared::Units,
 };
 
-/// Shared addresses, where there are places for `STAGES` times 32 keys.
+/// Shared addresses, with `STAGES` places for 32 keys each.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<const STAGES: u32> {
     pub base: u32,
@@ -46,17 +46,17 @@ impl<const STAGES: u32> Shared<STAGES> {
     pub fn slab(self, slab: u32) -> u32 {
         self.base + slab * SLAB_BYTES
     }
-    /// The weights of a block, by its number among all: of each key 128 bytes, swizzled.
+    /// The weights of a block, by its number over all units: 128 bytes per key, swizzled.
     #[inline(always)]
     pub fn weights(self, number: u32) -> u32 {
         self.base + Self::AT.weights + number % WEIGHED * WEIGHTS_BYTES
     }
-    /// Its scales: of each group those of the keys, in the order of a lane's fragments.
+    /// The f16 scales of a block: per group those of all keys, in the order of a lane's fragments.
     #[inline(always)]
     pub fn scales(self, number: u32) -> u32 {
         self.base + Self::AT.scales + number % WEIGHED * SCALES_BYTES
     }
-    /// What undoes the power of two that a row's query was multiplied by.
+    /// The inverse of the power of two by which a row's query was multiplied.
     #[inline(always)]
     pub fn inverse(self, row: u32) -> u32 {
         self.base + Self::AT.inverses + row * 4
@@ -66,39 +66,40 @@ impl<const STAGES: u32> Shared<STAGES> {
     pub fn seen(self, row: u32) -> u32 {
         self.base + Self::AT.seen + row * 8
     }
-    /// What a row's weights are relative to.
+    /// The reference of a row's weights.
     #[inline(always)]
     pub fn reference(self, slot: u32, row: u32) -> u32 {
         self.base + Self::AT.references + (slot * TILE_ROWS + row) * 4
     }
-    /// What outputs before a consumer's latest block are multiplied by; at the end, what makes a row's outputs of its sums.
+    /// The rescale factor, at a consumer's latest block, of earlier outputs; at the end of a unit the normalisation
+    /// factor.
     #[inline(always)]
     pub fn factor(self, consumer: u32, row: u32) -> u32 {
         self.base + Self::AT.factors + (consumer * TILE_ROWS + row) * 4
     }
-    /// What a warp says of a row.
+    /// A warp's number for a row: its largest logit, or its sum.
     #[inline(always)]
     pub fn said(self, consumer: u32, warp: u32, row: u32) -> u32 {
         self.base + Self::AT.said + ((consumer * 4 + warp) * TILE_ROWS + row) * 4
     }
-    /// Whether a consumer's latest block changes references: a word of each of its warps.
+    /// Whether a consumer's latest block changes references: one word per warp.
     #[inline(always)]
     pub fn grew(self, consumer: u32) -> u32 {
         self.base + Self::AT.grew + consumer * 16
     }
 
-    /// Initialises the barriers, and the queries of rows that tiles may not have.
+    /// Initialises the barriers, and zeroes the queries, as tiles may lack rows.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
         let arrivals = |index| match index {
             0 | 1 | 4 | 5 => 32,
-            // The loaders' lanes and the consumers'.
+            // All lanes of the loaders and consumers.
             2 | 3 => LOADERS * 32 + CONSUMERS * 128,
             6 | 8 => 1,
-            // The lanes of a loader; those of both consumers.
+            // Full: the lanes of a loader. Free: the lanes of both consumers.
             _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => 32,
             _ => CONSUMERS * 128,
         };

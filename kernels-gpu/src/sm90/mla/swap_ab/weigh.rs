@@ -1,8 +1,8 @@
-//! From products to weights.
+//! Softmax weights.
 //!
-//! A weight is 2 to the power of logit + e − reference, where 2ᵉ is the power of two that the key's scales are over. It
-//! must fit f16: whoever finds one of more than 2¹⁴ puts the row's reference to the largest that there is, and says to the
-//! other consumer what outputs are to be multiplied by. The sum of the softmax has weights times 2⁻ᵉ.
+//! A weight is 2 to the power of logit + e − reference, where 2ᵉ is the power of two by which the key's scales were
+//! divided. It must fit f16: a consumer that finds one above 2¹⁴ sets the row's reference to the largest logit + e, and
+//! passes the rescale factor of the outputs on to the other consumer. The softmax sum takes weights times 2⁻ᵉ.
 
 use cuda_std::{
     barrier,
@@ -19,24 +19,24 @@ use crate::common::half::{F16, Half};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The reference of a row that has seen no key: weights of those that it sees are infinite.
+/// The reference of a row that has seen no key: the weight of its first key becomes infinite, which triggers [`renew`].
 pub(super) const NONE: f32 = -1e38;
-/// The log of the largest weight for which a reference stays. The largest f16 is below 2¹⁶.
+/// Base-2 log of the largest weight for which a reference is kept. The largest f16 is below 2¹⁶.
 const MOST_GROWTH: f32 = 14.0;
 
 /// The sums of a thread's 16 rows.
 pub(super) type Sums = [f32; 16];
 
-/// A lane's first row; it has this one and the next of each 8.
+/// A lane's first row; of each 8 rows it has this one and the next.
 #[inline(always)]
 fn first_row() -> u32 {
     misc::opaque(warp::lane_id()) % 4 * 2
 }
 
-/// Takes powers of two out of the products of the columns of values.
+/// Undoes the powers of two of keys and queries in the products of the first 512 columns.
 ///
 /// # Safety
-/// A whole warp; the queries are there.
+/// A whole warp; the queries have been converted.
 #[inline(always)]
 pub(super) unsafe fn undo<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -58,11 +58,11 @@ pub(super) unsafe fn undo<const STAGES: u32>(
     }
 }
 
-/// Puts −∞ in the place of logits of keys that a row does not see. `first` is a lane's first key, `there` says of it and of
-/// the one 8 further down whether it is there.
+/// Sets logits of keys that a row does not see to −∞. `first` is a lane's first key; `there` says whether it and the
+/// one 8 further exist.
 ///
 /// # Safety
-/// A whole warp; it is known what rows see.
+/// A whole warp; the rows' visible keys are stored.
 #[inline(always)]
 pub(super) unsafe fn hide<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -91,7 +91,7 @@ pub(super) unsafe fn hide<const STAGES: u32>(
 /// Stores the weights of two keys at `target`, and adds them to the sums. Returns whether one is too large.
 ///
 /// # Safety
-/// A whole warp; nobody reads weights there.
+/// A whole warp; no warp reads these weights meanwhile.
 #[inline(always)]
 pub(super) unsafe fn weigh<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -133,7 +133,7 @@ pub(super) unsafe fn weigh<const STAGES: u32>(
     largest > MOST_GROWTH
 }
 
-/// Stores the weights of 16 keys and rows: those of 8 rows of two keys, and those of the next 8.
+/// Stores a warp's weights of 16 keys × 16 rows.
 #[inline(always)]
 unsafe fn store(target: u32, first: u32, fragments: [u32; 4]) {
     let lane = misc::opaque(warp::lane_id());
@@ -142,14 +142,15 @@ unsafe fn store(target: u32, first: u32, fragments: [u32; 4]) {
     unsafe { mma::stmatrix_x4(target + chunk * 16, fragments) };
 }
 
-/// Where a lane stores a row of matrices of 8 keys, in a warp's 16.
+/// The row address that a lane supplies to `stmatrix`, among the warp's 16 keys.
 #[inline(always)]
 pub(super) fn store_at(weights: u32, warp: u32) -> u32 {
     let lane = misc::opaque(warp::lane_id());
     weights + (warp * 16 + lane % 16) * 128
 }
 
-/// New references for rows with a weight that is too large. A row's own logits decide, whatever its neighbours are.
+/// Sets new references for rows with a weight that is too large. Only a row's own logits decide, so its result does not
+/// depend on its neighbours.
 ///
 /// # Safety
 /// All warps of a consumer come here; the products of outputs are waited for.
@@ -207,7 +208,7 @@ pub(super) unsafe fn renew<const STAGES: u32>(
 /// Multiplies sums by the factors of a consumer's latest block.
 ///
 /// # Safety
-/// A whole warp; the factors are there.
+/// A whole warp; the factors have been stored, and a barrier completed.
 #[inline(always)]
 pub(super) unsafe fn adopt_sums<const STAGES: u32>(
     s: Shared<STAGES>,
@@ -225,10 +226,10 @@ pub(super) unsafe fn adopt_sums<const STAGES: u32>(
     }
 }
 
-/// Multiplies outputs by them.
+/// Multiplies outputs by these factors.
 ///
 /// # Safety
-/// A whole warp; the factors are there, and products of outputs are waited for.
+/// A whole warp; the factors have been stored, and a barrier completed; products of outputs are waited for.
 #[inline(always)]
 pub(super) unsafe fn adopt<const STAGES: u32>(s: Shared<STAGES>, consumer: u32, o: &mut Outputs) {
     let factors = misc::opaque(s.factor(consumer, first_row()));
