@@ -1,8 +1,7 @@
-//! Decode on Hopper whose products are `wgmma`: queries are gathered from anywhere, keys and values come by the
-//! tensor memory accelerator.
+//! Decode on Hopper with `wgmma`. Queries are gathered row by row; keys and values are loaded by TMA.
 //!
-//! [`wide`] tiles have their rows on the 64-wide side of the instruction, [`narrow`] ones on the other, which goes
-//! down to 8 (`swap_ab`). [`large`] heads are of 512.
+//! [`wide`] has the rows on the 64-wide M side of the instruction, [`narrow`] on the N side, which goes down to 8
+//! (`swap_ab`). [`large`] is for head dimension 512.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "decode_wgmma"))]
 pub mod large;

@@ -1,31 +1,31 @@
-//! The queries of a unit whose rows lie anywhere, brought to shared memory as wgmma wants them.
+//! Gathers a unit's queries, whose rows may lie anywhere, to shared memory in wgmma's swizzled layout.
 
 use cuda_std::{async_copy, shared, warp};
 
 use crate::abi::DecodeParams;
 
-/// A unit's queries, and where they go.
+/// A unit's queries, and their target.
 #[derive(Clone, Copy)]
 pub(super) struct Queries {
-    /// Shared memory of the slabs of 64 columns, so many bytes each.
+    /// Shared address of the slabs of 64 columns, `slab_bytes` each.
     pub target: u32,
     pub slab_bytes: u32,
-    /// The unit's tokens in shared memory, 16 bytes each, and how many there are.
+    /// Shared address of the unit's rows, 16 bytes each, and their number.
     pub rows: u32,
     pub tokens: u32,
-    /// KV head, and elements of one.
+    /// The KV head, and the head dimension.
     pub head: u32,
     pub head_dim: u32,
 }
 
 impl Queries {
-    /// Copies every other of the queries, swizzled; `half` says which.
+    /// Copies half of the queries, swizzled. Two warps share the work; `half` is 0 or 1.
     ///
     /// # Safety
-    /// A whole warp; the rows are listed, and the memory is its own.
+    /// A whole warp; the rows are written, and only these warps access the target.
     #[inline(always)]
     pub unsafe fn gather(self, p: &DecodeParams, half: u32) {
-        /// Copies that do not wait for each other's addresses.
+        /// Copies whose addresses are computed together, so that none waits for another's.
         const AT_ONCE: usize = 4;
         let Self {
             target,
@@ -37,20 +37,20 @@ impl Queries {
         } = self;
         let a = &p.attention;
         let lane = warp::lane_id();
-        // A vector is 8 elements; the lanes take neighbouring ones.
+        // A vector is 8 elements; neighbouring lanes take neighbouring vectors.
         let vectors = head_dim / 8;
         let step = 2 * (32 / vectors);
         let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
         let target = target + vector / 8 * slab_bytes;
         let source = a.q + u64::from(head * a.group * head_dim + vector * 8) * 2;
         let rows = tokens * a.group;
-        // SAFETY: a whole warp; the rows are listed, the queries the plan's.
+        // SAFETY: a whole warp; the rows are written, and the plan has these queries.
         unsafe {
             while row < rows {
                 let mut elements = [0; AT_ONCE];
                 let mut i = 0;
                 while i < AT_ONCE {
-                    // Behind the last row, the last token once more; it is not copied.
+                    // Past the last row: the last token again, which is not copied.
                     let (token, in_group) = p.group.div_rem(row + i as u32 * step);
                     let token = shared::load_u32(listed + token.min(tokens - 1) * 16);
                     elements[i] = u64::from(token) * u64::from(a.q_token_stride)

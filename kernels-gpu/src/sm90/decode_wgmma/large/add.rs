@@ -1,4 +1,4 @@
-//! The warpgroups that add: P·V of half of the columns each, and results.
+//! The two warpgroups that compute P·V, half of the columns each, and write the results.
 
 use cuda_std::{
     mbarrier, ptr, shared, thread, warp,
@@ -17,29 +17,30 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Columns of a warpgroup, and outputs of a thread: those of 64 rows, in two parts by columns.
+/// Columns per warpgroup, and outputs of a thread in each of two parts of these columns.
 const HALF: u32 = HEAD_DIM / 2;
 const O: usize = HALF as usize / 4;
 
-/// Works through all units, in the half `H` of the columns.
+/// Works through all units, for half `H` of the columns.
 ///
 /// # Safety
-/// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
+/// A whole warpgroup comes here, and the other one with the other half; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
-    // Bytes of 8 keys in a piece of values.
+    // Bytes per group of 8 keys in a piece of values.
     const GROUP: u32 = QUERY_SLABS * 1024;
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
     let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
     let mut slots = Pipeline::<2>::CONSUMER;
-    // A block's pieces take every place once: the phase of all places.
+    // A block's pieces use every stage exactly once, so all stages share one parity.
     const { assert!(VALUE_STAGES == VALUE_PIECES) };
     let mut parity = 0;
-    // Phases of the places of weights, a bit each: units begin with the first, so one may be used more often.
+    // Parities of the two stages of weights, one bit each. They differ: every unit starts with stage 0, which may be
+    // used more often.
     let mut phases = 0;
 
-    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    // SAFETY: a whole warpgroup; the full and free barriers order every access to a stage.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -71,17 +72,17 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                     mbarrier::wait(s.values_full(step), parity);
                     let values = uniform(s.values(step) + H * (GROUP / 2));
                     let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
-                    // One step at a time: there are no registers for the weights of two. The other warpgroups have
-                    // products meanwhile.
+                    // One step at a time: there are no registers for the weights of two. Products of the other
+                    // warpgroups fill the gaps.
                     let mut weights = shared::load_u32x4(at + step * WEIGHTS_STEP);
                     wgmma::fence_operand(&mut weights);
                     if step == VALUE_PIECES - 1 {
-                        // In registers all of them: their place may be written.
+                        // All weights are in registers: their stage may be overwritten.
                         mbarrier::arrive(s.weights_free(turn));
                     }
                     wgmma::fence();
-                    // Two products: ptxas has 128 registers for each thread to begin with, and outputs of one would
-                    // be as many.
+                    // Two products: ptxas compiles for 128 registers per thread (the launch's share), and one
+                    // accumulator would take all of them.
                     wgmma::mma_rs::<T, true, true, _>(&mut o[0], weights, values);
                     wgmma::mma_rs::<T, true, true, _>(&mut o[1], weights, values.advance(2 * 1024));
                     wgmma::commit_group();
@@ -106,10 +107,10 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
     }
 }
 
-/// Writes half of the columns of 16 rows of a warp, to the output or to partial states.
+/// Writes half of the columns of the warp's 16 rows, to the output or to partial states.
 ///
 /// # Safety
-/// A whole warp comes here; the accumulators and what they are multiplied by are there.
+/// A whole warp comes here; its products are done, and the inverses are stored.
 #[inline(always)]
 unsafe fn write<T: Half, const H: u32>(
     p: &DecodeParams,
@@ -119,11 +120,11 @@ unsafe fn write<T: Half, const H: u32>(
     warp: u32,
 ) {
     let a = &p.attention;
-    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
     let mut here = [warp::lane_id(), warp * 16];
     wgmma::fence_operand(&mut here);
     let [lane, first_row] = here;
-    // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+    // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
         let unit = Unit::load(s.unit(slot));
         let mut h = 0;
@@ -143,7 +144,7 @@ unsafe fn write<T: Half, const H: u32>(
                     |i: usize| T::pack(o[i / O][i % O] * inverse, o[i / O][i % O + 1] * inverse);
                 let mut j = 0;
                 while j < O / 8 {
-                    // Four lanes of a row swap until each has 16 bytes.
+                    // The four lanes of a row exchange words until each has 16 contiguous bytes.
                     let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
                     swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
                     swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);

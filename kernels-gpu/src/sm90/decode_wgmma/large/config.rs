@@ -1,6 +1,6 @@
-//! What kernels there are, and what one takes of an SM.
+//! The table of these kernels, and their shared memory, threads and registers.
 
-/// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>`.
+/// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head dimension>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
@@ -62,39 +62,39 @@ pub(super) const HEAD_DIM: u32 = 512;
 pub(super) const TILE_ROWS: u32 = 64;
 /// Keys of a block.
 pub(super) const BLOCK_KEYS: u32 = 64;
-/// Threads of a CTA: the producer warpgroup, the one that weighs, and two that add values.
+/// Threads of a CTA: the producer warpgroup, the softmax warpgroup (`weigh.rs`), and two P·V warpgroups (`add.rs`).
 pub(super) const THREADS: u32 = 512;
-/// Registers of a thread that produces, weighs and adds.
+/// Registers of a thread in these roles.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 3] = [40, 152, 160];
 #[cfg(target_arch = "nvptx64")]
 const _: () = assert!(REGISTERS[0] + REGISTERS[1] + 2 * REGISTERS[2] == 65_536 / 128);
 
-/// Pieces of a block of keys, by columns: each Q·Kᵀ of one is all keys.
+/// Pieces of a block of keys, by columns: each holds some columns of all keys.
 pub(super) const KEY_PIECES: u32 = 4;
-/// Slabs of 64 columns in one.
+/// Slabs of 64 columns per piece of keys.
 pub(super) const PIECE_SLABS: u32 = HEAD_DIM / 64 / KEY_PIECES;
-/// Pieces of a block of values, by keys: each is a step of P·V in all columns.
+/// Pieces of a block of values, by keys: each is one step of P·V, with all columns.
 pub(super) const VALUE_PIECES: u32 = 4;
-/// Keys of one.
+/// Keys per piece of values.
 pub(super) const PIECE_KEYS: u32 = BLOCK_KEYS / VALUE_PIECES;
-/// Bytes of a piece of either.
+/// Bytes of a piece of keys or of values.
 pub(super) const PIECE_BYTES: u32 = BLOCK_KEYS * PIECE_SLABS * 128;
 const _: () = assert!(PIECE_BYTES == PIECE_KEYS * HEAD_DIM * 2);
-/// Pieces in shared memory. A piece of values stays for less long: one step reads it.
+/// Stages, one piece each. A piece of values is in use for less time: one step reads it.
 pub(super) const KEY_STAGES: u32 = 6;
 pub(super) const VALUE_STAGES: u32 = 4;
 
-/// Bytes of 64 columns of the queries.
+/// Bytes of a slab of queries, 64 columns.
 pub(super) const SLAB_BYTES: u32 = TILE_ROWS * 128;
-/// Slabs of the queries, the last of which are in registers of those that weigh.
+/// Slabs of the queries. The softmax warpgroup holds the last ones in registers.
 pub(super) const QUERY_SLABS: u32 = HEAD_DIM / 64;
 pub(super) const HELD_SLABS: u32 = 3;
 
-/// Blocks of weights in shared memory.
+/// Stages of weights, one block each.
 pub(super) const WEIGHTS: u32 = 2;
-/// Bytes of one, and of its weights for 16 keys: 16 bytes for each thread that made them, which are those that the same
-/// thread of a warpgroup that adds gives to the tensor cores.
+/// Bytes of a block's weights, and of those for 16 keys: 16 bytes per thread. The same thread of a P·V warpgroup passes
+/// them to wgmma as its A fragment.
 pub(super) const WEIGHTS_BYTES: u32 = TILE_ROWS * BLOCK_KEYS * 2;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const WEIGHTS_STEP: u32 = 128 * 16;
@@ -102,7 +102,7 @@ pub(super) const WEIGHTS_STEP: u32 = 128 * 16;
 /// Barriers beside those of the stages.
 pub(super) const BARRIERS: u32 = 14;
 
-/// Where what is in shared memory begins.
+/// Offsets in shared memory.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")

@@ -1,4 +1,4 @@
-//! The warps that load: one claims units, one brings keys and one values.
+//! The producer warps: one claims units, one loads keys, one loads values.
 
 use cuda_std::{
     fence, mbarrier, misc, ptr, shared, thread,
@@ -24,20 +24,21 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- Units -------------------------------------------------------------------------------------
 
-/// Claims unit after unit, each when the one before comes to its end, publishes what it is and asks for its queries.
+/// Claims one unit after another, each when the previous one nears its end. Publishes its description and rows, and
+/// prefetches its queries to L2.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
-    // SAFETY: as the launch is.
+    // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
-    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot or stage.
     unsafe {
         while unit < a.units {
             let header = Header::load(a, p.kv_heads, unit);
@@ -51,7 +52,7 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
                 first,
                 kv_begin: item.kv_begin,
                 kv_end: item.kv_end,
-                // A unit without keys walks one block, all of it masked.
+                // A unit without keys walks one block that is masked entirely.
                 blocks: ((item.kv_end - first + BLOCK_KEYS - 1) / BLOCK_KEYS).max(1),
                 flags: item.flags,
             };
@@ -59,7 +60,7 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
             if lane == 0 {
                 described.store(s.unit(slots.stage));
             }
-            // The loaders begin while the rows are looked up.
+            // Loaders start on the keys while the rows are looked up.
             mbarrier::arrive(s.unit_full(slots.stage));
             let mut token = lane;
             while token < item.rows {
@@ -91,15 +92,15 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
     }
 }
 
-/// The queries of a unit, to L2: who multiplies them copies them when the unit before is done.
+/// Prefetches a unit's queries to L2. The softmax warpgroup copies them once the previous unit is done.
 ///
 /// # Safety
-/// A whole warp, which has listed the rows.
+/// A whole warp, which has written the rows.
 #[inline(always)]
 unsafe fn ask_for_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit) {
     const LINE: u32 = 128;
     let a = &p.attention;
-    // SAFETY: lanes read rows of others.
+    // SAFETY: a whole warp. Lanes read rows that other lanes have written.
     unsafe { warp::sync_warp(WARP) };
     let lines = a.group * (HEAD_DIM * 2 / LINE);
     let mut token = 0;
@@ -121,23 +122,23 @@ unsafe fn ask_for_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit) {
 
 // ---- Keys and values ---------------------------------------------------------------------------
 
-/// The next unit; none: the work is done.
+/// Waits for the next unit and reads it.
 ///
 /// # Safety
 /// A whole warp comes here.
 #[inline(always)]
 unsafe fn unit_of(s: Shared, slot: u32, parity: u32) -> Unit {
-    // SAFETY: the barriers say what belongs to whom; a whole warp.
+    // SAFETY: the full and free barriers order every access to a slot; a whole warp.
     unsafe {
         mbarrier::wait(s.unit_full(slot), parity);
         Unit::load(s.unit(slot))
     }
 }
 
-/// What becomes of a unit's keys in L2: those that other CTAs read, too, are kept for them.
+/// The L2 policy of a unit's keys: those that other CTAs also read are kept.
 #[inline(always)]
 unsafe fn policy_of(p: &DecodeParams, unit: &Unit) -> u64 {
-    // SAFETY: as the launch is.
+    // SAFETY: the launch's parameters are valid.
     let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
     match unit.flags & WorkItem::SHARED_KEYS != 0 {
         true => ptr::evict_last_policy(),
@@ -146,7 +147,7 @@ unsafe fn policy_of(p: &DecodeParams, unit: &Unit) -> u64 {
     }
 }
 
-/// Where the box of a key lies; behind the item's keys it is zero.
+/// The TMA coordinates of the box that starts at a key. Past the item's keys they are out of bounds, which gives zeros.
 #[inline(always)]
 unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32) -> [i32; 5] {
     let slab = (unit.head * p.half_per_head) as i32;
@@ -161,10 +162,10 @@ unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32) -> [i32; 5] {
     [0, 0, slab, (in_page / 8) as i32, page as i32]
 }
 
-/// Brings the keys of all units: pieces of 128 columns.
+/// Loads the keys of all units, in pieces of 128 columns.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the keys, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Shared) {
     let lane = warp::lane_id();
@@ -172,7 +173,7 @@ pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Share
     let mine = key < BLOCK_KEYS;
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<KEY_STAGES>::PRODUCER;
-    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot or stage.
     unsafe {
         loop {
             let unit = unit_of(s, slots.stage, slots.parity);
@@ -187,7 +188,7 @@ pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Share
                     mbarrier::arrive(s.near_end());
                 }
                 left -= 1;
-                // From shared memory for each block: there are few registers.
+                // Reloaded from shared memory for each block, to save registers.
                 let unit = Unit::load(s.unit(slots.stage));
                 let mut corner = [0; 5];
                 if mine {
@@ -217,41 +218,41 @@ pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Share
     }
 }
 
-/// Sets a key's values to zero, whose first slab begins at `row`.
+/// Zeroes the values of a key; `row` is the address of its first slab.
 ///
 /// # Safety
-/// A whole warp comes here; the piece is its own.
+/// A whole warp comes here, and no other warp accesses the piece.
 #[inline(always)]
 unsafe fn clear(row: u32) {
-    // Opaque: or addresses of lanes are kept in registers.
+    // Opaque: otherwise the lane's addresses stay in registers.
     let lane = misc::opaque(warp::lane_id());
     let at = row + lane / 8 * 1024 + lane % 8 * 16;
-    // SAFETY: as above. The row is zero, however it is swizzled.
+    // SAFETY: as above. The swizzle only permutes chunks of a zeroed row.
     unsafe {
         shared::store_u32x4(at, [0; 4]);
         shared::store_u32x4(at + 4096, [0; 4]);
     }
 }
 
-/// Brings the values of all units: pieces of 16 keys. What is not the item's becomes zero: it may be anything, and a
-/// weight of 0 does not keep a NaN out.
+/// Loads the values of all units, in pieces of 16 keys. Values outside the item are zeroed: they may be anything, and 0
+/// · NaN is NaN.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the values, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the values, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Shared) {
     const ROW_BYTES: u32 = HEAD_DIM * 2;
     let lane = warp::lane_id();
-    // A lane has a box in one of the pieces; it looks the page up once a block.
+    // Each lane has a box in one of the pieces, and looks up its page once per block.
     let key = lane << p.piece_tokens.min(PIECE_KEYS).trailing_zeros();
     let (mine, in_piece) = (key / PIECE_KEYS, key % PIECE_KEYS);
-    // A block's pieces take every place once: the phase of all places.
+    // A block's pieces use every stage exactly once, so all stages share one parity.
     const { assert!(VALUE_STAGES == VALUE_PIECES) };
     let mut parity = 1;
-    // Place and phase in one register.
+    // Slot and parity of the ring of units, in one register.
     let mut units = 0;
     let mut tails = 0;
-    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot or stage.
     unsafe {
         loop {
             let slot = units & 1;
@@ -263,7 +264,7 @@ pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Sha
             let mut left = unit.blocks;
             while left > 0 {
                 left -= 1;
-                // From shared memory for each block: there are few registers.
+                // Reloaded from shared memory for each block, to save registers.
                 let unit = Unit::load(s.unit(slot));
                 let policy = policy_of(p, &unit);
                 let mut corner = [0; 5];

@@ -1,9 +1,9 @@
-//! Heads of 512 on Hopper: decodes, and prompts as decodes of many rows.
+//! Head dimension 512 on Hopper: decodes, and prompts as decodes of many rows.
 //!
-//! Units are items × KV heads; a row is a query token and a query head of the KV head's group. The output of 64 rows
-//! takes half of an SM's registers, so a CTA has the SM alone, and no warpgroup has room for logits beside its outputs.
-//! One **weighs** (Q·Kᵀ, softmax), two **add** (P·V, half of the columns each), and one **produces**: a warp claims
-//! units, one brings keys, one values.
+//! A unit is an item × a KV head; a row is a query token and a query head of the KV head's group. The f32 output of 64
+//! rows takes half of an SM's registers: one CTA runs per SM, and no warpgroup has room for logits next to its outputs.
+//! So one warpgroup computes Q·Kᵀ and the softmax (*weighs*), two compute P·V for half of the columns each (*add*), and
+//! one is the producer: a warp claims units, one loads keys, one loads values.
 //!
 //! ```text
 //! weighs   Q·K₁ ─────────────── Q·K₂ ─────────────── Q·K₃ …
@@ -11,9 +11,9 @@
 //! adds                  └ P₀·V₀ ─────────────└ P₁·V₁ ─────────────
 //! ```
 //!
-//! The first half of a block's Q·Kᵀ runs while the block before is weighed, so the tensor cores always have something
-//! of both products. Weights are relative to a reference that changes seldom; the warpgroup that weighs leaves the
-//! factors for the outputs beside the weights.
+//! The first half of a block's Q·Kᵀ overlaps with the softmax of the previous block, so the tensor cores always have
+//! work from both products. Weights are relative to a reference that changes rarely; the softmax warpgroup stores the
+//! rescale factors for the outputs next to the weights.
 //!
 //! | shared memory | bytes |
 //! |---|---|
@@ -40,8 +40,8 @@ mod weigh;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
-/// what another CTA could have begun; one that claims late waits for ticket, item and queries.
+/// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
+/// unit that another CTA could have started sooner; one that claims too late waits for ticket, item and queries.
 const PREFETCH_DISTANCE: u32 = 3;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
@@ -64,7 +64,7 @@ mod entries {
         ($half:ident $element:literal { $(
             $rows:literal x $keys:literal, $dim:literal;
         )* }) => { $( const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`DecodeParams`] says.
@@ -78,14 +78,14 @@ mod entries {
                 let variant = Standard::<false>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address() };
                 let thread = thread::thread_idx_x();
-                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
+                // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
                 unsafe {
                     if thread < 2 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
                     s.init();
                     barrier::bar_sync(0, THREADS);
-                    // The merging kernel may wait on SMs that this one has left.
+                    // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     match thread / 128 {
                         0 => {
@@ -104,7 +104,7 @@ mod entries {
                         2 => {
                             setmaxnreg::increase::<{ REGISTERS[2] }>();
                             add::<half::$half, 0>(&p, s);
-                            // A grid that waits for the end of this one relies on the end of the one before it, too.
+                            // A grid that waits for the end of this one also relies on the end of the grid before it.
                             griddep::wait();
                         }
                         _ => {

@@ -1,4 +1,4 @@
-//! The queries of a unit, as those that weigh copy them.
+//! The softmax warpgroup's copies of a unit's queries, to shared memory and to registers.
 
 use cuda_std::{async_copy, misc, warp};
 
@@ -9,22 +9,21 @@ use super::{
 };
 use crate::abi::DecodeParams;
 
-/// Steps of 16 columns whose queries are in registers, the last ones.
+/// The last steps of 16 columns, whose queries are in registers.
 pub(super) const HELD: usize = HELD_SLABS as usize * 4;
-/// The queries of those steps, of a warp's rows.
+/// A fragments of the queries of those steps.
 pub(super) type Held = [u32; 4 * HELD];
 
-/// Who a row of the unit is: its token, and its head among the group's. Rows that do not exist have a token that the
-/// unit has not.
+/// The token of a row, and its head in the group. For rows that do not exist the token is past the unit's last.
 #[inline(always)]
 pub(super) fn row_of(p: &DecodeParams, row: u32) -> (u32, u32) {
     p.group.div_rem(row)
 }
 
-/// Copies the first slabs of the queries to shared memory: four rows of a warp at a time, eight lanes each.
+/// Copies the first slabs of the queries to shared memory: four rows at a time, eight lanes per row.
 ///
 /// # Safety
-/// A whole warp comes here; the unit's rows are listed, and nobody reads the queries of the unit before.
+/// A whole warp comes here; the unit's rows are written, and no warp reads the previous unit's queries any more.
 #[inline(always)]
 pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit, warp: u32) {
     let a = &p.attention;
@@ -34,7 +33,7 @@ pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: 
         let row = warp * 16 + i + lane / 8;
         let (token, in_group) = row_of(p, row);
         let valid = if token < unit.tokens { 16 } else { 0 };
-        // SAFETY: the unit has the token, and a query has as many columns.
+        // SAFETY: the unit has the token, and a query has these columns.
         unsafe {
             let of = s.load_row(slot, token.min(unit.tokens - 1)).token;
             let head = unit.head * a.group + in_group;
@@ -52,10 +51,10 @@ pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: 
     }
 }
 
-/// Loads the last slabs of the queries to registers, as the tensor cores want them.
+/// Loads the last slabs of the queries to registers, as A fragments.
 ///
 /// # Safety
-/// A whole warp comes here; the unit's rows are listed.
+/// A whole warp comes here; the unit's rows are written.
 #[inline(always)]
 pub(super) unsafe fn hold_queries(
     p: &DecodeParams,
@@ -67,13 +66,13 @@ pub(super) unsafe fn hold_queries(
     let a = &p.attention;
     let row_of = |row: u32| {
         let (token, in_group) = row_of(p, warp * 16 + row);
-        // SAFETY: the row is listed.
+        // SAFETY: the unit's rows are written.
         let of = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).token };
         let head = unit.head * a.group + in_group;
         let element = u64::from(of) * u64::from(a.q_token_stride)
             + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64);
         (a.q + element * 2, token < unit.tokens)
     };
-    // SAFETY: a query has as many columns, and vectors of 16 bytes are aligned.
+    // SAFETY: a query has these columns, and queries are aligned to 16 bytes.
     unsafe { load_fragments(row_of) }
 }

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: units, their rows, pieces of keys and values, weights, barriers.
+//! Shared-memory addresses of units, rows, pieces of keys and values, weights and mbarriers.
 
 use cuda_std::{fence, mbarrier, shared, thread, warp};
 
@@ -8,7 +8,7 @@ use super::config::{
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
 
-/// Shared addresses.
+/// The base address.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
     pub base: u32,
@@ -17,12 +17,12 @@ pub(super) struct Shared {
 impl Shared {
     const AT: Offsets = Offsets::new();
 
-    /// The first slabs of 64 columns, all rows of one after the other.
+    /// The first slabs of 64 columns of the queries; each slab holds all rows.
     #[inline(always)]
     pub fn queries(self) -> u32 {
         self.base
     }
-    /// A piece of keys: groups of 8 keys, in each one slab of 64 columns after the other.
+    /// A piece of keys: groups of 8 keys; within a group the slabs of 64 columns follow each other.
     #[inline(always)]
     pub fn keys(self, stage: u32) -> u32 {
         self.base + Self::AT.keys + stage * PIECE_BYTES
@@ -32,8 +32,8 @@ impl Shared {
     pub fn values(self, stage: u32) -> u32 {
         self.base + Self::AT.values + stage * PIECE_BYTES
     }
-    /// A thread's weights of every other block for the first 16 keys; those for the next are
-    /// [`WEIGHTS_STEP`](super::config::WEIGHTS_STEP) behind them.
+    /// A thread's weights for the first 16 keys of a block, in stage `turn`; those for the next 16 keys are
+    /// [`WEIGHTS_STEP`](super::config::WEIGHTS_STEP) further.
     #[inline(always)]
     pub fn weights_of(self, turn: u32, thread: u32) -> u32 {
         self.base + Self::AT.weights + turn * WEIGHTS_BYTES + thread * 16
@@ -43,7 +43,7 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
     }
-    /// The same, read.
+    /// Reads a row of a unit.
     ///
     /// # Safety
     /// The unit has the token, and its barrier completed.
@@ -58,17 +58,17 @@ impl Shared {
             merge,
         }
     }
-    /// What outputs before a block are multiplied by.
+    /// The rescale factor, at a block, of earlier outputs.
     #[inline(always)]
     pub fn factor(self, turn: u32, row: u32) -> u32 {
         self.base + Self::AT.factors + (turn * TILE_ROWS + row) * 4
     }
-    /// Whether that is anything but 1 in any row of a warp.
+    /// Whether any row of a warp has such a factor.
     #[inline(always)]
     pub fn grew(self, turn: u32, warp: u32) -> u32 {
         self.base + Self::AT.grew + (turn * 4 + warp) * 4
     }
-    /// What the sum of a row's weighted values is multiplied by.
+    /// The normalisation factor of a row's outputs.
     #[inline(always)]
     pub fn inverse(self, slot: u32, row: u32) -> u32 {
         self.base + Self::AT.inverses + (slot * TILE_ROWS + row) * 4
@@ -81,42 +81,42 @@ impl Shared {
     fn barrier(self, index: u32) -> u32 {
         self.base + Self::AT.barriers + 8 * index
     }
-    /// It is known what the unit is.
+    /// The unit's description is written.
     #[inline(always)]
     pub fn unit_full(self, slot: u32) -> u32 {
         self.barrier(slot)
     }
-    /// It is done: loaders have read it, results are written.
+    /// The slot is free: loaders have read the unit, and its results are written.
     #[inline(always)]
     pub fn unit_free(self, slot: u32) -> u32 {
         self.barrier(2 + slot)
     }
-    /// It is known who the unit's rows are.
+    /// The unit's rows are written.
     #[inline(always)]
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(4 + slot)
     }
-    /// The [inverses](Self::inverse) are there.
+    /// The unit's [inverses](Self::inverse) are stored.
     #[inline(always)]
     pub fn inverses_full(self, slot: u32) -> u32 {
         self.barrier(6 + slot)
     }
-    /// Values that are not all of the item's have arrived, and wait for the others being set to zero.
+    /// A piece with values outside its item has arrived; its loader then zeroes these.
     #[inline(always)]
     pub fn tail(self) -> u32 {
         self.barrier(8)
     }
-    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
+    /// A unit of at least [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks has that many left to load.
     #[inline(always)]
     pub fn near_end(self) -> u32 {
         self.barrier(9)
     }
-    /// The weights of every other block are there, and what outputs are multiplied by before them.
+    /// A block's weights and rescale factors are stored, in stage `turn`.
     #[inline(always)]
     pub fn weights_full(self, turn: u32) -> u32 {
         self.barrier(10 + turn)
     }
-    /// Both warpgroups that add have read them.
+    /// Both P·V warpgroups have read the weights.
     #[inline(always)]
     pub fn weights_free(self, turn: u32) -> u32 {
         self.barrier(12 + turn)
@@ -138,20 +138,20 @@ impl Shared {
         self.barrier(BARRIERS + 2 * KEY_STAGES + 2 * stage + 1)
     }
 
-    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
         const KEYS: u32 = 2 * KEY_STAGES;
         let thread = thread::thread_idx_x();
         let index = thread / 32 + warp::lane_id() * (THREADS / 32);
         if index < BARRIERS + KEYS + 2 * VALUE_STAGES {
-            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
+            // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
             let arrivals = match index {
                 0 | 1 | 4 | 5 => 32,
-                // The loaders, those that weigh and those that add.
+                // Two loader warps, the softmax warpgroup and both P·V warpgroups.
                 2 | 3 => 2 * 32 + 3 * 128,
                 6 | 7 | 10 | 11 => 128,
                 12 | 13 => 2 * 128,
@@ -162,7 +162,7 @@ impl Shared {
                     _ => 8,
                 },
             };
-            // SAFETY: nobody knows the barriers yet.
+            // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         fence::mbarrier_init();

@@ -1,4 +1,4 @@
-//! The warpgroup that weighs: Q·Kᵀ, masks, weights, and what the rows are divided by.
+//! The softmax warpgroup: Q·Kᵀ, masks, weights, and the normalisation factors of the rows.
 
 use core::f32::consts::LN_2;
 
@@ -30,16 +30,16 @@ const WARP: u32 = warp::FULL_MASK;
 /// The named barrier of the warpgroup.
 const OWN: u32 = 1;
 
-/// Logits that a thread has of a block.
+/// Logits per thread and block.
 const S: usize = BLOCK_KEYS as usize / 2;
 
 /// Steps of 16 columns in a piece of keys.
 const STEPS: u32 = PIECE_SLABS * 4;
 
-/// Adds the product with a piece of the keys' columns to the logits, or begins with it; issued.
+/// Issues the product with one piece of the keys' columns. Piece 0 overwrites the logits, the others add to them.
 ///
 /// # Safety
-/// The whole warpgroup comes here; both operands are there; the accumulator is waited for.
+/// The whole warpgroup comes here; both operands have arrived; the accumulator is waited for.
 #[inline(always)]
 unsafe fn multiply<T: Half, const PIECE: u32>(
     s: Shared,
@@ -49,7 +49,7 @@ unsafe fn multiply<T: Half, const PIECE: u32>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        // Anew for every piece: or the descriptors of all steps are computed before the loop and spilled.
+        // Recomputed for every piece: otherwise the descriptors of all steps are computed before the loop and spilled.
         let queries = uniform(s.queries() + PIECE * PIECE_SLABS * SLAB_BYTES);
         let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
         let k = Descriptor::new(
@@ -82,10 +82,10 @@ unsafe fn multiply<T: Half, const PIECE: u32>(
     }
 }
 
-/// Hides what rows do not see of the block that begins at `begin`.
+/// Sets the logits of keys that rows do not see to −∞, in the block that begins at `begin`.
 ///
 /// # Safety
-/// The unit is the slot's, and its rows are listed.
+/// `unit` is the unit in the slot, and its rows are written.
 #[inline(always)]
 unsafe fn hide<V: Variant>(
     p: &DecodeParams,
@@ -126,13 +126,13 @@ unsafe fn hide<V: Variant>(
 fn is_whole<V: Variant>(p: &DecodeParams, variant: &V, unit: &Unit, begin: i32) -> bool {
     let (_, last) = variant.visible_keys(unit.position);
     let last = p.attention.seen_by_all(last);
-    // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+    // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
     let has_window = variant.params().window_left != i32::MAX;
     let past = begin + BLOCK_KEYS as i32;
     !has_window && begin >= unit.kv_begin as i32 && past <= (unit.kv_end as i32).min(last + 1)
 }
 
-/// Gives the logits of 16 keys at a time, and which these are.
+/// Calls `each` with the logits of each step of 16 keys.
 #[inline(always)]
 fn each_step(logits: &[f32; S], mut each: impl FnMut(u32, &[f32; 8])) {
     let mut step = 0;
@@ -157,10 +157,10 @@ fn add_to(sums: &mut [f32; 4], more: [f32; 4]) {
     }
 }
 
-/// What the rows of a warp are divided by, for those that add, and their LSE.
+/// Stores the normalisation factors of a warp's rows for the P·V warpgroups, and writes their LSEs.
 ///
 /// # Safety
-/// A whole warp comes here; the unit is the slot's.
+/// A whole warp comes here; the slot holds its unit.
 #[inline(always)]
 unsafe fn finish(p: &DecodeParams, s: Shared, slot: u32, rows: &Rows, scale: f32, warp: u32) {
     let a = &p.attention;
@@ -173,7 +173,7 @@ unsafe fn finish(p: &DecodeParams, s: Shared, slot: u32, rows: &Rows, scale: f32
         while h < 2 {
             let row = warp * 16 + lane / 4 + 8 * h as u32;
             let total = totals[h];
-            // NaN is not nothing: a merge would leave such a state out.
+            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (mut inverse, mut lse) = if total != 0.0 {
                 (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
@@ -217,12 +217,13 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
     let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
     let scale = variant.params().scale_log2;
     let mut slots = Pipeline::<2>::CONSUMER;
-    // The piece that is multiplied next.
+    // The next piece to multiply.
     let mut next = Pipeline::<KEY_STAGES>::CONSUMER;
-    // Phases of the places of weights, a bit each: units begin with the first, so one may be used more often.
+    // Parities of the two stages of weights, one bit each. They differ: every unit starts with stage 0, which may be
+    // used more often.
     let mut phases = 0b11;
 
-    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    // SAFETY: a whole warpgroup; the full and free barriers order every access to a stage.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -232,18 +233,18 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                 break;
             }
             mbarrier::wait(s.rows_full(slot), slots.parity);
-            // All warps have multiplied the queries of the unit before.
+            // All warps have finished with the previous unit's queries.
             barrier::bar_sync(OWN, 128);
             copy_queries(p, s, slot, &unit, warp);
             let mut held = hold_queries(p, s, slot, &unit, warp);
             async_copy::wait_all();
-            // Ordinary writes to what wgmma reads.
+            // wgmma reads these copies through the async proxy.
             fence::proxy_async_shared();
             barrier::bar_sync(OWN, 128);
             wgmma::fence_operand(&mut held);
             let mut rows = Rows::EMPTY;
             let (mut even, mut odd) = ([0.0; S], [0.0; S]);
-            // Blocks behind the one that was opened last.
+            // Blocks after the one that was opened last.
             let mut left = uniform(unit.blocks) - 1;
 
             macro_rules! piece {
@@ -253,7 +254,8 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     next.advance();
                 };
             }
-            // All but `pending` pieces are multiplied, and the one `behind` the next is released.
+            // Waits until all but `pending` pieces are multiplied, and releases the piece `behind` stages before the
+            // next.
             macro_rules! release {
                 ($pending:literal, $behind:literal) => {
                     wgmma::wait_group::<$pending>();
@@ -266,7 +268,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     }
                 };
             }
-            // The first half of Q·Kᵀ of a block, which runs while the block before is weighed.
+            // Issues the first half of a block's Q·Kᵀ, which overlaps with the softmax of the previous block.
             macro_rules! open {
                 ($logits:ident) => {
                     piece!($logits, 0);
@@ -284,21 +286,21 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     wgmma::fence_operand(&mut $logits);
                 };
             }
-            // Weighs a block, with so many behind it.
+            // Computes the weights of a block, with `$behind` blocks after it.
             macro_rules! weigh {
                 ($logits:ident, $turn:literal, $behind:expr) => {{
-                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
+                    // Reloaded from shared memory for each block, to save registers.
                     let unit = Unit::load(s.unit(slot));
                     let begin = (unit.first + (unit.blocks - 1 - $behind) * BLOCK_KEYS) as i32;
                     if !is_whole(p, variant, &unit, begin) {
                         let row = warp * 16 + misc::opaque(lane) / 4;
                         hide(p, variant, s, slot, &unit, &mut $logits, begin, row);
                     }
-                    // Both have the weights of the block before the last.
+                    // Both P·V warpgroups have read the weights of the block before the previous one.
                     mbarrier::wait(s.weights_free($turn), phases >> $turn & 1);
                     phases ^= 1 << $turn;
-                    // Weights against the references that there are; whether those still do shows in the sums. The
-                    // first block of a unit has none, and no sum comes out good.
+                    // Weights relative to the old references; their sums tell whether those are still large enough. In
+                    // the first block of a unit there are none, and the sums always ask for a rescale.
                     let target = s.weights_of($turn, warp * 32 + lane);
                     let mut sums = [0.0; 4];
                     each_step(&$logits, |step, logits| {

@@ -1,10 +1,10 @@
-//! What kernels there are: the table, and what a row of it takes of an SM.
+//! The table of these kernels, and the shared memory, threads and registers of each row.
 
-/// The kernels, each of them for each 16-bit float:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>_co_resident[_stages<n>]`.
+/// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head
+/// dimension>_<element>_co_resident[_stages<n>]`.
 ///
-/// A block is 16 KB of keys or of values. Three stages are 96 KB under way. With two, 64 KB, there is room beside a
-/// prefill that takes more of the memory. Results are the same bits.
+/// A block is 16 KB of keys or of values. Three stages have 96 KB in flight; two have 64 KB, and fit next to a prefill
+/// that takes more shared memory. Results are bit-identical.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
@@ -61,10 +61,10 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// What one kernel is compiled for.
+/// The compile-time configuration of one kernel.
 #[cfg(target_arch = "nvptx64")]
 pub(super) trait Config {
-    /// Elements.
+    /// Type of the elements.
     type Half: crate::common::half::Half;
     /// Sizes.
     const SHAPE: Shape;
@@ -73,7 +73,7 @@ pub(super) trait Config {
 /// Sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Warpgroups that compute.
+    /// Consumer warpgroups.
     pub consumers: u32,
     /// Rows of a tile.
     pub rows: u32,
@@ -81,9 +81,9 @@ pub struct Shape {
     pub keys: u32,
     /// Head dimension of queries, keys and values.
     pub head_dim: u32,
-    /// Blocks of keys in shared memory.
+    /// Stages of keys, one block each.
     pub stages: u32,
-    /// Blocks of values: they stay longer, until P·V is done.
+    /// Stages of values, one block each. Values are in use longer than keys: until P·V is done.
     pub value_stages: u32,
 }
 
@@ -113,7 +113,7 @@ impl Shape {
         self.keys * self.head_dim * 2
     }
 
-    /// Bytes of 64 columns of the queries.
+    /// Bytes of a slab of queries, 64 columns.
     pub(super) const fn slab_bytes(&self) -> u32 {
         self.rows * 128
     }
@@ -122,7 +122,7 @@ impl Shape {
         self.head_dim / 64 * self.slab_bytes()
     }
 
-    /// Two units' queries, the stages, the units' rows, what is known of them, barriers.
+    /// Order in shared memory: queries of two units, key stages, value stages, rows of the units, units, barriers.
     pub(super) const fn keys_offset(&self) -> u32 {
         2 * self.query_bytes()
     }
@@ -143,7 +143,7 @@ impl Shape {
         self.units_offset() + 2 * UNIT_BYTES
     }
 
-    /// Full and free of each stage behind the others.
+    /// The other barriers, then full and free of each stage.
     pub(super) const fn barriers(&self) -> u32 {
         BARRIERS + 2 * (self.stages + self.value_stages)
     }
@@ -155,21 +155,21 @@ impl Shape {
     }
 }
 
-/// A unit in shared memory: three vectors of four words.
+/// Bytes of a unit in shared memory: three vectors of four words.
 pub(super) const UNIT_BYTES: u32 = 48;
 
 /// Barriers beside those of the stages.
 pub(super) const BARRIERS: u32 = 10;
 
-/// Registers of a thread: at launch, and then of the warps that load and of those that compute.
+/// Registers of a thread: at launch, then of producers and of consumers.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 
-/// Weights of two blocks, the state of a unit, and what the warps exchange.
+/// Bytes of the weights of two blocks, a unit's output state, and numbers that the warps exchange.
 const fn extra_bytes(shape: &Shape) -> u32 {
     2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)
 }
 
-/// f32 of a row of a unit's state; the padding spreads the columns of a fragment over banks.
+/// f32 numbers between rows of a unit's output state; the padding spreads a fragment's columns over the banks.
 pub(super) const fn state_pitch(shape: &Shape) -> u32 {
     shape.head_dim + 4
 }

@@ -1,4 +1,4 @@
-//! The end of a unit: its rows, from accumulators to results.
+//! The epilogue of a unit: accumulators to output or partial states.
 
 use cuda_std::{
     barrier,
@@ -20,10 +20,10 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Writes a unit's rows, to the output or to partial states.
+/// Writes a unit's rows to the output or to partial states.
 ///
 /// # Safety
-/// All consumers come here for every unit; the accumulators are there.
+/// All consumers come here for every unit; their products are done.
 #[inline(always)]
 pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
     p: &DecodeParams,
@@ -74,7 +74,7 @@ pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
                 sum += shared::load_f32(s.exchange(of, row));
                 of += 1;
             }
-            // NaN is not nothing: a merge would leave such a state out.
+            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (inverse, lse) = if sum != 0.0 {
                 (rcp(sum), shared::load_f32(s.exchange(4, row)) + lg2(sum))
             } else {

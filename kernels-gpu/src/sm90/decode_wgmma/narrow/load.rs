@@ -20,20 +20,21 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- The gatherers -----------------------------------------------------------------------------
 
-/// Brings unit after unit, each claimed when the one before comes to its end, and publishes what it is.
+/// Claims one unit after another, each when the previous one nears its end. Publishes its description and rows, and
+/// gathers half of its queries.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
-    // SAFETY: as the launch is.
+    // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
-    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot.
     unsafe {
         while unit < a.units {
             let header = Header::load(a, p.kv_heads, unit);
@@ -48,7 +49,7 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
             s.queries_of(slots.stage, header.head, header.item.rows)
                 .gather(p, 0);
             async_copy::wait_all();
-            // Ordinary writes to what wgmma reads.
+            // wgmma reads these ordinary stores through the async proxy.
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
@@ -70,14 +71,14 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
     }
 }
 
-/// The other half of the rows.
+/// Gathers the other half of each unit's queries.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Pipeline::<2>::CONSUMER;
-    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    // SAFETY: a whole warp; the rows are written, and their slot is not freed before the queries have arrived.
     unsafe {
         loop {
             mbarrier::wait(s.rows_full(slots.stage), slots.parity);
@@ -118,7 +119,7 @@ fn describe(p: &DecodeParams, s: Shared, header: &Header) -> Unit {
         table,
         kv_begin,
         kv_end,
-        // A unit without keys walks one block, all of it masked.
+        // A unit without keys walks one block that is masked entirely.
         blocks: (end.saturating_sub(lowest) + keys - 1) / keys,
         end,
         flags,
@@ -134,14 +135,14 @@ impl Unit {
     }
 }
 
-/// Writes down who a unit's rows are.
+/// Writes a unit's rows to its slot.
 ///
 /// # Safety
-/// A whole warp, whose slot it is; `header` is that of one of the launch's units.
+/// A whole warp, which owns the slot; `header` is that of one of the launch's units.
 #[inline(always)]
 unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
     let mut token = warp::lane_id();
-    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
+    // SAFETY: a whole warp, which owns the slot; the plan has these rows.
     unsafe {
         while token < header.item.rows {
             let QueryRow {
@@ -159,10 +160,10 @@ unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
 
 // ---- The loaders -------------------------------------------------------------------------------
 
-/// Brings the blocks of all units, from the last to the first of each: values or keys.
+/// Loads the blocks of all units, values or keys, from the last block of a unit to the first.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the values or keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,
@@ -179,7 +180,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
     loop {
-        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a slot or stage; a whole warp.
         let unit = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             let unit = Unit::load(s.unit(slots.stage));
@@ -205,7 +206,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             }
             left -= 1;
             begin -= keys as i32;
-            // Which page this lane's box lies in: looked up before the stage is free.
+            // Find the page of this lane's box before waiting for the stage.
             let at = begin + piece as i32;
             let mut corner = [0, 0, 0, 0, p.outside as i32];
             if mine && at >= lowest as i32 && at < unit.kv_end as i32 {
@@ -231,8 +232,8 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     s.keys(blocks.stage),
                 )
             };
-            // A box that reaches past the item's keys: those values may be anything, and their
-            // weight 0 does not keep a NaN out.
+            // This block reaches past the item's last key: values there may be anything, and 0 · NaN is NaN. They are
+            // zeroed before the consumers see the block.
             let past = unit.kv_end as i32;
             let tail = VALUES && begin + keys as i32 > past && unit.end != unit.kv_end;
             // SAFETY: as above.

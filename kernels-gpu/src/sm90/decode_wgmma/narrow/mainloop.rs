@@ -1,4 +1,4 @@
-//! The main loop of the warpgroup that computes.
+//! The main loop of the consumer warpgroup.
 
 use cuda_std::{barrier, fence, mbarrier, misc, thread, warp, wgmma};
 
@@ -15,11 +15,11 @@ use crate::{
     common::{softmax::SLACK, variant::Variant},
 };
 
-/// The named barrier of the consumers, and how many they are.
+/// The named barrier of the consumers, and its threads.
 pub(super) const CONSUMERS: u32 = 1;
 pub(super) const THREADS: u32 = 128;
 
-/// Computes unit after unit: blocks of `KEYS` times 64 keys, heads of `SLABS` times 64 elements.
+/// Works through all units: blocks of `KEYS` · 64 keys, head dimension `SLABS` · 64.
 ///
 /// # Safety
 /// Whole warps come here, all consumers of the CTA; the barriers are initialised.
@@ -55,7 +55,7 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // SAFETY: the barriers say what belongs to whom.
+    // SAFETY: the full and free barriers order every access to a stage.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -66,7 +66,7 @@ pub(super) unsafe fn consume<
             }
             let (_, least) = variant.visible_keys(unit.position);
             let least = p.attention.seen_by_all(least);
-            // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+            // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
             let all_from = if variant.params().window_left == i32::MAX {
                 unit.kv_begin as i32
             } else {
@@ -83,7 +83,7 @@ pub(super) unsafe fn consume<
                 begin -= keys;
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
                 keys_queries::<C, KEYS>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
-                // The weights of the block before are there, which those of this one are to follow.
+                // P·V of the previous block runs together with Q·Kᵀ of this one; the first block has none before it.
                 let second = left < blocks;
                 if second {
                     mbarrier::wait(s.values_full(v.stage), v.parity);
@@ -156,7 +156,7 @@ pub(super) unsafe fn consume<
     }
 }
 
-/// Accumulators that are read from here on.
+/// Keeps the compiler from moving reads of the accumulators before this point.
 #[inline(always)]
 fn fence_all<const N: usize>(tiles: &mut [Tile; N]) {
     let mut tile = 0;

@@ -1,12 +1,12 @@
-//! Decode of few rows in what a prefill leaves of an SM: little shared memory, 64 registers a thread.
+//! Decode of few rows, co-resident with a prefill on the same SM: little shared memory, 64 registers per thread.
 //!
-//! Both products are transposed, so that keys and elements of the head stand on the 64-wide side of `wgmma`
-//! and the few rows on the other, which goes down to 8: Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ. Keys and values are read
-//! from shared memory by the tensor cores themselves, and a thread holds 12 accumulators for 8 rows. So one
-//! warpgroup keeps up with the memory while the prefill's products take most of the tensor cores' time.
+//! Both products are transposed (`swap_ab`): Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ. Keys and elements of the head are on the
+//! 64-wide M side of `wgmma`, the few rows on the N side, which goes down to 8. The tensor cores read keys and values
+//! directly from shared memory, and a thread holds 12 accumulators for 8 rows. So one warpgroup keeps up with memory
+//! while the prefill's products take most of the tensor cores' time.
 //!
-//! Units, rows, keys and values come much as they do for [`wide`](super::wide) tiles, but all rows of a unit see
-//! one table: there are neither the registers nor the shared memory for more.
+//! Units, rows, keys and values are loaded much as for [`wide`](super::wide) tiles, but all rows of a unit see one page
+//! table: there are too few registers and too little shared memory for more.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -26,8 +26,9 @@ mod softmax;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
-/// what another CTA could have begun; one that claims late waits for ticket, item and queries, and memory is busy here.
+/// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
+/// unit that another CTA could have started sooner; one that claims too late waits for ticket, item and queries, which
+/// takes long as memory is busy here.
 const PREFETCH_DISTANCE: u32 = 8;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
@@ -56,7 +57,7 @@ mod entries {
                 const SHAPE: Shape = SHAPE;
             }
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`DecodeParams`] says.
@@ -74,7 +75,7 @@ mod entries {
                 unsafe {
                     s.init();
                     barrier::bar_sync(0, SHAPE.threads());
-                    // The merging kernel may wait on SMs that this one has left.
+                    // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[1] }>();

@@ -1,16 +1,16 @@
-//! The two products, transposed: keys and elements of the head on the 64-wide side of `wgmma`.
+//! The two products, transposed: keys and elements of the head on the 64-wide M side of `wgmma`.
 
 use cuda_std::wgmma::{self, Descriptor, Swizzle};
 
 use super::config::Config;
 
-/// The accumulator of 64 keys, or elements of the head, by 8 rows: a thread has two of each.
+/// The accumulator of 64 keys (or elements of the head) × 8 rows: a thread has two of each.
 pub(super) type Tile = [f32; 4];
 
-/// Sᵀ = K·Qᵀ of a block, issued: 64 keys for each accumulator.
+/// Issues Sᵀ = K·Qᵀ of a block, 64 keys per accumulator.
 ///
 /// # Safety
-/// Whole warpgroups come here; both operands are there, and the accumulator is waited for before it is read.
+/// Whole warpgroups come here; both operands have arrived, and the accumulator is waited for before it is read.
 #[inline(always)]
 pub(super) unsafe fn keys_queries<C: Config, const KEYS: usize>(
     logits: &mut [Tile; KEYS],
@@ -18,7 +18,8 @@ pub(super) unsafe fn keys_queries<C: Config, const KEYS: usize>(
     queries: u32,
 ) {
     let shape = const { C::SHAPE };
-    // Both K-major in slabs of 64 columns: those of 8 keys follow each other, those of all queries do.
+    // Both operands are K-major in slabs of 64 columns. Slabs of keys are contiguous per 8 keys; a slab of queries
+    // holds all rows.
     let k = Descriptor::new(keys, 16, 8 * shape.head_dim * 2, Swizzle::B128);
     let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
     // SAFETY: the barriers of both operands completed; the accumulator is waited for.
@@ -44,7 +45,7 @@ pub(super) unsafe fn keys_queries<C: Config, const KEYS: usize>(
     }
 }
 
-/// Oᵀ += Vᵀ·Pᵀ of a block, issued: 64 elements of the head for each accumulator.
+/// Issues Oᵀ += Vᵀ·Pᵀ of a block, 64 elements of the head per accumulator.
 ///
 /// # Safety
 /// As [`keys_queries`]'s.
@@ -57,9 +58,9 @@ pub(super) unsafe fn values_weights<C: Config, const SLABS: usize>(
     let shape = const { C::SHAPE };
     let group = 8 * shape.head_dim * 2;
     let v = Descriptor::new(values, 1024, group, Swizzle::B128);
-    // Not swizzled: core matrices of 8 keys × 8 rows, one after the other along the keys.
+    // No swizzle: core matrices of 8 keys × 8 rows, contiguous along the keys.
     let p = Descriptor::new(weights, 128, 128, Swizzle::None);
-    // SAFETY: values and weights are there; the accumulators are waited for.
+    // SAFETY: values and weights are stored; the accumulators are waited for.
     unsafe {
         wgmma::fence();
         let mut step = 0;

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: units, their rows, stages, barriers.
+//! Shared-memory addresses of units, rows, stages and mbarriers.
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
@@ -6,21 +6,21 @@ use super::super::rows::Queries;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
 use crate::abi::QueryRow;
 
-/// What the gathering warp passes on about a unit.
+/// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    /// Query tokens; none ends the work.
+    /// Query tokens; 0 ends the work.
     pub tokens: u32,
     /// The KV head.
     pub head: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
-    /// First page of the table.
+    /// Index of the item's first entry in the page tables.
     pub table: u32,
-    /// The item's keys.
+    /// The item's keys: the first, and one past the last.
     pub kv_begin: u32,
     pub kv_end: u32,
-    /// Blocks of keys, at least one. The last ends with `end`, a multiple of a box.
+    /// Blocks of keys, at least one. The last ends at `end`, a multiple of a TMA box.
     pub blocks: u32,
     pub end: u32,
     /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
@@ -28,7 +28,7 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// The end of all work.
+    /// No more work.
     pub const NONE: Self = Self {
         tokens: 0,
         head: 0,
@@ -41,13 +41,13 @@ impl Unit {
         flags: 0,
     };
 
-    /// Writes it to its place.
+    /// Writes the unit to shared memory.
     ///
     /// # Safety
-    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
+    /// `at` is one of [`Shared::unit`]'s addresses, and only the caller accesses it.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
-        // SAFETY: the caller owns the unit's 48 bytes.
+        // SAFETY: only the caller accesses the unit's 48 bytes.
         unsafe {
             shared::store_u32x4(
                 at,
@@ -58,10 +58,10 @@ impl Unit {
         }
     }
 
-    /// Reads it from its place.
+    /// Reads a unit from shared memory.
     ///
     /// # Safety
-    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
+    /// `at` is one of [`Shared::unit`]'s addresses; the unit was stored, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.
@@ -84,7 +84,7 @@ impl Unit {
     }
 }
 
-/// Shared addresses.
+/// The base address and the layout.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
     pub base: u32,
@@ -121,7 +121,7 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
     }
-    /// Reads it.
+    /// Reads a row of a unit.
     ///
     /// # Safety
     /// The unit has the token, and its barrier completed.
@@ -144,32 +144,33 @@ impl Shared {
     fn barrier(self, index: u32) -> u32 {
         self.base + self.shape.barriers_offset() + 8 * index
     }
-    /// It is known what the unit is.
+    /// The unit's description is written.
     #[inline(always)]
     pub fn unit_full(self, slot: u32) -> u32 {
         self.barrier(slot)
     }
-    /// Its rows and queries are there.
+    /// The unit's rows and queries have arrived.
     #[inline(always)]
     pub fn queries_full(self, slot: u32) -> u32 {
         self.barrier(2 + slot)
     }
-    /// It is done: both loaders have read it, all consumer warps have written their results.
+    /// The slot is free: both loaders have read the unit, and all consumer warps have written its results.
     #[inline(always)]
     pub fn unit_free(self, slot: u32) -> u32 {
         self.barrier(4 + slot)
     }
-    /// Values past the end have arrived and wait for being set to zero.
+    /// A block of values that reaches past the item's last key has arrived; its loader then zeroes the rows past the
+    /// end.
     #[inline(always)]
     pub fn tail(self) -> u32 {
         self.barrier(6)
     }
-    /// Its rows are there.
+    /// The unit's rows are written.
     #[inline(always)]
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(7 + slot)
     }
-    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
+    /// A unit of at least [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks has that many left to load.
     #[inline(always)]
     pub fn near_end(self) -> u32 {
         self.barrier(9)
@@ -190,36 +191,36 @@ impl Shared {
     pub fn values_free(self, stage: u32) -> u32 {
         self.values_full(stage) + 8
     }
-    /// The weights of a block, one of two: 8 rows of each key after the other, 16 bytes.
+    /// The weights of a block, double-buffered: 16 bytes per key, for 8 rows.
     #[inline(always)]
     pub fn weights(self, parity: u32) -> u32 {
         let behind = self.shape.shared_bytes().next_multiple_of(16);
         self.base + behind + parity * self.shape.rows * self.shape.keys * 2
     }
-    /// The accumulated output of a unit's rows.
+    /// The output of a unit's rows, in the epilogue.
     #[inline(always)]
     pub fn state(self) -> u32 {
         self.weights(2)
     }
-    /// A number of a row that warps exchange: the largest logit of a block, or the sum of weights.
+    /// A number per row that the warps exchange: the largest logit of a block, or the sum of weights.
     #[inline(always)]
     pub fn exchange(self, warp: u32, row: u32) -> u32 {
         let rows = self.shape.rows;
         self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
     }
 
-    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one. And the queries,
-    /// of which a unit may have fewer than the products read: what they make of the others decides about rescaling.
+    /// Initialises the barriers, distributed over the warps: one takes about 60 cycles. Also zeroes the queries: a unit
+    /// may have fewer rows than the products read, and garbage there would trigger rescales.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
         let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {
-            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
+            // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
             let arrivals = match index {
                 0 | 1 => 1,
                 2 | 3 => 2 * 32,
@@ -229,11 +230,11 @@ impl Shared {
                 _ if (index - BARRIERS) % 2 == 0 => 1,
                 _ => consumers,
             };
-            // SAFETY: nobody knows the barriers yet.
+            // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         if thread * 16 < 2 * self.shape.query_bytes() {
-            // SAFETY: inside the two slots; a thread has 16 bytes of its own.
+            // SAFETY: inside the two slots; each thread stores to its own 16 bytes.
             unsafe { shared::store_u32x4(self.queries(0) + thread * 16, [0; 4]) };
             fence::proxy_async_shared();
         }

@@ -1,4 +1,4 @@
-//! From a block's logits to its weights, in fragments that have rows as columns.
+//! Online softmax on transposed accumulators, whose columns are the rows of the tile.
 
 use cuda_std::{barrier, shared, warp};
 
@@ -14,22 +14,22 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Two columns of a thread: rows `2·(lane % 4)` and the next.
+/// A thread's two columns: rows `2·(lane % 4)` and the next.
 pub(super) struct Softmax {
-    /// What weights are relative to, in base 2; −∞ while no key was visible.
+    /// The reference of the weights, in base 2; −∞ while no key was visible.
     pub reference: [f32; 2],
-    /// Of the weights of this thread's keys.
+    /// Sums of the weights of this thread's keys.
     pub sum: [f32; 2],
 }
 
 impl Softmax {
-    /// Nothing seen.
+    /// Before the first key.
     pub const EMPTY: Self = Self {
         reference: [f32::NEG_INFINITY; 2],
         sum: [0.0; 2],
     };
 
-    /// What weights are relative to, for sure a number.
+    /// The reference, or 0 while no key was visible: always finite.
     #[inline(always)]
     pub fn offset(&self, column: usize) -> f32 {
         if self.reference[column] == f32::NEG_INFINITY {
@@ -39,10 +39,10 @@ impl Softmax {
         }
     }
 
-    /// Weights of the logits, to `target`; the sums of both columns.
+    /// Stores the weights of the logits at `target`; returns the sums of both columns.
     ///
     /// # Safety
-    /// `target` is where this thread's keys stand among the weights of a block, which nobody reads.
+    /// `target` is the place of this thread's keys among the weights of a block, which no thread reads meanwhile.
     #[inline(always)]
     pub unsafe fn weigh<T: Half, const KEYS: usize>(
         &self,
@@ -99,10 +99,10 @@ pub(super) const fn largest<const KEYS: usize>(logits: &[Tile; KEYS]) -> [f32; 2
     most
 }
 
-/// Hides the keys of a block that the rows do not see: the block's first key is `begin`.
+/// Sets the logits of keys that rows do not see to −∞; `begin` is the block's first key.
 ///
 /// # Safety
-/// The unit is the slot's.
+/// `unit` is the unit in the slot.
 #[inline(always)]
 pub(super) unsafe fn hide<V: Variant, const KEYS: usize>(
     p: &DecodeParams,
@@ -118,7 +118,7 @@ pub(super) unsafe fn hide<V: Variant, const KEYS: usize>(
     let mut column = 0;
     while column < 2 {
         let (token, _) = p.group.div_rem(lane % 4 * 2 + column as u32);
-        // SAFETY: the unit's rows are listed; those that do not exist are given the last token.
+        // SAFETY: the unit's rows are written; rows past the end take the last token.
         let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
         let position = row.position;
         let ancestors = if p.attention.ancestors == 0 {
@@ -146,11 +146,11 @@ pub(super) unsafe fn hide<V: Variant, const KEYS: usize>(
     }
 }
 
-/// Takes the block's largest logits for the new references, where they are larger, and rescales what was
-/// accumulated.
+/// Makes the block's maxima the new references of rows that they exceed by more than [`SLACK`], and rescales sums and
+/// outputs.
 ///
 /// # Safety
-/// All consumers come here; the accumulators are there.
+/// All consumers come here; their products are done.
 #[inline(always)]
 pub(super) unsafe fn rescale<const SLABS: usize>(
     s: Shared,
@@ -165,7 +165,7 @@ pub(super) unsafe fn rescale<const SLABS: usize>(
     unsafe {
         while column < 2 {
             let mut max = most[column];
-            // The lanes of the same columns are 4 apart.
+            // Lanes with the same columns are 4 apart.
             let mut stride = 4;
             while stride < 32 {
                 let other = warp::warp_shuffle_xor(WARP, max, stride, 32);
@@ -187,7 +187,7 @@ pub(super) unsafe fn rescale<const SLABS: usize>(
                 max = if other > max { other } else { max };
                 of += 1;
             }
-            // By the column alone, so that a row's result does not depend on its neighbours.
+            // Decided per column, so that a row's result does not depend on its neighbours.
             if max > softmax.reference[column] + SLACK {
                 let factor = exp2(softmax.reference[column] - max);
                 softmax.reference[column] = max;

@@ -1,14 +1,14 @@
-//! What kernels there are: the table, and what a row of it takes of an SM.
+//! The table of these kernels, and the shared memory, threads and registers of each row.
 
 use crate::abi::WorkItem;
 
-/// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+/// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_wide_table {
     ($as:ident $then:ident $($arguments:tt)?) => {
         $crate::each_half! { $as $then $($arguments)? {
-            // Rows × keys, head dimension, flags, stages of keys and of values, CTAs of an SM.
+            // Rows × keys, head dimension, flags, stages of keys and of values, CTAs per SM.
              64 x 128,  64, [],    2, 2;
              64 x 128,  64, [cap], 2, 2;
             128 x 128,  64, [],    4, 1;
@@ -16,7 +16,7 @@ macro_rules! decode_wide_table {
              64 x  64, 128, [],    2, 2;
              64 x  64, 128, [cap], 2, 2;
             128 x 128, 128, [],    2, 1;
-            // A soft cap wants registers.
+            // A smaller block than without the soft cap, which needs registers.
             128 x  64, 128, [cap], 4, 1;
              64 x  64, 256, [],    2, 1;
              64 x  64, 256, [cap], 2, 1;
@@ -71,18 +71,18 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// What one instance of the kernel is compiled for.
+/// The compile-time configuration of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Warpgroups that compute, 64 rows each.
+    /// Consumer warpgroups, 64 rows each.
     pub consumers: u32,
     /// Keys in a block.
     pub keys: u32,
     /// Head dimension of queries, keys and values.
     pub head_dim: u32,
-    /// Blocks of keys (and as many of values) in shared memory.
+    /// Stages of keys, and as many of values.
     pub stages: u32,
-    /// CTAs that share an SM: each works while the other waits.
+    /// CTAs per SM. With two, one computes while the other waits.
     pub ctas_per_sm: u32,
 }
 
@@ -111,14 +111,14 @@ impl Shape {
         128 * (self.consumers + 1)
     }
 
-    /// Registers of a feeding and of a computing thread; they sum up to what the CTA gets at launch.
+    /// Registers of a producer thread and of a consumer thread. Their total is what the CTA gets at launch.
     #[cfg(target_arch = "nvptx64")]
     #[must_use]
     pub const fn registers(&self) -> (u32, u32) {
         match (self.consumers, self.ctas_per_sm) {
             (1, 2) => (56, 200),
             (2, 1) => (56, 224),
-            // All that a thread can have is there from the start.
+            // No `setmaxnreg`: every thread gets the maximum at launch.
             _ => (248, 248),
         }
     }
@@ -127,7 +127,7 @@ impl Shape {
         self.keys * self.head_dim * 2
     }
 
-    /// Bytes of 64 columns of the queries.
+    /// Bytes of a slab of queries, 64 columns.
     pub(super) const fn slab_bytes(&self) -> u32 {
         self.rows() * 128
     }
@@ -136,8 +136,8 @@ impl Shape {
         self.head_dim / 64 * self.slab_bytes()
     }
 
-    /// Two units' queries, the stages, the units' rows, the keys that these see, what is known of the units, their runs, the stages' masks,
-    /// barriers.
+    /// Order in shared memory: queries of two units, key stages, value stages, rows of the units, their visible keys,
+    /// units, runs, masks of the stages, barriers.
     pub(super) const fn keys_offset(&self) -> u32 {
         2 * self.query_bytes()
     }
@@ -166,7 +166,7 @@ impl Shape {
         self.runs_offset() + 2 * WorkItem::MAX_RUNS * RUN_BYTES
     }
 
-    /// A vector of four words, and two words for 8 keys.
+    /// Bytes of a stage's mask: a vector of four words, and two words per 8 keys.
     pub(super) const fn mask_bytes(&self) -> u32 {
         16 + self.keys
     }
@@ -182,10 +182,10 @@ impl Shape {
     }
 }
 
-/// A unit in shared memory: two vectors of four words.
+/// Bytes of a unit in shared memory: two vectors of four words.
 pub(super) const UNIT_BYTES: u32 = 32;
 
-/// A run in shared memory, likewise.
+/// Bytes of a run in shared memory, likewise.
 pub(super) const RUN_BYTES: u32 = 32;
 
 /// Barriers beside those of the stages.

@@ -1,4 +1,4 @@
-//! The end of a unit: normalise, write, merge.
+//! The epilogue of a unit: normalise, write, merge.
 
 use core::f32::consts::LN_2;
 
@@ -22,7 +22,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Where a warp's 16 rows go.
+/// The epilogue of a warp's 16 rows.
 pub(super) struct Finish<'a, const DIM: u32> {
     pub p: &'a DecodeParams,
     pub s: Shared,
@@ -32,10 +32,11 @@ pub(super) struct Finish<'a, const DIM: u32> {
 }
 
 impl<const DIM: u32> Finish<'_, DIM> {
-    /// Writes 16 rows of a warp, to the output or to partial states, and merges those whose last this was.
+    /// Writes the warp's 16 rows to the output or to partial states. Then performs the merges for which these were the
+    /// last missing states (fused merge).
     ///
     /// # Safety
-    /// All consumer warps come here for every unit; the accumulators are there.
+    /// All consumer warps come here for every unit; their products are done.
     #[inline(always)]
     pub unsafe fn unit<T: Half, V: Variant, const PER_LANE: usize, const O: usize>(
         &self,
@@ -44,11 +45,11 @@ impl<const DIM: u32> Finish<'_, DIM> {
         rows: &Rows,
     ) {
         let (a, s) = (&self.p.attention, self.s);
-        // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+        // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
         let mut here = [warp::lane_id(), self.first_row];
         wgmma::fence_operand(&mut here);
         let [lane, first_row] = here;
-        // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+        // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
         unsafe {
             let unit = Unit::load(s.unit(slot));
             let totals = rows.totals();
@@ -57,7 +58,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 let (token, in_group) = self.p.group.div_rem(first_row + lane / 4 + 8 * h as u32);
                 if token < unit.tokens {
                     let total = totals[h];
-                    // NaN is not nothing: a merge would leave such a state out.
+                    // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
                     let (mut inverse, mut lse) = if total != 0.0 {
                         (rcp(total), rows.reference[h] * self.scale + lg2(total))
                     } else {
@@ -110,7 +111,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
         }
     }
 
-    /// Counts the unit's states at their merges, a lane per token, and does those that this completes.
+    /// Counts the unit's states at their merges, one lane per token, and performs the merges that are now complete.
     ///
     /// # Safety
     /// As [`unit`](Self::unit), after the states were written.
@@ -129,7 +130,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
         };
         let warps = 4 * self.s.shape.consumers;
         let warp = thread::thread_idx_x() / 32 - 4;
-        // SAFETY: the rows of a token may be several warps': all of them are written behind the barrier.
+        // SAFETY: the rows of a token may belong to several warps; after the barrier all of them are written.
         unsafe {
             let token = lane * warps + warp;
             let index = if token < unit.tokens {
@@ -142,7 +143,8 @@ impl<const DIM: u32> Finish<'_, DIM> {
             let last = results.arrive(index, merge, unit.head);
             let mut waiting = warp::warp_vote_ballot(WARP, last);
             if waiting != 0 {
-                // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+                // One lane has acquired the other CTAs' states, and all lanes will read them. A vote does not order
+                // memory.
                 warp::sync_warp(WARP);
             }
             while waiting != 0 {

@@ -22,20 +22,21 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- The gatherers -----------------------------------------------------------------------------
 
-/// Brings unit after unit, each claimed when the one before comes to its end, and publishes what it is.
+/// Claims one unit after another, each when the previous one nears its end. Publishes its description, runs and rows,
+/// and gathers half of its queries.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
-    // SAFETY: as the launch is.
+    // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
-    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    // SAFETY: a whole warp; the full and free barriers order every access to a slot.
     unsafe {
         while unit < a.units {
             let header = Header::load(a, p.kv_heads, unit);
@@ -50,7 +51,7 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
             s.queries_of(slots.stage, header.head, header.item.rows)
                 .gather(p, 0);
             async_copy::wait_all();
-            // Ordinary writes to what wgmma reads.
+            // wgmma reads these ordinary stores through the async proxy.
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
@@ -71,14 +72,14 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
     }
 }
 
-/// The other half of the rows.
+/// Gathers the other half of each unit's queries.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Pipeline::<2>::CONSUMER;
-    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    // SAFETY: a whole warp; the rows are written, and their slot is not freed before the queries have arrived.
     unsafe {
         loop {
             mbarrier::wait(s.rows_full(slots.stage), slots.parity);
@@ -98,7 +99,7 @@ pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     }
 }
 
-/// Writes down who a unit's rows are, and what they see.
+/// Writes a unit's rows, and the keys that they see, to its slot.
 #[inline(always)]
 unsafe fn list_rows<V: Variant>(
     p: &DecodeParams,
@@ -108,7 +109,7 @@ unsafe fn list_rows<V: Variant>(
     header: &Header,
 ) {
     let mut token = warp::lane_id();
-    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
+    // SAFETY: a whole warp, which owns the slot; the plan has these rows.
     unsafe {
         while token < header.item.rows {
             let QueryRow {
@@ -128,21 +129,20 @@ unsafe fn list_rows<V: Variant>(
 
 // ---- The loaders -------------------------------------------------------------------------------
 
-/// Values of a block that came with others, which are to be set to zero: those may be anything, and a weight
-/// of 0 does not keep a NaN out.
+/// A block with values outside its item, which must be zeroed: they may be anything, and 0 · NaN is NaN.
 #[derive(Clone, Copy)]
 struct Tail {
     target: u32,
     full: u32,
-    /// The keys of this lane's piece that stay.
+    /// The keys of this lane's piece that belong to the item.
     first: u32,
     past: u32,
 }
 
-/// Brings the blocks of all units: values or keys. The warp that brings keys says which rows see them, too.
+/// Loads the blocks of all units: values or keys. The loader of keys also writes each stage's mask.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+/// A whole warp comes here; `map` is the tensor map of the values or keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,
@@ -159,11 +159,11 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
-    // Tails take turns with two barriers.
+    // Blocks with a tail use two barriers alternately: one tail is zeroed while the next block is loaded.
     let mut turns = Pipeline::<2>::CONSUMER;
     let mut waiting: Option<Tail> = None;
     loop {
-        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        // SAFETY: the full and free barriers order every access to a slot or stage; a whole warp.
         let (unit, mut walk) = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             let unit = Unit::load(s.unit(slots.stage));
@@ -180,10 +180,10 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            // Which page this lane's piece lies in: looked up before the stage is free.
+            // Find the page of this lane's piece before waiting for the stage.
             let mut piece = Piece::NONE;
             let mut corner = [0, 0, 0, 0, p.outside as i32];
-            // SAFETY: the unit is there.
+            // SAFETY: the unit is written.
             unsafe {
                 if mine {
                     let index = block * per_block + lane;
@@ -234,7 +234,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 if lane == 0 {
                     mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
                 } else if !VALUES {
-                    // The masks that this lane wrote are there, too.
+                    // Every lane arrives, for the mask words that it wrote.
                     mbarrier::arrive(full);
                 }
                 warp::sync_warp(WARP);
@@ -242,7 +242,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     let target = target + lane * tokens * row_bytes;
                     tma::load_tensor_hint(target, map, corner, arrival, policy);
                 }
-                // While these come, those before them.
+                // While this block is loaded, zero the tail of the previous one.
                 if let Some(tail) = waiting.take() {
                     let before = Pipeline::<2> {
                         stage: turns.stage ^ 1,
@@ -271,7 +271,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
             blocks.advance();
             block += 1;
         }
-        // SAFETY: as above. The next unit may have to wait for this one.
+        // SAFETY: as above. Zero the tail now: the next unit may only come after the end of this one.
         unsafe {
             if let Some(tail) = waiting.take() {
                 let before = Pipeline::<2> {
@@ -293,10 +293,11 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     }
 }
 
-/// Waits for a block and sets those of its values to zero that are not the item's.
+/// Waits for a block, zeroes its values outside the item, and signals that it is full.
 ///
 /// # Safety
-/// A whole warp; the block is on its way to `arrived`, and the loader's until it says that it is full.
+/// A whole warp; the block's copies complete on `arrived`, and only the loader accesses it until it is signalled as
+/// full.
 #[inline(always)]
 unsafe fn zero_tail(
     tail: &Tail,

@@ -1,4 +1,4 @@
-//! The warpgroups that compute: products, masks and weights.
+//! The consumer warpgroups: products, masks and softmax.
 
 use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
@@ -19,11 +19,11 @@ use crate::{
     common::variant::{Pair, Query, Variant},
 };
 
-/// What a consumer knows of its unit.
+/// A consumer warpgroup's view of its unit.
 struct Work {
     /// Shared address of its 64 rows of queries.
     queries: u32,
-    /// Blocks left, the one at hand included.
+    /// Blocks left, the current one included.
     left: u32,
 }
 
@@ -41,7 +41,7 @@ impl Work {
     }
 }
 
-/// Whose a row is; the key is left open. Rows that do not exist are the last token's.
+/// The query of a row, as a pair with key 0. Rows past the end count as the last token's.
 #[inline(always)]
 unsafe fn query<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, slot: u32, row: u32) -> Pair {
     // SAFETY: the unit's barrier completed.
@@ -58,7 +58,7 @@ unsafe fn query<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, slot: u32,
     Pair::new(variant, query, 0)
 }
 
-/// The first and the last key that a row's position shows it; any for rows that do not exist.
+/// The first and the last key that a row sees by its position; arbitrary for rows that do not exist.
 #[inline(always)]
 unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
     let (token, _) = p.group.div_rem(row);
@@ -66,7 +66,7 @@ unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
     unsafe { shared::load_u32x2(s.seen(slot, token)).map(|key| key as i32) }
 }
 
-/// From accumulators to logits: the variant's and the mask. `of` tells whose a row is, `seen` what it sees.
+/// Turns accumulators into logits: applies the variant and the mask. `of` gives a row's query, `seen` its visible keys.
 #[inline(always)]
 unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     logits: &mut [f32; S],
@@ -77,7 +77,7 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     seen: impl Fn(u32) -> [i32; 2],
 ) {
     let columns = warp::lane_id() % 4 * 2;
-    // It is not read where the variant has neither.
+    // Not read if the variant has neither a transform nor a mask.
     let of = rows.map(of);
     let seen = if POSITIONAL {
         rows.map(seen)
@@ -176,7 +176,7 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // The block's keys are free when its mask was read.
+    // Turns a block's products into logits and frees its keys. The mask belongs to the stage, so it is read first.
     macro_rules! finish_keys {
         () => {
             let mask = s.mask(k.stage);
@@ -184,7 +184,7 @@ pub(super) unsafe fn consume<
             if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
                 let of = |row| query(p, variant, s, slots.stage, row);
                 let seen = |row| seen(p, s, slots.stage, row);
-                // Opaque here: or rows are kept in registers that the main loop wants.
+                // Opaque: otherwise rows occupy registers in the main loop.
                 let mut row = [first_row];
                 wgmma::fence_operand(&mut row);
                 let row = row[0] + warp::lane_id() / 4;
@@ -211,10 +211,10 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    // SAFETY: whole warpgroups; the full and free barriers order every access to a stage.
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
-        // A captured launch may have more CTAs than the plan at hand has units.
+        // A captured launch may have more CTAs than the current plan has units.
         if shared::load_u32(s.unit(0)) == 0 {
             return;
         }
@@ -228,12 +228,12 @@ pub(super) unsafe fn consume<
         rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         loop {
             work.left -= 1;
-            // The last block's P·V is still to be done: it goes with the next unit's first Q·Kᵀ.
+            // P·V of a unit's last block is issued together with the next unit's first Q·Kᵀ.
             let turn = work.left == 0;
             let done = slots.stage;
             if turn {
                 slots.advance();
-                // If the next unit is not known yet, this one's result does not wait for it.
+                // The next unit was claimed ahead, so this wait is usually short.
                 mbarrier::wait(s.queries_full(slots.stage), slots.parity);
                 if shared::load_u32(s.unit(slots.stage)) == 0 {
                     break;

@@ -1,18 +1,18 @@
-//! Decode of many rows on Hopper: a prefix that many queries share is read once for 64 or 128 rows of them.
+//! Decode of many rows on Hopper: a shared prefix is read once for 64 or 128 rows.
 //!
-//! Units are items × KV heads; a row is a query token and a query head of the KV head's group. With so many
-//! rows the products fill a `wgmma`, queries on its 64-wide side. A CTA stays on its SM:
+//! A unit is an item × a KV head; a row is a query token and a query head of the KV head's group. This many rows fill
+//! the 64-wide M side of `wgmma`. The kernel is persistent and warp-specialised:
 //!
-//! - two **gatherers** (a warp each) bring the rows of a unit, which may lie anywhere in `q`; the first of them
-//!   claims units by ticket, shortly before the one before is done;
-//! - two **loaders** (a warp each) bring keys and values, a lane per TMA box;
-//! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](crate::sm90::prefill) do: Q·Kᵀ of a block
-//!   is issued together with P·V of the block before, across units.
+//! - two **gatherers** (a warp each) load the queries of a unit, which may lie anywhere in `q`. The first of them also
+//!   claims units from an atomic ticket, shortly before the previous unit is done;
+//! - two **loaders** (a warp each) load keys and values, one TMA box per lane;
+//! - **consumers** (a warpgroup per 64 rows) work as in [`prefill`](crate::sm90::prefill): Q·Kᵀ of a block is issued
+//!   together with P·V of the previous block, also across units.
 //!
-//! The keys of a unit are *runs*: of one table for all rows, or, in a [joint](crate::abi::WorkItem::JOINT) item, of
-//! several tables for some of the rows each. Blocks are filled with the pieces (TMA boxes) of all runs, one after
-//! the other, and masked by rows. That costs products that nobody needs, but tensor cores have them to spare:
-//! 64 rows are 64 FLOPs a byte. It saves partial states, which cost bytes.
+//! The keys of a unit are *runs*: one page table for all rows or, in a [joint](crate::abi::WorkItem::JOINT) item,
+//! several tables, each for some of the rows. Blocks are filled with the pieces (TMA boxes) of all runs in order, and
+//! masked per row. This wastes products, but tensor cores have spare time: 64 rows are only 64 FLOPs per byte. It
+//! avoids partial states, which cost memory traffic.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -35,8 +35,8 @@ pub use config::ROWS;
 pub use {config::Shape, roles::run};
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
-/// what another CTA could have begun; one that claims late waits for ticket, item, runs and queries.
+/// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
+/// unit that another CTA could have started sooner; one that claims too late waits for ticket, item, runs and queries.
 const PREFETCH_DISTANCE: u32 = 8;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
@@ -57,7 +57,7 @@ mod entries {
             const SHAPE: Shape = Shape::new($rows, $keys, $dim, $stages, $ctas);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`DecodeParams`] says.

@@ -1,4 +1,4 @@
-//! Which warp does what.
+//! The roles of the warps: loaders, gatherers and consumers.
 
 use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgmma};
 
@@ -13,8 +13,9 @@ use crate::{
     common::{half::Half, variant::Variant},
 };
 
-/// The kernel of a shape, which the constants repeat: registers of a feeding and of a computing thread, stages, head
-/// dimension, elements of a row that a lane writes, and a thread's logits, weights and outputs.
+/// The kernel of a shape. The const parameters must match it: registers of a producer and of a consumer thread, stages,
+/// head dimension, elements of a row that a lane writes, and a thread's logits (`S`), weight words (`P`) and outputs
+/// (`O`).
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`DecodeParams`] says, `maps` is the
@@ -43,11 +44,11 @@ pub unsafe fn run<
     let base = shared::dynamic_shared_address();
     let s = Shared { base, shape };
     let thread = thread::thread_idx_x();
-    // SAFETY: the caller's promise; warps and warpgroups have their roles as a whole.
+    // SAFETY: the caller's promise; roles are assigned to whole warps and warpgroups.
     unsafe {
         s.init();
         barrier::bar_sync(0, shape.threads());
-        // Another tile group of the step may take over SMs as this one leaves them.
+        // Dependent launch: another tile group of the step may start on SMs that this grid leaves.
         griddep::launch_dependents();
         if thread < 128 {
             if PRODUCES < 128 {
@@ -64,7 +65,7 @@ pub unsafe fn run<
                 setmaxnreg::increase::<COMPUTES>();
             }
             consume::<T, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
-            // A grid that waits for the end of this one relies on the end of the one before it, too.
+            // A grid that waits for the end of this one also relies on the end of the grid before it.
             griddep::wait();
         }
     }

@@ -1,4 +1,4 @@
-//! The keys of a unit: runs of tables, each for some of the rows.
+//! The keys of a unit: runs, each of one page table and visible to some of the rows.
 
 use cuda_std::{misc, ptr, shared, warp};
 
@@ -10,31 +10,31 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// A run of keys of one table. It takes whole pieces of the unit's keys.
+/// A run of keys of one page table. It covers whole pieces of the unit's keys.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// First page of the table.
+    /// Index of the run's first entry in the page tables.
     table: u32,
-    /// Where its first piece begins.
+    /// Position of the first key of its first piece.
     first_key: u32,
     kv_begin: u32,
     kv_end: u32,
-    /// Its pieces among those of the unit.
+    /// Its pieces, numbered over the unit: the first, and one past the last.
     first_piece: u32,
     past_piece: u32,
-    /// Rows of the tile that see it: the first, and one past the last from bit 16 on.
+    /// Rows of the tile that see it: the first, and, from bit 16 on, one past the last.
     rows: u32,
     /// As [`WorkItem::flags`].
     pub flags: u32,
 }
 
-/// A row may see only some of the run's keys.
+/// Flag: a row may see only some of the run's keys.
 const POSITIONAL: u32 = 1 << 31;
 
 impl Run {
     #[inline(always)]
     unsafe fn store(&self, at: u32) {
-        // SAFETY: the caller owns the run's 32 bytes.
+        // SAFETY: only the caller accesses the run's 32 bytes.
         unsafe {
             shared::store_u32x4(at, [self.table, self.first_key, self.kv_begin, self.kv_end]);
             shared::store_u32x4(
@@ -45,7 +45,7 @@ impl Run {
     }
 
     /// # Safety
-    /// The unit is there and has the run.
+    /// The unit is written and has the run.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the caller's promise.
@@ -66,10 +66,10 @@ impl Run {
     }
 }
 
-/// Writes down a unit's runs, a lane for each, and tells what the unit is.
+/// Writes a unit's runs to its slot, one per lane, and returns the unit's description.
 ///
 /// # Safety
-/// A whole warp, whose slot it is; `unit` is one of the launch's, and `header` is its.
+/// A whole warp, which owns the slot; `unit` is one of the launch's, and `header` belongs to it.
 #[inline(always)]
 pub(super) unsafe fn list_runs(
     p: &DecodeParams,
@@ -86,14 +86,14 @@ pub(super) unsafe fn list_runs(
     let shift = p.piece_tokens.trailing_zeros();
     let (index, _) = p.kv_heads.div_rem(unit);
     let first = items + u64::from(index + item.slot) * size_of::<WorkItem>() as u64;
-    // Opaque: or what follows from the parameters is kept in predicates, of which there are too few.
+    // Opaque: otherwise values derived from the parameters are kept in predicate registers, of which there are too few.
     let window = misc::opaque(p.attention.variant.window_left as u32) as i32;
     let causal = misc::opaque(p.attention.variant.causal);
     let last = p.attention.seen_by_all(item.position);
     let sees_all =
         window == i32::MAX && (causal == 0 || item.kv_end as i32 <= last.saturating_add(1));
     let (mut listed, mut pieces) = (0, 0);
-    // SAFETY: a whole warp; the plan's items are as they are described.
+    // SAFETY: a whole warp; the plan's items are valid.
     unsafe {
         while listed < runs {
             let index = listed + lane;
@@ -124,7 +124,7 @@ pub(super) unsafe fn list_runs(
             } else {
                 0
             };
-            // Pieces of all runs up to this one.
+            // Prefix sum over lanes: the pieces of all runs up to this one.
             let mut upto = own;
             let mut stride = 1;
             while stride < 32 {
@@ -148,24 +148,23 @@ pub(super) unsafe fn list_runs(
         head: header.head,
         position: item.position,
         runs,
-        // A unit without keys walks one block, all of it masked.
+        // A unit without keys walks one block that is masked entirely.
         blocks: (((pieces << shift) + keys - 1) / keys).max(1),
     }
 }
 
-/// Where a lane is among the runs of a unit.
+/// A lane's position among the runs of a unit.
 pub(super) struct Walk {
     pub run: Run,
     index: u32,
 }
 
-/// Keys of a piece that are the run's.
+/// The keys of a piece that belong to the run.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     /// Position of the piece's first key.
     pub at: u32,
-    /// The first of the run's keys, counted from there, and one past the last; none where the unit has no such
-    /// piece.
+    /// The run's keys, counted from `at`: the first, and one past the last. Empty where the unit has no such piece.
     pub first: u32,
     pub past: u32,
 }
@@ -180,17 +179,17 @@ impl Piece {
 
 impl Walk {
     /// # Safety
-    /// The unit is there.
+    /// The unit is written.
     #[inline(always)]
     pub unsafe fn start(s: Shared, slot: u32) -> Self {
         Self {
-            // SAFETY: a unit has a run.
+            // SAFETY: every unit has at least one run.
             run: unsafe { Run::load(s.run(slot, 0)) },
             index: 0,
         }
     }
 
-    /// Goes on to a piece of the unit.
+    /// Advances to a piece of the unit.
     ///
     /// # Safety
     /// As [`start`](Self::start).
@@ -242,11 +241,11 @@ impl Walk {
         unsafe { ptr::load_nc_u32(entry as *const u32) }
     }
 
-    /// How a piece is masked, and the words of its groups of 8 keys at `target`. `least` is the last key that
-    /// all rows of the unit see.
+    /// Returns how a piece is masked, and stores the mask words of its groups of 8 keys at `target`. `least` is the
+    /// last key that all rows of the unit see.
     ///
     /// # Safety
-    /// The caller owns the words.
+    /// Only the caller accesses the words.
     #[inline(always)]
     pub unsafe fn mask(
         &self,
@@ -275,12 +274,12 @@ impl Walk {
     }
 }
 
-/// What a block's logits need.
+/// The masking that a block's logits need.
 #[derive(Clone, Copy)]
 pub(super) struct Mode {
     /// Not all rows see all keys.
     pub masked: bool,
-    /// What a row sees depends on its position.
+    /// The keys that a row sees depend on its position.
     pub positional: bool,
 }
 
@@ -290,10 +289,10 @@ impl Mode {
         positional: false,
     };
 
-    /// Of all lanes' pieces.
+    /// Stores the union over all lanes' pieces.
     ///
     /// # Safety
-    /// A whole warp; the caller owns the word.
+    /// A whole warp; only the caller accesses the word.
     #[inline(always)]
     pub unsafe fn store(self, at: u32) {
         // SAFETY: the caller's promise.
@@ -319,7 +318,7 @@ impl Mode {
     }
 }
 
-/// Which rows see a group of 8 keys.
+/// The rows that see a group of 8 keys, and which of these keys belong to the run.
 #[derive(Clone, Copy)]
 pub(super) struct Visible {
     bits: u32,
@@ -337,13 +336,13 @@ impl Visible {
         Self { bits, key }
     }
 
-    /// Whether it has anything for a row of the tile.
+    /// Whether a row of the tile sees the run.
     #[inline(always)]
     pub fn row(self, row: u32) -> bool {
         row >= self.bits & 0xFF && row < self.bits >> 8 & 0xFF
     }
 
-    /// Whether one of the keys is the run's.
+    /// Whether key `column` of the group belongs to the run.
     #[inline(always)]
     pub fn column(self, column: u32) -> bool {
         column >= self.bits >> 16 & 0xF && column < self.bits >> 20 & 0xF

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: units, their rows, stages, barriers.
+//! Shared-memory addresses of units, rows, runs, stages, masks and mbarriers.
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
@@ -6,10 +6,10 @@ use super::super::rows::Queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
 use crate::abi::{QueryRow, WorkItem};
 
-/// What the gathering warp passes on about a unit.
+/// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    /// Query tokens; none ends the work.
+    /// Query tokens; 0 ends the work.
     pub tokens: u32,
     /// The KV head.
     pub head: u32,
@@ -22,7 +22,7 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// The end of all work.
+    /// No more work.
     pub const NONE: Self = Self {
         tokens: 0,
         head: 0,
@@ -31,13 +31,13 @@ impl Unit {
         blocks: 0,
     };
 
-    /// Writes it to its place.
+    /// Writes the unit to shared memory.
     ///
     /// # Safety
-    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
+    /// `at` is one of [`Shared::unit`]'s addresses, and only the caller accesses it.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
-        // SAFETY: the caller owns the unit's 32 bytes.
+        // SAFETY: only the caller accesses the unit's 32 bytes.
         unsafe {
             shared::store_u32x4(
                 at,
@@ -47,10 +47,10 @@ impl Unit {
         }
     }
 
-    /// Reads it from its place.
+    /// Reads a unit from shared memory.
     ///
     /// # Safety
-    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
+    /// `at` is one of [`Shared::unit`]'s addresses; the unit was stored, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.
@@ -68,7 +68,7 @@ impl Unit {
     }
 }
 
-/// Shared addresses.
+/// The base address and the layout.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
     pub base: u32,
@@ -105,7 +105,7 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows() + token) * 16
     }
-    /// The same, read.
+    /// Reads a row of a unit.
     ///
     /// # Safety
     /// The unit has the token, and its barrier completed.
@@ -120,7 +120,7 @@ impl Shared {
             merge,
         }
     }
-    /// The first and the last key that one of a unit's tokens sees, by its position.
+    /// The first and the last key that one of a unit's tokens sees by its position.
     #[inline(always)]
     pub fn seen(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.seen_offset() + (slot * self.shape.rows() + token) * 8
@@ -135,8 +135,8 @@ impl Shared {
         let index = slot * WorkItem::MAX_RUNS + index;
         self.base + self.shape.runs_offset() + index * RUN_BYTES
     }
-    /// Which keys of a stage which rows see: a [`Mode`](super::runs::Mode), and 16 bytes further on, for each 8
-    /// keys, a [`Visible`](super::runs::Visible).
+    /// The mask of a stage: a [`Mode`](super::runs::Mode), and, 16 bytes further, a [`Visible`](super::runs::Visible)
+    /// per 8 keys.
     #[inline(always)]
     pub fn mask(self, stage: u32) -> u32 {
         self.base + self.shape.masks_offset() + stage * self.shape.mask_bytes()
@@ -145,32 +145,32 @@ impl Shared {
     fn barrier(self, index: u32) -> u32 {
         self.base + self.shape.barriers_offset() + 8 * index
     }
-    /// It is known what the unit is.
+    /// The unit's description is written.
     #[inline(always)]
     pub fn unit_full(self, slot: u32) -> u32 {
         self.barrier(slot)
     }
-    /// Its rows and queries are there.
+    /// The unit's rows and queries have arrived.
     #[inline(always)]
     pub fn queries_full(self, slot: u32) -> u32 {
         self.barrier(2 + slot)
     }
-    /// It is done: both loaders have read it, all consumer warps have written their results.
+    /// The slot is free: both loaders have read the unit, and all consumer warps have written its results.
     #[inline(always)]
     pub fn unit_free(self, slot: u32) -> u32 {
         self.barrier(4 + slot)
     }
-    /// Values that are not all of the item's have arrived, and wait for the others being set to zero.
+    /// A block with values outside its item has arrived; its loader then zeroes these.
     #[inline(always)]
     pub fn tail(self, turn: u32) -> u32 {
         self.barrier(6 + turn)
     }
-    /// Its rows are there.
+    /// The unit's rows are written.
     #[inline(always)]
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(8 + slot)
     }
-    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
+    /// A unit of at least [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks has that many left to load.
     #[inline(always)]
     pub fn near_end(self) -> u32 {
         self.barrier(10)
@@ -192,20 +192,20 @@ impl Shared {
         self.barrier(BARRIERS + 4 * stage + 3)
     }
 
-    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
         let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
         if index < BARRIERS + 4 * self.shape.stages {
-            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
+            // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
             let arrivals = match index {
                 0 | 1 | 8 | 9 => 32,
-                // The gatherers, once their copies are there.
+                // All lanes of both gatherers, once their copies are done.
                 2 | 3 => 64,
                 4 | 5 => 32 * (consumers + 2),
                 6 | 7 | 10 => 1,
@@ -216,7 +216,7 @@ impl Shared {
                     _ => consumers,
                 },
             };
-            // SAFETY: nobody knows the barriers yet.
+            // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         fence::mbarrier_init();

@@ -33,7 +33,7 @@ const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block. Both consumers
-/// run the same code: with a copy for each, 10 % of the time was instruction-cache misses.
+/// run the same code: with a copy for each, 10 % of the time was stalls on instruction fetch.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.

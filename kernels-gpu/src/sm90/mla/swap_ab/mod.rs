@@ -47,7 +47,7 @@
 //! | named barrier | threads | |
 //! |---|---|---|
 //! | 1, 2 | 256 | weights of consumer 0, 1 are stored: the owner arrives, the other waits |
-//! | 3, 4 | 128 | the warps of a consumer: weights are stored, with a vote whether one is too large; maxima; references |
+//! | 3, 4 | 128 | the warps of a consumer: weights stored, with a vote whether one is too large; maxima; references |
 //! | 5 | 256 | both consumers: queries are converted; sums are stored |
 
 mod config;
