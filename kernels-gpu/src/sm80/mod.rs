@@ -1,6 +1,6 @@
-//! Kernels for Ampere and everything after it: `mma.sync`, `ldmatrix`, `cp.async`.
+//! Kernels for Ampere and later, with `mma.sync`, `ldmatrix` and `cp.async`.
 //!
-//! They are compiled for Hopper too, where they do what tensor maps cannot: pages of any number of tokens.
+//! They are compiled for Hopper too, for pools that tensor maps cannot describe: pages of any number of tokens.
 
 #[cfg(any(
     not(target_arch = "nvptx64"),

@@ -1,38 +1,38 @@
-//! Prefill and decode in one kernel: the paper's form of POD-Attention.
+//! Prefill and decode in one kernel, as in the POD-Attention paper.
 //!
-//! A CTA does not know what it is for until it runs. It takes a ticket of the SM that it finds itself on, and the
-//! ticket says prefill or decode, so that every SM has both in the proportion in which there is work; a counter
-//! of the operation then says which part of it. Where one operation has run out, the CTA takes the other.
+//! A CTA is bound to an operation at run time. It takes a ticket from its SM's counter; the ticket selects prefill or
+//! decode, so every SM runs both in proportion to the work. A counter per operation then selects the tile or unit. If
+//! one operation has run out, the CTA takes the other.
 //!
-//! A CTA of the prefill is a tile by all its warps. A CTA of the decode is several *virtual* ones, a warp each,
-//! which have barriers of their warp only. CTAs take tickets until nothing is left.
+//! For a prefill all warps of the CTA compute one tile. For a decode the CTA runs several *virtual* CTAs of one warp
+//! each, which use warp barriers only. CTAs take tickets until no work is left.
 //!
-//! The counters are zero before a launch, and the CTA that leaves last makes them so again: nothing needs to be reset
-//! between launches, in a captured graph or out of it.
+//! Counters are zero before a launch, and the last CTA to leave zeroes them again: nothing has to be reset between
+//! launches, also in a captured graph.
 
 use super::{decode, prefill};
 
-/// Counters of a launch: CTAs begun of prefill and of decode, CTAs that have left, and tickets of each SM.
+/// Words of a launch's counters: started CTAs of prefill and of decode, CTAs that have left, and tickets per SM.
 pub const COUNTERS: u32 = 4 + SMS;
 
-/// SMs that have tickets of their own.
+/// The number of ticket counters: SM ids up to this one have their own.
 const SMS: u32 = 256;
 
-/// The place of a [`COUNTERS`] word.
+/// Indices into the counters.
 #[cfg(target_arch = "nvptx64")]
 const LEFT: usize = 2;
 #[cfg(target_arch = "nvptx64")]
 const TICKETS: usize = 4;
 
-/// Whether a ticket is for prefill, in a mix of `prefill` and `decode` CTAs. A line of Bresenham's: of the first
-/// `t` tickets `⌈t · prefill / (prefill + decode)⌉` are, whatever `t`.
+/// Whether a ticket is for prefill, in a mix of `prefill` and `decode` CTAs. As in Bresenham's line algorithm, of the
+/// first `t` tickets `⌈t · prefill / (prefill + decode)⌉` are, for every `t`.
 #[must_use]
 pub const fn is_prefill(prefill: u32, decode: u32, ticket: u32) -> bool {
     let (prefill, all) = (prefill as u64, prefill as u64 + decode as u64);
     if all == 0 {
         return false;
     }
-    // Only the place within a period matters; the product then fits 64 bits.
+    // Only the position within a period matters; the product then fits 64 bits.
     let ticket = ticket as u64 % all;
     ((ticket + 1) * prefill).div_ceil(all) > (ticket * prefill).div_ceil(all)
 }
@@ -40,19 +40,19 @@ pub const fn is_prefill(prefill: u32, decode: u32, ticket: u32) -> bool {
 /// Bytes at the beginning of shared memory that hold a CTA's assignment: its operation and its index.
 const ASSIGNMENT: u32 = 128;
 
-/// Shapes of the two in one CTA; they have the same number of warps.
+/// The shapes of prefill and decode in one CTA; both have the same number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Of the prefill.
+    /// Shape of the prefill.
     pub prefill: prefill::Shape,
-    /// Of the decode.
+    /// Shape of the decode.
     pub decode: decode::Shape,
     /// CTAs that share an SM.
     pub ctas_per_sm: u32,
 }
 
 impl Shape {
-    /// For heads of so many elements, and blocks of so many keys in the prefill.
+    /// For a head dimension, and the number of keys in a block of the prefill.
     #[must_use]
     pub const fn new(head_dim: u32, keys: u32) -> Self {
         Self {
@@ -68,8 +68,8 @@ impl Shape {
         self.prefill.threads()
     }
 
-    /// Decodes that a CTA with so many bytes of shared memory can run side by side; `None` where the prefill needs
-    /// more.
+    /// The number of virtual decodes that a CTA with this much shared memory can run; `None` if the prefill needs more
+    /// memory.
     #[must_use]
     pub const fn virtual_decodes(&self, shared_bytes: u32) -> Option<u32> {
         if shared_bytes < self.shared_bytes(0) {
@@ -80,7 +80,7 @@ impl Shape {
         Some(if fit < warps { fit } else { warps })
     }
 
-    /// Dynamic shared memory with so many of them.
+    /// Dynamic shared memory with this many virtual decodes.
     #[must_use]
     pub const fn shared_bytes(&self, virtual_decodes: u32) -> u32 {
         let prefill = self.prefill.shared_bytes();
@@ -89,7 +89,7 @@ impl Shape {
     }
 }
 
-/// The kernels, each of them for each 16-bit float: `sm80_pod_<rows>x<keys>_d<head dimension>_<element>`.
+/// The kernels, one per row and 16-bit float type: `sm80_pod_<rows>x<keys>_d<head dimension>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
@@ -117,7 +117,7 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    /// Shared memory is what one prefill takes: a launch may ask for more, to run more decodes side by side.
+    /// Shared memory is that of one prefill; a launch may ask for more, to run more virtual decodes.
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {
         KernelInfo {
             rows: shape.prefill.rows(),
@@ -154,7 +154,7 @@ mod device {
         },
     };
 
-    /// What a CTA is for.
+    /// The operation of a CTA.
     const PREFILL: u32 = 0;
     const DECODE: u32 = 1;
     const NOTHING: u32 = 2;
@@ -167,7 +167,7 @@ mod device {
         unsafe { atomic::fetch_add::<Relaxed, Gpu, u32>((p.counters as *mut u32).add(counter), 1) }
     }
 
-    /// By one thread: what the CTA does next, and which part of it.
+    /// Run by one thread: the CTA's next operation, and the index of its work.
     ///
     /// # Safety
     /// The parameters are the launch's.
@@ -175,7 +175,7 @@ mod device {
     unsafe fn bind(p: &PodParams) -> [u32; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            // CTAs of each operation; where the prefill's units begin.
+            // CTAs of each operation, and the first unit of the prefill.
             let (mut prefills, mut first) = (p.prefill.attention.units, 0);
             if p.prefill.attention.record != 0 {
                 let [item, items] = tile_counter::load(p.prefill.attention.record);
@@ -208,14 +208,14 @@ mod device {
         }
     }
 
-    /// Makes the counters zero again, if the CTA is the last to leave.
+    /// Zeroes the counters if this CTA is the last to leave.
     ///
     /// # Safety
     /// One thread of each CTA comes here, once.
     #[inline(always)]
     unsafe fn leave(p: &PodParams) {
         let counters = p.counters as *mut u32;
-        // SAFETY: the last one's acquiring count comes after all others were done with the counters.
+        // SAFETY: the last CTA's acquiring increment comes after all other CTAs have finished with the counters.
         unsafe {
             let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counters.add(LEFT), 1);
             if before + 1 == thread::grid_dim_x() {
@@ -244,9 +244,9 @@ mod device {
         variant: &V,
         shape: Shape,
     ) {
-        // Found anew for each part of the work: none of them has a register for it.
+        // Recomputed for each part of the work, to save a register.
         let base = || misc::opaque(shared::dynamic_shared_address());
-        // SAFETY: the caller's promise; one thread asks for all.
+        // SAFETY: the caller's promise; one thread takes the ticket for the CTA.
         unsafe {
             loop {
                 if misc::opaque(thread::thread_idx_x()) == 0 {
@@ -264,7 +264,7 @@ mod device {
                 if warp::warp_vote_any(warp::FULL_MASK, op == NOTHING) {
                     break;
                 }
-                // By a vote, so that ptxas knows all lanes to go the same way.
+                // A vote tells ptxas that all lanes branch the same way.
                 if warp::warp_vote_any(warp::FULL_MASK, op == DECODE) {
                     let warp = misc::opaque(thread::thread_idx_x()) / 32;
                     let s = decode::Shared {
@@ -306,7 +306,7 @@ mod device {
         ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal;)* }) => { $( const _: () = {
             const SHAPE: Shape = Shape::new($dim, $keys);
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`PodParams`] says.
@@ -317,7 +317,7 @@ mod device {
             )]
             pub unsafe fn entry(p: PodParams) {
                 let variant = Standard::<false>(p.prefill.attention.variant);
-                // SAFETY: all threads; the launch vouches for the parameters.
+                // SAFETY: all threads; the launch guarantees the parameters.
                 unsafe {
                     pod::<
                         half::$half, _, { $keys / 2 }, { $dim / 2 }, { $dim / 16 }, { $dim / 32 },

@@ -1,4 +1,4 @@
-//! The end of a unit: the states of the team's warps become one, which is written.
+//! The epilogue of a unit: merges the states of a team's warps and writes the result.
 
 use cuda_std::{prelude::*, shared};
 
@@ -19,11 +19,11 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Stores the warp's state, and writes this warp's part of the rows: each row is that of all warps of the team.
+/// Stores the warp's state, then merges and writes this warp's share of the rows over all warps of the team.
 /// `before_end` runs between two barriers of the team.
 ///
 /// # Safety
-/// Whole warps, all of the team; the ring is used up.
+/// Whole warps, all of the team; no copies to the ring are pending, and no reads of it.
 #[inline(always)]
 pub(super) unsafe fn finish<T: Half, V: Variant, const DIM_BLOCKS: usize, const PER_LANE: usize>(
     p: &GatherDecodeParams,
@@ -53,7 +53,7 @@ pub(super) unsafe fn finish<T: Half, V: Variant, const DIM_BLOCKS: usize, const 
                 warp += 1;
             }
             let head = unit.head * a.group + in_group;
-            // The head dimension is that of the lanes together.
+            // The head dimension is 32 · `PER_LANE`.
             match PER_LANE {
                 2 => results::<64>(p, lane).write::<T, V, PER_LANE>(
                     unit::row(s, token),
@@ -93,7 +93,7 @@ const fn results<const DIM: u32>(p: &GatherDecodeParams, lane: u32) -> Results<'
     }
 }
 
-/// The warp's state to shared memory.
+/// Stores the warp's state to shared memory.
 #[inline(always)]
 unsafe fn store<const DIM_BLOCKS: usize>(
     s: Shared,
@@ -123,7 +123,7 @@ unsafe fn store<const DIM_BLOCKS: usize>(
     }
 }
 
-/// Counts the unit's partial states at their merges, and does those whose last this was.
+/// Counts the unit's partial states at their merges, and performs the merges that are now complete.
 #[inline(always)]
 unsafe fn merge<T: Half, V: Variant, const DIM: u32>(
     p: &GatherDecodeParams,
@@ -132,7 +132,7 @@ unsafe fn merge<T: Half, V: Variant, const DIM: u32>(
     unit: &Unit,
 ) {
     let (results, group) = (results::<DIM>(p, lane), p.attention.group);
-    // SAFETY: merges and slots are the plan's; the team's barrier gathered what its warps wrote.
+    // SAFETY: merges and slots are the plan's; the team's barrier ordered the writes of its warps.
     unsafe {
         let index = if lane < unit.tokens {
             unit::row(s, lane).merge
@@ -143,10 +143,10 @@ unsafe fn merge<T: Half, V: Variant, const DIM: u32>(
         let last = results.arrive(index, merge, unit.head);
         let mut waiting = warp::warp_vote_ballot(WARP, last);
         if waiting != 0 {
-            // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+            // One lane has acquired the other CTAs' states, and all lanes will read them. A vote does not order memory.
             warp::sync_warp(WARP);
         }
-        // The rows may be read anew.
+        // After this the rows may be overwritten by the next unit's.
         warp::sync_warp(WARP);
         while waiting != 0 {
             let merge = merge.broadcast(waiting.trailing_zeros());
@@ -160,12 +160,12 @@ unsafe fn merge<T: Half, V: Variant, const DIM: u32>(
     }
 }
 
-/// Neighbouring floats of shared memory.
+/// Loads neighbouring floats from shared memory.
 #[inline(always)]
 unsafe fn load<const N: usize>(address: u32) -> [f32; N] {
     let mut values = [0.0; N];
     let mut i = 0;
-    // SAFETY: the caller's promise: aligned to as much as is loaded at a time.
+    // SAFETY: the caller's promise: aligned to the size of each load.
     unsafe {
         while i + 4 <= N {
             let four = shared::load_f32x4(address + i as u32 * 4);

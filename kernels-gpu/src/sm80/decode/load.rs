@@ -7,10 +7,10 @@ use crate::{abi::GatherDecodeParams, common::decode::KEYS};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Copies the queries of a unit, dense rows; those that do not exist become zero.
+/// Copies the queries of a unit as dense rows; rows that do not exist become zero.
 ///
 /// # Safety
-/// Whole warps; the rows were read; nobody reads the place of the queries.
+/// Whole warps; the unit's rows were read; no lane reads the memory of the queries meanwhile.
 #[inline(always)]
 pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, lane: u32, unit: &Unit) {
     let (a, head_dim) = (&p.attention, s.shape.head_dim);
@@ -20,7 +20,7 @@ pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, lane: u32, unit:
         let (row, vector) = (i / vectors, i % vectors);
         let exists = row < unit.tokens * a.group;
         let (token, in_group) = p.group.div_rem(if exists { row } else { 0 });
-        // SAFETY: a row of a query that exists, or nothing is read.
+        // SAFETY: the row exists, or nothing is read.
         unsafe {
             let token = if exists {
                 shared::load_u32(s.token(token))
@@ -39,7 +39,7 @@ pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, lane: u32, unit:
     }
 }
 
-/// Where a key is, for each lane one: its page, and the token in it.
+/// The place of a lane's key: its page, and the token in it.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     page: u32,
@@ -71,11 +71,11 @@ pub(super) unsafe fn look_up(p: &GatherDecodeParams, lane: u32, unit: &Unit, fir
     found
 }
 
-/// Copies the rows of the chunk at `first` to `target`: of its values, or of its keys. Those that are not the
-/// unit's become zero, whatever is in the pool.
+/// Copies the rows of the chunk at `first`, values or keys, to `target`. Rows outside the unit become zero, whatever
+/// the pool holds.
 ///
 /// # Safety
-/// Whole warps; nobody reads the block.
+/// Whole warps; no lane reads the block meanwhile.
 #[inline(always)]
 pub(super) unsafe fn block<const VALUES: bool>(
     p: &GatherDecodeParams,
@@ -99,7 +99,7 @@ pub(super) unsafe fn block<const VALUES: bool>(
     let (slabs, group) = (s.shape.head_dim / 64, s.shape.head_dim * 16);
     let mut i = 0;
     while i < KEYS / 4 {
-        // SAFETY: rows of the unit are in the pool, of others nothing is read.
+        // SAFETY: rows of the unit are in the pool; for others nothing is read.
         unsafe {
             let at = warp::warp_shuffle_idx(WARP, place, 4 * i + row, 32);
             let position = first + 4 * i + row;

@@ -1,4 +1,4 @@
-//! The main loop: units by ticket, and of a unit the chunks that are this warp's.
+//! The main loop: claims units by ticket, and walks this warp's chunks of a unit.
 
 use cuda_std::{
     async_copy,
@@ -33,12 +33,12 @@ pub(super) const ROW_BLOCKS: usize = ROWS as usize / 8;
 pub(in super::super) struct Team {
     /// The first of them in the CTA.
     pub first: u32,
-    /// How many: one, or all of the CTA.
+    /// Their number: one, or all warps of the CTA.
     pub size: u32,
 }
 
 impl Team {
-    /// Waits for all of them; a warp that is alone for its lanes.
+    /// A barrier of the team: CTA-wide, or `syncwarp` for a single warp.
     ///
     /// # Safety
     /// Whole warps, all of the team.
@@ -77,8 +77,8 @@ pub(super) unsafe fn work<
         let first = s.warp;
         (Team { first, size: 1 }, warps)
     };
-    // SAFETY: the caller's promise; one lane of a team asks for its next unit, and each team until there is
-    // none.
+    // SAFETY: the caller's promise; one lane of a team claims its next unit, and each team continues until none is
+    // left.
     unsafe {
         let units = p.attention.of_this_plan().units;
         let mut unit = thread::block_idx_x() * teams + team.first;
@@ -91,7 +91,7 @@ pub(super) unsafe fn work<
             }
             attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s, team, unit, || {
                 if asks {
-                    // Every unit takes one ticket: the last one means that none will be asked for.
+                    // One ticket is taken per unit, so whoever gets the last one resets the counter.
                     if asked + 1 == units {
                         atomic::store::<Relaxed, Gpu, u32>(ticket, 0);
                     }
@@ -106,11 +106,10 @@ pub(super) unsafe fn work<
     }
 }
 
-/// Computes this warp's part of one unit, and then the team its result; `before_end` runs between two barriers of
-/// the team. All its warps come here, and their rings are theirs.
+/// Computes this warp's part of one unit, then the team's result; `before_end` runs between two barriers of the team.
 ///
 /// # Safety
-/// Whole warps; the unit is one of the launch's.
+/// Whole warps, all of the team; only its own warp accesses a ring. The unit is one of the launch's.
 #[inline(always)]
 pub(in super::super) unsafe fn attend<
     T: Half,
@@ -126,14 +125,14 @@ pub(in super::super) unsafe fn attend<
     unit: u32,
     before_end: impl FnOnce(),
 ) {
-    // Chunks whose blocks are on their way while one is attended to.
+    // Chunks whose blocks are in flight while one is computed.
     const { assert!(RING % 2 == 1 && DIM_BLOCKS as u32 * 16 == PER_LANE as u32 * 32) };
     let ahead = RING as u32 / 2;
-    // Opaque, or what follows from it takes registers of whatever else is in the kernel.
+    // Opaque: otherwise derived values occupy registers in other parts of the kernel.
     let lane = misc::opaque(warp::lane_id());
     let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
-    // SAFETY: addresses are the plan's; each lane waits for its copies, and then for those of the others at the
-    // warp's barrier, before they are read; all have read a block before it is written anew.
+    // SAFETY: addresses are the plan's. Before a block is read, each lane waits for its copies, and at the warp's
+    // barrier for those of the other lanes. Before it is overwritten, all lanes have read it.
     unsafe {
         let unit = Unit::read(p, variant, s, lane, unit);
         let mut left = unit.chunks().saturating_sub(s.warp - team.first);
@@ -216,7 +215,7 @@ pub(in super::super) unsafe fn attend<
     }
 }
 
-/// Waits for the oldest block of the ring: one is free, the others may be on their way.
+/// Waits for the oldest block in flight: one block of the ring is free, the others may still be in flight.
 #[inline(always)]
 unsafe fn wait_but<const RING: usize>() {
     if RING == 3 {
@@ -229,7 +228,7 @@ unsafe fn wait_but<const RING: usize>() {
     unsafe { warp::sync_warp(WARP) };
 }
 
-/// Takes up the unit's rows.
+/// Starts the unit's rows: loads their queries to registers.
 #[inline(always)]
 unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     p: &GatherDecodeParams,
@@ -239,7 +238,7 @@ unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
 ) {
     let head = unit.head * p.attention.group;
-    // SAFETY: the queries have arrived; rows beyond the unit's are looked up as its last.
+    // SAFETY: the queries have arrived; rows past the unit's end are looked up as its last token's.
     unsafe {
         rows.start::<Stored<T, BITS16>>(s.queries(), lane, [0; 2], |row| {
             let (token, in_group) = p.group.div_rem(row);
@@ -250,7 +249,7 @@ unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     }
 }
 
-/// What L2 shall do with the keys of a unit, as the kernels of Hopper do it.
+/// The L2 policy of a unit's keys, as in the Hopper kernels.
 #[inline(always)]
 unsafe fn policy(p: &GatherDecodeParams, unit: &Unit) -> u64 {
     // SAFETY: the launch is as the host makes it.

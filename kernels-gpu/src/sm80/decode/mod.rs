@@ -1,13 +1,13 @@
-//! Decode with the instructions of Ampere: keys and values in pages of any size, gathered row by row.
+//! Decode with Ampere instructions: keys and values in pages of any size, gathered row by row.
 //!
-//! Each warp is a small CTA of its own: it has a ring of blocks in shared memory that only it fills
-//! (`cp.async`) and reads, so that barriers of the warp are all it needs. A lane looks up the page of one key of
-//! a chunk, a chunk ahead, and passes their addresses to the eight lanes that copy its rows.
+//! Each warp works like a CTA of its own: it fills (`cp.async`) and reads a private ring of blocks in shared memory, so
+//! it needs warp barriers only. A lane looks up the page of one key of a chunk, one chunk ahead, and passes the address
+//! to the eight lanes that copy the key's row.
 //!
-//! Where there are few units, the warps of a CTA are a *team*: they take the chunks of a unit in turn, and
-//! their states meet in shared memory at its end. Where there are many, each warp has units of its own.
+//! With few units, the warps of a CTA form a *team*: they take the chunks of a unit in turn, and their partial states
+//! are merged in shared memory. With many units, each warp has units of its own.
 //!
-//! Tiles have 16 rows; an item with more is cut into several, which find its keys in L2.
+//! Tiles have 16 rows; an item with more rows is cut into several tiles, whose keys then hit in L2.
 
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
@@ -20,10 +20,10 @@ mod unit;
 
 pub use crate::common::decode::KEYS;
 
-/// Rows of a tile. Fewer would save arithmetic that is not the limit.
+/// Rows of a tile. Fewer would only save arithmetic, which is not the bottleneck.
 pub const ROWS: u32 = 16;
 
-/// What one instance of the kernel is compiled for.
+/// The compile-time configuration of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Head dimension.
@@ -43,8 +43,8 @@ impl Shape {
         self.warps() * 32
     }
 
-    /// Blocks in a warp's ring: an odd number, of which all but one are under way. A warp of short rows needs
-    /// more of them.
+    /// Blocks in a warp's ring: an odd number, of which all but one are in flight. Short rows need more blocks to have
+    /// enough bytes in flight.
     #[must_use]
     pub const fn ring(&self) -> u32 {
         if self.head_dim == 64 { 5 } else { 3 }
@@ -59,14 +59,13 @@ impl Shape {
         ROWS * self.head_dim * 2
     }
 
-    /// Whether the queries stay in shared memory: the others of their tile's warp have them in registers and
-    /// the last block of the ring to come through.
+    /// Whether the queries stay in shared memory. Otherwise they are loaded to registers, through the last block of the
+    /// ring.
     const fn queries_stay(&self) -> bool {
         self.head_dim == 256
     }
 
-    /// Shared memory of a warp: ring, queries if they stay, and a [`QueryRow`](crate::abi::QueryRow) for each
-    /// row.
+    /// Shared memory of a warp: ring, queries if they stay, and a [`QueryRow`](crate::abi::QueryRow) per row.
     pub(super) const fn warp_bytes(&self) -> u32 {
         let queries = if self.queries_stay() {
             self.query_bytes()
@@ -87,7 +86,7 @@ impl Shape {
 #[cfg(target_arch = "nvptx64")]
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
-    /// Of the CTA.
+    /// The CTA's shared memory.
     pub base: u32,
     pub shape: Shape,
     pub warp: u32,
@@ -95,7 +94,7 @@ pub(super) struct Shared {
 
 #[cfg(target_arch = "nvptx64")]
 impl Shared {
-    /// What another warp of the CTA has.
+    /// The addresses of another warp of the CTA.
     #[inline(always)]
     fn of(self, warp: u32) -> Self {
         Self { warp, ..self }
@@ -106,7 +105,7 @@ impl Shared {
         self.base + self.warp * self.shape.warp_bytes() + place * self.shape.block_bytes()
     }
 
-    /// Queries on their way to registers, or where they stay.
+    /// The queries: where they stay, or the block through which they reach registers.
     #[inline(always)]
     fn queries(self) -> u32 {
         let ring = self.shape.ring();
@@ -123,27 +122,27 @@ impl Shared {
         self.block(0) + self.shape.warp_bytes() - ROWS * 16 + token * 16
     }
 
-    /// f32 of an output row in the warp's state, which takes the place of the ring when that is used up; the
-    /// padding spreads the columns of a fragment over banks.
+    /// An f32 output row of the warp's state, which overwrites the ring at the end of a unit. The padding spreads a
+    /// fragment's columns over the banks.
     #[inline(always)]
     fn state_row(self, row: u32) -> u32 {
         self.block(0) + row * (self.shape.head_dim + 4) * 4
     }
 
-    /// LSE of a row of the state, base 2.
+    /// Base-2 LSE of a row of the state.
     #[inline(always)]
     fn state_lse(self, row: u32) -> u32 {
         self.state_row(ROWS) + row * 4
     }
 
-    /// The unit that comes next.
+    /// Address of the next unit.
     #[inline(always)]
     fn next(self) -> u32 {
         self.base + self.shape.warps() * self.shape.warp_bytes() + self.warp * 4
     }
 }
 
-/// The kernels, each of them for each 16-bit float: `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+/// The kernels, one per row and 16-bit float type: `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sm80_decode_table {
@@ -203,8 +202,8 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::TABLE;
 
-/// The kernel of a shape, which the constants repeat: fragments of a row, elements of it that a lane writes, blocks of
-/// the ring.
+/// The kernel of a shape. The const parameters must match it: fragments of a row, elements of it that a lane writes,
+/// blocks of the ring.
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as
@@ -248,7 +247,7 @@ mod entries {
             const SHAPE: Shape = Shape { head_dim: $dim };
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`GatherDecodeParams`] says.
@@ -279,7 +278,7 @@ mod tests {
     #[test]
     fn every_gpu_from_ampere_on_holds_the_kernels() {
         let bytes = |head_dim| Shape { head_dim }.shared_bytes();
-        // Of an SM of Hopper, two CTAs; of Ada, one.
+        // Two CTAs fit on an SM of Hopper, one on Ada.
         for head_dim in [64, 128, 256] {
             assert!(2 * (bytes(head_dim) + 1024) <= 228 << 10, "{head_dim}");
             assert!(bytes(head_dim) <= 163 << 10, "{head_dim}");

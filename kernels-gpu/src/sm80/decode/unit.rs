@@ -1,4 +1,4 @@
-//! What a unit is: some query tokens of an item, for one KV head.
+//! A unit: some query tokens of an item, for one KV head.
 
 use cuda_std::prelude::*;
 
@@ -11,29 +11,29 @@ use crate::{
     },
 };
 
-/// As all lanes know it.
+/// A unit, uniform over the lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    /// Query tokens; perhaps none, as not every item has as many pieces as the largest.
+    /// Query tokens; may be 0, as all items are cut into as many pieces as the largest.
     pub tokens: u32,
     /// The KV head.
     pub head: u32,
-    /// First page of the table.
+    /// Index of the item's first entry in the page tables.
     pub table: u32,
     /// First key position, and one past the last.
     pub begin: u32,
     pub end: u32,
     /// One past the last key that all rows see.
     pub seen_by_all: u32,
-    /// Whether other items read the keys too.
+    /// Whether other items also read the keys.
     pub shared_keys: bool,
 }
 
 impl Unit {
-    /// Reads a unit and, a lane for each, its rows to shared memory.
+    /// Reads a unit, and copies its rows to shared memory, one per lane.
     ///
     /// # Safety
-    /// Whole warps; the unit is one of the launch's; nobody reads the rows of the unit before.
+    /// Whole warps; the unit is one of the launch's; no lane reads the previous unit's rows any more.
     #[inline(always)]
     pub(super) unsafe fn read<V: Variant>(
         p: &GatherDecodeParams,
@@ -80,13 +80,13 @@ impl Unit {
         }
     }
 
-    /// Where the first chunk begins.
+    /// First key of the first chunk.
     #[inline(always)]
     pub(super) const fn first_key(&self) -> u32 {
         self.begin & !(KEYS - 1)
     }
 
-    /// Chunks; none where there are no keys to see, or no rows.
+    /// Chunks; 0 if no key is visible or there are no rows.
     #[inline(always)]
     pub(super) const fn chunks(&self) -> u32 {
         if self.end > self.begin && self.tokens > 0 {
@@ -96,7 +96,7 @@ impl Unit {
         }
     }
 
-    /// Whether some row does not see all keys of the chunk at `first`.
+    /// Whether a row does not see all keys of the chunk at `first`.
     #[inline(always)]
     pub(super) const fn masks(&self, first: u32) -> bool {
         first < self.begin || first + KEYS > self.seen_by_all
@@ -106,7 +106,7 @@ impl Unit {
 /// The row of one of the unit's query tokens.
 ///
 /// # Safety
-/// It was read.
+/// The unit's rows were read.
 #[inline(always)]
 pub(super) unsafe fn row(s: Shared, token: u32) -> QueryRow {
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! The end of a tile: normalise and store.
+//! The epilogue of a tile: normalise and store.
 
 use core::f32::consts::LN_2;
 
@@ -18,11 +18,10 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Normalises the warp's rows and writes them: to the output through the warp's part of the queries,
-/// which are not needed any more, or to a partial state.
+/// Normalises the warp's rows and writes them: to the output, staged over the warp's queries, or to a partial state.
 ///
 /// # Safety
-/// Whole warps come here, behind their last look at the queries; the tile is described.
+/// Whole warps come here, after their last reads of queries; the tile's description is stored.
 #[inline(always)]
 pub(super) unsafe fn finish<T: Half, const O: usize>(
     p: &GatherPrefillParams,
@@ -33,14 +32,14 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
 ) {
     let (lane, warp) = here();
     let first_row = warp * WARP_ROWS;
-    // SAFETY: whole warps; the tile stays until the barrier behind it.
+    // SAFETY: whole warps; the tile's description stays until the next barrier.
     unsafe {
         let tile = Tile::load(s.tile());
         let mut half = 0;
         while half < HALVES {
             let first = first_row + 16 * half as u32;
             let totals = rows[half].totals();
-            // NaN is not nothing: a merge would leave such a state out.
+            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
             let mut h = 0;
             while h < 2 {
@@ -82,7 +81,7 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
     }
 }
 
-/// The LSE of a row, and a lane's part of its output to shared memory.
+/// Writes a row's LSE, and stages a lane's part of its output in shared memory.
 #[inline(always)]
 unsafe fn direct<T: Half, const O: usize>(
     p: &GatherPrefillParams,
@@ -95,7 +94,7 @@ unsafe fn direct<T: Half, const O: usize>(
 ) {
     let a = &p.attention;
     let (token, head) = tile.place(&p.pack, row);
-    // SAFETY: the row is this thread's and its neighbours' alone.
+    // SAFETY: only this thread and the row's other three lanes write the row.
     unsafe {
         if a.lse != 0 && lane % 4 == 0 {
             let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
@@ -111,7 +110,7 @@ unsafe fn direct<T: Half, const O: usize>(
     }
 }
 
-/// A row's partial state.
+/// Writes a row's partial state.
 #[inline(always)]
 unsafe fn partial<const O: usize>(
     p: &GatherPrefillParams,
@@ -125,7 +124,7 @@ unsafe fn partial<const O: usize>(
     let (token, head) = tile.place(&p.pack, row);
     let state = u64::from((tile.slot + token) * a.q_heads + head);
     let out = a.partial_out + (state * 2 * O as u64 + u64::from(lane % 4 * 2)) * 4;
-    // SAFETY: the slot is this tile's alone, its row this thread's and its neighbours'.
+    // SAFETY: only this tile writes the slot, and only the row's four lanes its row.
     unsafe {
         if lane % 4 == 0 {
             ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
@@ -138,13 +137,13 @@ unsafe fn partial<const O: usize>(
     }
 }
 
-/// Where 8 elements of an output row wait.
+/// Shared address of 8 staged elements of an output row.
 #[inline(always)]
 fn staged(s: Shared, row: u32, chunk: u32) -> u32 {
     s.queries() + chunk / 8 * s.shape.query_slab() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// Whole rows of the warp to the output, 16 bytes a lane.
+/// Copies the warp's staged rows to the output, 16 bytes per lane.
 #[inline(always)]
 unsafe fn store_rows(p: &GatherPrefillParams, s: Shared, tile: &Tile, lane: u32, first_row: u32) {
     let (a, head_dim) = (&p.attention, s.shape.head_dim);

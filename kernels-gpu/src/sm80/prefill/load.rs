@@ -7,8 +7,8 @@ use crate::{abi::GatherPrefillParams, common::prefill_tile::Tile};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The thread's lane and warp, opaque: or what follows from them is computed before the main loop and takes
-/// registers that it does not have.
+/// The thread's lane and warp. Opaque: otherwise derived values are computed before the main loop, which has no
+/// registers for them.
 #[inline(always)]
 pub(super) fn here() -> (u32, u32) {
     let thread = misc::opaque(thread::thread_idx_x());
@@ -18,7 +18,7 @@ pub(super) fn here() -> (u32, u32) {
 /// Copies the warp's rows of queries; rows that do not exist become zero.
 ///
 /// # Safety
-/// Whole warps come here; the queries' place is free.
+/// Whole warps come here; the memory of the queries is free.
 #[inline(always)]
 pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
     let a = &p.attention;
@@ -35,7 +35,7 @@ pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
         let target = s.queries() + row * 128 + (chunk ^ (row % 8)) * 16;
         let mut slab = 0;
         while slab < head_dim / 64 {
-            // SAFETY: a row of a query that exists, or nothing is read; the target is this warp's.
+            // SAFETY: the row exists, or nothing is read; only this warp writes the target.
             unsafe {
                 async_copy::copy_cg_zfill(
                     target + slab * s.shape.query_slab(),
@@ -49,18 +49,18 @@ pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
     }
 }
 
-/// Where the row of a block is that this lane looked up.
+/// The page, and the token in it, of the row that this lane looked up.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     page: u32,
     in_page: u32,
 }
 
-/// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of every 16;
-/// lane `l` looks after the `l % 4`th of the `l / 4`th 16.
+/// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of every 16; lane `l` looks
+/// up row `l % 4` of these in group `l / 4`.
 ///
 /// # Safety
-/// Whole warps come here; the tile is described.
+/// Whole warps come here; the tile's description is stored.
 #[inline(always)]
 pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> Found {
     let (lane, warp) = here();
@@ -82,11 +82,11 @@ pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> 
     found
 }
 
-/// Copies this warp's rows of the block at `begin` to `target`: of the values, or of the keys. Rows that
-/// the tile does not see become zero, whatever is in the pool.
+/// Copies this warp's rows of the block at `begin`, values or keys, to `target`. Rows that the tile does not see become
+/// zero, whatever the pool holds.
 ///
 /// # Safety
-/// Whole warps come here; `found` is of this block, and nobody reads `target` before the copies were waited for.
+/// Whole warps come here; `found` is of this block, and no thread reads `target` before the copies were waited for.
 #[inline(always)]
 pub(super) unsafe fn block<const VALUES: bool>(
     p: &GatherPrefillParams,

@@ -1,4 +1,4 @@
-//! The main loop: units by ticket, and in a tile its blocks from the last to the first.
+//! The main loop: claims tiles by ticket, and walks a tile's blocks from the last to the first.
 
 use cuda_std::{async_copy, barrier, prelude::*};
 
@@ -32,7 +32,7 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
     s: Shared,
 ) {
     let a = &p.attention;
-    // SAFETY: one thread asks for the next unit, the others read it behind a barrier.
+    // SAFETY: one thread claims the next unit; the others read it after a barrier.
     unsafe {
         let set_next = |unit| {
             if thread::thread_idx_x() == 0 {
@@ -55,9 +55,9 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
     }
 }
 
-/// What a warp's rows see. It waits in shared memory: looked at once a block, it is not worth registers.
+/// The keys that a warp's rows see. Kept in shared memory: it is read only once per block.
 struct Seen {
-    /// Any row, then every row: the first and the last key.
+    /// The first and the last key that any row sees, and that every row sees.
     any: (i32, i32),
     every: (i32, i32),
 }
@@ -65,7 +65,7 @@ struct Seen {
 impl Seen {
     #[inline(always)]
     fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
-        // Positions grow with the row, and what is seen with the position.
+        // Positions grow with the row, and the visible range with the position.
         let low = tile.sees(&p.pack, variant, first_row);
         let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
         Self {
@@ -84,13 +84,13 @@ impl Seen {
     #[inline(always)]
     unsafe fn store(&self, at: u32) {
         let words = [self.any.0, self.any.1, self.every.0, self.every.1];
-        // SAFETY: the warp's own.
+        // SAFETY: only this warp accesses it.
         unsafe { shared::store_u32x4(at, words.map(|word| word as u32)) };
     }
 
     #[inline(always)]
     unsafe fn load(at: u32) -> Self {
-        // SAFETY: stored before.
+        // SAFETY: it was stored.
         let [a, b, c, d] = unsafe { shared::load_u32x4(at) }.map(|word| word as i32);
         Self {
             any: (a, b),
@@ -99,10 +99,10 @@ impl Seen {
     }
 }
 
-/// Computes one unit; `meanwhile` runs while its first keys are on their way.
+/// Computes one unit; `meanwhile` runs while its first keys are being copied.
 ///
 /// # Safety
-/// All threads of the CTA come here, and shared memory is theirs. The unit is one of the launch's.
+/// All threads of the CTA come here, and no others use its shared memory. The unit is one of the launch's.
 #[inline(always)]
 pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
     p: &GatherPrefillParams,
@@ -120,8 +120,8 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
     };
     let mut o = [[0.0; O]; HALVES];
     let mut rows = [Rows::begin::<V>(); HALVES];
-    // SAFETY: whole warps; addresses are the plan's; a group of copies is waited for, and then for the
-    // other warps' at a barrier, before it is read, and all have read a block before it is written anew.
+    // SAFETY: whole warps; addresses are the plan's. Before a block is read, this thread's copies are waited for, and
+    // at a barrier those of the other warps. Before it is overwritten, all warps have read it.
     unsafe {
         let tile = describe(p, variant, s.shape, unit);
         let (_, warp) = load::here();
@@ -132,7 +132,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
         Seen::new(p, variant, &tile, warp * WARP_ROWS).store(s.seen(warp));
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;
-        // Keys and values of the block at hand, and what is free.
+        // The current block's keys, its values, and the free block.
         let mut ring = [s.ring(0), s.ring(1), s.ring(2)];
         let mut found = load::look_up(p, s, begin);
         load::queries(p, s, &tile);
@@ -156,7 +156,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
             macro_rules! next_values {
                 () => {
                     async_copy::wait_group::<1>();
-                    // Warps come to it at two places of the code, which the aligned form does not allow.
+                    // Warps reach this barrier at two places in the code, which the aligned form does not allow.
                     barrier::barrier_sync(0, s.shape.threads());
                     if more {
                         load::block::<true>(p, s, found, begin - keys, ring[0]);
@@ -174,7 +174,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
                     || V::MASKS
                     || warp::warp_vote_any(WARP, last > seen.every.1 || begin < seen.every.0)
                 {
-                    // What the rows see is computed again rather than kept in registers.
+                    // What the rows see is recomputed instead of kept in registers.
                     finish_logits(p, variant, s, &mut logits, begin);
                 }
                 let mut half = 0;
@@ -203,7 +203,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
     }
 }
 
-/// From accumulators to logits: the variant's and the mask.
+/// Turns accumulators into logits: applies the variant and the mask.
 #[inline(always)]
 unsafe fn finish_logits<V: Variant, const S: usize>(
     p: &GatherPrefillParams,
@@ -212,7 +212,7 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
     logits: &mut [[f32; S]; HALVES],
     begin: i32,
 ) {
-    // SAFETY: the tile stays while it is worked on.
+    // SAFETY: the tile's description stays while the tile is computed.
     let tile = unsafe { Tile::load(s.tile()) };
     let (lane, warp) = load::here();
     let first = warp * WARP_ROWS + lane / 4;
@@ -229,9 +229,9 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         }
         hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
         hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
-        // Opaque here and below, or what follows from them takes registers all the time.
+        // Opaque, here and below: otherwise derived values occupy registers all the time.
         if misc::opaque_u64(p.attention.ancestors) != 0 {
-            // Rows that do not exist are the last token's.
+            // Rows past the end count as the last token's.
             let last = p.pack.div(tile.rows - 1);
             let begin = misc::opaque(begin as u32) as i32;
             hide_strangers_from(&mut logits[half], begin, |h| {

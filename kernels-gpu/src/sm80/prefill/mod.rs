@@ -1,15 +1,15 @@
-//! Prefill with the instructions of Ampere: contiguous queries against keys in pages of any size.
+//! Prefill with Ampere instructions: contiguous queries against keys in pages of any size.
 //!
-//! A CTA works through tiles: 128 rows of an item for one query head (or for `pack` heads that share keys).
-//! Each of its four warps computes 32 rows, so that what it reads of keys and values from shared memory
-//! serves two products. Two CTAs share an SM: one's products run beneath the other's exponentials, waits
-//! and tile ends.
+//! A CTA works through tiles: 128 rows of an item for one query head, or for `pack` query heads of one KV head
+//! (pack_gqa). Each of its four warps computes 32 rows, so every fragment of keys or values that it reads from shared
+//! memory serves two products. Two CTAs share an SM: the products of one overlap with the exponentials, waits and
+//! epilogues of the other.
 //!
-//! Keys and values come through a ring of three blocks, in the order in which they are used: the block that
-//! was used last is filled with what is needed two steps later. All warps copy (`cp.async`, 16 bytes a
-//! thread), each lane having looked up the page of one row a block ahead.
+//! Keys and values share a ring of three blocks, in the order of use: a block that was just used is refilled with what
+//! is needed two steps later. All warps copy (`cp.async`, 16 bytes per thread); each lane has looked up the page of one
+//! row a block ahead.
 //!
-//! `docs/notes/prefill.md` has the roofline and what was tried.
+//! `docs/notes/prefill.md` has the roofline and the experiments.
 
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
@@ -25,13 +25,13 @@ pub(super) mod tile;
 /// Warps of a CTA.
 pub const WARPS: u32 = 4;
 
-/// Rows that a warp computes.
+/// Rows per warp.
 pub const WARP_ROWS: u32 = 32;
 
 /// Blocks in the ring of keys and values.
 const RING: u32 = 3;
 
-/// What one instance of the kernel is compiled for.
+/// The compile-time configuration of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Keys in a block.
@@ -53,12 +53,12 @@ impl Shape {
         WARPS * 32
     }
 
-    /// Bytes of 64 columns of the queries.
+    /// Bytes of a slab of queries, 64 columns.
     const fn query_slab(&self) -> u32 {
         self.rows() * 128
     }
 
-    /// Bytes of 64 columns of a block.
+    /// Bytes of a slab of a block, 64 columns.
     const fn block_slab(&self) -> u32 {
         self.keys * 128
     }
@@ -82,11 +82,11 @@ impl Shape {
     }
 }
 
-/// A tile in shared memory (three vectors of four words), the unit that comes after it, and what the rows
-/// of each warp see.
+/// Bytes of a tile in shared memory (three vectors of four words), the next unit, and the keys that each warp's rows
+/// see.
 const TILE_BYTES: u32 = 64 + 16 * WARPS;
 
-/// The kernels, each of them for each 16-bit float: `sm80_prefill_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+/// The kernels, one per row and 16-bit float type: `sm80_prefill_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sm80_prefill_table {
@@ -144,7 +144,7 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// The kernel of a shape, which the constants repeat: a thread's logits and outputs.
+/// The kernel of a shape. The const parameters must match it: a thread's logits (`S`) and outputs (`O`).
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as
@@ -183,11 +183,11 @@ mod entries {
             const SHAPE: Shape = Shape { keys: $keys, head_dim: $dim };
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
-            /// The parameters describe memory as [`GatherPrefillParams`] says; the grid has at most as many
-            /// CTAs as there are units.
+            /// The parameters describe memory as [`GatherPrefillParams`] says; the grid has at most as many CTAs as
+            /// units.
             #[kernel(
                 name = ["sm80_prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
                 max_threads = SHAPE.threads(),

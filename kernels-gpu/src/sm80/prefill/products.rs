@@ -1,4 +1,4 @@
-//! The two products of a warp: 32 rows against a block of keys, and their weights against its values.
+//! The two products of a warp's 32 rows with a block of keys and its values.
 
 use cuda_std::{mma, prelude::*};
 
@@ -8,7 +8,7 @@ use crate::{common::half::Half, common::softmax::Rows, common::variant::Variant}
 /// Blocks of 16 rows in a warp's 32.
 pub(super) const HALVES: usize = 2;
 
-/// Where a lane reads 16 × 16 elements by `ldmatrix`: offsets from the first row's slab.
+/// A lane's `ldmatrix` row addresses for 16 × 16 elements, as offsets from the first row's slab.
 #[derive(Clone, Copy)]
 pub(super) struct Lane {
     /// Matrices 1 and 3 hold the next 8 rows, 2 and 3 the next 8 columns: A of queries, B of values
@@ -33,11 +33,11 @@ impl Lane {
 /// Address of columns `16 · step ..` of rows `16 · block ..`.
 #[inline(always)]
 fn fragment(matrix: u32, slab: u32, lane: u32, block: u32, step: u32) -> u32 {
-    // The swizzle touches bits 4 to 6 only, and only they depend on the step in a slab.
+    // The swizzle changes only bits 4 to 6, and within a slab the step changes only these bits.
     ((matrix + lane) ^ (step % 4 * 32)) + step / 4 * slab + block * 2048
 }
 
-/// Four elements of an accumulator: an `m16n8`.
+/// Four elements of an accumulator: those of one `m16n8`.
 ///
 /// # Safety
 /// `4 * index + 4` is at most `N`.
@@ -84,8 +84,8 @@ pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
     }
 }
 
-/// O += P·V, with P made of the logits, 16 keys at a time: their exponentials run beneath the products of
-/// the 16 before.
+/// O += P·V. The weights are computed from the logits 16 keys at a time: their exponentials overlap with the products
+/// of the previous 16 keys.
 ///
 /// # Safety
 /// Whole warps come here; the values have arrived.

@@ -1,4 +1,4 @@
-//! What the warps of a CTA share: which tile a unit is, and the places of queries, keys and values.
+//! The tile of a unit, and the shared-memory addresses of queries, keys and values.
 
 use super::Shape;
 use crate::{
@@ -18,8 +18,8 @@ pub(super) unsafe fn describe<V: Variant>(
     shape: Shape,
     unit: u32,
 ) -> Tile {
-    // All heads of an item before the next one: neighbours read the same pages at the same time, and
-    // the longest items of the whole launch come first.
+    // All heads of an item come before the next item: neighbouring CTAs then share its pages in L2, and the longest
+    // items of the launch start first.
     let (piece, head) = p.heads.div_rem(unit);
     let (item, cut) = p.cuts.div_rem(piece);
     let (kv_head, in_group) = p.heads_per_kv_head.div_rem(head);
@@ -39,8 +39,8 @@ pub(super) unsafe fn describe<V: Variant>(
     tile
 }
 
-/// Shared addresses. All matrices lie in slabs of 64 columns, rows of 128 bytes whose chunks of 16 are
-/// swizzled by the row: neither the rows of a chunk nor the chunks of a row meet in a bank.
+/// Shared addresses. Matrices are stored in slabs of 64 columns: rows of 128 bytes, with chunks of 16 bytes swizzled by
+/// the row. Neither reads along a row nor along a column have bank conflicts.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Shared {
     pub base: u32,
@@ -61,12 +61,12 @@ impl Shared {
     pub(super) fn tile(self) -> u32 {
         self.base + self.shape.tile_offset()
     }
-    /// The unit that comes next.
+    /// Address of the next unit.
     #[inline(always)]
     pub(super) fn next(self) -> u32 {
         self.tile() + 48
     }
-    /// What a warp's rows see.
+    /// Address of the keys that a warp's rows see.
     #[inline(always)]
     pub(super) fn seen(self, warp: u32) -> u32 {
         self.tile() + 64 + warp * 16

@@ -103,7 +103,7 @@ pub(super) unsafe fn multiply<
     let slabs = SLABS[half as usize];
     // SAFETY: whole warps; both operands have arrived; the accumulator is waited for.
     unsafe {
-    // Recomputed for every block: otherwise the descriptors of all steps are computed before the loop and spilled.
+        // Recomputed for every block: otherwise the descriptors of all steps are computed before the loop and spilled.
         let queries = uniform(s.queries() + half * SLABS[0] * SLAB_BYTES);
         let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
         let keys = uniform(s.half(stage, half));
