@@ -1,13 +1,13 @@
-//! What every attention kernel takes.
+//! Parameters of every attention kernel.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{KvStrides, VariantParams};
 
-/// Where a plan's arrays lie and where results go: the parameters every attention kernel takes.
+/// Addresses of a plan's arrays and of the results: the parameters of every attention kernel.
 ///
-/// Addresses are device addresses. The scratch arrays lie in the workspace at offsets that a plan of
-/// the same bound never moves, so that a captured graph stays valid.
+/// Addresses are device addresses. Scratch arrays lie in the workspace, at offsets that are the same for all plans of a
+/// bound, so a captured graph stays valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct AttentionParams {
@@ -19,7 +19,7 @@ pub struct AttentionParams {
     pub v: u64,
     /// `[total_q, q_heads, head_dim_v]`.
     pub out: u64,
-    /// `[total_q, q_heads]` f32, natural log; 0 where it is not wanted.
+    /// `[total_q, q_heads]` f32, natural log; 0 if not wanted.
     pub lse: u64,
     /// `[items]` [`WorkItem`](super::WorkItem), this launch's.
     pub items: u64,
@@ -39,13 +39,13 @@ pub struct AttentionParams {
     pub arrivals: u64,
     /// One u32 per launch of a run, zero before and after: the next unit to claim.
     pub ticket: u64,
-    /// The launch's [`LaunchRecord`](super::LaunchRecord), which says which of `items` are its own;
-    /// `units` are then those of one item. 0 where the launch is for one plan.
+    /// The launch's [`LaunchRecord`](super::LaunchRecord), which selects its part of `items`; `units` are then those of
+    /// one item. 0 if the launch is for a single plan.
     pub record: u64,
-    /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: there are none.
-    /// They enter where a result is written, not into partial states.
+    /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: none. Sinks are
+    /// applied when a final result is written, never to partial states.
     pub sinks: u64,
-    /// `[total_q]` u64: the [ancestors](crate::common::tree) of each query token; 0: there are no trees.
+    /// `[total_q]` u64: the [ancestors](crate::common::tree) of each query token; 0: no trees.
     pub ancestors: u64,
     /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,
@@ -65,30 +65,31 @@ pub struct AttentionParams {
     pub out_token_stride: u32,
     /// Mask and logits transform.
     pub variant: VariantParams,
-    /// What 8-bit keys and values are multiplied by.
+    /// Scales of 8-bit keys and values.
     pub scales: ScaleParams,
 }
 
-/// What 8-bit keys and values are multiplied by: f32 in device memory, so that a captured graph sees new ones.
+/// Scales of 8-bit keys and values: f32 in device memory, so that a captured graph sees new ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ScaleParams {
-    /// Of keys; 0: all scales are 1.
+    /// Scales of keys; 0: all are 1.
     pub k: u64,
-    /// Of values; 0 where `k` is.
+    /// Scales of values; 0 if `k` is 0.
     pub v: u64,
-    /// `[total_q]` u32, the request of each query token; 0: there is one.
+    /// `[total_q]` u32, the request of each query token; 0: there is only one request.
     pub of_token: u64,
-    /// How `k` lies: `page` is from one request to the next, `head` from one KV head to the next.
+    /// Strides of `k`: `page` between requests, `head` between KV heads.
     pub k_strides: KvStrides,
-    /// How `v` lies.
+    /// Strides of `v`, likewise.
     pub v_strides: KvStrides,
     /// Zero.
     pub reserved: [u32; 2],
 }
 
 impl AttentionParams {
-    /// Makes the units of so many items those of one, where a record says how many items there are.
+    /// If there is a record, which gives the number of items, divides `units` by `items`: they are then those of one
+    /// item.
     pub const fn leave_to_record(&mut self, items: usize) {
         if self.record != 0 && items > 0 {
             self.units /= items as u32;

@@ -1,12 +1,12 @@
-//! What the kernels take that measure the hardware.
+//! Parameters of the kernels that measure the hardware.
 
 use bytemuck::{Pod, Zeroable};
 
-/// What the kernels that measure the hardware's limits take.
+/// Parameters of the kernels that measure the hardware's limits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CeilingParams {
-    /// What is read.
+    /// The memory to read.
     pub source: u64,
     /// Four bytes that may be written.
     pub sink: u64,
@@ -16,26 +16,26 @@ pub struct CeilingParams {
     pub reserved: u32,
 }
 
-/// What [`loops`](crate::measure::loops) work on.
+/// Parameters of [`loops`](crate::measure::loops).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct LoopsParams {
     /// `[elements]` f32 each: the memory-bound loop adds the first two to the third.
     pub memory: [u64; 3],
-    /// `[products]` f32: the compute-bound loop multiplies each again and again.
+    /// `[products]` f32: the compute-bound loop multiplies each repeatedly.
     pub compute: u64,
-    /// `[2 + SMs]` u32, zero before a launch: blocks begun of each loop, and on each SM.
+    /// `[2 + SMs]` u32, zero before a launch: started blocks of each loop, and of each SM.
     pub counters: u64,
     /// Elements of the memory-bound loop.
     pub elements: u32,
     /// Elements of the compute-bound loop.
     pub products: u32,
-    /// What each is multiplied by.
+    /// The factor of each multiplication.
     pub factor: f32,
-    /// How often.
+    /// Multiplications per element.
     pub rounds: u32,
     /// Blocks of each loop.
     pub blocks: u32,
-    /// Who does what: see [`Binding`](crate::measure::loops::Binding).
+    /// Which blocks run which loop: a [`Binding`](crate::measure::loops::Binding).
     pub binding: u32,
 }

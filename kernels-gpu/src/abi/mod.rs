@@ -1,7 +1,6 @@
-//! The contract between host and device: what a plan's device buffer holds and what a launch passes.
+//! The contract between host and device: the content of a plan's device buffer, and the parameters of launches.
 //!
-//! Every struct is `repr(C)` plain data of 4-byte fields, so that a plan is copied to the device as
-//! it lies in memory. Three coordinate systems appear:
+//! Every struct is plain `repr(C)` data, so a plan is copied to the device byte for byte. There are three coordinates:
 //!
 //! - **query token**: row of `q` and `out`, `0..total_q`;
 //! - **key position**: index of a key in one page table, counted from that table's first page;
@@ -29,16 +28,16 @@ pub use step::*;
 
 use bytemuck::{Pod, Zeroable};
 
-/// In [`QueryRow::slot`] and [`WorkItem::slot`]: the row's only item, the output is written directly.
+/// In [`QueryRow::slot`] and [`WorkItem::slot`]: this is the row's only item, and its output is written directly.
 pub const DIRECT: u32 = u32::MAX;
 
-/// In [`QueryRow::merge`] and [`WorkItem::merge`]: no merge belongs to the row.
+/// In [`QueryRow::merge`] and [`WorkItem::merge`]: the row has no merge.
 pub const NO_MERGE: u32 = u32::MAX;
 
-/// A piece of attention: some query tokens against a run of keys of one page table.
+/// A piece of attention: some query tokens against a range of keys of one page table.
 ///
-/// An item is for all heads: its *units* are `item × kv_heads` where the query heads of a KV head are
-/// packed into the rows of a tile, `item × q_heads` where they are not (see [`WorkItem::GATHERED`]).
+/// An item covers all heads. Its *units* are `item × kv_heads` if the query heads of a KV head are packed into the rows
+/// of a tile (pack_gqa), otherwise `item × q_heads` (see [`WorkItem::GATHERED`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -51,38 +50,37 @@ pub struct WorkItem {
     pub table: u32,
     /// First key position.
     pub kv_begin: u32,
-    /// One past the last key position; equal to `kv_begin` where there is nothing to see.
+    /// One past the last key position; equal to `kv_begin` if no key is visible.
     pub kv_end: u32,
-    /// Contiguous: position of the first row, row `i` stands at `position + i` (as
-    /// [`QueryRow::position`]). Gathered: the smallest position among the rows; an item whose
-    /// `kv_end <= position + 1` needs no causal mask.
+    /// Contiguous: position of the first row; row `i` is at `position + i` (as [`QueryRow::position`]). Gathered: the
+    /// smallest position among the rows. An item with `kv_end <= position + 1` needs no causal mask.
     pub position: i32,
-    /// Contiguous: slot of the first row, row `i` owns `slot + i`; or [`DIRECT`]. Joint: how many items further
-    /// on its first run stands. Gathered: unused.
+    /// Contiguous: slot of the first row, row `i` owns `slot + i`; or [`DIRECT`]. Joint: offset, in items, from this
+    /// item to its first run. Gathered: unused.
     pub slot: u32,
-    /// Contiguous: merge of the first row, row `i` belongs to `merge + i`; or [`NO_MERGE`]. Joint: how many
-    /// runs it has. Gathered: unused.
+    /// Contiguous: merge of the first row, row `i` belongs to `merge + i`; or [`NO_MERGE`]. Joint: the number of runs.
+    /// Gathered: unused.
     pub merge: u32,
-    /// [`WorkItem::GATHERED`] and the like.
+    /// Flags: [`WorkItem::GATHERED`], [`WorkItem::SHARED_KEYS`], [`WorkItem::JOINT`].
     pub flags: u32,
-    /// The part of the batch (composable formats) whose page pool and page size the table speaks of.
+    /// The part of the batch (composable formats) whose page pool and page size the table refers to.
     pub part: u32,
 }
 
 impl WorkItem {
-    /// The rows are listed one by one in [`QueryRow`]s; without it they are consecutive tokens.
+    /// The rows are listed individually in [`QueryRow`]s; otherwise they are consecutive tokens.
     pub const GATHERED: u32 = 1;
-    /// The keys are read by other items too (a prefix that was cut): keep them in the L2 cache.
+    /// Other items also read the keys (a prefix that was cut): keep them in L2.
     pub const SHARED_KEYS: u32 = 2;
-    /// A tile whose rows do not all see the same keys: some see this request's, others that one's, and a prefix
-    /// all of them. The item's *runs* are gathered items that stand behind those of all launches, one after
-    /// the other; each is a run of keys of one table for a part of the item's rows, and between them every row
-    /// has one state. The item's own keys count those of all runs, from 0; its table is that of the first.
+    /// A tile whose rows see different page tables: a common prefix for all rows, then each request's own keys for its
+    /// rows. The item's *runs* are consecutive gathered items, stored after the items of all launches. Each run is a
+    /// range of keys of one table for some of the item's rows; together they give each row one state. The item's own
+    /// keys number those of all runs, from 0; its table is that of the first run.
     pub const JOINT: u32 = 4;
     /// The most runs of an item.
     pub const MAX_RUNS: u32 = 128;
 
-    /// Whether the rows are listed one by one.
+    /// Whether the rows are listed individually.
     #[must_use]
     pub const fn is_gathered(&self) -> bool {
         self.flags & Self::GATHERED != 0
@@ -100,7 +98,7 @@ impl WorkItem {
         self.kv_end - self.kv_begin
     }
 
-    /// Leaves at most `most` of the item's query tokens, those after its first `before`; perhaps none.
+    /// Reduces the item to at most `most` of its query tokens, after the first `before`; possibly none.
     pub const fn cut(&mut self, before: u32, most: u32) {
         let rows = self.rows.saturating_sub(before);
         self.rows = if rows < most { rows } else { most };
@@ -124,8 +122,8 @@ impl WorkItem {
 pub struct QueryRow {
     /// The query token.
     pub token: u32,
-    /// Where the query stands among the keys of the item's table: under a causal mask it sees key
-    /// positions `<= position`; a window of `w` keys to the left shows `>= position - w`.
+    /// The query's position among the keys of the item's table: with a causal mask it sees key positions `<= position`,
+    /// with a window of `w` keys to the left those `>= position - w`.
     pub position: i32,
     /// The partial state this item writes for the token, or [`DIRECT`].
     pub slot: u32,
@@ -133,7 +131,7 @@ pub struct QueryRow {
     pub merge: u32,
 }
 
-/// The states to be combined into one output row, for all heads.
+/// The partial states to be merged into one output row, for all heads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -142,13 +140,13 @@ pub struct MergeRow {
     pub token: u32,
     /// First entry in the plan's `merge_slots`; the order of the entries is the order of merging.
     pub slots_begin: u32,
-    /// Number of entries. Zero: the row sees no key, its output is 0 and its LSE −∞.
+    /// Number of entries. 0: the row sees no key, its output is 0 and its LSE −∞.
     pub slots: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// How the rows of `k`, `v` (and of `q`, `out`) lie in memory; strides in elements.
+/// Strides of a page pool, in elements unless stated otherwise.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct KvStrides {
@@ -162,7 +160,7 @@ pub struct KvStrides {
     pub page_size: u32,
 }
 
-/// What the mask and the logits transform need, for all items of a launch.
+/// Parameters of the mask and of the logits transform, for all items of a launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct VariantParams {
@@ -170,9 +168,9 @@ pub struct VariantParams {
     pub scale_log2: f32,
     /// The softmax scale itself (a soft cap works on natural logits).
     pub scale: f32,
-    /// Logits become `cap · tanh(logit / cap)`; 0 where there is no cap.
+    /// Logits become `cap · tanh(logit / cap)`; 0: no cap.
     pub soft_cap: f32,
-    /// Keys a query sees to its left besides its own position; `i32::MAX` where there is no window.
+    /// The number of keys that a query sees to the left of its own position; `i32::MAX`: no window.
     pub window_left: i32,
     /// 1: a query sees no key after its position.
     pub causal: u32,
@@ -180,20 +178,19 @@ pub struct VariantParams {
     pub reserved: u32,
 }
 
-/// What a plan changes about a launch that stays as it was captured. It lies in the workspace, beside the
-/// plan's arrays.
+/// The parameters of a captured launch that differ between plans. It lies in the workspace, with the plan's arrays.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LaunchRecord {
-    /// The launch's first entry: of the plan's items, or of the merges that are left to a kernel.
+    /// The launch's first entry: among the plan's items or, for a merge kernel, among its merges.
     pub first: u32,
-    /// How many of them.
+    /// The number of entries.
     pub count: u32,
     /// As [`DecodeParams::long`].
     pub long: u32,
-    /// Of prefills of 8-bit keys: the first of the plan's [`ConvertedPage`]s that are the launch's.
+    /// For prefills with converted pages: the launch's first [`ConvertedPage`].
     pub first_page: u32,
-    /// How many of these.
+    /// The number of these.
     pub pages: u32,
     /// As [`PrefillParams::kv_heads_together`].
     pub kv_heads_together: u32,

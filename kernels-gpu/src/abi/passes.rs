@@ -1,13 +1,13 @@
-//! What the kernels around attention take: merging states, appending keys and values.
+//! Parameters of the kernels around attention: merging states, appending keys and values, converting.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{ConvertParams, KvStrides, RotaryParams, ScaleParams};
 use crate::common::divisor::Divisor;
 
-/// What `merge_states` works on.
+/// Parameters of `merge_states`.
 ///
-/// A *chunk* is 8 neighbouring elements of one output row and head: what one thread computes.
+/// A *chunk* is 8 neighbouring elements of one output row and head, the work of one thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct MergeParams {
@@ -21,14 +21,13 @@ pub struct MergeParams {
     pub merge_slots: u64,
     /// `[tokens, q_heads, head_dim_v]`.
     pub out: u64,
-    /// `[tokens, q_heads]` f32, natural log; 0 where it is not wanted.
+    /// `[tokens, q_heads]` f32, natural log; 0 if not wanted.
     pub lse: u64,
-    /// The launch's [`LaunchRecord`](super::LaunchRecord), which says how many rows there are
-    /// and which is the first; or 0.
+    /// The launch's [`LaunchRecord`](super::LaunchRecord), which gives the first row and the number of rows; or 0.
     pub record: u64,
     /// As [`AttentionParams::sinks`](super::AttentionParams::sinks).
     pub sinks: u64,
-    /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
+    /// Chunks of all rows, if there is no record; below [`Divisor::LIMIT`].
     pub chunks: u32,
     /// `q_heads × head_dim_v / 8`.
     pub chunks_per_row: Divisor,
@@ -38,36 +37,36 @@ pub struct MergeParams {
     pub q_heads: u32,
     /// From one output token to the next, in elements (head stride is `head_dim_v`).
     pub out_token_stride: u32,
-    /// 1: results of a variant [without a softmax](crate::variant::Variant::SOFTMAX), which add up.
+    /// 1: results of a variant [without a softmax](crate::variant::Variant::SOFTMAX), which are added.
     pub add_up: u32,
 }
 
-/// The most ranks whose results are merged directly: the GPUs of one host.
+/// The largest number of ranks whose results are merged directly: the GPUs of one host.
 pub const MAX_GROUP: usize = 8;
 
-/// What a rank of a group keeps in its own memory, from merge to merge.
+/// The state that a rank of a group keeps in its own memory between merges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RankControl {
-    /// Merges that are done.
+    /// Number of completed merges.
     pub round: u32,
-    /// Blocks of the present one that are done.
+    /// Completed blocks of the current merge.
     pub blocks: u32,
-    /// One more than the rank that did not come in time, or [`STOPPED`](crate::passes::ranks::STOPPED); 0: none was missed.
+    /// The rank that timed out, plus 1; or [`STOPPED`](crate::passes::ranks::STOPPED); 0: none.
     pub missed: u32,
-    /// Not 0: kernels must not wait any more, as the host of a rank asked. One more than that rank.
+    /// Not 0: kernels must stop waiting, at the request of a rank's host; that rank, plus 1.
     pub stop: u32,
     /// Zero.
     pub reserved: [u32; 4],
-    /// The last round that each rank came to: the first word of its sector, which that rank writes.
+    /// The last round that each rank reached: the first word of its sector, written by that rank.
     pub signals: [[u32; 8]; MAX_GROUP],
 }
 
-/// What `merge_ranks` works on. All tensors are of the 16-bit float in the kernel's name, LSEs f32 in natural log.
+/// Parameters of `merge_ranks`. Tensors have the 16-bit float type in the kernel's name; LSEs are f32, natural log.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RankMergeParams {
-    /// `[tokens, q_heads, head_dim_v]` of each rank, in merging order; 0 beyond the last.
+    /// `[tokens, q_heads, head_dim_v]` of each rank, in the order of merging; 0 beyond the last rank.
     pub out_of: [u64; MAX_GROUP],
     /// `[tokens, q_heads]` of each.
     pub lse_of: [u64; MAX_GROUP],
@@ -77,9 +76,9 @@ pub struct RankMergeParams {
     pub control: u64,
     /// `[tokens, q_heads, head_dim_v]`.
     pub out: u64,
-    /// `[tokens, q_heads]`; 0 where it is not wanted.
+    /// `[tokens, q_heads]`; 0 if not wanted.
     pub lse: u64,
-    /// How long to wait for others.
+    /// Timeout of the wait for other ranks.
     pub timeout_ns: u64,
     /// Chunks to merge; below [`Divisor::LIMIT`].
     pub chunks: u32,
@@ -91,23 +90,23 @@ pub struct RankMergeParams {
     pub q_heads: u32,
     /// From one output token to the next, in elements.
     pub out_token_stride: u32,
-    /// The first token that is merged.
+    /// The first token to merge.
     pub first_token: u32,
     /// Ranks of the group.
     pub ranks: u32,
-    /// This one among them.
+    /// The index of this rank.
     pub rank: u32,
-    /// Constants of [`passes::ranks`](crate::passes::ranks).
+    /// Flags: constants of [`passes::ranks`](crate::passes::ranks).
     pub mode: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// An entry of `append_paged_kv`'s slots: the token is not written (padding of a captured graph).
+/// In `append_paged_kv`'s slots: the token is not written (padding of a captured graph).
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Where the new keys (or values) are and where they go. Strides are in *vectors*: 16 bytes, or 8
-/// where something is not a multiple of 16.
+/// Source and target of the new keys or values. Strides are in *vectors*: 16 bytes, or 8 if some stride or address is
+/// not a multiple of 16.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct AppendTensor {
@@ -129,16 +128,16 @@ pub struct AppendTensor {
     pub vectors: u32,
     /// Vectors of a token, all heads.
     pub vectors_per_token: Divisor,
-    /// Vectors of a head, or of all heads where they lie one after the other on both sides.
+    /// Vectors of a head, or of all heads if these are contiguous on both sides.
     pub vectors_per_head: Divisor,
 }
 
-/// What `append_paged_kv` works on.
+/// Parameters of `append_paged_kv`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct AppendParams {
-    /// `[tokens]` u32: `page × page_size + offset` of each new token. Slots that are not in the pool
-    /// ([`NO_SLOT`] among them) are left out.
+    /// `[tokens]` u32: `page × page_size + offset` of each new token. Tokens with slots outside the pool, such as
+    /// [`NO_SLOT`], are skipped.
     pub slots: u64,
     /// `pages × page_size` of the pool; below [`Divisor::LIMIT`].
     pub pool_slots: u32,
@@ -150,7 +149,7 @@ pub struct AppendParams {
     pub v: AppendTensor,
 }
 
-/// Where new keys (or values) of 16 bits are, and where they go with 8. Strides are in vectors of 8 numbers.
+/// Source of new 16-bit keys or values, and their 8-bit target. Strides are in vectors of 8 numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct QuantiseTensor {
@@ -160,7 +159,7 @@ pub struct QuantiseTensor {
     pub pool: u64,
     /// f32; 0: all are 1.
     pub scales: u64,
-    /// How scales lie: `page` is from page to page, or from request to request where they are given so.
+    /// Strides of the scales: `page` is between pages, or between requests if scales are given per request.
     pub scale_strides: KvStrides,
     /// From one source token to the next.
     pub source_token: u32,
@@ -180,13 +179,13 @@ pub struct QuantiseTensor {
     pub reserved: u32,
 }
 
-/// What `append_quantised` works on.
+/// Parameters of `append_quantised`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct QuantiseParams {
     /// As [`AppendParams::slots`].
     pub slots: u64,
-    /// `[tokens]` u32, the request of each new token; 0: there is one.
+    /// `[tokens]` u32, the request of each new token; 0: there is only one request.
     pub of_token: u64,
     /// Keys.
     pub k: QuantiseTensor,
@@ -202,19 +201,19 @@ pub struct QuantiseParams {
     pub page_size: Divisor,
     /// KV heads.
     pub kv_heads: Divisor,
-    /// What the pool holds: a constant of [`common::cache`](crate::common::cache).
+    /// The pool's 8-bit format: a constant of [`common::cache`](crate::common::cache).
     pub format: u32,
 }
 
-/// What `widen_by_token` works on.
+/// Parameters of `widen_by_token`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct WidenParams {
-    /// From where, and to where. `done` and `control` are unused.
+    /// Source and target. `done` and `control` are unused.
     pub convert: ConvertParams,
-    /// Of each token and KV head.
+    /// Scales of each token and KV head.
     pub scales: ScaleParams,
-    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which says which pages are widened; or 0.
+    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which selects the pages to widen; or 0.
     pub record: u64,
     /// KV heads.
     pub kv_heads: Divisor,
@@ -222,15 +221,15 @@ pub struct WidenParams {
     pub vectors_log: u32,
 }
 
-/// What `turn_rows` works on. Strides are in vectors of 8 elements, 16 bytes.
+/// Parameters of `turn_rows`, which applies rotary embeddings to keys. Strides are in vectors of 8 elements, 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct TurnParams {
-    /// From which pools to which pages. `done` and `control` are unused.
+    /// Source pools and target pages. `done` and `control` are unused.
     pub convert: ConvertParams,
-    /// How they are turned.
+    /// The rotary embedding.
     pub rotary: RotaryParams,
-    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which says which entries are its own; or 0.
+    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which selects its entries; or 0.
     pub record: u64,
     /// KV heads.
     pub kv_heads: u32,
@@ -238,37 +237,37 @@ pub struct TurnParams {
     pub lanes_log: u32,
 }
 
-/// What `pad_heads` works on: a tensor of heads, dense in each token, and the same with heads of another dimension.
+/// Parameters of `pad_heads`: copies a tensor to one with another head dimension. Heads are dense within a token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct PadParams {
-    /// The tensor that is read.
+    /// The source tensor.
     pub from: u64,
-    /// The tensor that is written.
+    /// The target tensor.
     pub to: u64,
-    /// Chunks of 8 elements that are written; below [`Divisor::LIMIT`].
+    /// Chunks of 8 elements to write; below [`Divisor::LIMIT`].
     pub chunks: u32,
-    /// Of a head that is written.
+    /// Divides by the chunks of a target head.
     pub chunks_per_head: Divisor,
-    /// By heads of a token.
+    /// Divides by the heads of a token.
     pub heads: Divisor,
-    /// From one token to the next that is read, in elements.
+    /// Source stride between tokens, in elements.
     pub from_token: u32,
-    /// From one head to the next that is read.
+    /// Source stride between heads.
     pub from_head: u32,
-    /// From one token to the next that is written.
+    /// Target stride between tokens.
     pub to_token: u32,
-    /// From one head to the next that is written.
+    /// Target stride between heads.
     pub to_head: u32,
-    /// Elements of a head that is not padded.
+    /// Elements of an unpadded head.
     pub dim: u32,
-    /// Elements from one slab of it to the next.
+    /// Elements between the starts of consecutive slabs in an unpadded head.
     pub step: u32,
-    /// 1: from padded heads to those that are not.
+    /// 1: copies padded heads to unpadded ones; 0: the reverse.
     pub back: u32,
 }
 
-/// What `narrow_rows` works on.
+/// Parameters of `narrow_rows`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct NarrowParams {
@@ -280,7 +279,7 @@ pub struct NarrowParams {
     pub chunks: u32,
     /// `heads × head_dim / 8`.
     pub chunks_per_token: Divisor,
-    /// From one token to the next that is read, in elements.
+    /// Source stride between tokens, in elements.
     pub from_token: u32,
     /// Zero.
     pub reserved: u32,

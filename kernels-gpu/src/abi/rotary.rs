@@ -1,33 +1,32 @@
-//! How queries and keys are turned by their positions.
+//! Rotary embeddings of queries and keys.
 
 use bytemuck::{Pod, Zeroable};
 
-/// How queries and keys are turned by their positions.
+/// A rotary embedding of queries and keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct RotaryParams {
-    /// `[pairs]` u64, and zeros up to a multiple of 8: by how much a pair is turned from a position to the next, of a turn of
-    /// 2⁶⁴.
+    /// `[pairs]` u64, padded with zeros to a multiple of 8: the angle per position of each pair, where 2⁶⁴ is a full
+    /// turn.
     pub turns: u64,
-    /// Pairs of a head that are turned.
+    /// Rotated pairs of a head.
     pub pairs: u32,
-    /// 1: pairs are neighbours. 0: of the turned part's first half and second half an element each.
+    /// 1: pairs are neighbouring elements. 0: a pair has one element of each half of the rotated part.
     pub interleaved: u32,
-    /// What turned elements of keys are multiplied by, for queries and keys together.
+    /// Factor of the rotated elements of keys, which accounts for queries and keys.
     pub gain: f32,
     /// Zero.
     pub reserved: [u32; 3],
 }
 
 impl RotaryParams {
-    /// Of two words of two elements, those halves that are in a first word of pairs, and those in a second, as
-    /// `permute_bytes` has them.
+    /// `permute_bytes` selectors that turn two words of two elements each into two words that hold one pair each.
     #[must_use]
     pub const fn picks(&self) -> [u32; 2] {
         self.of_queries().picks()
     }
 
-    /// What concerns queries alone.
+    /// The parameters for queries alone.
     #[must_use]
     pub const fn of_queries(&self) -> QueryRotaryParams {
         QueryRotaryParams {
@@ -38,15 +37,15 @@ impl RotaryParams {
     }
 }
 
-/// How queries alone are turned: as [`RotaryParams`].
+/// The fields of [`RotaryParams`] that concern queries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct QueryRotaryParams {
-    /// See there.
+    /// As [`RotaryParams::turns`].
     pub turns: u64,
-    /// See there.
+    /// As [`RotaryParams::pairs`].
     pub pairs: u32,
-    /// See there.
+    /// As [`RotaryParams::interleaved`].
     pub interleaved: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the kernels of the step around attention take.
+//! Parameters of the kernels of the step around attention.
 //!
 //! A *vector* is 8 neighbouring elements of a row: 16 bytes, or 8 in pages of 8 bits. Strides are in vectors.
 
@@ -7,11 +7,11 @@ use bytemuck::{Pod, Zeroable};
 use super::{KvStrides, ScaleParams};
 use crate::common::divisor::Divisor;
 
-/// What `qkv_step` works on.
+/// Parameters of `qkv_step`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct QkvParams {
-    /// `[tokens, q_heads + 2 · kv_heads, head_dim]`, the heads of a token without gaps.
+    /// `[tokens, q_heads + 2 · kv_heads, head_dim]`; the heads of a token are contiguous.
     pub source: u64,
     /// `[tokens, q_heads, head_dim]`; may be `source`.
     pub q: u64,
@@ -21,22 +21,22 @@ pub struct QkvParams {
     pub v: u64,
     /// As [`AppendParams::slots`](super::AppendParams::slots).
     pub slots: u64,
-    /// A token of the source, added to each; 0: none.
+    /// The bias, in the layout of one source token, added to each token; 0: none.
     pub bias: u64,
-    /// `[head_dim]`: weights of the normalisation of queries; 0: there is none.
+    /// `[head_dim]`: weights of the RMS norm of queries; 0: no normalisation.
     pub q_weight: u64,
-    /// The same of keys.
+    /// The same for keys.
     pub k_weight: u64,
-    /// `[head_dim of the turned part / 2]` u64: by how much a pair is turned from a position to the next, of a turn of
-    /// 2⁶⁴; 0: nothing is turned.
+    /// `[rotated elements / 2]` u64: the angle per position of each pair, where 2⁶⁴ is a full turn; 0: no rotary
+    /// embedding.
     pub turns: u64,
     /// `[tokens]` u32.
     pub positions: u64,
-    /// Of pages of 8 bits: `page` of its strides is from page to page where scales are of each token.
+    /// Scales for 8-bit pages. Stride `page` is between pages if each token has scales of its own.
     pub scales: ScaleParams,
-    /// How keys lie in their pool.
+    /// Strides of the key pool.
     pub k_strides: KvStrides,
-    /// How values lie in theirs.
+    /// Strides of the value pool.
     pub v_strides: KvStrides,
     /// From one source token to the next.
     pub source_token: u32,
@@ -50,15 +50,15 @@ pub struct QkvParams {
     pub q_heads: u32,
     /// KV heads.
     pub kv_heads: u32,
-    /// Threads that have vectors of a head, two each.
+    /// Threads with vectors of a head, two each.
     pub lanes: u32,
-    /// Threads of a head, as a power of two: a part of a warp.
+    /// Log₂ of the threads per head, a part of a warp.
     pub lanes_log: u32,
-    /// Threads whose vectors are turned.
+    /// Threads whose vectors are rotated.
     pub turned: u32,
-    /// 1: pairs are neighbours.
+    /// 1: pairs are neighbouring elements.
     pub interleaved: u32,
-    /// Sine and cosine are multiplied by it.
+    /// Factor of sine and cosine.
     pub magnitude: f32,
     /// Added to the mean square.
     pub eps: f32,
@@ -66,17 +66,18 @@ pub struct QkvParams {
     pub offset: f32,
     /// 1 / head dimension.
     pub inverse_dim: f32,
-    /// Where scales of 8-bit pages come from: a constant of [`passes::quantise`](crate::passes::quantise).
+    /// Whether scales of 8-bit pages are given or computed: a constant of
+    /// [`passes::quantise`](crate::passes::quantise).
     pub mode: u32,
     /// `pages × page_size` of the pool.
     pub pool_slots: u32,
     /// Tokens in a page.
     pub page_size: Divisor,
-    /// By what a thread's heads are apart: heads of a token by heads of a thread.
+    /// Divides by heads per token / heads per thread, which is also the distance between a thread's heads.
     pub groups: Divisor,
 }
 
-/// What `rms_norm` works on.
+/// Parameters of `rms_norm`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct NormParams {
@@ -84,7 +85,7 @@ pub struct NormParams {
     pub x: u64,
     /// `[width]`.
     pub weight: u64,
-    /// `[tokens, width]`, what `x` is added to; 0: none.
+    /// `[tokens, width]`, to which `x` is added; 0: none.
     pub residual: u64,
     /// `[tokens, width]`; may be `x`.
     pub out: u64,
@@ -106,11 +107,11 @@ pub struct NormParams {
     pub reserved: u32,
 }
 
-/// What `gate` works on.
+/// Parameters of `gate`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct GateParams {
-    /// `[tokens, 2 · width]`: gates, then what they multiply.
+    /// `[tokens, 2 · width]`: gates, then the numbers that they multiply.
     pub source: u64,
     /// `[tokens, width]`.
     pub out: u64,
@@ -118,9 +119,9 @@ pub struct GateParams {
     pub source_token: u32,
     /// From one token of `out` to the next.
     pub out_token: u32,
-    /// Vectors that are written.
+    /// Vectors to write.
     pub vectors: u32,
-    /// 1: GELU.
+    /// 1: GELU; 0: SiLU.
     pub gelu: u32,
     /// Vectors of a token of `out`.
     pub per_token: Divisor,
@@ -128,13 +129,13 @@ pub struct GateParams {
     pub reserved: u32,
 }
 
-/// What `embed` works on.
+/// Parameters of `embed`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct EmbedParams {
     /// `[vocabulary, width]`.
     pub table: u64,
-    /// `[tokens]` u32: rows of the table. One that is not there is zeros.
+    /// `[tokens]` u32: rows of the table. Ids outside the table give zeros.
     pub ids: u64,
     /// `[tokens, width]`.
     pub out: u64,
@@ -144,25 +145,26 @@ pub struct EmbedParams {
     pub out_token: u32,
     /// Rows of the table.
     pub vocabulary: u32,
-    /// Vectors that are written.
+    /// Vectors to write.
     pub vectors: u32,
-    /// What rows are multiplied by.
+    /// Factor of the rows.
     pub scale: f32,
     /// Vectors of a token.
     pub per_token: Divisor,
 }
 
-/// How the token of a row is drawn.
+/// The sampling rules of a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct DrawParams {
-    /// What differences of logits are multiplied by to become exponents of 2; 0: the largest logit is taken.
+    /// Factor from differences of logits to exponents of 2 (log₂ e / temperature); 0: greedy, the largest logit is
+    /// taken.
     pub scale: f32,
-    /// How many of the largest logits stay; 0: all.
+    /// Number of largest logits to keep; 0: all.
     pub top_k: u32,
-    /// The share that stays, of 2³²; 0: all.
+    /// Share of the probability to keep, times 2³²; 0: all.
     pub top_p: u32,
-    /// The smallest weight that stays, where the largest is [`ONE`](crate::step::sample::ONE).
+    /// The smallest weight to keep, where the largest is [`ONE`](crate::step::sample::ONE).
     pub min_weight: u32,
     /// A random number.
     pub random: u64,
@@ -170,7 +172,7 @@ pub struct DrawParams {
     pub reserved: [u32; 2],
 }
 
-/// What `sample` works on.
+/// Parameters of `sample`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SampleParams {
@@ -178,12 +180,12 @@ pub struct SampleParams {
     pub logits: u64,
     /// `[rows]` [`DrawParams`].
     pub draws: u64,
-    /// `[rows]` u32, written.
+    /// `[rows]` u32: the sampled tokens.
     pub ids: u64,
     /// From one row to the next, in elements.
     pub row: u64,
     /// Logits of a row.
     pub vocabulary: u32,
-    /// The lowest bit of a logit in single precision that is not 0 in all.
+    /// The lowest bit of a logit, as an f32, that can be set in the logits' type.
     pub last_bit: u32,
 }
