@@ -1,21 +1,20 @@
-//! `append_paged_kv`: new keys and values into their pages.
+//! `append_paged_kv`: appends new keys and values to their pages.
 //!
-//! A copy with a scattered target. The unit is a *vector* of 16 bytes (8 where rows lie so), which makes
-//! the element type irrelevant. Vectors are counted through tokens and heads without a gap, so that warps
-//! read and write neighbouring bytes for any number and size of heads; where heads follow each other on
-//! both sides a whole token is one row. A thread moves four vectors, a block's width apart: four loads are
-//! under way before the first store. Keys and values are the two halves of the grid's y.
+//! A copy with a scattered target. It moves *vectors* of 16 bytes (8 if rows are only aligned to 8), so the element
+//! type is irrelevant. Vectors are numbered continuously over tokens and heads, so warps access neighbouring bytes for
+//! any number and size of heads; if heads are contiguous on both sides, a whole token is one row. A thread moves four
+//! vectors, one block width apart: four loads are in flight before the first store. Grid y selects keys or values.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Vectors that a thread moves.
+/// Vectors per thread.
 const PER_THREAD: u32 = 4;
 
-/// Vectors that a block moves.
+/// Vectors per block.
 pub const VECTORS_PER_BLOCK: u32 = THREADS * PER_THREAD;
 
-/// Blocks that an SM is to hold.
+/// Resident blocks per SM.
 const BLOCKS: u32 = 6;
 
 /// The kernels, by the bytes of a vector: `append_paged_kv_<bytes>`.
@@ -61,15 +60,15 @@ mod device {
     use super::{BLOCKS, PER_THREAD, THREADS, VECTORS_PER_BLOCK};
     use crate::abi::{AppendParams, AppendTensor};
 
-    /// What one load or store moves.
+    /// The data of one load or store.
     trait Vector: Copy {
         const ZERO: Self;
         const BYTES: u64;
         /// # Safety
-        /// `source` is readable global memory, aligned to the vector, that nobody writes meanwhile.
+        /// `source` is readable global memory, aligned to the vector, that no thread writes meanwhile.
         unsafe fn load(source: u64) -> Self;
         /// # Safety
-        /// `target` is global memory, aligned to the vector, that no other thread touches.
+        /// `target` is global memory, aligned to the vector, that no other thread accesses.
         unsafe fn store(self, target: u64);
     }
 
@@ -103,7 +102,7 @@ mod device {
         }
     }
 
-    /// Moves `N` vectors from `first` on, a block's width apart.
+    /// Moves `N` vectors from `first` on, one block width apart.
     ///
     /// # Safety
     /// The parameters describe memory as [`AppendParams`] says; all `N` vectors are below `tensor.vectors`.
@@ -115,7 +114,7 @@ mod device {
     ) {
         let mut values = [V::ZERO; N];
         let mut slots = [0; N];
-        // Place of the vector in its token on the target's side, in vectors.
+        // Offset of the vector in its token on the target side, in vectors.
         let mut places = [0_u64; N];
         let mut i = 0;
         while i < N {
@@ -140,7 +139,7 @@ mod device {
                 let to = u64::from(page) * u64::from(tensor.page)
                     + u64::from(offset) * u64::from(tensor.token)
                     + places[i];
-                // SAFETY: inside the pool, since the slot is; no two tokens have one slot.
+                // SAFETY: inside the pool, since the slot is; no two tokens share a slot.
                 unsafe { values[i].store(tensor.pool + to * V::BYTES) };
             }
             i += 1;
@@ -165,7 +164,7 @@ mod device {
         }
         let mut vector = first;
         while vector < tensor.vectors {
-            // SAFETY: compared just above.
+            // SAFETY: the loop condition.
             unsafe { copy::<V, 1>(params, &tensor, vector) };
             vector += THREADS;
         }
@@ -173,7 +172,7 @@ mod device {
 
     macro_rules! entries {
         ($($bytes:literal: $vector:ty;)*) => { $( const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// As [`append`].

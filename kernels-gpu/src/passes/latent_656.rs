@@ -1,17 +1,17 @@
-//! `append_latent_656`: new keys of latent attention into rows of 656 bytes.
+//! `append_latent_656`: appends new MLA keys as rows of 656 bytes.
 //!
-//! A row is 512 numbers in e4m3, four scales in f32 and 64 elements in bf16. A warp brings a key; half of it has the 128
-//! numbers of a scale, whose largest magnitude is found by shuffles. The scale is the smallest power of two by which that
-//! is at most 448, and 1 where all are zero.
+//! A row is 512 e4m3 numbers, four f32 scales and 64 bf16 elements. A warp converts one key; each half-warp handles the
+//! 128 numbers of a scale and finds their largest magnitude by shuffles. The scale is the smallest power of two for
+//! which the largest magnitude divided by it is at most 448; it is 1 if all numbers are zero.
 
-/// Threads of a block, and its keys: a warp each.
+/// Threads of a block.
 pub const THREADS: u32 = 128;
-/// Keys of a block.
+/// Keys of a block, one per warp.
 pub const KEYS: u32 = THREADS / 32;
 
-/// Numbers of 8 bits, and elements of a key.
+/// 8-bit numbers of a key.
 pub const NUMBERS: u32 = 512;
-/// Elements of a key.
+/// All elements of a key.
 pub const ELEMENTS: u32 = 576;
 
 /// The kernels: `append_latent_656_<element>`.
@@ -37,7 +37,7 @@ mod rows {
         };
     }
 
-    /// One for each 16-bit float.
+    /// One kernel per 16-bit float type.
     pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
 }
 #[cfg(not(target_arch = "nvptx64"))]
@@ -55,12 +55,12 @@ mod device {
     };
 
     const WARP: u32 = warp::FULL_MASK;
-    /// The smallest scale that is computed, 2⁻¹⁰⁰: its inverse is finite, too.
+    /// The smallest computed scale, 2⁻¹⁰⁰; its inverse is finite.
     const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
-    /// Elements of a lane.
+    /// Elements that a lane loads at a time.
     const VECTOR: u32 = 8;
 
-    /// The scale of numbers whose largest finite magnitude this is.
+    /// The scale for numbers with this largest finite magnitude.
     #[inline(always)]
     fn scale_of(largest: f32) -> f32 {
         if largest == 0.0 {
@@ -68,11 +68,11 @@ mod device {
         }
         let least = largest / LARGEST;
         let bits = if least > SMALLEST { least } else { SMALLEST }.to_bits();
-        // The next power of two, by the exponent: one more where there is any mantissa.
+        // Rounds up to a power of two: the exponent grows by 1 if any mantissa bit is set.
         f32::from_bits((bits + 0x007f_ffff) >> 23 << 23)
     }
 
-    /// Brings the warp's key.
+    /// Converts and stores the warp's key.
     ///
     /// # Safety
     /// The parameters describe memory as [`QuantiseParams`] says: `k` has keys of 576 and a pool of rows of 656 bytes.
@@ -83,7 +83,8 @@ mod device {
         if token >= p.rows {
             return;
         }
-        // SAFETY: the token is in the source, and a slot in the pool is a place in it; whole warps come to the shuffles.
+        // SAFETY: the token is in the source, a slot below `pool_slots` is in the pool, and whole warps reach the
+        // shuffles.
         unsafe {
             let slot = ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32);
             if slot >= p.pool_slots {
@@ -103,7 +104,7 @@ mod device {
                 let mut i = 0;
                 while i < VECTOR as usize {
                     numbers[i] = T::unpack(words[i / 2])[i % 2];
-                    // Neither NaN nor infinity is a magnitude to scale by.
+                    // Ignore NaN and infinity: the scale must be finite.
                     let magnitude = f32::from_bits(numbers[i].to_bits() & 0x7fff_ffff);
                     if magnitude > largest && magnitude < f32::INFINITY {
                         largest = magnitude;
@@ -145,7 +146,7 @@ mod device {
 
     macro_rules! entries {
         ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// As [`narrow`].

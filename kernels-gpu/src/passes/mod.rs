@@ -1,5 +1,5 @@
-//! What goes around attention: merging partial states and those of several GPUs, appending keys and values, rounding
-//! queries, padding heads, turning queries and keys.
+//! Kernels around attention: merging partial states, also across GPUs; appending keys and values; converting them;
+//! rounding queries; padding heads; applying rotary embeddings to keys.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
@@ -20,7 +20,7 @@ pub mod turn;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod widen;
 
-/// The tables of all.
+/// The tables of all these kernels.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     append::ROWS,

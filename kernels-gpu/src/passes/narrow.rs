@@ -1,11 +1,11 @@
-//! `narrow_rows`: queries in single precision to the 16 bits that attention kernels read, rounded to nearest.
+//! `narrow_rows`: rounds f32 queries to the 16-bit type of the attention kernels, to nearest.
 //!
-//! A thread moves 8 elements: 32 bytes are read, 16 written.
+//! A thread converts 8 elements: it reads 32 bytes and writes 16.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Elements that a thread moves.
+/// Elements per thread.
 pub const CHUNK: u32 = 8;
 
 /// The kernels: `narrow_rows_<element>`.
@@ -55,10 +55,10 @@ mod device {
     macro_rules! entries {
         ($half:ident $element:literal {}) => {
             const _: () = {
-                /// See the module.
+                /// See the module's documentation.
                 ///
                 /// # Safety
-                /// The parameters describe memory as [`NarrowParams`] says, the rows that are written are of the type in the name.
+                /// The parameters describe memory as [`NarrowParams`] says; the target has the type in the name.
                 #[kernel(name = ["narrow_rows_", $element], max_threads = THREADS, min_blocks = 4)]
                 pub unsafe fn entry(p: NarrowParams) {
                     let chunk = thread::index_1d();
@@ -70,7 +70,7 @@ mod device {
                         u64::from(token) * u64::from(p.from_token) + u64::from(at * CHUNK);
                     let from = (p.from + element * 4) as *const f32;
                     let to = (p.to + u64::from(chunk) * u64::from(CHUNK) * 2) as *mut u32;
-                    // SAFETY: elements of the tensors, 8 of them at multiples of 16 bytes; each is one thread's.
+                    // SAFETY: inside the tensors, 8 elements aligned to 16 bytes; only this thread writes them.
                     unsafe {
                         let [a, b, c, d] = ptr::load_f32x4(from);
                         let [e, f, g, h] = ptr::load_f32x4(from.add(4));

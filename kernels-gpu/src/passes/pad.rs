@@ -1,26 +1,26 @@
-//! `pad_heads`: heads of one dimension to those that attention kernels compute with, and back.
+//! `pad_heads`: pads heads to a dimension that attention kernels support, and back.
 //!
-//! Attention kernels have heads of 64, 128 or 256 elements: slabs of 64. Heads of other dimensions lie in slabs that
-//! overlap, so that no byte of a neighbour is read: slab `j` is the elements from `j · step` on. An element that two
-//! slabs have is a zero in the queries of the second, so that it counts once.
+//! Those kernels have head dimensions of 64, 128 or 256, in slabs of 64. Heads of other dimensions are read as
+//! overlapping slabs, so that no byte of the neighbouring head is read: slab `j` starts at element `j · step`. Elements
+//! in two slabs are zero in the second slab of the padded queries, so they count once.
 //!
 //! A thread moves 8 elements of 16 bits.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Elements that a thread moves.
+/// Elements per thread.
 pub const CHUNK: u32 = 8;
 
-/// Where 8 elements of a padded head come from: the first of them in the head, or nothing.
+/// The source of 8 elements of a padded head: the index of the first in the unpadded head, or `None` for zeros.
 ///
-/// `at` is their place in the padded head, of slabs `step` elements apart that cover `dim` elements.
+/// `at` is their index in the padded head; slabs are `step` elements apart and cover `dim` elements.
 #[inline(always)]
 #[must_use]
 pub const fn source(at: u32, dim: u32, step: u32) -> Option<u32> {
     let (slab, column) = (at / 64, at % 64);
     let from = slab * step + column;
-    // What the slab before has already, and what is past the end.
+    // Elements that the previous slab already has, or past the end.
     if from >= dim || slab > 0 && column + step < 64 {
         None
     } else {
@@ -28,7 +28,7 @@ pub const fn source(at: u32, dim: u32, step: u32) -> Option<u32> {
     }
 }
 
-/// Where 8 elements of a head lie in the padded one.
+/// The index, in the padded head, of 8 elements of the unpadded head.
 #[inline(always)]
 #[must_use]
 pub const fn place(from: u32, step: u32) -> u32 {
@@ -59,7 +59,7 @@ mod device {
     use super::{CHUNK, THREADS, place, source};
     use crate::abi::PadParams;
 
-    /// See the module.
+    /// See the module's documentation.
     ///
     /// # Safety
     /// The parameters describe memory as [`PadParams`] says.
@@ -81,11 +81,11 @@ mod device {
         let element = |token_stride: u32, head_stride: u32, at: u32| {
             token * u64::from(token_stride) + head * u64::from(head_stride) + u64::from(at)
         };
-        // The launch in front of this one, which wrote what is brought, may still run.
+        // Dependent launch: the previous kernel, which writes the source, may still run.
         #[cfg(target_feature = "sm_90a")]
         griddep::wait();
         let mut values = [0; 4];
-        // SAFETY: elements of the tensors, 8 of them at multiples of 16 bytes; each is one thread's.
+        // SAFETY: inside the tensors, 8 elements aligned to 16 bytes; only this thread writes them.
         unsafe {
             if let Some(from) = from {
                 let from = p.from + element(p.from_token, p.from_head, from) * 2;

@@ -1,30 +1,29 @@
-//! `append_quantised`: new keys and values of 16 bits into pages of 8.
+//! `append_quantised`: appends new 16-bit keys and values to 8-bit pages.
 //!
-//! A thread brings 8 numbers of a row, of one token and head; neighbouring threads bring its others, so that the
-//! largest magnitude of a row is found by shuffles where scales are computed. Numbers are divided by their scale,
-//! rounded to nearest even, at most the largest finite value; NaN stays NaN. Keys and values are the two halves of the
-//! grid's y.
+//! A row is one head of a token. A thread converts 8 numbers, neighbouring threads the rest of the row. If scales are
+//! computed, shuffles find the row's largest magnitude. Numbers are divided by their scale, rounded to nearest even and
+//! saturated to the largest finite value; NaN stays NaN. Grid y selects keys or values.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Numbers that a thread brings.
+/// Numbers per thread.
 pub const NUMBERS: u32 = 8;
 
-/// The largest number of e4m3: what the largest of a row becomes where scales are computed.
+/// The largest e4m3 number, to which a row's largest magnitude is scaled if scales are computed.
 pub const LARGEST: f32 = 448.0;
 
-/// The same of e5m2.
+/// The same for e5m2.
 pub const LARGEST_E5M2: f32 = 57_344.0;
 
-/// The smallest scale that is computed, so that its inverse is finite. A row of zeros has a scale of 1.
+/// The smallest computed scale; its inverse is finite. A row of zeros has scale 1.
 pub const SMALLEST: f32 = 1e-30;
 
-/// Scales are given, the same for all tokens or for those of a request.
+/// Scales are given, for all tokens or per request.
 pub const GIVEN: u32 = 0;
-/// Scales are given, one for each token and head.
+/// Scales are given per token and head.
 pub const GIVEN_BY_TOKEN: u32 = 1;
-/// Scales are computed, one for each token and head, and written.
+/// Scales are computed per token and head, and stored.
 pub const COMPUTED: u32 = 2;
 
 /// The kernels: `append_quantised_<element>`.
@@ -50,7 +49,7 @@ mod rows {
         };
     }
 
-    /// One for each 16-bit float.
+    /// One kernel per 16-bit float type.
     pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
 }
 #[cfg(not(target_arch = "nvptx64"))]
@@ -74,13 +73,13 @@ mod device {
 
     const WARP: u32 = warp::FULL_MASK;
 
-    /// The largest magnitude among some numbers that is neither NaN nor infinity, neither of which is one to scale by.
+    /// The largest finite magnitude: NaN and infinity are ignored, as the scale must be finite.
     #[inline(always)]
     pub(crate) fn largest_finite(numbers: &[f32; NUMBERS as usize]) -> f32 {
         let mut largest = 0.0_f32;
         let mut i = 0;
         while i < NUMBERS as usize {
-            // One instruction, which passes over NaN.
+            // A single instruction, which ignores NaN.
             largest = largest.max(numbers[i].abs());
             i += 1;
         }
@@ -98,7 +97,7 @@ mod device {
         largest
     }
 
-    /// Brings the block's numbers.
+    /// Converts and stores the block's numbers.
     ///
     /// # Safety
     /// The parameters describe memory as [`QuantiseParams`] says.
@@ -113,7 +112,8 @@ mod device {
         let (token, head) = p.kv_heads.div_rem(row);
         let exists = row < p.rows && vector < tensor.vectors;
         let wide_range = p.format == cache::E5M2;
-        // SAFETY: what exists is in the source; a slot in the pool is a place in it; all lanes come to the shuffles.
+        // SAFETY: rows that exist are in the source; a slot below `pool_slots` is in the pool; all lanes reach the
+        // shuffles.
         unsafe {
             let (mut slot, mut words) = (u32::MAX, [0; 4]);
             if exists {
@@ -188,7 +188,7 @@ mod device {
 
     macro_rules! entries {
         ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// As [`quantise`].

@@ -1,42 +1,42 @@
-//! `merge_ranks`: ⊕ over what several GPUs computed from keys of their own, read directly from their memory.
+//! `merge_ranks`: ⊕ over the results of several GPUs, each for its own keys, read directly from their memory.
 //!
-//! Each rank's attention leaves its outputs and LSEs in memory that all ranks can read. The kernel comes behind it on the
-//! same stream. It signals that to the other ranks (a store with release at the scope of the system into
-//! their memory), waits until all have signalled, reads their results and merges them in the order of the ranks, so that
-//! the result depends on nothing but the states. A rank polls its own memory, and what it writes to others is one word.
+//! Each rank's attention writes its outputs and LSEs to memory that all ranks can read. This kernel follows on the same
+//! stream. It signals the other ranks (a system-scope release store to their memory), waits until all have signalled,
+//! reads their results and merges them in the order of the ranks, so the result depends only on the states. A rank
+//! polls its own memory, and writes a single word to each other rank.
 //!
-//! *Rounds* are counted on the device, so that a captured graph can be launched any number of times. Results lie in one
-//! of two buffers in turn: a rank that fills one of them again has merged since, and so each other rank has passed the
-//! merge that read it.
+//! *Rounds* are counted on the device, so a captured graph can be launched any number of times. Results alternate
+//! between two buffers. A rank that refills a buffer has completed a merge since it was last used, so every other rank
+//! has passed the merge that read it.
 //!
-//! A wait ends after a while, or when the host says so. The rank then notes which one it missed, writes nothing, and
-//! neither do its later merges.
+//! A wait ends after a timeout or at the host's request. The rank then records which rank it missed; neither this merge
+//! nor later ones write anything.
 //!
-//! A thread merges a *chunk* of 8 elements, and all ranks' are on their way before the first is looked at: what NVLink
-//! wants is bytes under way.
+//! A thread merges a *chunk* of 8 elements. The loads from all ranks are issued before the first result is used: NVLink
+//! needs many bytes in flight.
 
-/// Elements that a thread computes at a time.
+/// Elements per thread and iteration.
 pub const CHUNK: u32 = 8;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Blocks on an SM.
+/// Resident blocks per SM.
 pub const BLOCKS: u32 = 3;
 
-/// In [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): signal to the others.
+/// Flag of [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): signal the other ranks.
 pub const SIGNAL: u32 = 1;
 
-/// Likewise: merge, and go on to the next round.
+/// Flag: merge, and advance to the next round.
 pub const MERGE: u32 = 2;
 
-/// Likewise: wait for the others before that. Where a collective brought their results there is nothing to wait for.
+/// Flag: wait for the other ranks before merging. Not needed if a collective has gathered their results.
 pub const WAIT: u32 = 4;
 
-/// In [`RankControl::missed`](crate::abi::RankControl::missed): the host stopped it.
+/// In [`RankControl::missed`](crate::abi::RankControl::missed): the host stopped the wait.
 pub const STOPPED: u32 = u32::MAX;
 
-/// The kernels, one for each 16-bit float: `merge_ranks_<element>`.
+/// The kernels, one per 16-bit float type: `merge_ranks_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {} }
@@ -88,7 +88,7 @@ mod device {
         },
     };
 
-    /// Looks at the clock and at the host's word every so many polls.
+    /// Polls between checks of the clock and of the host's stop word.
     const PATIENCE: u32 = 32;
 
     /// Address of a field of [`RankControl`].
@@ -98,7 +98,7 @@ mod device {
         };
     }
 
-    /// One word of this rank's memory for each other rank, a sector each.
+    /// The word in this rank's memory that another rank writes; each word has a sector of its own.
     #[inline(always)]
     fn signal_of(params: &RankMergeParams, rank: u32) -> *const u32 {
         let first = core::mem::offset_of!(RankControl, signals) as u64;
@@ -106,10 +106,10 @@ mod device {
         (params.control + first + u64::from(rank) * sector) as *const u32
     }
 
-    /// Tells the others that what came before on the stream is there.
+    /// Signals the other ranks that the results of previous kernels on the stream are available.
     ///
     /// # Safety
-    /// As [`RankMergeParams`] says; one thread for each of the ranks.
+    /// As [`RankMergeParams`] says; one thread per rank comes here.
     #[inline(always)]
     unsafe fn signal(params: &RankMergeParams, to: u32, round: u32) {
         let mut rank = 0;
@@ -122,7 +122,7 @@ mod device {
         }
     }
 
-    /// Waits until a rank has signalled; false if it did not.
+    /// Waits until a rank has signalled; false if the wait timed out or was stopped.
     ///
     /// # Safety
     /// As [`RankMergeParams`] says.
@@ -152,13 +152,13 @@ mod device {
         }
     }
 
-    /// A chunk of a rank's state; an empty one where there is no such rank.
+    /// Loads a chunk of a rank's output, and its LSE.
     ///
     /// # Safety
     /// As [`RankMergeParams`] says.
     #[inline(always)]
     unsafe fn load(out: u64, lse: u64, chunk: u64, head: u64) -> ([u32; 4], f32) {
-        // Not the read-only path: other GPUs wrote it while this kernel was waiting.
+        // Not the read-only path: other GPUs wrote this while the kernel was waiting.
         // SAFETY: the caller's promise.
         unsafe {
             (
@@ -171,7 +171,7 @@ mod device {
     /// Merges the chunks of a thread.
     ///
     /// # Safety
-    /// As [`RankMergeParams`] says; all ranks have signalled, and a barrier was in between.
+    /// As [`RankMergeParams`] says; all ranks have signalled, and a barrier completed since.
     #[inline(always)]
     unsafe fn merge<T: Half>(params: &RankMergeParams) {
         let step = thread::grid_dim_x() * THREADS;
@@ -214,7 +214,7 @@ mod device {
                 T::pack(v[4], v[5]),
                 T::pack(v[6], v[7]),
             ];
-            // SAFETY: the chunk is the thread's own.
+            // SAFETY: only this thread writes the chunk.
             unsafe {
                 ptr::store_u32x4((params.out + element * 2) as *mut u32, pairs);
                 if in_head == 0 && params.lse != 0 {
@@ -229,14 +229,14 @@ mod device {
     /// As [`RankMergeParams`] says; states and output are of the type `T`.
     #[inline(always)]
     unsafe fn run<T: Half>(params: &RankMergeParams) {
-        // The attention whose results the signal is for, and the merge that counted the last round.
+        // Dependent launch: wait for the attention whose results are signalled, and for the merge of the last round.
         #[cfg(target_feature = "sm_90a")]
         cuda_std::griddep::wait();
         let thread = thread::thread_idx_x();
         // SAFETY: the caller's promises.
         unsafe {
-            // A rank that missed another stays behind. Atomic, for other blocks may write both meanwhile: a wait that ends,
-            // and the last block of all, when this one has read the round.
+            // A rank that missed another one does nothing more. Atomic loads, because other blocks may write both words
+            // meanwhile: `missed` at a timeout, and `round` by the last block, once this block has read it.
             let read = |word| atomic::load::<Relaxed, Gpu, _>(word as *const u32);
             let failed = read(field!(params.missed)) != 0;
             let round = read(field!(params.round)).wrapping_add(1);
@@ -255,7 +255,7 @@ mod device {
                 return;
             }
             merge::<T>(params);
-            // All blocks have read the round before the last of them counts it.
+            // The last block advances the round: by then all blocks have read it.
             if thread == 0 {
                 let blocks = thread::grid_dim_x();
                 let before = atomic::fetch_add::<Relaxed, Gpu, _>(field!(params.blocks), 1);
@@ -270,10 +270,10 @@ mod device {
     macro_rules! entries {
         ($output:ident $element:literal {}) => {
             const _: () = {
-                /// See the module.
+                /// See the module's documentation.
                 ///
                 /// # Safety
-                /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
+                /// The parameters describe memory as [`RankMergeParams`] says; tensors have the type in the name.
                 #[kernel(
                                                                 name = ["merge_ranks_", $element],
                                                                 max_threads = THREADS,

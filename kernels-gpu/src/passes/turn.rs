@@ -1,17 +1,18 @@
-//! `turn_rows`: keys are turned by their positions before a prefill reads them. (It turns its queries itself.)
+//! `turn_rows`: applies rotary embeddings to keys before a prefill reads them. (The prefill rotates its queries
+//! itself.)
 //!
-//! Each key that a prefill sees is turned once, into pages of 64 that the prefill then reads. Values stay where they are,
-//! unless no tensor map describes their pages: then they go with the keys. The prefill's own loop brings keys to the tensor
-//! cores without a register between.
+//! Each key that a prefill sees is rotated once, into pages of 64 keys that the prefill then reads. The prefill cannot
+//! do this itself: TMA and wgmma move keys to the tensor cores without passing through registers. Values stay in their
+//! pages, unless no tensor map can describe these; then they are copied with the keys.
 //!
-//! The list of a prefill has *entries*: 64 keys of a table with their values. A block takes *pieces*, eighths of an entry:
-//! half of its tokens, of some heads. A thread has two vectors of 8 elements, so that pairs are its own
-//! (as in `step/qkv/`), and with the sines of its token goes from head to head.
+//! The prefill's list has *entries*: 64 keys of a page table, with their values. Blocks process *pieces*, eighths of an
+//! entry: half of its tokens, for some heads. A thread has two vectors of 8 elements, so both elements of a pair are
+//! its own (as in `step/qkv/`). It reuses the sines of its token for all its heads.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Pieces of an entry.
+/// Pieces per entry.
 pub const PIECES: u32 = 8;
 
 /// The kernels: `turn_rows_<element>`.
@@ -36,7 +37,7 @@ mod rows {
         };
     }
 
-    /// One for each 16-bit float.
+    /// One kernel per 16-bit float type.
     pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
 }
 #[cfg(not(target_arch = "nvptx64"))]
@@ -55,37 +56,37 @@ mod device {
         },
     };
 
-    /// Heads whose vectors are under way together.
+    /// Heads whose loads are in flight together.
     const TOGETHER: usize = 2;
 
-    /// Tokens of a piece.
+    /// Tokens per piece.
     const TOKENS: u32 = ConvertedPage::KEYS / 2;
 
     /// The sines of a thread's pairs, two pairs each.
     #[derive(Clone, Copy)]
     struct Sines {
         sines: [[f32; 4]; 4],
-        /// How words come to hold pairs.
+        /// Selectors that gather pairs into words, see [`RotaryParams::picks`](crate::abi::RotaryParams::picks).
         picks: [u32; 2],
-        /// Else vectors stay as they are.
+        /// If false, vectors are copied unchanged.
         turns: bool,
     }
 
-    /// What is brought.
+    /// What a thread copies.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Of {
         Keys,
         Values,
     }
 
-    /// Some heads of a token: where they are and where they go, in bytes, and from one to the next.
+    /// Some heads of a token: source and target addresses, and strides between heads, in bytes.
     struct Heads {
         from: u64,
         to: u64,
         from_step: u64,
         to_step: u64,
         count: u32,
-        /// Else zeros are written.
+        /// If false, zeros are written.
         exist: bool,
     }
 
@@ -93,15 +94,15 @@ mod device {
     /// The parameters describe memory as [`TurnParams`] says.
     #[inline(always)]
     unsafe fn turn<T: Half>(p: &TurnParams) {
-        // The prefill may begin as SMs become free; it waits where it reads what is written here.
+        // Dependent launch: the prefill may start as SMs become free. It waits before it reads the pages written here.
         griddep::launch_dependents();
         let c = &p.convert;
         let tid = thread::thread_idx_x();
         let (lanes, vectors) = (1 << p.lanes_log, 2 << p.lanes_log);
         let (lane, token) = (tid & (lanes - 1), (tid >> p.lanes_log) % TOKENS);
-        // Of narrow heads a block has several of a token at a time.
+        // With small heads a block processes several heads of a token at a time.
         let (sub, subs) = (tid >> p.lanes_log >> 5, THREADS >> p.lanes_log >> 5);
-        // Vectors that hold pairs: of both halves of what is turned, or neighbours.
+        // The two vectors that hold pairs: one of each half of the rotated part, or two neighbouring ones.
         let halves = p.rotary.interleaved == 0 && lane < p.rotary.pairs / 8;
         let [a, b] = if halves {
             [lane, lane + p.rotary.pairs / 8]
@@ -138,7 +139,7 @@ mod device {
                 let with_values = c.to_v != 0;
                 let classes = if with_values { 2 } else { 4 };
                 let (head, apart) = (class % classes * subs + sub, classes * subs);
-                // Keys that there are not become zeros.
+                // Keys that do not exist become zeros.
                 if head < p.kv_heads {
                     let (what, from, to, strides) = if with_values && class >= 2 {
                         (Of::Values, c.v, c.to_v, of(&c.v_strides))
@@ -162,7 +163,7 @@ mod device {
         }
     }
 
-    /// Where a head begins, in vectors: of a page, or a token, and a token of it.
+    /// The offset of a head, in vectors; `place` and `strides` are for page, token and head.
     #[inline(always)]
     fn at(place: [u32; 2], head: u32, strides: [u32; 3]) -> u64 {
         u64::from(place[0]) * u64::from(strides[0])
@@ -175,7 +176,8 @@ mod device {
         [strides.page, strides.token, strides.head]
     }
 
-    /// What turns a thread's pairs at a position: those of halves, or of neighbours from vector `a` on.
+    /// The sines and cosines of a thread's pairs at a position. `halves`: pairs are of both halves, otherwise
+    /// neighbours from vector `a` on.
     ///
     /// # Safety
     /// As [`turn`].
@@ -190,8 +192,8 @@ mod device {
         };
         if of.turns {
             let sines = |i: u32| {
-                // Words of both vectors, each of two elements: pairs of halves are two pairs of a word, those of neighbours
-                // one of the first vector and one of the second.
+                // Each step handles one word (two elements) of each vector. With halves these hold two consecutive
+                // pairs; with neighbours one pair of the first vector and one of the second.
                 let pair = first + if halves { i } else { i / 2 + i % 2 * 4 };
                 // SAFETY: the caller's promise.
                 let turned = turned(unsafe { p.rotary.turn(pair) }, position);
@@ -209,10 +211,10 @@ mod device {
     }
 
     impl Heads {
-        /// Brings two vectors of each, turned.
+        /// Copies two vectors of each head, rotated.
         ///
         /// # Safety
-        /// They are there, and nobody else's.
+        /// Source and target are valid, and no other thread accesses the target.
         #[inline(always)]
         unsafe fn bring<T: Half>(mut self, [a, b]: [u32; 2], by: Sines) {
             let at = [u64::from(a) * 16, u64::from(b) * 16];
@@ -256,7 +258,7 @@ mod device {
     macro_rules! entries {
         ($half:ident $element:literal {}) => {
             const _: () = {
-                /// See the module.
+                /// See the module's documentation.
                 ///
                 /// # Safety
                 /// The parameters describe memory as [`TurnParams`] says.

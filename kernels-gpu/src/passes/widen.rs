@@ -1,15 +1,15 @@
-//! `widen_by_token`: keys and values of 8 bits become pages of 16 bits, each multiplied by the scale of its token.
+//! `widen_by_token`: converts 8-bit keys and values to 16-bit pages, each multiplied by the scale of its token.
 //!
-//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and multiplies rows of queries by the scales
-//! where these are the same for all keys of a row. A scale of each key would be a multiplication for each logit. So such
-//! keys are widened by a launch before the prefill, each of them once, and the prefill reads 16 bits.
+//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and applies scales per row of queries if
+//! they are the same for all keys of the row. A scale per key would cost a multiplication per logit. So such keys are
+//! widened once, by a launch before the prefill, which then reads 16 bits.
 //!
-//! A block takes *pieces*, 64 keys of one KV head or their values, one after the other; a thread widens 16 numbers.
+//! Blocks process *pieces*, 64 keys of one KV head or their values; a thread widens 16 numbers.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Numbers that a thread widens.
+/// Numbers per thread.
 pub const NUMBERS: u32 = 16;
 
 /// The kernels: `widen_by_token_<element>`.
@@ -36,7 +36,7 @@ mod rows {
         };
     }
 
-    /// One for each 16-bit float.
+    /// One kernel per 16-bit float type.
     pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
 }
 #[cfg(not(target_arch = "nvptx64"))]
@@ -66,7 +66,7 @@ mod device {
         // SAFETY: the caller's promise.
         unsafe {
             let [first, pages] = c.of_this_plan(p.record);
-            // Pieces of a page: of each head its keys, and its values.
+            // A page has two pieces per head: keys and values.
             let pieces = pages * heads * 2;
             let mut piece = thread::block_idx_x();
             while piece < pieces {
@@ -87,7 +87,7 @@ mod device {
                     let token = vector >> p.vectors_log;
                     let in_row = vector & ((1 << p.vectors_log) - 1);
                     let mut wide = [[0; 4]; 2];
-                    // What is past the last key becomes zeros.
+                    // Rows past the last key become zeros.
                     if token < keys {
                         let (index, offset) = c.page_size.div_rem(key + token);
                         let id = c.page_ids + u64::from(table + index) * 4;
@@ -105,7 +105,8 @@ mod device {
         }
     }
 
-    /// Both are loaded: a choice between two addresses of a parameter would copy all of them to the stack.
+    /// Selects between two loaded values. Selecting between addresses of two parameters would copy all parameters to
+    /// the stack.
     #[inline(always)]
     fn pick<T: Copy>(second: bool, a: T, b: T) -> T {
         if second { b } else { a }
@@ -124,10 +125,10 @@ mod device {
     struct Side {
         pool: u64,
         to: u64,
-        /// Between pages, tokens and heads, in vectors of 16 bytes.
+        /// Strides between pages, tokens and heads, in vectors of 16 bytes.
         strides: [u32; 3],
         scales: u64,
-        /// Likewise, in scales.
+        /// Likewise, in numbers of scales.
         scale_strides: [u32; 3],
     }
 
@@ -135,7 +136,7 @@ mod device {
         /// 16 numbers of a page, token and head, as 16-bit floats.
         ///
         /// # Safety
-        /// They are in the pool.
+        /// The numbers are in the pool.
         #[inline(always)]
         unsafe fn load<T: Half>(&self, at: [u32; 3], vector: u32, format: u32) -> [[u32; 4]; 2] {
             let place = |strides: [u32; 3]| {
@@ -169,7 +170,7 @@ mod device {
         }
     }
 
-    /// At most the largest f16, where that is what it becomes. NaN stays NaN.
+    /// Saturates to the largest f16, if the target is f16. NaN stays NaN.
     #[inline(always)]
     fn fit<T: Half>(x: f32) -> f32 {
         const LARGEST: f32 = 65_504.0;
@@ -184,7 +185,7 @@ mod device {
 
     macro_rules! entries {
         ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`WidenParams`] says.

@@ -1,4 +1,4 @@
-//! The three kernels.
+//! The three merge kernels.
 
 use cuda_std::{barrier, misc, prelude::*, shared, warp};
 
@@ -14,10 +14,10 @@ use crate::{
     },
 };
 
-/// A thread for each chunk, of rows with at most a section.
+/// One thread per chunk, for rows of at most one section.
 ///
 /// # Safety
-/// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`.
+/// The parameters describe memory as [`MergeParams`] says; `out` has the type `O`.
 #[inline(always)]
 unsafe fn merge_many<O: Output>(params: &MergeParams) {
     // SAFETY: the caller's promises; `left` slots of the row are at `list`.
@@ -27,7 +27,7 @@ unsafe fn merge_many<O: Output>(params: &MergeParams) {
         };
         let (mut list, mut left) = (chunk.list, chunk.slots);
         let mut next = next_slots::<1>(list, left);
-        // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
+        // Never true: no list starts with `NO_SLOT`. Reading the id keeps ptxas from moving its load behind the wait.
         if left > 0 && next[0][0] == NO_SLOT {
             return;
         }
@@ -44,10 +44,10 @@ unsafe fn merge_many<O: Output>(params: &MergeParams) {
     }
 }
 
-/// A thread for each chunk, of rows with any number of slots.
+/// One thread per chunk, for rows with any number of slots.
 ///
 /// # Safety
-/// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`; `parked` are places for a block.
+/// The parameters describe memory as [`MergeParams`] says; `out` has the type `O`; `parked` has room for a block.
 #[inline(always)]
 unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
     // SAFETY: the caller's promises; `slots` of the row are at `list`.
@@ -59,7 +59,7 @@ unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
         let ids =
             |done: u32| next_slots::<1>(chunk.list.add(done as usize), slots.saturating_sub(done));
         let mut next = ids(done);
-        // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
+        // Never true: no list starts with `NO_SLOT`. Reading the id keeps ptxas from moving its load behind the wait.
         if slots > 0 && next[0][0] == NO_SLOT {
             return;
         }
@@ -69,10 +69,10 @@ unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
             let [states] = chunk.place.load_all(next);
             done += GROUP as u32;
             section.push_all(states);
-            // Long rows are rare where there are many: what has been merged of them is in shared memory while a
-            // section is, for registers are few.
+            // To save registers, the result of a row's previous sections is parked in shared memory while a section is
+            // merged. Long rows are rare in large merges.
             if done % SECTION == 0 && done < slots {
-                // Opaque: or it is kept in registers.
+                // Opaque: otherwise it stays in a register.
                 let thread = misc::opaque(thread::thread_idx_x());
                 let mut row = match done {
                     SECTION => Merger::EMPTY,
@@ -93,10 +93,10 @@ unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
     }
 }
 
-/// A lane for each chunk; the warps of a block take the sections of its rows in turn.
+/// One lane per chunk; the warps of a block take the sections of its rows in turn.
 ///
 /// # Safety
-/// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`; `parked` are places for a block.
+/// The parameters describe memory as [`MergeParams`] says; `out` has the type `O`; `parked` has room for a block.
 #[inline(always)]
 unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
     const GROUPS: usize = SECTION as usize / GROUP;
@@ -104,7 +104,7 @@ unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
     let (warp, lane, threads) = (thread / 32, thread % 32, thread::block_dim_x());
     let step = threads / 32 * SECTION;
     // SAFETY: the caller's promises; `slots` of the row are at `list`. All warps of a block have the same chunks, so
-    // all threads come to the same barriers.
+    // all threads reach the same barriers.
     unsafe {
         let chunk = Chunk::look_up(params, thread::block_idx_x() * 32 + lane);
         let slots = chunk.map_or(0, |chunk| chunk.slots);
@@ -114,7 +114,7 @@ unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
         };
         let mut at = warp * SECTION;
         let mut next = ids(at);
-        // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
+        // Never true: no list starts with `NO_SLOT`. Reading the id keeps ptxas from moving its load behind the wait.
         if slots > at && next[0][0] == NO_SLOT {
             return;
         }
@@ -133,7 +133,7 @@ unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
                 next = ids(at);
                 let mut group = 0;
                 while group < GROUPS {
-                    // None without a slot: the same bits as where they come one by one.
+                    // Skip groups without slots, for bit-identical results with the other kernels.
                     if here > (group * GROUP) as u32 {
                         section.push_all(states[group]);
                     }
@@ -151,7 +151,7 @@ unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
                 let mut first = begin;
                 while of < threads && first < slots {
                     let section = parked.load(of);
-                    // A row of one section is that section.
+                    // A row of one section needs no further merge.
                     if slots <= SECTION {
                         row = section;
                     } else {
@@ -175,10 +175,10 @@ unsafe fn merge_few<O: Output>(params: &MergeParams, parked: Parked) {
 
 macro_rules! entries {
     ($output:ident $element:literal { $($what:ident: $shape:ident;)* }) => { $( const _: () = {
-        /// See the module.
+        /// See the module's documentation.
         ///
         /// # Safety
-        /// The parameters describe memory as [`MergeParams`] says, the output is of the type in the name.
+        /// The parameters describe memory as [`MergeParams`] says; the output has the type in the name.
         #[kernel(
             name = ["merge_", $what, "_", $element],
             max_threads = THREADS,
@@ -188,7 +188,7 @@ macro_rules! entries {
             let parked = Parked {
                 base: shared::dynamic_shared_address(),
             };
-            // SAFETY: the caller's promise; the launch gives the block its shared memory.
+            // SAFETY: the caller's promise; the launch provides the shared memory.
             unsafe {
                 match ($shape.groups, $shape.long) {
                     (1, false) => merge_many::<$output>(&params),

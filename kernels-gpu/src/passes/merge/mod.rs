@@ -1,30 +1,30 @@
 //! `merge_states`: ⊕ over any number of partial states per output row.
 //!
-//! Memory-bound: per slot a thread reads 32 bytes of output and a log that its whole head shares, and
-//! it computes about one exp2 and eight multiply-adds for them. So the layout decides. A thread owns a
-//! *chunk* of 8 elements, two 16-byte loads per slot and one 16-byte store of a 16-bit output. Chunks are
-//! counted through rows and heads without a gap: a warp covers 256 neighbouring elements, whether those
-//! are two heads of one row or four rows of a single small head. Slots go by fours, all of whose loads are under
-//! way before the first is looked at. The first ids are there before the kernel that writes the states has ended.
+//! Memory-bound: per slot a thread reads 32 bytes of output and an LSE that its whole head shares, and computes about
+//! one exp2 and eight multiply-adds. A thread owns a *chunk* of 8 elements: two 16-byte loads per slot, and one 16-byte
+//! store of a 16-bit output. Chunks are numbered continuously over rows and heads, so a warp covers 256 neighbouring
+//! elements, whether these are two heads of a row or four rows of a small head. Slots are loaded in groups of four,
+//! with all loads in flight before the first result is used. The first slot ids are loaded before the kernel that
+//! writes the states ends.
 //!
-//! There are three kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
-//! [`MANY`] and [`LONG`] have five blocks on an SM. Where it is little, and stands at the end of a step, waiting decides: a thread of
-//! [`FEW`] has sixteen slots under way, and as many warps as the device has room for share the slots of a row.
+//! Three kernels compute bit-identical results. For large merges, occupancy hides the latency: [`MANY`] and [`LONG`]
+//! run five blocks per SM. Small merges, at the end of a step, are latency-bound: a thread of [`FEW`] has sixteen slots
+//! in flight, and as many warps as fit on the device share the slots of a row.
 //!
-//! The order of ⊕ is that of the slots. Sixteen of them are a *section*: their states are merged one after the other, and
-//! then those of the sections. So the result depends neither on timing nor on how many warps share a row.
+//! ⊕ is applied in the order of the slots. Sixteen slots are a *section*: the states of a section are merged in order,
+//! and then the sections. So the result depends neither on timing nor on the number of warps per row.
 
-/// Elements that a thread computes.
+/// Elements per thread.
 pub const CHUNK: usize = 8;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Slots that are merged together.
+/// Slots that are loaded and merged together.
 #[cfg(target_arch = "nvptx64")]
 const GROUP: usize = 4;
 
-/// The kernels, each of them for each element of outputs: `merge_<how many>_<element>`.
+/// The kernels, one per row and type of outputs: `merge_<states|long|few>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
@@ -35,7 +35,7 @@ macro_rules! table {
     };
 }
 
-/// Also for outputs in single precision.
+/// The same for f32 outputs.
 macro_rules! f32_table {
     ($then:ident) => {
         $then! { F32 "f32" {
@@ -46,37 +46,37 @@ macro_rules! f32_table {
     };
 }
 
-/// A kernel for so much: groups of slots that it loads together, and its blocks on an SM.
+/// The compile-time configuration of a merge kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Groups of four slots.
+    /// Groups of four slots that a thread loads together.
     pub groups: usize,
-    /// Blocks that an SM holds.
+    /// Resident blocks per SM.
     pub blocks: u32,
-    /// Rows may have more than a section.
+    /// Rows may have more than one section.
     pub long: bool,
 }
 
-/// Chunks of a block where there are few rows, a lane each; it has up to [`THREADS`] threads.
+/// Chunks per block of [`FEW`], one per lane; the block has up to [`THREADS`] threads.
 pub const FEW_CHUNKS: u32 = 32;
 
-/// Slots that are merged before they meet the others of their row.
+/// Slots of a section: they are merged with each other before the sections of a row are merged.
 pub const SECTION: u32 = 16;
 
-/// Dynamic shared memory of a thread.
+/// Dynamic shared memory per thread.
 pub const SHARED_BYTES: u32 = (CHUNK as u32 + 2) * 4;
 
-/// For many rows, none of them of more than [`SECTION`] slots.
+/// For many rows of at most [`SECTION`] slots.
 pub const MANY: Shape = Shape {
     groups: 1,
     blocks: 5,
     long: false,
 };
 
-/// For many rows.
+/// For many rows of any number of slots.
 pub const LONG: Shape = Shape { long: true, ..MANY };
 
-/// For few rows, by blocks of [`FEW_CHUNKS`]: the SMs hold all of them, and none has more than its share to read.
+/// For few rows, in blocks of [`FEW_CHUNKS`] chunks: all blocks are resident, and the SMs share the reads evenly.
 pub const FEW: Shape = Shape {
     groups: 4,
     blocks: 1,

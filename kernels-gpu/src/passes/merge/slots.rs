@@ -1,4 +1,4 @@
-//! What a thread reads and writes: a chunk of a row, in any slot.
+//! A thread's loads and stores: a chunk of a row, in any slot.
 
 use cuda_std::{prelude::*, shared};
 
@@ -12,11 +12,11 @@ use crate::{
     },
 };
 
-/// Output elements of a type.
+/// The element type of outputs.
 pub(super) trait Output {
     /// # Safety
-    /// `out` is the address of a tensor of this type, in which `element .. element + 8` are the thread's
-    /// own and start at a multiple of 8.
+    /// `out` is the address of a tensor of this type. Only this thread writes `element .. element + 8`, which start at
+    /// a multiple of 8.
     unsafe fn store(out: u64, element: u64, values: [f32; CHUNK]);
 }
 
@@ -48,7 +48,7 @@ impl Output for F32 {
     }
 }
 
-/// Where a thread reads: its chunk and its head's log, in any slot.
+/// A thread's source: its chunk and its head's LSE, in any slot.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     partial_out: u64,
@@ -67,8 +67,8 @@ impl Place {
         let chunk = u64::from(slot) * u64::from(self.chunks_per_row) + u64::from(self.chunk);
         let head = u64::from(slot) * u64::from(self.q_heads) + u64::from(self.head);
         let out = (self.partial_out + chunk * 32) as *const f32;
-        // Not the read-only path: under a programmatic launch the kernel before this one still writes
-        // partial states while this one starts.
+        // Not the read-only path: with a programmatic dependent launch the previous kernel may still write partial
+        // states while this one starts.
         // SAFETY: inside the arrays, by the promise on `slot`; chunks are 32 bytes and aligned to 16.
         unsafe {
             let lse = ptr::load_f32((self.partial_lse + head * 4) as *const f32);
@@ -81,7 +81,7 @@ impl Place {
         }
     }
 
-    /// The states of the slots, all on their way before the first is looked at; none where there is no slot.
+    /// Loads the states of the slots, all in flight at once; empty states for [`NO_SLOT`].
     ///
     /// # Safety
     /// As [`load`](Self::load)'s.
@@ -104,13 +104,13 @@ impl Place {
     }
 }
 
-/// No slot of the workspace.
+/// Not a slot of the workspace.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// The slots of a row that stand at `list`, as many as there are places and `left` says.
+/// The next slots of a row, from `list` on: at most `left`, padded with [`NO_SLOT`].
 ///
 /// # Safety
-/// They are there.
+/// `list` has `left` slots.
 #[inline(always)]
 pub(super) unsafe fn next_slots<const GROUPS: usize>(
     list: *const u32,
@@ -128,12 +128,12 @@ pub(super) unsafe fn next_slots<const GROUPS: usize>(
     slots
 }
 
-/// What a thread merges.
+/// The chunk that a thread merges.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
     pub place: Place,
     token: u32,
-    /// Its place in the row, and in the head.
+    /// Its index in the row, and in the head.
     in_row: u32,
     in_head: u32,
     pub list: *const u32,
@@ -141,7 +141,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// None behind the last.
+    /// `None` past the last chunk.
     ///
     /// # Safety
     /// The parameters describe memory as [`MergeParams`] says.
@@ -180,7 +180,7 @@ impl Chunk {
     }
 
     /// # Safety
-    /// As [`look_up`](Self::look_up)'s; `out` is of the type `O`.
+    /// As [`look_up`](Self::look_up)'s; `out` has the type `O`.
     #[inline(always)]
     pub unsafe fn store<O: Output>(&self, params: &MergeParams, mut merged: State<CHUNK>) {
         let head = self.place.head;
@@ -203,14 +203,14 @@ impl Chunk {
     }
 }
 
-/// Waits for the kernel that writes the states; what the host wrote was there before.
+/// Dependent launch: waits for the kernel that writes the states. Data written by the host needs no wait.
 #[inline(always)]
 pub(super) fn wait() {
     #[cfg(target_feature = "sm_90a")]
     cuda_std::griddep::wait();
 }
 
-/// Room in shared memory for ten words of each thread of a block, each lane's in a bank of its own.
+/// Shared memory for ten words of each thread of a block; each lane has a bank of its own.
 #[derive(Clone, Copy)]
 pub(super) struct Parked {
     pub base: u32,
@@ -219,19 +219,19 @@ pub(super) struct Parked {
 impl Parked {
     const WORDS: u32 = SHARED_BYTES / 4;
 
-    /// Where the first word of a thread stands; the others follow, 128 bytes apart.
+    /// Address of a thread's first word; the others follow at intervals of 128 bytes.
     #[inline(always)]
     fn of(self, thread: u32) -> u32 {
         self.base + (thread / 32 * 32 * Self::WORDS + thread % 32) * 4
     }
 
     /// # Safety
-    /// Nobody else uses the place of the thread meanwhile.
+    /// No other thread accesses this thread's words meanwhile.
     #[inline(always)]
     pub unsafe fn store(self, thread: u32, merger: &Merger<CHUNK>) {
         let mut at = self.of(thread);
         let mut i = 0;
-        // SAFETY: the place has as many words.
+        // SAFETY: each thread has this many words.
         unsafe {
             while i < CHUNK {
                 shared::store_f32(at, merger.out[i]);
@@ -244,7 +244,7 @@ impl Parked {
     }
 
     /// # Safety
-    /// A merger was stored there, and a barrier lies between if another thread did.
+    /// A merger was stored there; if by another thread, a barrier completed since.
     #[inline(always)]
     pub unsafe fn load(self, thread: u32) -> Merger<CHUNK> {
         let mut at = self.of(thread);
