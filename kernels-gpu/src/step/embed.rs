@@ -1,14 +1,14 @@
-//! `embed`: rows of a table, times a scale.
+//! `embed`: looks up rows of a table and multiplies them by a scale.
 //!
-//! A copy with a scattered source: a thread moves vectors of 16 bytes, a block's width apart.
+//! A copy with a scattered source: a thread moves vectors of 16 bytes, one block width apart.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Vectors that a thread moves.
+/// Vectors per thread.
 pub const PER_THREAD: u32 = 2;
 
-/// Blocks that an SM is to hold.
+/// Resident blocks per SM.
 const BLOCKS: u32 = 8;
 
 /// The kernels: `embed_<element>`.
@@ -44,7 +44,7 @@ mod device {
                     p.out,
                     u64::from(token) * u64::from(p.out_token) + u64::from(in_row),
                 );
-                // SAFETY: the token has an id; a row of the table is read where the id names one.
+                // SAFETY: the token has an id; a row is read only if the id is in the table.
                 unsafe {
                     let id = ptr::load_nc_u32((p.ids + u64::from(token) * 4) as *const u32);
                     if id < p.vocabulary {
@@ -68,7 +68,7 @@ mod device {
                 word = pack::<T>(x);
             }
             if first + (i as u32 * THREADS) < p.vectors {
-                // SAFETY: a vector of the output, this thread's alone.
+                // SAFETY: a vector of the output that only this thread writes.
                 unsafe { ptr::store_u32x4(to[i] as *mut u32, word) };
             }
             i += 1;
@@ -78,7 +78,7 @@ mod device {
     macro_rules! entries {
         ($half:ident $element:literal {}) => {
             const _: () = {
-                /// See the module.
+                /// See the module's documentation.
                 ///
                 /// # Safety
                 /// As [`embed`].

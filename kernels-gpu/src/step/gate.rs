@@ -1,17 +1,17 @@
-//! `gate`: the activated gate times what it multiplies, SiLU or GELU.
+//! `gate`: SiLU(gate) · up or GELU(gate) · up.
 //!
-//! Memory-bound: a thread moves vectors of 16 bytes, counted through tokens without a gap. All loads of a thread are
-//! under way before the first is looked at.
+//! Memory-bound: a thread moves vectors of 16 bytes, numbered continuously over tokens. All loads of a thread are in
+//! flight before the first result is used.
 
 use crate::math::{exp2, recip};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Vectors that a thread writes.
+/// Vectors per thread.
 pub const PER_THREAD: u32 = 2;
 
-/// Blocks that an SM is to hold.
+/// Resident blocks per SM.
 const BLOCKS: u32 = 6;
 
 /// `x · σ(x)`.
@@ -78,7 +78,7 @@ mod device {
             let (gate, mut up) = (unpack::<T>(gates[i]), unpack::<T>(ups[i]));
             multiply(&gate, &mut up, p.gelu != 0);
             if first + (i as u32 * THREADS) < p.vectors {
-                // SAFETY: a vector of the output, this thread's alone.
+                // SAFETY: a vector of the output that only this thread writes.
                 unsafe { ptr::store_u32x4(to[i] as *mut u32, pack::<T>(up)) };
             }
             i += 1;
@@ -104,7 +104,7 @@ mod device {
     macro_rules! entries {
         ($half:ident $element:literal {}) => {
             const _: () = {
-                /// See the module.
+                /// See the module's documentation.
                 ///
                 /// # Safety
                 /// As [`gate`].

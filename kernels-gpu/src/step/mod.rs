@@ -1,6 +1,6 @@
-//! The step around attention: what a model computes between its matrix products.
+//! The step around attention: the operations of a model between its matrix products.
 
-/// A row of a kernel that has one entry for each 16-bit float and nothing else to choose.
+/// The registry row of a kernel with one entry per 16-bit float type and no other variants.
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! row {
     ($half:ident $element:literal { $prefix:literal, $op:ident, $threads:expr, $blocks:expr }) => {
@@ -28,7 +28,7 @@ pub mod qkv;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
 pub mod sample;
 
-/// The tables of all.
+/// The tables of all these kernels.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     qkv::ROWS[0],
@@ -40,7 +40,7 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     sample::ROWS,
 ];
 
-/// Elements of a vector.
+/// Elements of a vector of 16 bytes.
 pub const VECTOR: u32 = 8;
 
 #[cfg(target_arch = "nvptx64")]
@@ -97,7 +97,7 @@ mod vector {
         sum
     }
 
-    /// The sum over groups of lanes, a power of two.
+    /// The sum over groups of `lanes` lanes, a power of two.
     ///
     /// # Safety
     /// All lanes of the warp come here.

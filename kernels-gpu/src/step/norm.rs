@@ -1,16 +1,16 @@
-//! `rms_norm`: rows divided by the root of their mean square, with a residual added before.
+//! `rms_norm`: RMS norm of rows, with an optional residual added first.
 //!
-//! Memory-bound. A CTA has a row, which stays in its registers between the sum of squares and the result: each row is
-//! read once. Threads have one vector of 16 bytes each, or two where rows are long or many: then fewer threads meet at
-//! the barrier, and an SM has more rows under way.
+//! Memory-bound. A CTA keeps one row in registers between the sum of squares and the result, so each row is read once.
+//! Threads have one vector of 16 bytes each, or more if rows are long or many: then fewer threads meet at the barrier,
+//! and an SM has more rows in flight.
 
-/// The most threads of a block.
+/// The largest number of threads of a block.
 pub const MOST: u32 = 1024;
 
-/// Shared memory of a block: a sum of each warp.
+/// Shared memory of a block: one sum per warp.
 pub const SHARED_BYTES: u32 = MOST / 32 * 4;
 
-/// The kernels, each for each 16-bit float: `rms_norm_<vectors of a thread>_<element>`.
+/// The kernels, one per row and 16-bit float type: `rms_norm_<vectors of a thread>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
@@ -21,7 +21,7 @@ macro_rules! table {
     };
 }
 
-/// Vectors that a thread may have.
+/// The supported numbers of vectors per thread.
 pub const VECTORS: [u32; 3] = [1, 2, 4];
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -64,7 +64,8 @@ mod device {
     };
 
     /// # Safety
-    /// The parameters describe memory as [`NormParams`] says; a block has a row, and threads for all of its vectors.
+    /// The parameters describe memory as [`NormParams`] says; each block has one row, and threads for all of its
+    /// vectors.
     #[inline(always)]
     unsafe fn norm<T: Half, const VECTORS: usize>(p: &NormParams) {
         let (row, threads) = (u64::from(thread::block_idx_x()), thread::block_dim_x());
@@ -75,7 +76,7 @@ mod device {
         let mut words = [[0; 4]; VECTORS];
         let mut weights = [[0; 4]; VECTORS];
         let mut i = 0;
-        // SAFETY: vectors of the row; each is this thread's alone.
+        // SAFETY: vectors of the row; only this thread accesses each.
         unsafe {
             while i < VECTORS {
                 let vector = me + i as u32 * threads;
@@ -139,7 +140,7 @@ mod device {
         }
     }
 
-    /// The sum over all threads of the block, the same bits in each.
+    /// The sum over all threads of the block, bit-identical in all threads.
     ///
     /// # Safety
     /// All threads come here, once; they are whole warps.
@@ -168,7 +169,7 @@ mod device {
 
     macro_rules! entries {
         ($half:ident $element:literal { $($vectors:literal;)* }) => { $( const _: () = {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// As [`norm`].

@@ -1,4 +1,4 @@
-//! What a thread does with its heads: it adds biases, normalises, turns and writes them. And the entries.
+//! The device code: adds biases, normalises heads, applies rotary embeddings and writes the results. And the entries.
 
 use cuda_std::{
     math::{self, fma},
@@ -22,13 +22,13 @@ use crate::{
     step::{Vector, at, pack, squares, sum_of_lanes, unpack},
 };
 
-/// Sine and cosine of the 8 pairs of a thread.
+/// Sine and cosine of a thread's 8 pairs.
 type Sines = [[f32; 2]; 8];
 
-/// One block of a kernel: a thread loads a part of each of its `HEADS` heads, and writes it where it belongs.
+/// One block of a kernel: each thread processes its part of `HEADS` heads.
 ///
 /// # Safety
-/// The parameters describe memory as [`QkvParams`] says, for threads of so many heads.
+/// The parameters describe memory as [`QkvParams`] says, for threads with `HEADS` heads.
 #[inline(always)]
 unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     let index = thread::block_idx_x() * threads(HEADS as u32) + thread::thread_idx_x();
@@ -50,7 +50,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     let mut words = [[[0; 4]; 2]; HEADS];
     let (mut slot, mut position) = (u32::MAX, 0);
     let mut i = 0;
-    // SAFETY: what exists is in the tensors; weights and biases are read where there are some.
+    // SAFETY: heads that exist are in the tensors; weights and biases are read only if given.
     unsafe {
         while i < HEADS {
             let head = group + i as u32 * p.groups.get();
@@ -82,14 +82,13 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     while i < HEADS {
         let head = group + i as u32 * p.groups.get();
         let mut x = [unpack::<T>(words[i][0]), unpack::<T>(words[i][1])];
-        // Weights and biases are the same for all tokens, so they come from L1. Loaded here, they take no registers
-        // before.
+        // Weights and biases are the same for all tokens and hit in L1. Loading them only here saves registers above.
         if p.bias != 0 && has_head(i) {
-            // SAFETY: a bias has as many heads.
+            // SAFETY: the bias has this head.
             add::<T>(&mut x, unsafe { two(p.bias, head * vectors, [a, b]) });
         }
         if p.q_weight != 0 {
-            // SAFETY: all lanes come here, since all have as many heads.
+            // SAFETY: all lanes come here, since all have the same number of heads.
             let sum = unsafe { sum_of_lanes(squares(&x[0]) + squares(&x[1]), 1 << p.lanes_log) };
             if head < first_value && has_head(i) {
                 let inverse = math::rsqrt(sum * p.inverse_dim + p.eps);
@@ -121,8 +120,8 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             exists: has_head(i) && exists_in_pool && head >= p.q_heads,
             first: lane == 0,
         };
-        // SAFETY: all lanes come here. Vectors of the output and of the pool, this thread's alone: no two tokens
-        // have one slot.
+        // SAFETY: all lanes come here. Only this thread writes these vectors of the output and of the pool, as no two
+        // tokens share a slot.
         unsafe {
             if has_head(i) && head < p.q_heads {
                 let to =
@@ -139,7 +138,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
 /// Sine and cosine of a lane's pairs at a position.
 ///
 /// # Safety
-/// The lane has 8 pairs, whose turns are there.
+/// The lane has 8 pairs, and the table has their angles.
 #[inline(always)]
 unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
     let turns = (p.turns + u64::from(lane) * 64) as *const u32;
@@ -160,10 +159,10 @@ unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
     sines
 }
 
-/// Two vectors of read-only memory, `a` and `b` behind `from`.
+/// Loads two vectors from read-only memory, at offsets `a` and `b` from `from`.
 ///
 /// # Safety
-/// They are there.
+/// The vectors exist.
 #[inline(always)]
 unsafe fn two(base: u64, from: u32, [a, b]: [u32; 2]) -> [[u32; 4]; 2] {
     // SAFETY: the caller's promise.

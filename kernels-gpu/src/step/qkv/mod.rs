@@ -1,20 +1,21 @@
-//! `qkv_step`: from a fused projection to queries that are ready, and keys and values in their pages.
+//! `qkv_step`: turns a fused QKV projection into final queries, and appends keys and values to their pages. Applies
+//! bias, RMS norm and rotary embedding.
 //!
-//! Memory-bound, and every byte is moved once. A thread has two vectors of 16 bytes of a head, so that the pairs that
-//! are turned together are its own: where pairs are halves of the head apart, one vector of each half; where they are
-//! neighbours, two vectors in a row. The threads of a head are a part of a warp and neighbours in memory.
+//! Memory-bound: every byte is moved once. A thread has two vectors of 16 bytes of a head, chosen so that both elements
+//! of each rotary pair are its own: one vector of each half of the head, or two consecutive vectors if pairs are
+//! neighbouring elements. The threads of a head are part of one warp and access neighbouring memory.
 //!
-//! Sine and cosine are computed, not looked up (`common/rotary.rs`). A thread uses them for all of its heads: two where there
-//! is much to do, and one where waiting decides.
+//! Sine and cosine are computed, not looked up (`common/rotary.rs`). A thread reuses them for all of its heads: two
+//! heads for large inputs, one for small, latency-bound inputs.
 
-/// Threads of a block where threads have two heads.
+/// Threads of a block if threads have two heads.
 pub const THREADS: u32 = 256;
 
-/// Threads of a block where they have one: SMs share few tokens evenly.
+/// Threads of a block if threads have one head: small blocks spread few tokens evenly over the SMs.
 pub const FEW_THREADS: u32 = 64;
 
-/// The kernels, each for each 16-bit float, by the heads of a thread and the blocks of an SM:
-/// `qkv_step_<heads>_<element>`, and with pages of 8 bits `qkv_step_<heads>_<element>_e4m3`.
+/// The kernels, one per row and 16-bit float type; rows are heads per thread, blocks per SM:
+/// `qkv_step_<heads>_<element>`, and `qkv_step_<heads>_<element>_e4m3` for 8-bit pages.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {

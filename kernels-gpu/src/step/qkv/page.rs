@@ -1,4 +1,4 @@
-//! Where a key or a value goes, and how it is written: as it is, or as scaled floats of 8 bits.
+//! Stores of keys and values to their pages: unchanged, or as scaled 8-bit floats.
 
 #[cfg(feature = "quantise")]
 use cuda_std::convert;
@@ -12,7 +12,7 @@ use crate::{
     step::Vector,
 };
 
-/// Where a head of a token goes.
+/// The target of a head of a token.
 pub(super) struct Place {
     pub(super) page: u32,
     pub(super) offset: u32,
@@ -20,7 +20,7 @@ pub(super) struct Place {
     pub(super) head: u32,
     pub(super) token: u32,
     pub(super) is_key: bool,
-    /// It is a key or a value, and has a place.
+    /// The head is a key or a value, and its token has a slot in the pool.
     pub(super) exists: bool,
     /// The thread is the first of the head.
     pub(super) first: bool,
@@ -35,16 +35,16 @@ impl Place {
     }
 }
 
-/// What pages are made of.
+/// The format of pages.
 pub(super) trait Page {
     /// Writes a thread's vectors of a key or a value.
     ///
     /// # Safety
-    /// All lanes come here; a place that exists is the head's alone.
+    /// All lanes come here; no other head has the same existing place.
     unsafe fn append<T: Half>(p: &QkvParams, place: &Place, at: [u32; 2], x: &[Vector; 2]);
 }
 
-/// The type of the projection.
+/// Pages of the projection's type.
 #[cfg(feature = "step")]
 pub(super) struct Same;
 
@@ -68,7 +68,7 @@ impl Page for Same {
     }
 }
 
-/// Scaled floats of 8 bits.
+/// Pages of scaled e4m3 numbers.
 #[cfg(feature = "quantise")]
 pub(super) struct E4m3;
 
@@ -84,9 +84,9 @@ impl Page for E4m3 {
         };
         let of_token = place.of(of_scales);
         let mut scale = 1.0;
-        // SAFETY: all lanes come to the shuffles; a place that exists has a scale, where scales are.
+        // SAFETY: all lanes reach the shuffles; every existing place has a scale, if there are scales.
         unsafe {
-            // Heads of queries have nothing to quantise: most warps have only such.
+            // Query heads are not quantised, and most warps have only query heads.
             let any = warp::warp_vote_any(warp::FULL_MASK, place.exists);
             if p.mode == COMPUTED && any {
                 let mut largest = largest_finite(&x[0]).max(largest_finite(&x[1]));

@@ -1,4 +1,4 @@
-//! From the largest logit to the token.
+//! The kernel: finds the largest logit, applies the rules and draws the token.
 
 use cuda_std::prelude::*;
 
@@ -20,7 +20,7 @@ use crate::{
 /// The parameters describe memory as [`SampleParams`] says; team `i` has row `i`.
 #[inline(always)]
 unsafe fn sample<L: Logits>(p: &SampleParams) {
-    // SAFETY: the launch's promise; all threads go the same way, since what they decide by is the row's.
+    // SAFETY: the launch's promise; all threads branch alike, since conditions depend only on the row.
     unsafe {
         let mut team = Team::new();
         let index = u64::from(thread::block_idx_x() / CTAS);
@@ -63,10 +63,11 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
     }
 }
 
-/// The first token of the largest logit; 0 where all are NaN. For warps that have it, of which the first writes.
+/// Writes the first token with the largest logit; 0 if all are NaN. Called by all warps that have this logit; the first
+/// of them writes.
 ///
 /// # Safety
-/// All lanes come here; the row is there.
+/// All lanes come here; the row exists.
 #[inline(always)]
 unsafe fn write_first<L: Logits>(
     team: &Team,
@@ -104,7 +105,7 @@ unsafe fn write_first<L: Logits>(
     }
 }
 
-/// What stays, and its weight.
+/// Which tokens are kept, and their weights.
 #[derive(Clone, Copy)]
 struct Rule {
     least: f32,
@@ -114,7 +115,7 @@ struct Rule {
 }
 
 impl Rule {
-    /// The weight of each of eight logits. No branches: with those each waits for the power of the one before.
+    /// The weights of eight logits. Branchless: with branches each exponential would wait for the previous one.
     #[inline(always)]
     fn of_each(&self, x: &Vector) -> [u32; 8] {
         let (mut weights, mut i) = (weights(x, self.top, self.scale), 0);
@@ -129,11 +130,11 @@ impl Rule {
     /// The sum of eight weights.
     #[inline(always)]
     fn weights(&self, x: &Vector) -> u32 {
-        // Most vectors have nothing that stays, where there is a limit.
+        // With a limit, most vectors have no token that is kept.
         if self.least > f32::NEG_INFINITY {
             let [a, b, c, d, e, f, g, h] = *x;
             let largest = a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)));
-            // Not where the largest is NaN: then no logit reaches the limit, either.
+            // False if `largest` is NaN; then no logit reaches the limit anyway.
             if largest < self.least {
                 return 0;
             }
@@ -143,10 +144,10 @@ impl Rule {
     }
 }
 
-/// The token in whose weight the random number falls.
+/// Writes the token in whose weight the random number falls.
 ///
 /// # Safety
-/// As [`Team::new`]; the row is there.
+/// As [`Team::new`]; the row exists.
 #[inline(always)]
 unsafe fn write_drawn<L: Logits>(
     team: &mut Team,
@@ -167,7 +168,7 @@ unsafe fn write_drawn<L: Logits>(
         });
         let of_warp = sum_of_warp(sum);
         let table = team.exchange(of_warp);
-        // In which CTA's part does the number fall, and is it this one's?
+        // Find the CTA in whose part the number falls; the other CTAs are done.
         let (mut all, mut before, mut mine, mut rank) = (0, 0, 0, 0);
         while rank < CTAS {
             let sums = table.of(rank);
@@ -185,7 +186,7 @@ unsafe fn write_drawn<L: Logits>(
         if left < before || left - before >= of_warp {
             return;
         }
-        // This warp has it. In which round, which lane, which of its tokens?
+        // The number falls in this warp's part: find the round, the lane and the token.
         let (mut left, mut found) = (left - before, None);
         part.each(|round, x| {
             let weights = match held.get(round as usize) {
@@ -209,7 +210,8 @@ unsafe fn write_drawn<L: Logits>(
     }
 }
 
-/// The lane in whose number another one falls, and where in that; none where all lanes together have less.
+/// The lane in whose `number` `left` falls, counting over the lanes, and the rest within it; `None` if it is past their
+/// sum.
 ///
 /// # Safety
 /// All lanes come here.
@@ -232,10 +234,10 @@ unsafe fn falls_in(number: u64, left: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// Writes which of eight tokens it is.
+/// Writes the token, of eight, in whose weight `left` falls.
 ///
 /// # Safety
-/// There is a place for it.
+/// `id_at` is writable.
 #[inline(always)]
 unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut u32) {
     let (mut drawn, mut before, mut i) = (0, 0, 0);
@@ -253,7 +255,7 @@ unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut 
 }
 
 /// # Safety
-/// There is one.
+/// `from` is the address of a [`DrawParams`].
 #[inline(always)]
 unsafe fn load_draw(from: u64) -> DrawParams {
     // SAFETY: the caller's promise.
@@ -272,7 +274,7 @@ unsafe fn load_draw(from: u64) -> DrawParams {
 
 macro_rules! entries {
     ($($element:ident $name:literal;)*) => { $( const _: () = {
-        /// See the module.
+        /// See the module's documentation.
         ///
         /// # Safety
         /// As [`sample`].

@@ -1,4 +1,4 @@
-//! A limit among keys that the threads of a CTA hold, by histograms of how far they are from the largest.
+//! Selection among the keys that the threads of a CTA hold, by histograms of their distance from the largest key.
 
 use cuda_std::{atomic, prelude::*, shared};
 
@@ -7,11 +7,13 @@ use super::{
     team::{Team, sum_of_warp, sums_up_to},
 };
 
-/// Bins of a histogram, one for each thread, as a power of two.
+/// Log₂ of the bins of a histogram, one per thread.
 const BINS_LOG: u32 = THREADS.trailing_zeros();
 
-/// The largest limit that keys between the `ends` reach whose weights together are at least what is needed, in whole
-/// steps of the last bit; one of 32 or more asks for no more than a pass finds. What is needed is asked for by the sum of all. None where that is less.
+/// The largest limit for which the keys from the limit to `top` have at least the needed total weight. Only keys
+/// between `low` and `top` count. `needed` gives the needed weight from the sum of all weights; returns `None` if the
+/// sum is less. The limit is exact to multiples of `1 << last_bit`; with `last_bit` ≥ 32 it is what a single pass
+/// finds.
 ///
 /// # Safety
 /// All threads of a CTA come here; its bins are 0.
@@ -34,7 +36,7 @@ pub unsafe fn select<const N: usize>(
         } else {
             bits.saturating_sub(BINS_LOG)
         };
-        // SAFETY: barriers stand between what threads write and others read.
+        // SAFETY: barriers separate writes of some threads from reads by others.
         unsafe {
             let mut i = 0;
             while i < N {

@@ -1,9 +1,9 @@
 //! The limit of the rules `top_k` and `top_p`, as a key.
 //!
-//! A search over the row would take as many passes as logits have bits. So a bound is found first that enough tokens
-//! reach, from a logit of each warp; what reaches it, the *candidates*, all CTAs take into registers, and each searches
-//! among them by histograms of their keys. Where candidates are too many for that, or weigh too little, the search does
-//! go over the row.
+//! A search over the row would take one pass per bit of a logit. So first a lower bound of the limit is computed, from
+//! one logit per warp, which enough tokens reach. Every CTA loads all tokens that reach it, the *candidates*, to
+//! registers and searches among them by histograms of their keys. If there are too many candidates, or their weight is
+//! too small, the search runs over the whole row.
 
 use cuda_std::{atomic, prelude::*, shared};
 
@@ -21,12 +21,12 @@ use crate::abi::DrawParams;
 /// The rules of a row.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// 0: there is none.
+    /// 0: no such rule.
     pub top_k: u32,
     pub top_p: u32,
     pub scale: f32,
     pub last_bit: u32,
-    /// Where the bound is looked for: so many lanes of so many warps reach it. No lanes: nowhere.
+    /// The bound is a key that `lanes` lanes of each of `warps` warps reach. 0 lanes: no bound.
     lanes: u32,
     warps: u32,
 }
@@ -41,7 +41,7 @@ impl Rules {
     ) -> Self {
         let has_k = draw.top_k > 0 && draw.top_k < vocabulary;
         let full = part.full_warps();
-        // A part of the warps, since those may be low all of whose tokens the model never says.
+        // Only a part of the warps: some may hold only tokens that the model never generates, with low logits.
         let [half, most] = [full / 2, full - full / 8];
         let mut rules = Self {
             top_k: if has_k { draw.top_k } else { 0 },
@@ -58,13 +58,13 @@ impl Rules {
         rules
     }
 
-    /// Whether there is a limit to be found.
+    /// Whether a rule needs a limit.
     #[inline(always)]
     pub fn any(&self) -> bool {
         self.top_k > 0 || self.top_p > 0
     }
 
-    /// What a warp contributes to the bound: the largest key that enough of its lanes reach.
+    /// A warp's contribution to the bound: the largest key that enough of its lanes reach.
     ///
     /// # Safety
     /// All lanes come here, with their largest keys.
@@ -91,14 +91,14 @@ impl Rules {
     }
 }
 
-/// Writes zeros where [`limit`] counts. There is to be an exchange before it.
+/// Zeroes the counters of [`limit`]. An exchange must follow before [`limit`] is called.
 ///
 /// # Safety
 /// All threads come here.
 #[inline(always)]
 pub unsafe fn clear(team: &Team) {
     let me = thread::thread_idx_x();
-    // SAFETY: each thread has words of its own.
+    // SAFETY: each thread writes its own words.
     unsafe {
         shared::store_u64(team.memory + at::BINS + me * 8, 0);
         let mut i = me;
@@ -112,11 +112,11 @@ pub unsafe fn clear(team: &Team) {
     }
 }
 
-/// The limit: tokens below it do not stay. `table` has what warps [contribute](Rules::reached) in its lower words, `top`
-/// is the largest key.
+/// The limit: tokens below it are dropped. The lower words of `table` are the warps' [contributions](Rules::reached);
+/// `top` is the largest key.
 ///
 /// # Safety
-/// As [`Team::new`]; the row is there, and [`clear`] was called.
+/// As [`Team::new`]; the row exists, and [`clear`] was called.
 #[inline(always)]
 pub unsafe fn limit<L: Logits>(
     team: &mut Team,
@@ -126,7 +126,7 @@ pub unsafe fn limit<L: Logits>(
     top: u32,
 ) -> u32 {
     let weigh = |key: u32| weight(logit_of(key), logit_of(top), rules.scale);
-    // SAFETY: the caller's promise; all threads go the same way, since what they decide by is the row's.
+    // SAFETY: the caller's promise; all threads branch alike, since conditions depend only on the row.
     unsafe {
         let bound = bound(team, rules, table, top);
         let (candidates, total) = gather(team, part, rules, bound, top);
@@ -156,11 +156,11 @@ pub unsafe fn limit<L: Logits>(
     }
 }
 
-/// A key that enough tokens reach; 0 where that is not known of any.
+/// The bound: a key that enough tokens reach; 0 if none is known.
 #[inline(always)]
 unsafe fn bound(team: &Team, rules: &Rules, table: Table, top: u32) -> u32 {
     let warp = thread::thread_idx_x() / 32;
-    // SAFETY: the caller's promise; a warp for each CTA has the numbers of its warps.
+    // SAFETY: the caller's promise; warp `i` takes the numbers of CTA `i`.
     unsafe {
         let (mut mine, mut low, mut rank) = (0, u32::MAX, 0);
         while rank < CTAS {
@@ -173,15 +173,15 @@ unsafe fn bound(team: &Team, rules: &Rules, table: Table, top: u32) -> u32 {
         if rules.lanes == 0 || low > top {
             return 0;
         }
-        // A pass will do.
+        // One pass is precise enough.
         let ends = [top, low];
         let found = select(team, &[mine], ends, u32::MAX, |_| 1, |_| rules.warps.into());
         found.unwrap_or(0)
     }
 }
 
-/// The keys that reach the bound, `OF_THREAD` for each thread, 0 where there is none, the same in all CTAs; and the sum of all
-/// weights, where a rule asks for it. No keys where there are too many.
+/// The keys that reach the bound, distributed alike in all CTAs: `OF_THREAD` per thread, padded with 0. `None` if there
+/// are too many. Also the sum of all weights, if there is no `top_k`.
 #[inline(always)]
 unsafe fn gather<L: Logits>(
     team: &mut Team,
@@ -193,7 +193,7 @@ unsafe fn gather<L: Logits>(
     let (reaches, largest) = (logit_of(bound), logit_of(top));
     let room = CANDIDATES / CTAS;
     let (me, lane) = (thread::thread_idx_x(), warp::lane_id());
-    // SAFETY: the caller's promise. Tokens have places of their own by the atomic addition.
+    // SAFETY: the caller's promise. The atomic addition gives each token its own place.
     unsafe {
         let (mut count, mut sum) = (0, 0);
         part.each(|_, x| {
@@ -238,10 +238,10 @@ unsafe fn gather<L: Logits>(
     }
 }
 
-/// The limit, bit by bit: of the largest tokens first, then of those that together have enough of the probability.
+/// The limit by a search over the row, bit by bit: first for `top_k`, then for `top_p`.
 #[inline(always)]
 unsafe fn limit_of_row<L: Logits>(team: &mut Team, part: &Part<L>, rules: &Rules, top: u32) -> u32 {
-    /// In the place of a bit: what reaches the limit so far is added up.
+    /// Instead of a bit: the pass sums the weights of tokens that reach the limit so far.
     const SUM: u32 = 32;
     let largest = logit_of(top);
     let mut weights = rules.top_k == 0;

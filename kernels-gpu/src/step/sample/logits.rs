@@ -1,4 +1,4 @@
-//! Logits as they lie in memory, and as keys.
+//! Loads of logits, and their conversion to keys.
 
 use cuda_std::prelude::*;
 
@@ -7,28 +7,28 @@ use crate::{
     step::{Vector, unpack},
 };
 
-/// Logits of a type.
+/// A type of logits.
 pub trait Logits {
     const BYTES: u64;
-    /// Rounds that stay in registers; those behind them are read again, from L1.
+    /// Rounds that stay in registers; later rounds are reread, from L1.
     const HELD: usize;
-    /// Eight of them, as they lie in memory.
+    /// Eight logits in memory format.
     type Eight: Copy;
-    /// NaN.
+    /// Eight NaNs.
     const NONE: Self::Eight;
     /// # Safety
-    /// They are there, at a multiple of 16 bytes.
+    /// Eight logits are at `from`, a multiple of 16 bytes.
     unsafe fn load(from: u64) -> Self::Eight;
-    /// The first of them; the others are NaN.
+    /// Loads the first `count` of eight; the others are NaN.
     ///
     /// # Safety
-    /// So many are there.
+    /// `count` logits are at `from`.
     unsafe fn load_some(from: u64, count: u32) -> Self::Eight;
-    /// The larger ones of both; of a number and NaN the number.
+    /// The elementwise maximum; of a number and NaN, the number.
     fn larger(a: Self::Eight, b: Self::Eight) -> Self::Eight;
-    /// The largest of eight; NaN where all are.
+    /// The largest of eight; NaN if all are NaN.
     fn largest(eight: Self::Eight) -> f32;
-    /// In single precision. The compiler does not keep what it made of the same logits before.
+    /// Converts to f32. Opaque: the compiler does not keep earlier conversions of the same logits in registers.
     fn unpack(eight: Self::Eight) -> Vector;
 }
 
@@ -126,7 +126,7 @@ impl Logits for F32 {
     }
 }
 
-/// The logit of a key; −∞ for those that none has.
+/// The logit of a key; −∞ for keys that no logit has.
 #[inline(always)]
 pub fn logit_of(key: u32) -> f32 {
     if key >> 31 != 0 {

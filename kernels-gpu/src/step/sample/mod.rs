@@ -1,16 +1,15 @@
-//! `sample`: a token from the logits of each row.
+//! `sample`: draws a token from the logits of each row.
 //!
-//! Probabilities are whole numbers, so that their sums do not depend on the order in which threads add them: the
-//! largest logit weighs [`ONE`]. All rules are limits of the logit: what stays is what is not below.
+//! Weights are integers, so their sums do not depend on the order in which threads add them; the largest logit has
+//! weight [`ONE`]. Every rule is a lower limit of the logit: tokens below it are dropped.
 //!
-//! On Hopper a cluster of [`CLUSTER`] CTAs has a row, elsewhere one CTA. Each warp has neighbouring tokens, kept in
-//! registers as far as they fit. What CTAs learn of each other goes through distributed shared memory, an exchange for
-//! each step:
+//! A row is processed by a cluster of [`CLUSTER`] CTAs on Hopper, elsewhere by one CTA. Each warp has neighbouring
+//! tokens, in registers as far as they fit. CTAs exchange results through distributed shared memory, once per step:
 //!
-//! 1. The largest logit. Where nothing is drawn, its first token is all.
-//! 2. Only where a limit is to be found (`limit.rs`): the tokens that may be at it, and the sum of all weights.
-//! 3. The weights of what stays, by warp. The CTA in whose part the random number falls looks at that part once more.
-//!    Tokens count in the order of their numbers.
+//! 1. The largest logit. Greedy rows end here, with its first token.
+//! 2. If a rule needs a limit (`limit.rs`): the candidate tokens for it, and the sum of all weights.
+//! 3. The weights of the kept tokens, per warp. The CTA in whose part the random number falls reads that part again.
+//!    Tokens count in the order of their ids.
 
 use crate::math::exp2;
 
@@ -27,44 +26,44 @@ mod part;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod team;
 
-/// The weight of the largest logit: eight of them fit 32 bits.
+/// The weight of the largest logit. The sum of eight weights fits 32 bits.
 pub const ONE: u32 = 1 << 28;
 
 /// Threads of a block.
 pub const THREADS: u32 = 512;
 
-/// CTAs of a row on Hopper.
+/// CTAs per row on Hopper.
 pub const CLUSTER: u32 = 8;
 
-/// The most tokens of a row.
+/// The largest number of tokens of a row.
 pub const MOST: u32 = 40 * 8192;
 
 /// Warps of a CTA.
 const WARPS: u32 = THREADS / 32;
 
-/// Tokens of a warp's lanes that are read together, its *round*.
+/// Tokens that a warp reads together, a *round*.
 #[cfg(target_arch = "nvptx64")]
 const ROUND: u32 = 32 * super::VECTOR;
 
-/// Tokens that may be at a limit: all CTAs of a row have them in registers, so many for each thread.
+/// The largest number of candidate tokens for a limit. Every CTA of a row holds all of them, `OF_THREAD` per thread.
 const CANDIDATES: u32 = OF_THREAD as u32 * THREADS;
 const OF_THREAD: usize = 8;
 
-/// Where things are in the shared memory of a CTA.
+/// Offsets in a CTA's shared memory.
 #[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
 mod at {
     use super::{CANDIDATES, CLUSTER, THREADS, WARPS};
 
-    /// A number of each warp of the row, twice: one half may be read while the other is written.
+    /// One number per warp of the row, double-buffered.
     pub const TABLES: u32 = 0;
     pub const TABLE_BYTES: u32 = CLUSTER * WARPS * 8;
-    /// Two words for each thread.
+    /// Two words per thread.
     pub const BINS: u32 = 2 * TABLE_BYTES;
-    /// The sum over each warp's bins.
+    /// The sum of each warp's bins.
     pub const SUMS: u32 = BINS + THREADS * 8;
     /// Keys of the CTA's candidates.
     pub const LIST: u32 = SUMS + WARPS * 8;
-    /// How many there are.
+    /// Their number.
     pub const COUNT: u32 = LIST + CANDIDATES * 4;
     /// A bin, and the sum before it.
     pub const FOUND: u32 = COUNT + 16;
@@ -74,23 +73,22 @@ mod at {
 /// Shared memory of a CTA.
 pub const SHARED_BYTES: u32 = at::END;
 
-/// The weight of a logit by the scale of the row, rounded down. The largest is finite.
+/// The weight of a logit with the scale of the row, rounded down. `largest` is finite.
 #[inline(always)]
 #[must_use]
 pub fn weight(logit: f32, largest: f32, scale: f32) -> u32 {
     weight_of(exp2((logit - largest) * scale).to_bits())
 }
 
-/// The weight of the bits of a power of two: at most 1, or NaN.
+/// The weight of a power of two, given as f32 bits: at most 1, or NaN.
 #[inline(always)]
 fn weight_of(bits: u32) -> u32 {
-    // The fraction with its hidden one, as many places to the right as the exponent is below that of 1: nothing is left
-    // where the number is 0, nor of NaN.
+    // The significand, shifted right by as much as the exponent is below that of 1. It becomes 0 for 0 and for NaN.
     let fraction = (bits & 0x007F_FFFF | 0x0080_0000) << 5;
     shifted(fraction, 127_u32.wrapping_sub(bits >> 23))
 }
 
-/// The weights of eight logits: all powers first, so that the assembler may have several on their way.
+/// The weights of eight logits. All exponentials come first, so that several are in flight.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 fn weights(x: &super::Vector, largest: f32, scale: f32) -> [u32; 8] {
@@ -98,7 +96,7 @@ fn weights(x: &super::Vector, largest: f32, scale: f32) -> [u32; 8] {
         .map(weight_of)
 }
 
-/// Shifted to the right, 0 where by 32 places or more.
+/// Right shift; 0 for 32 places or more.
 #[inline(always)]
 fn shifted(x: u32, places: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -107,7 +105,7 @@ fn shifted(x: u32, places: u32) -> u32 {
     x.checked_shr(places).unwrap_or(0)
 }
 
-/// A number that is ordered as the logit: −0 and 0 are one, NaN is the least.
+/// An integer that is ordered like the logit. −0 and 0 have the same key; NaN has the smallest.
 #[inline(always)]
 #[must_use]
 pub fn key(logit: f32) -> u32 {
@@ -122,7 +120,7 @@ pub fn key(logit: f32) -> u32 {
     }
 }
 
-/// The share of a sum, of 2³², but at least 1.
+/// The share `of` / 2³² of a sum, at least 1.
 #[inline(always)]
 #[must_use]
 pub const fn share(sum: u64, of: u32) -> u64 {
@@ -130,7 +128,7 @@ pub const fn share(sum: u64, of: u32) -> u64 {
     if part == 0 { 1 } else { part }
 }
 
-/// Where a random number falls in a sum: below it.
+/// Maps a random number uniformly to 0 .. `sum`.
 #[inline(always)]
 #[must_use]
 pub const fn fall(sum: u64, random: u64) -> u64 {
@@ -155,7 +153,7 @@ mod rows {
         };
     }
 
-    /// One for each type of logits.
+    /// One kernel per type of logits.
     pub const ROWS: &[KernelInfo] = rows! {
         Bf16 "bf16";
         F16 "f16";

@@ -1,4 +1,4 @@
-//! The part of a row that a warp has.
+//! A warp's part of a row.
 
 use cuda_std::prelude::*;
 
@@ -9,14 +9,14 @@ use super::{
 };
 use crate::step::{VECTOR, Vector};
 
-/// The most [rounds that stay in registers](Logits::HELD).
+/// The largest number of [rounds that stay in registers](Logits::HELD).
 pub const MOST_HELD: usize = 4;
 
-/// Neighbouring tokens: in each round the lanes have vectors side by side.
+/// Neighbouring tokens. In each round the lanes have neighbouring vectors.
 pub struct Part<L: Logits> {
     row: u64,
     vocabulary: u32,
-    /// Of a warp.
+    /// Rounds per warp.
     pub rounds: u32,
     /// The lane's first token.
     first: u32,
@@ -27,7 +27,7 @@ impl<L: Logits> Part<L> {
     /// Loads the part of this warp.
     ///
     /// # Safety
-    /// There is a row of so many logits at the address, a multiple of 16.
+    /// `row` is the address, a multiple of 16, of `vocabulary` logits.
     #[inline(always)]
     pub unsafe fn load(team: &Team, row: u64, vocabulary: u32) -> Self {
         let rounds = vocabulary.div_ceil(ROUND).div_ceil(CTAS * WARPS);
@@ -40,7 +40,7 @@ impl<L: Logits> Part<L> {
         };
         let end = (team.warp() + 1) * rounds * ROUND;
         let mut i = 0;
-        // SAFETY: the caller's promise; nearly all warps have all of their tokens, and need not look for each.
+        // SAFETY: the caller's promise. Nearly all warps have all of their tokens and need no check per vector.
         unsafe {
             if rounds as usize == L::HELD && end <= vocabulary {
                 let from = row + u64::from(part.first) * L::BYTES;
@@ -58,13 +58,13 @@ impl<L: Logits> Part<L> {
         part
     }
 
-    /// The lane's first token in a round, or the one behind all.
+    /// The lane's first token in a round; may be past the vocabulary.
     #[inline(always)]
     pub fn token(&self, round: u32) -> u32 {
         self.first + round * ROUND
     }
 
-    /// Warps all of whose lanes have logits.
+    /// Number of warps in which all lanes have logits.
     #[inline(always)]
     pub fn full_warps(&self) -> u32 {
         let full = (self.vocabulary / ROUND).div_ceil(self.rounds);
@@ -72,10 +72,10 @@ impl<L: Logits> Part<L> {
         if full < all { full } else { all }
     }
 
-    /// Eight logits; NaN where there are none.
+    /// Eight logits; NaN past the vocabulary.
     ///
     /// # Safety
-    /// The row is there.
+    /// The row exists.
     #[inline(always)]
     pub unsafe fn vector(&self, round: u32) -> L::Eight {
         let token = self.token(round);
@@ -92,10 +92,10 @@ impl<L: Logits> Part<L> {
         }
     }
 
-    /// The lane's largest logit; NaN where all are, or there is none.
+    /// The lane's largest logit; NaN if all are NaN or it has none.
     ///
     /// # Safety
-    /// The row is there.
+    /// The row exists.
     #[inline(always)]
     pub unsafe fn largest(&self) -> f32 {
         let (mut largest, mut i) = (self.held[0], 1);
@@ -112,10 +112,10 @@ impl<L: Logits> Part<L> {
         L::largest(largest)
     }
 
-    /// Hands the lane's logits on, round by round: the round, eight logits. All lanes have all rounds.
+    /// Calls `take` for each round with the round and the lane's eight logits. All lanes have the same rounds.
     ///
     /// # Safety
-    /// The row is there.
+    /// The row exists.
     #[inline(always)]
     pub unsafe fn each(&self, mut take: impl FnMut(u32, Vector)) {
         let mut i = 0;

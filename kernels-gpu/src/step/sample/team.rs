@@ -1,4 +1,4 @@
-//! The CTAs of a row, and what they exchange.
+//! The CTAs of a row, and their exchange of numbers.
 
 #[cfg(target_feature = "sm_90a")]
 use cuda_std::cluster;
@@ -6,7 +6,7 @@ use cuda_std::{prelude::*, shared};
 
 use super::{WARPS, at};
 
-/// CTAs of a row.
+/// CTAs per row.
 pub const CTAS: u32 = if cfg!(target_feature = "sm_90a") {
     super::CLUSTER
 } else {
@@ -15,22 +15,23 @@ pub const CTAS: u32 = if cfg!(target_feature = "sm_90a") {
 
 /// The CTAs of a row.
 pub struct Team {
-    /// Where the CTA's shared memory begins.
+    /// Address of the CTA's shared memory.
     pub memory: u32,
-    /// The CTA among them.
+    /// The CTA's index in the team.
     pub rank: u32,
-    /// Which table the next exchange writes.
+    /// The table that the next exchange writes.
     half: u32,
 }
 
 impl Team {
     /// # Safety
-    /// All threads come here, and to each method that is marked so, in the same order in all CTAs of the team.
+    /// All threads of all CTAs of the team call this, and each method that refers to this contract, in the same order.
     #[inline(always)]
     pub unsafe fn new() -> Self {
         #[cfg(target_feature = "sm_90a")]
         let rank = {
-            // SAFETY: the first exchange waits. It is to be known that the others have begun.
+            // SAFETY: `begun` waits before the first exchange. Distributed shared memory may only be accessed once all
+            // CTAs of the cluster have started.
             unsafe { cluster::arrive_relaxed() };
             cluster::cta_rank()
         };
@@ -43,13 +44,13 @@ impl Team {
         }
     }
 
-    /// The number of the warp in the team.
+    /// The warp's index in the team.
     #[inline(always)]
     pub fn warp(&self) -> u32 {
         self.rank * WARPS + thread::thread_idx_x() / 32
     }
 
-    /// Waits until all CTAs have begun.
+    /// Waits until all CTAs have started.
     ///
     /// # Safety
     /// As [`new`](Self::new), once, before anything else.
@@ -74,7 +75,7 @@ impl Team {
         thread::sync_threads();
     }
 
-    /// Gives a number of the warp to all CTAs. What was written to shared memory before can be read behind it.
+    /// Sends a number of the warp to all CTAs. Also a barrier: shared memory written before it can be read after it.
     ///
     /// # Safety
     /// As [`new`](Self::new); the number is the same in all lanes.
@@ -83,8 +84,8 @@ impl Team {
         let table = self.memory + at::TABLES + self.half * at::TABLE_BYTES;
         self.half ^= 1;
         let (mine, lane) = (table + self.warp() * 8, warp::lane_id());
-        // SAFETY: each warp has a place of its own. Nobody reads this table any more: all have come to the exchange
-        // behind the one that wrote it.
+        // SAFETY: each warp has its own entry. No thread reads this table any more: all have reached the exchange after
+        // the one that wrote it.
         unsafe {
             if lane < CTAS {
                 #[cfg(target_feature = "sm_90a")]
@@ -102,7 +103,7 @@ impl Team {
     /// A word of another CTA's shared memory, written before the last exchange.
     ///
     /// # Safety
-    /// There is one. That CTA has not ended: there will be another exchange.
+    /// The word exists. That CTA has not ended, because another exchange follows.
     #[inline(always)]
     pub unsafe fn load(&self, offset: u32, #[allow(unused)] rank: u32) -> u32 {
         #[cfg(target_feature = "sm_90a")]
@@ -113,7 +114,7 @@ impl Team {
         return unsafe { shared::load_u32(self.memory + offset) };
     }
 
-    /// The sum over the team of what each thread has.
+    /// The sum of `x` over all threads of the team.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -127,17 +128,17 @@ impl Team {
     }
 }
 
-/// The numbers of all warps: a lane has those of its index in all CTAs.
+/// The numbers of all warps. Lane `i` reads those of warp `i` of each CTA.
 #[derive(Clone, Copy)]
 pub struct Table {
     first: u32,
 }
 
 impl Table {
-    /// The number of the lane's warp in a CTA, 0 where it has none.
+    /// The number of warp `lane` of a CTA; 0 if there is no such warp.
     ///
     /// # Safety
-    /// There is such a CTA; before the next exchange but one.
+    /// The CTA exists, and at most one exchange followed that which returned this table.
     #[inline(always)]
     pub unsafe fn of(self, rank: u32) -> u64 {
         if warp::lane_id() >= WARPS {
@@ -147,7 +148,7 @@ impl Table {
         unsafe { shared::load_u64(self.first + rank * (WARPS * 8)) }
     }
 
-    /// The sum.
+    /// The sum of all numbers.
     ///
     /// # Safety
     /// As [`of`](Self::of); all lanes come here.
@@ -179,7 +180,7 @@ pub unsafe fn sum_of_warp(x: u64) -> u64 {
     }
 }
 
-/// The sums of a warp's lanes up to each of them.
+/// The inclusive prefix sum over a warp's lanes.
 ///
 /// # Safety
 /// All lanes come here.
