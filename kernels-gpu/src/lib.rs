@@ -1,15 +1,14 @@
-//! The kernels of tandem-attn, and the plain parts that the host shares with them.
+//! The kernels of tandem-attn, and the code that the host shares with them.
 //!
-//! Built for `nvptx64-nvidia-cuda` this crate is the device code, a module for each family of kernels (a feature
-//! each). For the host it is [`abi`] (the only contract between the two sides), [`registry`] (a row for every
-//! kernel), and what [`common`] has of plain code, so that the CPU executor and the reference run the very lines
-//! that the GPU runs.
+//! Built for `nvptx64-nvidia-cuda` this crate is the device code: one module per family of kernels, each a feature.
+//! Built for the host it is [`abi`] (the contract between host and device), [`registry`] (one row per kernel) and the
+//! portable part of [`common`], so the CPU executor and the reference run the same code as the GPU.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-// A module is one family of kernels, which uses a part of what they share.
+// A module is one family of kernels, and each uses only some of the shared code.
 #![cfg_attr(target_arch = "nvptx64", allow(dead_code))]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
-// Brings the panic handler.
+// Provides the panic handler.
 #[cfg(target_arch = "nvptx64")]
 use cuda_std as _;
 
@@ -33,7 +32,7 @@ pub use common::{divisor, math, state, tree, variant};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use hooks::{CheckOwn, Hooks, HooksName};
 
-/// Whether the flags of a table's row have this one in them.
+/// Whether a table row's flags contain this one.
 const fn has(flags: &[&str], flag: &str) -> bool {
     let mut i = 0;
     while i < flags.len() {

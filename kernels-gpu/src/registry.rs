@@ -1,9 +1,9 @@
-//! Every kernel there is, a [row](KernelInfo) each.
+//! The registry of all kernels, one [row](KernelInfo) each.
 //!
-//! A family states its kernels in one table (`table!` in its module). On the GPU each row of a table becomes an
-//! entry for each 16-bit float; here it becomes a [`KernelInfo`], with what the same const functions say it takes.
-//! The planner chooses among these rows, plans name them, and the GPU executor loads and launches them: no other
-//! place knows the name of a kernel or the shape of one.
+//! A family lists its kernels in one table (`table!` in its module). On the GPU each row of a table becomes an entry
+//! per 16-bit float type; here it becomes a [`KernelInfo`], with resources computed by the same const functions. The
+//! planner chooses among these rows, plans name them, and the GPU executor loads and launches them. No other place
+//! knows the name or shape of a kernel.
 
 use crate::{measure, passes, sm80, sm90, step};
 
@@ -76,11 +76,11 @@ pub struct Entry {
     pub family: Family,
     /// Its name there.
     pub name: String,
-    /// The kernel that it is, or in the place of which it stands.
+    /// The kernel that it is or, for a variant, that it replaces.
     pub kernel: KernelId,
 }
 
-/// What modules have: every kernel, and those of the library's [variants](crate::variants).
+/// The entries of all modules: every kernel, and those of the library's [variants](crate::variants).
 pub fn entries() -> impl Iterator<Item = Entry> {
     let kernels = KernelId::all().map(|kernel| Entry {
         family: kernel.info().family,

@@ -1,6 +1,6 @@
-//! The entries of a variant: each family's table once more, of its rows those with a soft cap and nothing else.
+//! The entries of a variant: one for each row of a family's table that has only the `cap` flag.
 
-/// One kernel of a variant, which is made from the launch's parameters and the variant's own.
+/// One kernel of a variant, which is constructed from the launch's parameters and the variant's own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! variant_entry {

@@ -1,4 +1,4 @@
-//! What hosts know of a variant's kernels: its name, its parameters' size, and the rows that it replaces.
+//! The host's view of a variant's kernels: its name, the size of its parameters, and the rows that it replaces.
 
 use core::fmt;
 
@@ -7,7 +7,7 @@ use crate::{
     variant::{FromLaunch, OwnDefect},
 };
 
-/// What a variant is called: up to 23 letters, digits and underscores.
+/// The name of a variant: up to 23 letters, digits and underscores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HooksName {
     len: u8,
@@ -17,7 +17,7 @@ pub struct HooksName {
 impl HooksName {
     const MOST: usize = 23;
 
-    /// None where it is no such name.
+    /// `None` if it is not a valid name.
     #[must_use]
     pub const fn new(name: &str) -> Option<Self> {
         let name = name.as_bytes();
@@ -77,7 +77,7 @@ impl<'de> serde::Deserialize<'de> for HooksName {
     }
 }
 
-/// Asks a variant whether a run can be given what is its own: the bytes, and the number of query heads.
+/// A variant's check of its own parameters: their bytes, and the number of query heads.
 #[derive(Clone, Copy)]
 pub struct CheckOwn(pub fn(&[u8], u32) -> Result<(), OwnDefect>);
 
@@ -89,7 +89,7 @@ impl CheckOwn {
     }
 }
 
-/// They are taken as equal: the name says whose a check is.
+/// All checks are considered equal: variants are distinguished by name.
 impl PartialEq for CheckOwn {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -107,13 +107,13 @@ impl fmt::Debug for CheckOwn {
 /// The kernels of a variant, as [`variant_kernels!`](crate::variant_kernels) makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hooks {
-    /// What specifications call it, and how the entries end.
+    /// Its name in specifications, and the suffix of its entries.
     pub name: HooksName,
-    /// Size of what a run gives it, in bytes.
+    /// Size of its own parameters, in bytes.
     pub own_bytes: usize,
     /// Whether its weights are a [softmax](crate::variant::Variant::SOFTMAX).
     pub softmax: bool,
-    /// Whether a run can be given these bytes, of which there are [as many](Self::own_bytes).
+    /// Checks [`own_bytes`](Self::own_bytes) bytes of its own parameters.
     pub check: CheckOwn,
     /// The families that it was instantiated for.
     pub families: &'static [Family],
@@ -124,12 +124,12 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// The kernels in whose place there is one of the variant's.
+    /// The kernels that the variant replaces.
     pub fn kernels(&self) -> impl Iterator<Item = KernelId> + use<'_> {
         KernelId::all().filter(|id| self.replaces(id.info()))
     }
 
-    /// Whether there is a kernel of the variant's in the place of this one.
+    /// Whether the variant replaces this kernel.
     #[must_use]
     pub fn replaces(&self, row: &KernelInfo) -> bool {
         Self::replaceable(row)
@@ -138,13 +138,14 @@ impl Hooks {
             && self.elements.contains(&row.element)
     }
 
-    /// Whether kernels of variants can stand in the place of this one: it runs alone, has a soft cap, and reads 16 bits.
+    /// Whether variants can replace this kernel: it has a soft cap, reads 16-bit keys, and does not itself stand in for
+    /// another kernel.
     #[must_use]
     pub fn replaceable(row: &KernelInfo) -> bool {
         row.cap && row.cache.is_none() && !row.stands_in
     }
 
-    /// The entry in the place of a kernel.
+    /// The name of the entry that replaces a kernel.
     #[must_use]
     pub fn entry(&self, row: &KernelInfo) -> String {
         let plain = row.name.trim_end_matches("_cap");

@@ -1,4 +1,4 @@
-//! Kernels of a variant: those with a soft cap, compiled once more with the variant's hooks in its place.
+//! Kernels of a variant: the kernels with a soft cap, compiled again with the variant's hooks instead.
 
 mod entries;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -8,7 +8,7 @@ mod host;
 pub use host::{CheckOwn, Hooks, HooksName};
 
 /// Instantiates kernels of a [variant](crate::variant::FromLaunch): one line in a crate that is compiled for GPUs by
-/// `cuda_builder`, and for the host as well, where it makes the [`Hooks`] that `tandem_attn` is given.
+/// `cuda_builder`, and also for the host, where it defines the [`Hooks`] to pass to `tandem_attn`.
 ///
 /// ```
 /// use kernels_gpu::{abi::VariantParams, math::Real, variant::{FromLaunch, Pair, Variant}, variant_kernels};
@@ -43,10 +43,10 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// assert_eq!(GROWING.kernels().count(), 2 * (5 + 6 + 6 + 3));
 /// ```
 ///
-/// Families are those of the registry: `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are for
-/// Hopper and pages of a multiple of 8 tokens; `Sm80Prefill` and `Sm80Decode` for GPUs from Ampere on, the latter also for
-/// pages of any size on Hopper. Each comes for all head dimensions and both 16-bit floats, unless it is `where heads [128],
-/// elements [Bf16]`, which compiles sooner.
+/// Families are those of the registry. `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are
+/// for Hopper and pages of a multiple of 8 tokens; `Sm80Prefill` and `Sm80Decode` for GPUs from Ampere on, the latter
+/// also for pages of any size on Hopper. Each is compiled for all head dimensions and both 16-bit float types, unless
+/// restricted by `where heads [128], elements [Bf16]`, which compiles faster.
 #[macro_export]
 macro_rules! variant_kernels {
     ($(#[$doc:meta])* $vis:vis const $hooks:ident: $name:literal = [$($family:ident),+ $(,)?] of $variant:ty;) => {

@@ -1,22 +1,22 @@
-//! What the hardware can do at most, as far as kernels can tell: reading memory, and multiplying matrices
-//! that are in shared memory. Everything that is published as a part of a ceiling is a part of these.
+//! Measures the hardware's attainable limits: the bandwidth of reading memory, and the rate of wgmma with operands in
+//! shared memory. All published percentages of a limit refer to these.
 
-/// Threads of a block that reads.
+/// Threads of a reading block.
 pub const READERS: u32 = 512;
 
-/// Bytes that a block reads at a time: 8 vectors a thread, all under way at once.
+/// Bytes that a block reads at a time: 8 vectors per thread, all in flight at once.
 pub const READ_TILE: u32 = READERS * 8 * 16;
 
-/// Threads of a block that multiplies: two warpgroups, as many as keep the tensor cores busy.
+/// Threads of a multiplying block: two warpgroups, enough to keep the tensor cores busy.
 pub const MULTIPLIERS: u32 = 256;
 
-/// Shared memory of a block that multiplies: 128 × 64 and 256 × 64 numbers of 16 bits.
+/// Shared memory of a multiplying block: 128 × 64 and 256 × 64 numbers of 16 bits.
 pub const MULTIPLY_SHARED: u32 = (128 + 256) * 128;
 
-/// Operations of a round in a block: products of 64 × 256 × 64 in each warpgroup.
+/// Operations per block and round: a product of 64 × 256 × 64 in each warpgroup.
 pub const MULTIPLY_FLOPS: u64 = 2 * 2 * 64 * 256 * 64;
 
-/// The kernel that reads, and the one that multiplies: its name.
+/// The names of the reading kernel and, below, of the multiplying one.
 macro_rules! read {
     ($then:ident) => {
         $then! { "ceiling_read" }
@@ -40,7 +40,7 @@ mod rows {
         };
     }
 
-    /// Both.
+    /// Both kernels.
     pub const ROWS: &[KernelInfo] = &[
         KernelInfo {
             threads: READERS,
@@ -99,7 +99,7 @@ mod device {
             }
             tile += thread::grid_dim_x();
         }
-        // Hardly ever: it only keeps the reads from being left out.
+        // Practically never true; it keeps the compiler from removing the reads.
         if seen == 0x9E37_79B9 {
             // SAFETY: the caller's promise.
             unsafe { ptr::store_u32(p.sink as *mut u32, seen) };
@@ -134,7 +134,7 @@ mod hopper {
     use super::{MULTIPLIERS, MULTIPLY_SHARED};
     use crate::abi::CeilingParams;
 
-    /// `count` rounds of products of matrices that stay where they are.
+    /// `count` rounds of products of the same matrices.
     ///
     /// # Safety
     /// `sink` has four bytes to write; the launch has the shared memory.
@@ -142,7 +142,7 @@ mod hopper {
     unsafe fn rounds(p: &CeilingParams) {
         let base = shared::dynamic_shared_address();
         let thread = thread::thread_idx_x();
-        // Numbers of either sign between ½ and 1: zeros would take less power, and so run faster.
+        // Numbers of both signs between ½ and 1: zeros would draw less power, and so run at higher clocks.
         let mut random = thread.wrapping_mul(0x9E37_79B9) | 1;
         let mut at = thread * 4;
         while at < MULTIPLY_SHARED {
@@ -154,7 +154,7 @@ mod hopper {
             at += MULTIPLIERS * 4;
         }
         fence::proxy_async_shared();
-        // SAFETY: all threads; operands are written and stay as they are.
+        // SAFETY: all threads; the operands are written before the barrier and never change.
         unsafe {
             thread::sync_threads();
             let warpgroup = warp::warp_shuffle_idx(warp::FULL_MASK, thread / 128, 0, 32);
@@ -191,7 +191,7 @@ mod hopper {
                 sum += sums[i];
                 i += 1;
             }
-            // Never: it only keeps the products from being left out.
+            // Never true; it keeps the compiler from removing the products.
             if sum == 12345.678 {
                 ptr::store_f32(p.sink as *mut f32, sum);
             }

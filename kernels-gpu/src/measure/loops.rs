@@ -1,5 +1,5 @@
-//! Two loops at the two limits of a GPU, alone or in one launch: the micro-benchmark of POD-Attention's
-//! figure 7. How much of the shorter one disappears behind the other depends on which blocks share an SM.
+//! A memory-bound and a compute-bound loop, alone or in one launch: the micro-benchmark of figure 7 in the
+//! POD-Attention paper. How much of the shorter loop is hidden by the other depends on which blocks share an SM.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -15,9 +15,9 @@ pub enum Binding {
     Memory = 0,
     /// All of them run the compute-bound loop.
     Compute = 1,
-    /// Even blocks one, odd blocks the other: the hardware places them as it likes.
+    /// Even blocks run the memory-bound loop, odd blocks the other; the hardware decides their placement.
     ByBlock = 2,
-    /// A block asks which SM it is on and takes what the last one there did not.
+    /// A block reads its SM's id and takes the loop that the previous block on that SM did not take.
     BySm = 3,
 }
 
@@ -95,7 +95,7 @@ mod device {
     unsafe fn bind(p: &LoopsParams) -> (bool, u32) {
         let assignment = shared::dynamic_shared_address();
         let counters = p.counters as *mut u32;
-        // SAFETY: as the launch is; one thread asks for all.
+        // SAFETY: the launch's parameters are valid; one thread takes the ticket for the block.
         unsafe {
             if thread::thread_idx_x() == 0 {
                 let on_sm = counters.add(2 + special::smid() as usize);
@@ -117,7 +117,7 @@ mod device {
         }
     }
 
-    /// The part of a loop that is a block's.
+    /// A thread's first element of its block's part of a loop, and the end of that part.
     #[inline(always)]
     fn part(p: &LoopsParams, elements: u32, block: u32) -> (u32, u32) {
         let each = elements.div_ceil(p.blocks);
@@ -131,7 +131,7 @@ mod device {
         let (mut i, end) = part(p, p.elements, block);
         while i < end {
             let at = u64::from(i) * 4;
-            // SAFETY: inside the arrays; the element is this thread's.
+            // SAFETY: inside the arrays; only this thread accesses the element.
             unsafe {
                 let sum = ptr::load_f32((a + at) as *const f32)
                     + ptr::load_f32((b + at) as *const f32)
@@ -147,7 +147,7 @@ mod device {
         let (mut i, end) = part(p, p.products, block);
         while i < end {
             let at = (p.compute + u64::from(i) * 4) as *mut f32;
-            // SAFETY: inside the array; the element is this thread's.
+            // SAFETY: inside the array; only this thread accesses the element.
             unsafe {
                 let mut x = ptr::load_f32(at);
                 let mut round = 0;

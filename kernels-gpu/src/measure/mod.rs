@@ -1,4 +1,4 @@
-//! What measures the hardware.
+//! Kernels that measure the hardware.
 
 pub mod ceilings;
 pub mod loops;

@@ -1,27 +1,27 @@
-//! A row of the registry: what a kernel computes, in which tiles, and how much of an SM it takes.
+//! A row of the registry: what a kernel computes, its tile, and its resources on an SM.
 
 use super::{Arch, Element, Family, Loads, Op};
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
-    /// The entry.
+    /// The name of its entry.
     pub name: &'static str,
     /// The module that it is in.
     pub family: Family,
-    /// The instructions that it needs.
+    /// The architecture whose instructions it needs.
     pub arch: Arch,
     /// What it does.
     pub op: Op,
-    /// How keys and values come.
+    /// How keys and values are loaded.
     pub loads: Loads,
-    /// Elements.
+    /// Type of the elements.
     pub element: Element,
-    /// Elements of keys and values, where they are others.
+    /// Type of keys and values, if different.
     pub cache: Option<Element>,
-    /// Its products are of 8 bits.
+    /// It multiplies 8-bit operands.
     pub products_of_8_bits: bool,
-    /// Each token and KV head of the cache has scales of its own.
+    /// The cache has a scale per token and KV head.
     pub by_token: bool,
     /// KV heads that a unit reads together.
     pub kv_heads: u32,
@@ -33,46 +33,46 @@ pub struct KernelInfo {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
-    /// Values are the first elements of the keys, and read with them.
+    /// Latent attention (MLA): values are the first elements of the keys and are read with them.
     pub latent: bool,
-    /// It has the soft cap, or it has not.
+    /// It applies a soft cap.
     pub cap: bool,
-    /// It turns queries and keys by their positions.
+    /// It applies rotary embeddings.
     pub turns: bool,
-    /// It takes sinks and masks of the last keys.
+    /// It supports sinks and masks of the last keys.
     pub extras: bool,
-    /// No plan names it: it is launched in the place of the kernel of its tile that does not take
-    /// [`extras`](Self::extras), of that of latent heads that loads pages, or of that of single KV heads.
+    /// No plan names it. It is launched instead of a planned kernel with the same tile: one without
+    /// [`extras`](Self::extras), one for latent heads that loads pages, or one for single KV heads.
     pub stands_in: bool,
-    /// It leaves room on an SM for a CTA of another kernel.
+    /// Co-resident: it leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
     /// Rows of a tile may have page tables of their own ([joint](crate::abi::WorkItem::JOINT) items).
     pub multi_table: bool,
-    /// Partial states are merged by a kernel behind it, never by its own CTAs.
+    /// Its partial states are merged by a following kernel, never by its own CTAs (no fused merge).
     pub leaves_merges: bool,
-    /// A decode that prompts take as well: for its heads there is no prefill.
+    /// A decode that is also used for prompts, since its head dimension has no prefill.
     pub takes_prompts: bool,
-    /// What tensor maps bring of keys and of values at a time: slabs of 64 columns, and tokens at most. None: all
-    /// slabs, and a page or 32 tokens.
+    /// The TMA boxes of keys and of values: slabs of 64 columns, and the largest number of tokens. `None`: all slabs,
+    /// and a page or 32 tokens.
     pub boxes: Option<[[u32; 2]; 2]>,
-    /// Tiles of queries in shared memory, of a prefill with tensor maps. With one, each warpgroup's come for themselves.
+    /// Stages of queries, for a prefill with tensor maps. With one, each warpgroup's queries are loaded separately.
     pub query_stages: u32,
-    /// Blocks of keys in shared memory.
+    /// Stages of keys.
     pub stages: u32,
-    /// Units that a CTA may claim at a time, at most.
+    /// The largest number of units that a CTA claims at a time.
     pub run: u32,
     /// Threads of a CTA.
     pub threads: u32,
-    /// Registers of a thread at launch, at most.
+    /// The largest number of registers of a thread at launch.
     pub registers: u32,
     /// Dynamic shared memory of a CTA.
     pub shared_bytes: u32,
-    /// CTAs of an SM that it is launched with; 0: as many as find room.
+    /// CTAs per SM with which it is launched; 0: as many as fit.
     pub ctas_per_sm: u32,
 }
 
 impl KernelInfo {
-    /// What a table's row begins with.
+    /// The defaults of a table's row.
     pub(crate) const fn new(name: &'static str, family: Family, arch: Arch, op: Op) -> Self {
         Self {
             name,
@@ -115,7 +115,7 @@ impl KernelInfo {
         self.cache.unwrap_or(self.element) == element
     }
 
-    /// What it computes, whatever its tile and however it loads.
+    /// What it computes, regardless of its tile and of how it loads.
     pub(super) fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 4]) {
         let types = [Some(self.element), self.cache];
         let dims = [self.head_dim, self.value_dim];
@@ -129,7 +129,7 @@ impl KernelInfo {
         matches!(self.op, Op::Prefill | Op::Decode | Op::Pod)
     }
 
-    /// CTAs that an SM holds at a time.
+    /// The number of its CTAs that fit on an SM.
     #[must_use]
     pub const fn ctas_on(&self, sm: &Sm) -> u32 {
         if self.ctas_per_sm > 0 {
@@ -144,7 +144,7 @@ impl KernelInfo {
         }
     }
 
-    /// Whether a CTA of each finds room on an SM, by shared memory and registers.
+    /// Whether a CTA of each kernel fits on an SM together, by shared memory and registers.
     #[must_use]
     pub const fn fits_beside(&self, other: &Self, sm: &Sm) -> bool {
         let shared = self.shared_bytes + other.shared_bytes + 2 * Sm::RESERVED;
@@ -153,28 +153,28 @@ impl KernelInfo {
     }
 }
 
-/// What CTAs share.
+/// The resources of an SM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sm {
-    /// Shared memory.
+    /// Bytes of shared memory.
     pub shared_bytes: u32,
     /// Registers of 32 bits.
     pub registers: u32,
 }
 
 impl Sm {
-    /// Of an H100 and an H200.
+    /// An SM of H100 and H200.
     pub const HOPPER: Self = Self {
         shared_bytes: 233_472,
         registers: 65_536,
     };
-    /// Shared memory that the system takes of each CTA.
+    /// Shared memory per CTA that the system reserves.
     pub const RESERVED: u32 = 1024;
-    /// Dynamic shared memory that a CTA can have on Hopper.
+    /// The largest dynamic shared memory of a CTA on Hopper.
     pub const HOPPER_CTA: u32 = Self::HOPPER.shared_bytes - Self::RESERVED;
 }
 
-/// Registers that the compiler may give each of so many threads, where an SM is to hold so many CTAs.
+/// The largest number of registers per thread with which `ctas` CTAs of `threads` threads fit on an SM.
 pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
     let share = Sm::HOPPER.registers / (threads * ctas) / 8 * 8;
     if share < 255 { share } else { 255 }

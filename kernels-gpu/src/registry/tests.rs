@@ -1,4 +1,4 @@
-//! Kernels find room on the SM that they are made for, alone and beside each other.
+//! Kernels fit on the SM for which they are compiled, alone and together.
 
 use super::*;
 

@@ -1,40 +1,40 @@
-//! The words in which a row describes its kernel: family, architecture, what it does, how keys come, element types.
+//! The enums by which a row describes its kernel: family, architecture, operation, loads, element types.
 
 use crate::passes;
 
-/// A module of kernels: what is compiled together, and a feature of this crate.
+/// A family of kernels, compiled to one module; each is a feature of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// Hopper's prefill.
     Prefill,
-    /// Hopper's prefill with products of 8 bits.
+    /// Hopper's prefill with 8-bit products.
     PrefillF8,
-    /// Hopper's decode of 8 and 16 rows.
+    /// Hopper's decode with tiles of 8 and 16 rows.
     DecodeMma,
-    /// Hopper's decode of 64 and 128 rows, of 8 beside a prefill, and of heads of 512.
+    /// Hopper's decode with tiles of 64 and 128 rows, of 8 rows co-resident with a prefill, and for head dimension 512.
     DecodeWgmma,
-    /// Hopper's latent attention.
+    /// Hopper's latent attention (MLA).
     Mla,
-    /// Prefill with the instructions of Ampere.
+    /// Prefill with Ampere instructions.
     Sm80Prefill,
-    /// Decode with the instructions of Ampere.
+    /// Decode with Ampere instructions.
     Sm80Decode,
-    /// Prefill and decode in one kernel, with the instructions of Ampere.
+    /// Prefill and decode in one kernel, with Ampere instructions.
     Pod,
-    /// What goes around attention.
+    /// Kernels around attention: merges, appends, conversions.
     Passes,
     /// The step around attention.
     Step,
-    /// To pages of 8 bits, from them, and to pages of keys that are turned.
+    /// Conversions to and from 8-bit pages, and rotary embeddings of keys.
     Quantise,
-    /// What the library has of [variants](crate::variants).
+    /// Kernels of the library's [variants](crate::variants).
     Variants,
-    /// What measures the hardware.
+    /// Kernels that measure the hardware.
     Measure,
 }
 
 impl Family {
-    /// As the feature is called, and the module.
+    /// The name of the feature and of the module.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,14 +58,14 @@ impl Family {
 /// The architecture whose instructions a kernel needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Arch {
-    /// Ampere; everything after it has them, too.
+    /// Ampere and later.
     Sm80,
-    /// Hopper, and nothing else.
+    /// Hopper only.
     Sm90a,
 }
 
 impl Arch {
-    /// Whether GPUs of this compute capability have them.
+    /// Whether GPUs of this compute capability have its instructions.
     #[must_use]
     pub const fn runs_on(self, (major, minor): (u32, u32)) -> bool {
         match self {
@@ -78,71 +78,71 @@ impl Arch {
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Attention of contiguous rows.
+    /// Attention with contiguous query rows.
     Prefill,
-    /// Attention of gathered rows, all query heads of a KV head in a tile.
+    /// Attention with gathered query rows, all query heads of a KV head in a tile (pack_gqa).
     Decode,
-    /// Both.
+    /// Prefill and decode in one launch.
     Pod,
     /// Merges partial states.
     Merge(passes::merge::Shape),
-    /// Merges what several GPUs computed.
+    /// Merges the results of several GPUs.
     MergeRanks,
     /// Appends keys and values to their pages.
     Append {
-        /// What a thread moves at a time.
+        /// Bytes of a thread's loads and stores.
         vector_bytes: u32,
     },
-    /// Appends keys and values of 16 bits to pages of 8.
+    /// Appends 16-bit keys and values to 8-bit pages.
     Quantise,
-    /// Appends keys of latent attention to rows of 656 bytes.
+    /// Appends keys of latent attention as rows of 656 bytes.
     QuantiseLatent,
-    /// Widens keys and values of 8 bits by the scale of each token, for a prefill.
+    /// Converts 8-bit keys and values to 16 bits with a scale per token, for a prefill.
     Widen,
-    /// Turns queries and keys by their positions, for a prefill.
+    /// Applies rotary embeddings to keys, for a prefill.
     Turn,
-    /// Brings heads to the dimension of a kernel, and back.
+    /// Pads heads to the dimension of a kernel, and back.
     Pad,
     /// Rounds queries to 16 bits.
     Narrow,
-    /// From a fused projection to queries, and to keys and values in their pages.
+    /// Turns a fused QKV projection into queries, and appends keys and values to their pages.
     QkvStep {
-        /// Heads of a thread.
+        /// Heads per thread.
         heads: u32,
-        /// Pages are of 8 bits.
+        /// Pages are 8-bit.
         quantises: bool,
     },
-    /// Divides rows by the root of their mean square.
+    /// RMS norm of rows.
     RmsNorm {
-        /// Vectors of a thread, at most.
+        /// The largest number of vectors per thread.
         vectors: u32,
     },
-    /// Activates gates and multiplies.
+    /// Applies the activation to gates, and multiplies.
     Gate,
-    /// Looks rows of a table up.
+    /// Looks up rows of a table.
     Embed,
     /// Draws tokens from logits.
     Sample,
-    /// Reads as fast as that can be done.
+    /// Measures the bandwidth of reads.
     MeasureRead,
-    /// Multiplies as fast as that can be done.
+    /// Measures the rate of tensor-core products.
     MeasureProducts,
-    /// Runs two loops at two limits.
+    /// Runs a memory-bound and a compute-bound loop.
     MeasureOverlap,
 }
 
-/// How keys and values come.
+/// How keys and values are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loads {
-    /// By the tensor memory accelerator: pages of a multiple of 8 tokens.
+    /// By TMA: pages of a multiple of 8 tokens.
     Pages,
     /// Row by row: pages of any size.
     Rows,
-    /// Either way, as the launch says.
+    /// Either way; the launch selects.
     PagesOrRows,
 }
 
-/// What outputs are made of, and in attention queries, keys and values.
+/// The type of outputs and, for attention, of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// bfloat16.
@@ -155,6 +155,6 @@ pub enum Element {
     E4m3,
     /// 8-bit float with 5 exponent bits.
     E5m2,
-    /// Whatever it is: bytes are moved.
+    /// Any type: the kernel copies bytes.
     Any,
 }
