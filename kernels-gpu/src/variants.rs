@@ -38,7 +38,7 @@ impl Variant for Alibi {
 
     #[inline(always)]
     fn of_row(&self, at: Query) -> f32 {
-        // SAFETY: whoever made the variant vouches for the slopes.
+        // SAFETY: the creator of the variant guarantees the slopes.
         let slope = unsafe { *(self.slopes.address as *const f32).add(at.head as usize) };
         -slope * recip(self.params.scale)
     }
@@ -194,7 +194,7 @@ impl Variant for DistanceBias {
         let distance = at.position.wrapping_sub(at.key as i32);
         let place = distance.wrapping_sub(first).clamp(0, entries as i32 - 1);
         let of_head = address + u64::from(at.head * entries) * 4;
-        // SAFETY: whoever made the variant vouches for the table.
+        // SAFETY: the creator of the variant guarantees the table.
         let bias = unsafe { *(of_head as *const f32).add(place as usize) };
         R::from_f32(bias).mul_add(R::from_f32(recip(self.params.scale)), dot)
     }

@@ -173,7 +173,7 @@ pub struct QuantiseTensor {
     pub head: u32,
     /// Vectors of a row.
     pub vectors: u32,
-    /// Threads of a row, as a power of two: a part of a warp.
+    /// Log₂ of the threads per row, a part of a warp.
     pub lanes_log: u32,
     /// Zero.
     pub reserved: u32,
@@ -217,7 +217,7 @@ pub struct WidenParams {
     pub record: u64,
     /// KV heads.
     pub kv_heads: Divisor,
-    /// Vectors of 16 numbers in a row, as a power of two.
+    /// Log₂ of the vectors of 16 numbers per row.
     pub vectors_log: u32,
 }
 
@@ -233,7 +233,7 @@ pub struct TurnParams {
     pub record: u64,
     /// KV heads.
     pub kv_heads: u32,
-    /// Threads of a head, two vectors each, as a power of two.
+    /// Log₂ of the threads per head, with two vectors each.
     pub lanes_log: u32,
 }
 

@@ -25,7 +25,7 @@ impl Divisor {
     /// A divisor between 1 and 2³¹.
     ///
     /// # Panics
-    /// If it is not.
+    /// If `divisor` is outside this range.
     #[must_use]
     pub const fn new(divisor: u32) -> Self {
         assert!(

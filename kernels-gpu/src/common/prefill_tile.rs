@@ -28,7 +28,7 @@ pub struct Tile {
     pub kv_begin: u32,
     /// One past its last.
     pub kv_end: u32,
-    /// Index of its first entry in the page tables.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     pub table: u32,
     /// The first key that any row sees.
     pub lowest: u32,
@@ -38,7 +38,7 @@ pub struct Tile {
     pub blocks: u32,
 }
 
-/// Which part of a launch a tile is.
+/// A tile's place in the launch.
 pub struct Place {
     /// Index of the item.
     pub item: u32,
@@ -69,7 +69,7 @@ impl Tile {
         blocks: 0,
     };
 
-    /// The tile at a place; its `blocks` are left open.
+    /// The tile at a place; `blocks` is left 0.
     ///
     /// # Safety
     /// - The place is in the launch whose work `a` is.
@@ -81,7 +81,7 @@ impl Tile {
         pack: u32,
     ) -> Self {
         let at = (a.items + u64::from(place.item) * size_of::<WorkItem>() as u64) as *const u32;
-        // SAFETY: one of the launch's items, ten words that nobody writes.
+        // SAFETY: one of the launch's items: ten words that no thread writes.
         let ([token, count], [table, kv_begin], [kv_end, position], [slot, _]) = unsafe {
             (
                 ptr::load_nc_u32x2(at),

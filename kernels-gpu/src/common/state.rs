@@ -34,7 +34,7 @@ fn log2(x: f32) -> f32 {
     }
 }
 
-/// The larger; the first where the second is NaN (a NaN then shows in the weights, see [`Softmax::weight`]).
+/// The larger number; `a` if `b` is NaN (the NaN then appears in the weights, see [`Softmax::weight`]).
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
@@ -160,7 +160,7 @@ impl<const N: usize> State<N> {
         let (factor, lse) = with_sink(self.lse, sink);
         let mut i = 0;
         while i < N {
-            // An empty state's output is not looked at.
+            // The output of an empty state is ignored.
             self.out[i] = if self.lse == f32::NEG_INFINITY {
                 0.0
             } else {
@@ -180,7 +180,7 @@ impl<const N: usize> State<N> {
         let states = exp2(self.lse);
         let mut i = 0;
         while i < N {
-            // An empty state's output is not looked at.
+            // The output of an empty state is ignored.
             self.out[i] = if self.lse == f32::NEG_INFINITY {
                 0.0
             } else {

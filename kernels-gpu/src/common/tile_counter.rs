@@ -33,7 +33,7 @@ impl AttentionParams {
     /// ticket is taken per unit, so whoever gets the last ticket resets the counter to zero for the next launch.
     ///
     /// # Safety
-    /// One thread for each unit that is claimed; the counter is this launch's.
+    /// One thread calls this per claimed unit; the counter is this launch's.
     #[inline(always)]
     #[must_use]
     pub unsafe fn ticket(&self) -> u32 {
@@ -52,7 +52,7 @@ impl ConvertParams {
     /// The launch's first entry of the list, and the number of its entries; from the record, if there is one.
     ///
     /// # Safety
-    /// The record, if there is one, can be read.
+    /// The record, if there is one, is readable.
     #[inline(always)]
     #[must_use]
     pub unsafe fn of_this_plan(&self, record: u64) -> [u32; 2] {
@@ -69,7 +69,7 @@ impl PrefillParams {
     /// The number of KV heads that are processed together in the order of units, from the parameters or the record.
     ///
     /// # Safety
-    /// The record, if there is one, can be read.
+    /// The record, if there is one, is readable.
     #[inline(always)]
     #[must_use]
     pub unsafe fn heads_together(&self, a: &AttentionParams) -> u32 {
@@ -86,7 +86,7 @@ impl PrefillParams {
 /// Whether the launch reads several times the capacity of L2: `long`, or the record's word.
 ///
 /// # Safety
-/// The record, if there is one, can be read.
+/// The record, if there is one, is readable.
 #[inline(always)]
 #[must_use]
 pub unsafe fn is_long(long: u32, record: u64) -> bool {

@@ -108,7 +108,7 @@ mod device {
 
     macro_rules! entry {
         ($name:literal) => {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`CeilingParams`] says.
@@ -200,7 +200,7 @@ mod hopper {
 
     macro_rules! entry {
         ($name:literal) => {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`CeilingParams`] says; the launch has the shared memory.

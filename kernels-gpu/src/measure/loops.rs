@@ -163,7 +163,7 @@ mod device {
 
     macro_rules! entry {
         ($name:literal) => {
-            /// See the module.
+            /// See the module's documentation.
             ///
             /// # Safety
             /// The parameters describe memory as [`LoopsParams`] says; the launch has as many blocks as the binding

@@ -15,7 +15,7 @@ use super::{decode, prefill};
 /// Words of a launch's counters: started CTAs of prefill and of decode, CTAs that have left, and tickets per SM.
 pub const COUNTERS: u32 = 4 + SMS;
 
-/// The number of ticket counters: SM ids up to this one have their own.
+/// The number of ticket counters.
 const SMS: u32 = 256;
 
 /// Indices into the counters.
@@ -229,7 +229,7 @@ mod device {
     }
 
     /// # Safety
-    /// The launch is as the host makes it.
+    /// The launch's parameters are valid.
     #[inline(always)]
     unsafe fn pod<
         T: Half,

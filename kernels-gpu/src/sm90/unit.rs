@@ -16,7 +16,7 @@ pub struct Unit {
     pub head: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
-    /// Index of the item's first entry in the page tables.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     pub table: u32,
     /// First key of the first block.
     pub first: u32,

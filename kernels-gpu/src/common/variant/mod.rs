@@ -45,14 +45,14 @@ pub struct Query {
     pub token: u32,
     /// The query head.
     pub head: u32,
-    /// Where the query stands among the keys of the table at hand (see [`crate::abi::QueryRow::position`]).
+    /// The query's position among the keys of the current page table (see [`crate::abi::QueryRow::position`]).
     pub position: i32,
 }
 
 /// A key (or value) and its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Position in the table at hand.
+    /// Position in the current page table.
     pub position: u32,
     /// The KV head.
     pub head: u32,
@@ -68,7 +68,7 @@ pub struct Pair {
     pub token: u32,
     /// The query head.
     pub head: u32,
-    /// Where the query stands among the keys.
+    /// The query's position among the keys.
     pub position: i32,
     /// Position of the key.
     pub key: u32,
@@ -167,8 +167,8 @@ pub trait Variant: Copy + Send + Sync {
         0.0
     }
 
-    /// From the dot product of query and key to the base-2 logit (or to the weight, see
-    /// [`Variant::SOFTMAX`]; or to a dot product, see [`Variant::KEEPS_UNIT`]).
+    /// Maps the dot product of query and key to the base-2 logit (or to the weight, see [`Variant::SOFTMAX`]; or to a
+    /// logit in the unit of dot products, see [`Variant::KEEPS_UNIT`]).
     #[inline(always)]
     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
         let _ = at;

@@ -56,7 +56,7 @@ impl Team {
 /// Works until no unit is left.
 ///
 /// # Safety
-/// The launch is as the host makes it.
+/// The launch's parameters are valid.
 #[inline(always)]
 pub(super) unsafe fn work<
     T: Half,
@@ -252,7 +252,7 @@ unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
 /// The L2 policy of a unit's keys, as in the Hopper kernels.
 #[inline(always)]
 unsafe fn policy(p: &GatherDecodeParams, unit: &Unit) -> u64 {
-    // SAFETY: the launch is as the host makes it.
+    // SAFETY: the launch's parameters are valid.
     let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
     if unit.shared_keys {
         ptr::evict_last_policy()

@@ -18,7 +18,7 @@ pub(super) struct Unit {
     pub tokens: u32,
     /// The KV head.
     pub head: u32,
-    /// Index of the item's first entry in the page tables.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     pub table: u32,
     /// First key position, and one past the last.
     pub begin: u32,

@@ -1,4 +1,4 @@
-//! Two CTAs share an SM, and tickets where one operation has nothing.
+//! Two CTAs fit on an SM; tickets if one operation has no work.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn two_ctas_share_an_sm() {
     for shape in [Shape::new(64, 128), Shape::new(128, 64)] {
         assert_eq!(shape.prefill.threads(), shape.decode.threads());
-        // Of an A100, and of an H200.
+        // Shared memory per SM of an A100, and of an H200.
         for (sm, fit) in [(164 << 10, 3), (228 << 10, 4)] {
             let of_cta = sm / shape.ctas_per_sm - 1024;
             let decodes = shape.virtual_decodes(of_cta).expect("there is room");

@@ -66,7 +66,7 @@ pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> 
     let (lane, warp) = here();
     let row = warp * 4 + lane % 4 + lane / 4 % (s.shape.keys / 16) * 16;
     let position = begin + row as i32;
-    // SAFETY: the tile stays while it is worked on.
+    // SAFETY: the tile's description stays while the tile is computed.
     let [table, lowest, end, _] = unsafe { shared::load_u32x4(s.tile() + 32) };
     let mut found = Found {
         page: 0,
@@ -103,7 +103,7 @@ pub(super) unsafe fn block<const VALUES: bool>(
     };
     let (lane, warp) = here();
     let (chunk, first) = (lane % 8, warp * 4 + lane / 8);
-    // SAFETY: the tile stays while it is worked on; whole warps.
+    // SAFETY: the tile's description stays while the tile is computed; whole warps.
     unsafe {
         let kv_head = shared::load_u32(s.tile() + 16);
         let [_, lowest, end, _] = shared::load_u32x4(s.tile() + 32);

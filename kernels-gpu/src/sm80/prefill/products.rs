@@ -11,10 +11,10 @@ pub(super) const HALVES: usize = 2;
 /// A lane's `ldmatrix` row addresses for 16 × 16 elements, as offsets from the first row's slab.
 #[derive(Clone, Copy)]
 pub(super) struct Lane {
-    /// Matrices 1 and 3 hold the next 8 rows, 2 and 3 the next 8 columns: A of queries, B of values
-    /// (transposed).
+    /// For A fragments of queries and (transposed) B fragments of values: matrices 1 and 3 are the next 8 rows, 2 and 3
+    /// the next 8 columns.
     rows_first: u32,
-    /// The other way round: B of keys.
+    /// For B fragments of keys: rows and columns exchanged.
     columns_first: u32,
 }
 

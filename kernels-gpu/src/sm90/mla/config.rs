@@ -144,7 +144,7 @@ pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
 #[cfg(target_arch = "nvptx64")]
 impl Ring {
     /// Address of a barrier; shared memory begins at `base`. Not a method of [`Units`](super::shared::Units): the
-    /// compiler would then simplify it separately and add up addresses in a less favourable order.
+    /// compiler would then simplify it separately and add up addresses in another order.
     #[inline(always)]
     pub fn barrier(self, base: u32, index: u32) -> u32 {
         base + self.barriers + 8 * index

@@ -140,7 +140,7 @@ pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
     half: u32,
 ) {
     let group = SLABS[half as usize] * 1024;
-    // SAFETY: whole warps; both operands are there; the accumulator is waited for.
+    // SAFETY: whole warps; both operands have arrived; the accumulator is waited for.
     unsafe {
         let weights = uniform(s.weights(stage));
         let weights = Descriptor::new(weights, WEIGHTS_CHUNK, 128, Swizzle::None);
@@ -168,7 +168,7 @@ pub(super) unsafe fn add_own<T: Half, const P: usize>(
     values: u32,
     slabs: u32,
 ) {
-    // SAFETY: whole warps; the values are there; accumulator and weights are waited for.
+    // SAFETY: whole warps; the values have arrived; accumulator and weights are waited for.
     unsafe {
         weights_values::<T, O, P>(o, weights, values, Slabs::of_eight_rows(slabs * 64));
     }

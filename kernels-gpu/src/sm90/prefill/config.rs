@@ -225,8 +225,8 @@ impl Shape {
         128 * (self.consumers + 1)
     }
 
-    /// Registers of a thread: at launch, and then of the producer warpgroup and of the consumers, which share out anew
-    /// what the CTA was launched with.
+    /// Registers of a thread: at launch, then of the producer warpgroup and of the consumers. `setmaxnreg`
+    /// redistributes the registers with which the CTA was launched.
     #[must_use]
     pub const fn registers(&self) -> [u32; 3] {
         match (self.consumers, self.co_resident) {
@@ -244,7 +244,7 @@ impl Shape {
         self.consumers == 2 && self.value_dim <= 128
     }
 
-    /// Bytes of 64 columns of the queries.
+    /// Bytes of a slab of queries, 64 columns.
     pub(super) const fn slab_bytes(&self) -> u32 {
         self.rows() * 128
     }
@@ -279,7 +279,7 @@ impl Shape {
         self.converts() && self.head_dim <= 128 && !self.co_resident
     }
 
-    /// Bytes that a value has in shared memory, or a key: of whole slabs.
+    /// Bytes of a row of values or keys in shared memory: whole slabs.
     pub(super) const fn row_bytes(&self, values: bool) -> u32 {
         if self.is_cut() {
             128 * self.dim(values).div_ceil(64)
@@ -288,13 +288,13 @@ impl Shape {
         }
     }
 
-    /// Bytes that a value has in the pool, or a key.
+    /// Bytes of a row of values or keys in the pool.
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn pool_bytes(&self, values: bool) -> u32 {
         self.bytes * self.dim(values)
     }
 
-    /// Where values or keys lie in their stage. Where a slab is cut a box has the columns of one slab.
+    /// The layout of values or keys in their stage. With a cut slab, a TMA box has the columns of one slab only.
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn slabs(&self, values: bool) -> Slabs {
         if self.is_cut() {

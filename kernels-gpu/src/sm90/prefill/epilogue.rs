@@ -137,14 +137,14 @@ pub(super) unsafe fn finish_tile<
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {
-                    // SAFETY: the row is this thread's alone.
+                    // SAFETY: only this thread writes the row's LSE.
                     unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse * LN_2) };
                 }
             } else {
                 let state = u64::from((tile.slot + token) * a.q_heads + head);
                 let first = state * u64::from(head_stride(p, s)) + u64::from(lane % 4 * 2);
                 let out = a.partial_out + first * 4;
-                // SAFETY: the slot is this tile's alone, its row this thread's.
+                // SAFETY: only this tile writes the slot, and only this thread its elements of the row.
                 unsafe {
                     if lane % 4 == 0 {
                         ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);

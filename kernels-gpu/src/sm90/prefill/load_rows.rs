@@ -29,9 +29,9 @@ const TOGETHER: usize = 2;
 pub(super) struct Table<'a> {
     pub(super) p: &'a PrefillParams,
     pub(super) strides: &'a KvStrides,
-    /// Index of the tile's first page in the table.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     pub(super) first: u32,
-    /// The keys that the tile sees: the first one, and how many.
+    /// The keys that the tile sees: the first, and their number.
     pub(super) lowest: i32,
     pub(super) keys: u32,
 }
@@ -79,7 +79,7 @@ fn row_of_eight(lane: u32) -> u32 {
 /// `row_bytes` in the pool; the rest of its last 64 bytes is zeroed.
 ///
 /// # Safety
-/// A whole warp comes here; the rows at `target` are its to write; places are those behind `source`.
+/// A whole warp comes here; only it writes the rows at `target`; `places` are offsets from `source`.
 #[inline(always)]
 unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32, slabs: Slabs) {
     let halves = [target, target ^ 64];

@@ -223,7 +223,7 @@ fn turn(x: &mut [Vector; 2], sines: &Sines, interleaved: bool) {
 #[cfg(feature = "step")]
 macro_rules! entries {
     ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => { $( const _: () = {
-        /// See the module.
+        /// See the module's documentation.
         ///
         /// # Safety
         /// As [`qkv`].
@@ -241,7 +241,7 @@ table!(items entries);
 #[cfg(feature = "quantise")]
 macro_rules! quantising_entries {
     ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => { $( const _: () = {
-        /// See the module.
+        /// See the module's documentation.
         ///
         /// # Safety
         /// As [`qkv`].

@@ -24,7 +24,7 @@ macro_rules! quantising_rows {
 
 /// See the macro `table`.
 pub const ROWS: &[&[KernelInfo]] = table!(list rows);
-/// With pages of 8 bits.
+/// With 8-bit pages.
 pub const QUANTISING_ROWS: &[&[KernelInfo]] = table!(list quantising_rows);
 
 const fn row(name: &'static str, quantises: bool, heads: u32, blocks: u32) -> KernelInfo {

@@ -127,7 +127,7 @@ impl Rule {
         weights
     }
 
-    /// The sum of eight weights.
+    /// The sum of the weights of eight logits.
     #[inline(always)]
     fn weights(&self, x: &Vector) -> u32 {
         // With a limit, most vectors have no token that is kept.

@@ -15,7 +15,7 @@ pub(super) struct Unit {
     pub head: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
-    /// Index of the item's first entry in the page tables.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     pub table: u32,
     /// The item's keys: the first, and one past the last.
     pub kv_begin: u32,

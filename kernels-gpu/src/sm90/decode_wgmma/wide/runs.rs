@@ -13,7 +13,7 @@ const WARP: u32 = warp::FULL_MASK;
 /// A run of keys of one page table. It covers whole pieces of the unit's keys.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    /// Index of the run's first entry in the page tables.
+    /// Index into the plan's page ids of the table's first page, that of key 0.
     table: u32,
     /// Position of the first key of its first piece.
     first_key: u32,

@@ -11,8 +11,8 @@
 //! group's part of the logit, and the weight for that group's values: so a row has four weights per key.
 //!
 //! ```text
-//! warp   16 keys → f16, Q·Kᵀ of half of the columns ─┬─ times scales, weigh 8 keys ─ read values ─┬─ (renew references) ─┬─ values → f16, P·V of 64 columns
-//!                                              parts of logits                weights ready, do they fit?      weights are made anew
+//! warp   keys → f16, Q·Kᵀ ─┬─ scale, softmax of 8 keys ─ load values ─┬─ (renew references) ─┬─ values → f16, P·V pair
+//! barrier                         team barrier, overflow?       team barrier
 //! ```
 //!
 //! Two teams take the blocks of a unit in turn; while one waits at its barrier, the other has work. Each team has a

@@ -288,8 +288,8 @@ impl Rows {
                 if over {
                     reference =
                         integer((highest - TOP).max(largest - LARGEST_WEIGHT)).max(before[h]);
-                    // A group without weights yet has top −∞ and gets the largest shift; its first weight then
-                    // overflows.
+                    // A group without weights yet has top −∞ and gets the largest shift, until its first weight: rows
+                    // with shifts are renewed at every block.
                     shift = integer((reference + TOP - top).min(LARGEST_SHIFT));
                     if !(shift > WINDOW) {
                         shift = 0.0;

@@ -26,7 +26,7 @@ impl Power {
     /// multiples of 2⁶⁻²¹⁻⁹ = 2⁻²⁴, the smallest f16.
     ///
     /// # Safety
-    /// The key is there.
+    /// The key has arrived.
     #[inline(always)]
     pub unsafe fn of(row: u32) -> Self {
         // SAFETY: the caller's promise.
@@ -55,7 +55,7 @@ impl Power {
     /// A scale of the key divided by this power, in both halves of an f16 pair.
     ///
     /// # Safety
-    /// The key is there.
+    /// The key has arrived.
     #[inline(always)]
     pub unsafe fn scale(self, row: u32, group: u32) -> u32 {
         // SAFETY: the caller's promise.

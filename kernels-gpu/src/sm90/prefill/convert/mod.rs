@@ -69,7 +69,7 @@ pub(super) unsafe fn converted_from(
 /// do.
 #[inline(always)]
 unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
-    // SAFETY: the launch is as the host makes it.
+    // SAFETY: the launch's parameters are valid.
     let [_, pages] = unsafe { p.convert.of_this_plan(p.attention.record) };
     pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
 }
@@ -82,7 +82,7 @@ unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
 pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
     let control = p.convert.control;
     if p.convert.pages != 0 {
-        // SAFETY: the launch is as the host makes it. The epoch cannot end before all CTAs have claimed.
+        // SAFETY: the launch's parameters are valid. The epoch cannot end before all CTAs have claimed.
         unsafe {
             let epoch = atomic::load::<Relaxed, Gpu, _>((control + 4) as *const u32);
             let mut claims = 4 * s.shape.consumers;

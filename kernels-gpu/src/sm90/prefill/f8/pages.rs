@@ -100,7 +100,7 @@ fn place_of_key(dim: u32, key: u32, vector: u32) -> u32 {
 unsafe fn put_values(dim: u32, places: [u32; 2], from: u64, to: u64) {
     let lane = warp::lane_id();
     let per_key = dim / 4;
-    // Opaque: as above.
+    // Opaque, as in `put_keys`.
     let rounds = misc::opaque(dim / 32);
     let mut round = 0;
     while round < rounds {
