@@ -237,7 +237,7 @@ pub(super) unsafe fn consume<
 
             // Weights relative to the old references; their sums tell whether those are still large enough. With two
             // sets of weights the wait for P·V comes after the weights. ptxas hoists that wait as far as it can, but
-            // not over a branch: so the weights are behind one.
+            // not over a branch: hence the branch around the weights.
             if !two_weights {
                 values_there!($now);
             }

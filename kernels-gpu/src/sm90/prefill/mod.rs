@@ -12,7 +12,8 @@
 //!   with P·V of the previous block, so the tensor cores stay busy during the softmax. A tile's last P·V overlaps with
 //!   reading the next tile's description, and its epilogue with the first Q·Kᵀ of the next tile.
 //!
-//! 8-bit keys and values are first converted to 16-bit pages, by the writer warp while it has no output to write.
+//! 8-bit keys and values are first converted to 16-bit pages: by each consumer warp before its first product, and by
+//! the writer warp while it has no output to write.
 //!
 //! `docs/notes/prefill.md` has the roofline and the experiments.
 

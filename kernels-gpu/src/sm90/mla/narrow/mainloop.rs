@@ -202,7 +202,7 @@ unsafe fn multiply(keys: [u32; 2], rope: u32, queries: u32) -> [Products; 2] {
 /// The values of 16 keys of a block.
 ///
 /// # Safety
-/// A whole warp; the keys are there.
+/// A whole warp; the keys have arrived.
 #[inline(always)]
 unsafe fn values(source: u32, step: usize) -> Values {
     let at = source + step as u32 * (16 * ROW_BYTES);

@@ -11,8 +11,8 @@
 //! group's part of the logit, and the weight for that group's values: so a row has four weights per key.
 //!
 //! ```text
-//! warp   keys → f16, Q·Kᵀ ─┬─ scale, softmax of 8 keys ─ load values ─┬─ (renew references) ─┬─ values → f16, P·V pair
-//! barrier                         team barrier, overflow?       team barrier
+//! warp   keys → f16, Q·Kᵀ ─┬─ scale, softmax of 8 keys ─ load values ─┬─ (renew references) ─┬─ values → f16, P·V
+//!                    pair barrier                          team barrier, overflow?     team barrier
 //! ```
 //!
 //! Two teams take the blocks of a unit in turn; while one waits at its barrier, the other has work. Each team has a
