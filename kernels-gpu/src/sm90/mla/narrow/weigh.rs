@@ -229,7 +229,8 @@ impl Rows {
     /// `over` the limit; its outputs are rescaled. All warps compute the same references; warp 0 stores them.
     ///
     /// # Safety
-    /// All warps of the team come here, and meet at a barrier afterwards. Meanwhile no warp reads weights.
+    /// All warps of the team come here, and meet at a barrier afterwards. When they come, no warp reads weights or the
+    /// [`SAID`](super::config::SAID) words any more.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "it is one part of a loop")]
     pub unsafe fn renew<const STAGES: u32>(
