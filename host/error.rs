@@ -1,4 +1,4 @@
-//! The one error of the crate's edge.
+//! The error type of the crate.
 
 use thiserror::Error;
 
@@ -10,34 +10,34 @@ use crate::{
     tensor::ShapeError,
 };
 
-/// Why something was not computed. Nothing was launched or written, except where a variant says so.
+/// The error type of the crate. Nothing was launched or written, unless a variant says otherwise.
 ///
-/// Every message carries the values and says what to do about them.
+/// Every message contains the values and says what to do.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A specification or a batch is wrong.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// A batch was not planned.
+    /// Planning failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A plan that contradicts itself was to be run.
+    /// The plan contradicts itself.
     #[error(transparent)]
     BrokenPlan(#[from] BrokenPlan),
-    /// A batch was not dealt out over ranks.
+    /// A batch could not be distributed over ranks.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// Ranks did not compute together.
+    /// A group of ranks failed.
     #[error(transparent)]
     Rank(#[from] RankError),
-    /// A tensor does not have the shape that goes with the rest.
+    /// The shape of a tensor does not match the rest of the call.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A description of the step around attention means nothing.
+    /// A description of the step around attention is invalid.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// A tensor has another extent than the rest of the call says.
+    /// The extent of a tensor does not match the rest of the call.
     #[error("{tensor} has {got} {dimension}: it must be {rule}")]
     Extent {
         /// The tensor.
@@ -55,7 +55,7 @@ pub enum Error {
         /// The tensor.
         tensor: &'static str,
     },
-    /// A tensor does not start where vector loads can.
+    /// The address of a tensor is not aligned for vector loads.
     #[error("{tensor} starts at {address:#x}: give an address that is a multiple of {align} bytes")]
     Misaligned {
         /// The tensor.
@@ -109,7 +109,7 @@ pub enum Error {
         /// What it must be a multiple of.
         multiple: usize,
     },
-    /// No instance of a kernel was compiled for what is asked.
+    /// No kernel was compiled for what was requested.
     #[error("no {kernel} kernel for {asked}; there are {there}")]
     NoInstance {
         /// The kernel.
@@ -119,7 +119,7 @@ pub enum Error {
         /// What there is.
         there: &'static str,
     },
-    /// A workspace that is for other heads than the plan, or for none yet.
+    /// The workspace was made for another specification than the plan.
     #[error(
         "the workspace is for {workspace}, the plan for {plan}: make a workspace for each specification"
     )]
@@ -132,7 +132,7 @@ pub enum Error {
     /// There is no plan in the workspace.
     #[error("no plan was uploaded to the workspace: call Workspace::upload first")]
     NoPlan,
-    /// A plan wants a launch that the workspace's launch set does not have.
+    /// A plan needs a launch that the workspace's launch set does not have.
     #[error(
         "the workspace's launch set has no launch {launch}: add it before capturing, or run without a launch set"
     )]
@@ -140,7 +140,7 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
-    /// A run got another number of page pools than the plan, or the workspace's launch set, has parts.
+    /// The number of page pools is not the number of parts of the plan or of the workspace's launch set.
     #[error(
         "{got} page pools for {expected} parts: give one for each part of the plan, in the batch's order, and one for \
          each part that the workspace's launch set has launches for"
@@ -168,7 +168,7 @@ pub enum Error {
         /// Pages of the pool.
         pages: u32,
     },
-    /// In the debug mode of a workspace: an item on the device that leads out of an array.
+    /// In the debug mode of a workspace: an item on the device that points outside an array.
     #[error(
         "item {item} of part {part} ({}): {what} is {got}, and the limit is {limit}: the plan on the device is \
          damaged; find what writes to the workspace, and upload the plan again",
@@ -177,7 +177,7 @@ pub enum Error {
     Damaged {
         /// The item.
         item: u32,
-        /// The request whose table it reads, if that can be told.
+        /// The request whose table it reads, if known.
         request: Option<u32>,
         /// The part of the batch.
         part: u32,
@@ -202,7 +202,7 @@ pub enum Error {
         /// What is indexed.
         of: &'static str,
     },
-    /// Two things go to one place.
+    /// Two entries have the same place.
     #[error(
         "{array}[{index}] goes to {got}, where an entry before it goes: each place is written once"
     )]
@@ -250,7 +250,7 @@ pub enum Error {
         /// The architectures in this build.
         built_for: Vec<&'static str>,
     },
-    /// The program has no machine code that the GPU runs, and the driver was not allowed to compile PTX.
+    /// The program has no machine code for the GPU, and the driver was not allowed to compile PTX.
     #[error(
         "no machine code of the {family} kernels runs on {device} (compute capability {}.{}){}: the driver can compile \
          the PTX for {arch}, which takes a minute or more at the first start; allow it with \
@@ -285,7 +285,7 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// The driver cannot compile the PTX, and there is no machine code that would spare it that.
+    /// The driver cannot compile the PTX, and there is no machine code for the GPU.
     #[error(
         "the kernels for {arch} are PTX {}.{}, too new for a driver of CUDA {}.{}: update the driver",
         .ptx.0, .ptx.1, .driver.0, .driver.1
@@ -322,7 +322,7 @@ pub enum Error {
         /// The architecture of the modules.
         arch: &'static str,
     },
-    /// A variant that the GPU was not given.
+    /// The GPU was opened without the kernels of this variant.
     #[error(
         "the specification's variant is {asked:?}, and the GPU has kernels of {there:?}: give it to `Gpu::builder().variant`"
     )]
@@ -364,7 +364,7 @@ pub enum Error {
         /// What it must be.
         rule: &'static str,
     },
-    /// A driver call failed. The work before it on the stream may have failed, and may be what is reported.
+    /// A driver call failed. The reported error may be of earlier work on the stream.
     #[error("{call} failed: {name} ({code}), {text}")]
     Driver {
         /// The function called.

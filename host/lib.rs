@@ -1,15 +1,15 @@
 //! Attention for LLM serving, in pure Rust.
 //!
-//! One step of a serving loop is a batch of prompts and decodes over paged keys and values. It is *planned* once,
-//! by a pure function on the CPU, and the plan is *run* once per layer, on the CPU or on an NVIDIA GPU. This page
-//! is the tour, in the order in which things are called.
+//! One step of a serving loop is a batch of prompts and decodes over a paged KV cache. A pure function on the CPU
+//! *plans* the batch once per step. The plan is *run* once per layer, on the CPU or on an NVIDIA GPU. This page
+//! shows the calls in the order in which a program makes them.
 //!
-//! # The heads, and whose keys are where
+//! # The heads and the KV cache
 //!
-//! A [`Spec`](problem::Spec) describes the heads of a layer: how many, how long, of which types, with which mask.
-//! Keys and values live in pages. A [`PagePool`](kv::PagePool) says which are free, a [`Sequence`](kv::Sequence)
-//! has those of a request, and a [`PrefixCache`](kv::PrefixCache) gives requests that begin alike the same pages.
-//! All three are bookkeeping only: the memory is yours.
+//! A [`Spec`](problem::Spec) describes the heads of a layer: their number, dimension, types and mask. Keys and values are
+//! stored in pages. A [`PagePool`](kv::PagePool) knows which pages are free, a [`Sequence`](kv::Sequence) has the pages of
+//! one request, and a [`PrefixCache`](kv::PrefixCache) gives requests that begin with the same tokens the same pages.
+//! All three are bookkeeping only: the program owns the memory.
 //!
 //! ```
 //! use tandem_attn::{
@@ -34,14 +34,14 @@
 //! assert_eq!(second.pages(), first.pages());
 //!
 //! // # The batch
-//! // This step: one new token of the first request, 20 of the second. Their keys count: room is made for them first.
-//! // A page that others hold, too, is traded for another one and has to be copied; here none is.
+//! // This step: one new token of the first request, 20 of the second. `append` makes room for their keys. It returns a page
+//! // copy if the last page is shared and must be copied before it is written; here none is.
 //! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 20)?), (None, None));
 //! let mut table = PageTable::new(pool.page_size(), pool.pages());
 //! first.push_to(&mut table);
 //! second.push_to(&mut table);
 //! let batch = Batch::new(vec![0, 1, 21], table);
-//! batch.check(&spec)?; // whatever is wrong is named, with its values
+//! batch.check(&spec)?; // an error names what is wrong, with its values
 //!
 //! // # The plan
 //! let cpu = Cpu::new();
@@ -51,7 +51,7 @@
 //! println!("{plan}");
 //!
 //! // # The run, once per layer
-//! // New keys and values go to their pages; here all of them are one.
+//! // New keys and values are written to their pages; in this example all of them are 1.
 //! let elements = 32 * 16 * 2 * 64;
 //! let (mut k, mut v) = (vec![bf16::ZERO; elements], vec![bf16::ZERO; elements]);
 //! let mut kv = KvViewMut::new(&spec, KvLayout::Nhd, 16, &mut k, &mut v);
@@ -63,10 +63,10 @@
 //! let q = vec![bf16::ONE; 21 * 8 * 64];
 //! let (mut out, mut lse) = (vec![bf16::ZERO; q.len()], vec![0.0; 21 * 8]);
 //! cpu.run(&plan, &q, &[kv.view()], &mut out, Some(&mut lse))?;
-//! assert_eq!(out, q); // a mean of values that are all one
+//! assert_eq!(out, q); // a weighted mean of values that are all 1
 //!
 //! // # The next step
-//! // Both requests decode now: other queries than before, so the plan is made anew.
+//! // Both requests decode now. The numbers of queries differ from the previous step, so a new plan is made.
 //! let decodes = |first: &Sequence, second: &Sequence| {
 //!     let mut table = PageTable::new(16, 32);
 //!     first.push_to(&mut table);
@@ -76,7 +76,7 @@
 //! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 1)?), (None, None));
 //! let batch = decodes(&first, &second);
 //! assert_eq!(planner.update(&spec, &batch, &device, &options, &mut plan)?, Update::Planned);
-//! // From then on it is patched, as long as new tokens fit into the last pages.
+//! // From then on the plan is patched, as long as new tokens fit into the last pages.
 //! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 1)?), (None, None));
 //! let batch = decodes(&first, &second);
 //! assert_eq!(planner.update(&spec, &batch, &device, &options, &mut plan)?, Update::Patched);
@@ -85,54 +85,54 @@
 //!
 //! # What a plan is
 //!
-//! A [`Plan`](plan::Plan) is plain data: items of work, the tile and the query heads that go together, where partial
-//! states go and in which order they are merged. It prints, it serialises, it can be scheduled in time
-//! ([`Plan::schedule`](plan::Plan::schedule)), weighed ([`Plan::traffic`](plan::Plan::traffic)), checked
-//! ([`Plan::verify`](plan::Plan::verify)) and kept from step to step ([`Planner::update`](plan::Planner::update)).
-//! The same input gives the same plan, bit for bit. Memory is known before anything is allocated:
-//! [`Bound`](plan::Bound).
+//! A [`Plan`](plan::Plan) is plain data: work items with their tiles and query heads, the places of partial
+//! states, and the order in which they are merged. A plan can be printed and serialised, scheduled in time
+//! ([`Plan::schedule`](plan::Plan::schedule)), measured in bytes and FLOPs ([`Plan::traffic`](plan::Plan::traffic)), checked
+//! ([`Plan::verify`](plan::Plan::verify)) and updated from step to step ([`Planner::update`](plan::Planner::update)).
+//! The same input gives the same plan, bit for bit. A [`Bound`](plan::Bound) gives the memory that plans need before
+//! anything is allocated.
 //!
-//! Prefixes that requests share are found in the page tables and read once. Where the sharing is known beforehand,
+//! The planner finds shared prefixes in the page tables; they are read once. If the sharing is known beforehand,
 //! or masks are trees, compose a batch of several parts: [`Batch::share_prefixes`](problem::Batch::share_prefixes),
 //! [`Part::token_level`](problem::Part::token_level).
 //!
 //! # Other kinds of attention
 //!
-//! Windows, soft caps and sinks are fields of the specification; a run is given the sinks
-//! ([`HeadTensors`](tensor::HeadTensors), on a GPU `gpu::RunTensors`). Which of the last 64 keys each query sees
-//! is a field of the batch ([`Batch::ancestors`](problem::Batch::ancestors)), from trees of drafted tokens by
-//! [`Batch::ancestors_of`](problem::Batch::ancestors_of). Anything else is a variant of your own, whose hooks the CPU, a reference
-//! in f64 and kernels that are compiled for it run; linear biases, biases by distance and sigmoid weights come with the
+//! Windows, soft caps and sinks are fields of the specification. The values of the sinks are passed to a run
+//! ([`HeadTensors`](tensor::HeadTensors), on a GPU `gpu::RunTensors`). A field of the batch says which of the last 64 keys each
+//! query sees ([`Batch::ancestors`](problem::Batch::ancestors)); [`Batch::ancestors_of`](problem::Batch::ancestors_of) computes
+//! it for trees of draft tokens. Anything else is a variant of your own: hooks that run on the CPU, in the f64 reference, and in
+//! kernels compiled for them. Linear biases, biases by distance and sigmoid weights come with the
 //! library (feature `unstable`, module `variant`).
 //!
-//! # Which batches
+//! # Composing batches
 //!
-//! The crate `tandem-schedule` composes them: requests in, hybrid batches out, with costs and a simulator.
+//! The crate `tandem-schedule` takes requests and composes hybrid batches. It has a cost model and a simulator.
 //!
 //! # On a GPU
 //!
-//! With the feature `cuda`, `gpu` runs on memory of any CUDA library, on any stream: a workspace is allocated
-//! once, a plan is uploaded once per step, and run once per layer. Without a driver it says so.
-//! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a whole
-//! serving loop: a prompt, a hybrid step, decodes from a captured graph.
+//! With the feature `cuda`, the module `gpu` runs plans on memory of any CUDA library and on any stream. A workspace is allocated
+//! once; a plan is uploaded once per step and run once per layer. Without a driver, calls return a typed error.
+//! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a complete
+//! serving loop: a prompt, a hybrid step, decodes from a captured CUDA graph.
 //! [`DeviceDescription::supports`](plan::DeviceDescription::supports) says, when a model is loaded, whether there
 //! are kernels for its heads.
 //!
-//! # In a program that has tensors already
+//! # In a program that already has tensors
 //!
-//! Nothing has to be copied. Element types that are known at run time, fused projections and pools in any order are
-//! [`TensorRef`](tensor::TensorRef)s for [`Cpu::run_tensors`] and [`Cpu::append_rows`]; block tables go in as they are
-//! ([`PageTable::try_push`](problem::PageTable::try_push)). Objects of `cust` and `cudarc` have features of those
-//! names, and the crate `tandem-candle` makes the calls on candle's tensors.
+//! Nothing has to be copied. For element types known only at run time, fused projections, and pools in any order, pass
+//! [`TensorRef`](tensor::TensorRef)s to [`Cpu::run_tensors`] and [`Cpu::append_rows`]. Block tables are accepted as they are
+//! ([`PageTable::try_push`](problem::PageTable::try_push)). The features `cust` and `cudarc` accept the objects of those crates,
+//! and the crate `tandem-candle` makes the calls on candle's tensors.
 //!
 //! # What may change
 //!
-//! What this documentation shows without the feature `unstable` is for programs that serve. That feature adds two kinds of
-//! names, which change with any release:
+//! The names that are visible without the feature `unstable` are for serving programs. The feature `unstable` adds two kinds of
+//! names, which may change with any release:
 //!
-//! - what has no settled interface yet: several GPUs (`shard`, `gpu::Rank`), the step around attention (`step`), variants of
+//! - interfaces that are not settled yet: several GPUs (`shard`, `gpu::Rank`), the step around attention (`step`), variants of
 //!   your own (`variant`, `reference`), block masks and page lists by head (`kv`);
-//! - what tools and tests look into: parts of plans, tiles and their costs, calls of single kernels and what these are given.
+//! - internals for tools and tests: parts of plans, tiles and their costs, calls of single kernels and their parameters.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // What only internals that are not public call.
@@ -145,7 +145,7 @@ pub use exec::Cpu;
 pub use exec::emulated;
 #[cfg(feature = "cuda")]
 pub use exec::gpu;
-/// The 16-bit floats of tensors, in the version that this crate takes.
+/// The 16-bit floats of tensors, in the version that this crate uses.
 pub use half;
 
 /// Names that are of this crate alone, unless its feature `unstable` is on.
@@ -174,9 +174,9 @@ unstable! {
 }
 
 unstable! {
-    /// What may differ between models, as code at named places of one algorithm.
+    /// Hooks for what differs between models: code that runs at named places of the attention algorithm.
     ///
-    /// A variant of your own runs on the CPU and in the reference as it is. On a GPU it takes kernels that are compiled for it
+    /// A variant of your own runs on the CPU and in the reference as it is. On a GPU it needs kernels that are compiled for it
     /// ([guide](https://docs.rs/crate/tandem-attn/latest/source/docs/guide/own-variant.md)).
     ///
     /// ```
@@ -190,12 +190,12 @@ unstable! {
     ///     variant::{Pair, Real, Variant, VariantParams},
     /// };
     ///
-    /// /// The last keys count more, and no query sees the key in front of its own.
+    /// /// The last keys get more weight, and no query sees the key before its own.
     /// #[derive(Clone, Copy)]
     /// struct Recent(VariantParams);
     ///
     /// impl Variant for Recent {
-    ///     // Hooks that are not announced are not called.
+    ///     // Only hooks that are declared by these constants are called.
     ///     const TRANSFORMS_LOGITS: bool = true;
     ///     const MASKS: bool = true;
     ///

@@ -1,9 +1,9 @@
-//! What is to be computed: the heads ([`Spec`]) and the requests ([`Batch`]).
+//! The problem to compute: the heads ([`Spec`]) and the requests ([`Batch`]).
 //!
 //! ```
 //! use tandem_attn::problem::{Batch, PageTable, Spec};
 //!
-//! // 32 query heads in groups of 4, bf16, causal.
+//! // 32 query heads, 8 KV heads, head dimension 128, bf16, causal.
 //! let spec = Spec::new(32, 8, 128);
 //! // A prompt of 20 tokens and a decode step at position 40, on pages of 16 tokens.
 //! let mut table = PageTable::new(16, 1000);

@@ -1,4 +1,4 @@
-//! Tensors in host memory: their element types, and what can be wrong with their shapes.
+//! Tensors in host memory: element types, shapes, and errors of shapes.
 
 mod element;
 mod erased;
@@ -9,7 +9,7 @@ pub(crate) use element::{Slice, SliceMut, with_elements};
 pub use erased::{TensorMut, TensorRef};
 pub use error::ShapeError;
 
-/// What the variant of a [`Spec`](crate::problem::Spec) has for each query head, in host memory.
+/// Data of a [`Spec`](crate::problem::Spec)'s variant for each query head, in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HeadTensors<'a> {
@@ -25,7 +25,7 @@ impl<'a> HeadTensors<'a> {
         self
     }
 
-    /// Whether there is what a specification asks for, and nothing else.
+    /// Checks that exactly the data that a specification needs is given.
     ///
     /// # Errors
     /// [`ShapeError::Missing`], [`ShapeError::Surplus`], [`ShapeError::Length`].

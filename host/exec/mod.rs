@@ -1,4 +1,4 @@
-//! Running things: on threads of the CPU, on an NVIDIA GPU (feature `cuda`), or on an emulated one (`emulator`).
+//! Running plans: on threads of the CPU, on an NVIDIA GPU (feature `cuda`), or on an emulated one (`emulator`).
 
 pub mod cpu;
 #[cfg(feature = "emulator")]

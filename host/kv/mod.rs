@@ -1,5 +1,5 @@
-//! Keys and values in pages: whose page is which ([`PagePool`], [`Sequence`], [`PrefixCache`]), what a batch
-//! reads, and how it lies in memory ([`KvView`]).
+//! The paged KV cache: bookkeeping of pages ([`PagePool`], [`Sequence`], [`PrefixCache`]) and the layout of keys and
+//! values in memory ([`KvView`]).
 
 mod blocks;
 mod by_head;

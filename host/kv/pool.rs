@@ -1,4 +1,4 @@
-//! Which pages are taken, and by how many.
+//! Allocation and reference counts of pages.
 
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ pub struct OutOfPages {
     pub total: u32,
 }
 
-/// A page to be copied, because it is about to be written and another request reads it.
+/// A copy of a page that the caller must make, because the page is about to be written and another request reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "the new page holds nothing until the old one is copied to it"]
 pub struct PageCopy {
@@ -29,7 +29,7 @@ pub struct PageCopy {
 
 /// Allocation and reference counts of pages; the memory itself is the caller's.
 ///
-/// A page is held by sequences and by the prefix cache, and is free again when the last of them lets go.
+/// Sequences and the prefix cache hold references to a page. It is free again when the last reference is released.
 ///
 /// ```
 /// use tandem_attn::kv::PagePool;
@@ -70,19 +70,19 @@ impl PagePool {
         self.page_size
     }
 
-    /// Pages, free or not.
+    /// Total number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.refs.len() as u32
     }
 
-    /// Pages that no request holds.
+    /// Number of free pages.
     #[must_use]
     pub fn free_pages(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// How many hold a page.
+    /// Reference count of a page.
     ///
     /// # Panics
     /// If there is no such page.
@@ -91,7 +91,7 @@ impl PagePool {
         self.refs[page as usize]
     }
 
-    /// Takes a free page; it is held once.
+    /// Allocates a free page, with a reference count of one.
     ///
     /// # Errors
     /// [`OutOfPages`].
@@ -102,10 +102,10 @@ impl PagePool {
         Ok(page)
     }
 
-    /// Whether `wanted` pages are free.
+    /// Checks that `wanted` pages are free.
     ///
     /// # Errors
-    /// [`OutOfPages`] where they are not.
+    /// [`OutOfPages`] if they are not.
     pub fn reserve(&self, wanted: u32) -> Result<(), OutOfPages> {
         let (free, total) = (self.free_pages(), self.pages());
         if wanted <= free {
@@ -119,20 +119,20 @@ impl PagePool {
         }
     }
 
-    /// Holds a page once more.
+    /// Adds a reference to a page.
     ///
     /// # Panics
-    /// If nobody holds it: it may be given to another at any time.
+    /// If the page is free.
     pub fn retain(&mut self, page: u32) {
         let refs = &mut self.refs[page as usize];
         assert!(*refs > 0, "page {page} is free and cannot be retained");
         *refs += 1;
     }
 
-    /// Lets go of a page; whether that set it free.
+    /// Releases a reference to a page. Returns whether the page is free now.
     ///
     /// # Panics
-    /// If nobody holds it.
+    /// If the page is free already.
     pub fn release(&mut self, page: u32) -> bool {
         let refs = &mut self.refs[page as usize];
         assert!(*refs > 0, "page {page} is free already");
@@ -144,10 +144,11 @@ impl PagePool {
         freed
     }
 
-    /// Trades a held page for one that nobody else holds, to write on. `None`: it was so already.
+    /// Makes a page safe to write (copy-on-write). If the page is shared, the caller's reference moves to a new page, and the
+    /// caller must make the returned copy. `None` if the page was not shared.
     ///
     /// # Errors
-    /// [`OutOfPages`] where it is shared and no page is free.
+    /// [`OutOfPages`] if the page is shared and no page is free.
     pub fn make_unique(&mut self, page: u32) -> Result<Option<PageCopy>, OutOfPages> {
         if self.refs(page) == 1 {
             return Ok(None);

@@ -7,11 +7,11 @@ use std::{
 
 use super::{PagePool, Sequence};
 
-/// Keys that were computed once and may serve again, found by the tokens that lead to them.
+/// A prefix cache: pages of keys that were computed for earlier requests, found by their tokens.
 ///
-/// The cache holds full pages, one reference each. Requests that start with the same tokens get the same page ids,
-/// which is what the planner finds shared prefixes by. The least recently used pages go first, leaves before what they
-/// hang on, and never a page that a request holds.
+/// The cache holds full pages, with one reference each. Requests that begin with the same tokens get the same page ids;
+/// the planner finds shared prefixes by these ids. [`evict`](Self::evict) frees the least recently used pages first, leaves
+/// before their parents, and never a page that a request holds.
 ///
 /// ```
 /// use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
@@ -46,13 +46,13 @@ pub struct PrefixCache {
 pub struct Pin(Sequence);
 
 impl Pin {
-    /// Tokens that are pinned: whole pages.
+    /// Number of pinned tokens; always whole pages.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.0.len()
     }
 
-    /// The pages that are pinned.
+    /// The pinned pages.
     #[must_use]
     pub fn pages(&self) -> &[u32] {
         self.0.pages()
@@ -103,7 +103,7 @@ impl PrefixCache {
         self.pages
     }
 
-    /// How many leading tokens are cached: whole pages. Does not count as a use.
+    /// Number of leading tokens that are cached, in whole pages. This does not count as a use.
     #[must_use]
     pub fn matches(&self, tokens: &[u32]) -> usize {
         let mut matched = 0;
@@ -111,9 +111,9 @@ impl PrefixCache {
         matched
     }
 
-    /// A sequence on the cached pages of the longest prefix of `tokens`, held once more for the caller.
+    /// A new sequence on the cached pages of the longest cached prefix of `tokens`. It holds a reference to each page.
     ///
-    /// A prompt that is cached whole still needs its last token computed: ask for the tokens before it.
+    /// The last token of a prompt must always be computed, so pass the prompt without its last token.
     pub fn acquire(&mut self, pool: &mut PagePool, tokens: &[u32]) -> Sequence {
         let mut pages = Vec::new();
         let node = self.walk(tokens, |node, common| {
@@ -124,8 +124,8 @@ impl PrefixCache {
         Sequence::from_pages(pool, pages)
     }
 
-    /// Caches the full pages of a sequence of `tokens`. Where a prefix is cached already on other pages,
-    /// the sequence takes over the cached ones and lets go of its own. Returns the pages that are new.
+    /// Adds the full pages of a sequence of `tokens` to the cache. If a prefix is already cached on other pages,
+    /// the sequence uses the cached pages from now on and releases its own. Returns the number of pages added.
     ///
     /// # Panics
     /// If there are fewer tokens than the sequence has, or the pool has another page size.
@@ -165,7 +165,7 @@ impl PrefixCache {
         pages.len() as u32
     }
 
-    /// Keeps the longest cached prefix of `tokens` from being evicted.
+    /// Protects the longest cached prefix of `tokens` from eviction.
     pub fn pin(&mut self, pool: &mut PagePool, tokens: &[u32]) -> Pin {
         Pin(self.acquire(pool, tokens))
     }
@@ -175,7 +175,7 @@ impl PrefixCache {
         pin.0.release(pool);
     }
 
-    /// Sets up to `wanted` pages free, the least recently used first; returns how many it could.
+    /// Frees up to `wanted` pages, the least recently used first. Returns the number of pages freed.
     pub fn evict(&mut self, pool: &mut PagePool, wanted: u32) -> u32 {
         let (mut freed, mut after) = (0, 0);
         // What becomes a leaf on the way was used later than what hung on it, so it is still to come.

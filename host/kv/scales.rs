@@ -1,4 +1,4 @@
-//! What 8-bit keys and values are multiplied by.
+//! Scales of 8-bit keys and values.
 
 use kernels_gpu::abi::KvStrides;
 
@@ -8,31 +8,31 @@ use crate::{
     tensor::ShapeError,
 };
 
-/// What keys and values of an 8-bit pool stand for: a stored number times a scale.
+/// Scales of an 8-bit pool: a key or value is a stored number times a scale.
 ///
-/// All scales are positive and finite; nothing checks that. A variant's hooks on keys and values see stored numbers.
+/// All scales must be positive and finite; this is not checked. A variant's hooks on keys and values see stored numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum KvScales<'a> {
-    /// Stored numbers stand for themselves: a scale of 1.
+    /// A scale of 1.
     #[default]
     One,
-    /// One for all keys, one for all values.
+    /// One scale for all keys, and one for all values.
     Tensor {
         /// Of keys.
         k: f32,
         /// Of values.
         v: f32,
     },
-    /// One for each KV head.
+    /// One scale for each KV head.
     Head {
         /// `[kv_heads]`, of keys.
         k: &'a [f32],
         /// `[kv_heads]`, of values.
         v: &'a [f32],
     },
-    /// One for each request and KV head. The request is that of the query: keys that several requests read, such as
-    /// a shared prefix, stand for what each of them makes of them.
+    /// One scale for each request and KV head. The request is that of the query. If several requests read the same keys, such as
+    /// a shared prefix, each uses its own scales.
     Request {
         /// `[requests, kv_heads]`, of keys.
         k: &'a [f32],
@@ -41,36 +41,36 @@ pub enum KvScales<'a> {
         /// `[total_q]`: the request of each query token.
         of_token: &'a [u32],
     },
-    /// One for each token and KV head: `[pages, page_size, kv_heads]` in any order, so that scales may lie in the
-    /// pages that they belong to.
+    /// One scale for each token and KV head: `[pages, page_size, kv_heads]` in any order, so that scales can be stored
+    /// inside the pages.
     Token {
-        /// From the scale of the first key of page 0 on.
+        /// Scales of keys, starting with the first key of page 0.
         k: &'a [f32],
-        /// From the scale of the first value of page 0 on.
+        /// Scales of values, starting with the first value of page 0.
         v: &'a [f32],
-        /// How `k` lies, in scales.
+        /// Strides of `k`, in scales.
         k_strides: KvStrides,
-        /// How `v` lies, in scales.
+        /// Strides of `v`, in scales.
         v_strides: KvStrides,
     },
-    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](Self::IN_ROW_BYTES): 512 numbers, a
-    /// scale in f32 for each 128 of them, and the last 64 elements of the key in bf16. A number stands for its product
-    /// with its scale, which may be rounded to bf16 or f16: powers of two lose nothing, unless scales of one key lie more
-    /// than 2²¹ apart. Strides count bytes; hooks see the products.
+    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](Self::IN_ROW_BYTES): 512 numbers, an
+    /// f32 scale for each 128 of them, and the last 64 elements of the key in bf16. The value of a number is its product
+    /// with its scale, which may be rounded to bf16 or f16. Scales that are powers of two lose nothing, unless the scales of one key
+    /// differ by a factor of more than 2²¹. Strides count bytes; hooks see the products.
     InRow,
 }
 
-/// Where the scales of an append come from.
+/// The source of the scales when keys and values are appended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AppendScales<'a> {
-    /// They are given. Those of [`KvScales::Request`] are for the requests of the new tokens.
+    /// The caller gives them. Those of [`KvScales::Request`] are for the requests of the new tokens.
     Given(KvScales<'a>),
-    /// Each token and head gets one of its own, so that its largest number becomes the largest of the type.
+    /// A scale is computed for each token and head, such that its largest number becomes the largest of the type.
     Computed {
-        /// From the scale of the first key of page 0 on, written.
+        /// Output: scales of keys, starting with the first key of page 0.
         k: &'a mut [f32],
-        /// From the scale of the first value of page 0 on, written.
+        /// Output: scales of values, starting with the first value of page 0.
         v: &'a mut [f32],
         /// How `k` lies, in scales.
         k_strides: KvStrides,
@@ -107,7 +107,7 @@ pub(crate) fn check_in_row(spec: &Spec, dtype: Dtype) -> Result<(), ShapeError> 
 }
 
 impl KvScales<'_> {
-    /// Bytes of a row that [carries its scales](Self::InRow).
+    /// Bytes of a row that [contains its scales](Self::InRow).
     pub const IN_ROW_BYTES: u32 = LATENT_656_BYTES;
 
     /// Elements of a row in the pool, where a key (or value) has `dim`.

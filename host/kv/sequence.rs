@@ -3,9 +3,9 @@
 use super::{OutOfPages, PageCopy, PagePool};
 use crate::problem::PageTable;
 
-/// Keys of one request: pages that it holds, and how many tokens are on them.
+/// The pages of one request, and the number of tokens on them.
 ///
-/// A sequence gives its pages back through [`Sequence::release`]; dropping it leaks them.
+/// Call [`Sequence::release`] to return the pages. Dropping a sequence leaks them.
 ///
 /// ```
 /// use tandem_attn::{kv::{PagePool, Sequence}, problem::PageTable};
@@ -31,14 +31,14 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence that starts on full pages which the caller holds already, as
-    /// [`PrefixCache::acquire`](super::PrefixCache::acquire) gives them.
+    /// A sequence on full pages to which the caller already holds references, as
+    /// [`PrefixCache::acquire`](super::PrefixCache::acquire) does.
     pub fn from_pages(pool: &PagePool, pages: Vec<u32>) -> Self {
         let len = pages.len() as u32 * pool.page_size();
         Self { pages, len }
     }
 
-    /// Tokens.
+    /// Number of tokens.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.len
@@ -61,7 +61,7 @@ impl Sequence {
         &mut self.pages
     }
 
-    /// Pages that [`Sequence::append`] would take from the pool; of more tokens than 32 bits count `u32::MAX`, which no pool has.
+    /// Number of pages that [`Sequence::append`] would allocate; `u32::MAX`, which no pool has, for more tokens than 32 bits count.
     #[must_use]
     pub fn pages_for(&self, pool: &PagePool, tokens: u32) -> u32 {
         let Some(len) = self.len.checked_add(tokens) else {
@@ -71,11 +71,11 @@ impl Sequence {
         grown + u32::from(self.copies_last(pool, tokens).is_some())
     }
 
-    /// Makes room for more tokens at the end. A half-filled last page that others hold is replaced: the
-    /// caller makes the copy before it writes.
+    /// Makes room for more tokens at the end. If the last page is partly filled and shared, it is replaced by a new page; the
+    /// caller must make the returned copy before it writes.
     ///
     /// # Errors
-    /// [`OutOfPages`]; the sequence and the pool are then as before.
+    /// [`OutOfPages`]; the sequence and the pool are then unchanged.
     pub fn append(
         &mut self,
         pool: &mut PagePool,
@@ -96,7 +96,7 @@ impl Sequence {
         Ok(copy)
     }
 
-    /// Drops the tokens from `len` on, and the pages that held nothing else (speculation that failed).
+    /// Drops the tokens from `len` on and releases the pages that only they used, for example rejected draft tokens.
     pub fn truncate(&mut self, pool: &mut PagePool, len: u32) {
         self.len = self.len.min(len);
         for page in self
@@ -107,7 +107,7 @@ impl Sequence {
         }
     }
 
-    /// Another sequence on the same pages (parallel sampling, beams).
+    /// Another sequence on the same pages, for parallel sampling or beam search.
     pub fn fork(&self, pool: &mut PagePool) -> Self {
         self.pages.iter().for_each(|&page| pool.retain(page));
         Self {
@@ -116,7 +116,7 @@ impl Sequence {
         }
     }
 
-    /// Lets go of all pages.
+    /// Releases all pages.
     pub fn release(self, pool: &mut PagePool) {
         self.pages.into_iter().for_each(|page| {
             pool.release(page);

@@ -14,21 +14,21 @@ use crate::{
     tensor::{Element, ShapeError, TensorRef},
 };
 
-/// Keys and values of a page pool, to read.
+/// Read access to the keys and values of a page pool.
 ///
-/// The strides are free: pools of their own ([`KvView::new`]), keys and values side by side in each page
-/// ([`KvView::paired`]), one layer out of many (fields), or the same memory seen as pages of another size.
+/// The strides are free. Keys and values can be in separate pools ([`KvView::new`]) or side by side in each page
+/// ([`KvView::paired`]). A view can also be one layer of a larger pool, or the same memory with another page size (set the fields).
 #[derive(Clone, Copy, Debug)]
 pub struct KvView<'a, T> {
-    /// From the first key of page 0 on.
+    /// The keys, starting with the first key of page 0.
     pub k: &'a [T],
-    /// From the first value of page 0 on.
+    /// The values, starting with the first value of page 0.
     pub v: &'a [T],
-    /// How `k` lies.
+    /// Strides of `k`.
     pub k_strides: KvStrides,
-    /// How `v` lies.
+    /// Strides of `v`.
     pub v_strides: KvStrides,
-    /// What both are multiplied by.
+    /// Scales by which keys and values are multiplied.
     pub scales: KvScales<'a>,
 }
 
@@ -73,7 +73,7 @@ impl<'a, T: Element> KvView<'a, T> {
         }
     }
 
-    /// The one pool of latent attention whose [rows carry their scales](KvScales::InRow): `[pages, page_size, 656]`
+    /// The one pool of latent attention whose [rows contain their scales](KvScales::InRow): `[pages, page_size, 656]`
     /// bytes.
     #[must_use]
     pub const fn latent_656(page_size: u32, pool: &'a [T]) -> Self {
@@ -87,10 +87,10 @@ impl<'a, T: Element> KvView<'a, T> {
         }
     }
 
-    /// Keys and values of a page behind each other: `[pages, 2, …]`.
+    /// A pool in which each page has its keys and then its values: `[pages, 2, …]`.
     ///
     /// # Errors
-    /// [`ShapeError::Unpaired`] where keys and values differ in head dimension, [`ShapeError::PartOfPage`] where
+    /// [`ShapeError::Unpaired`] if keys and values differ in head dimension, [`ShapeError::PartOfPage`] if
     /// the pool is not a whole number of pages.
     pub fn paired(
         spec: &Spec,
@@ -109,8 +109,8 @@ impl<'a, T: Element> KvView<'a, T> {
     }
 
     /// The same memory as pages of one token, for token-level parts: token `t` of page `p` is page
-    /// `p · page_size + t`. Only a pool whose tokens are evenly spaced can be seen so ([`KvLayout::Nhd`]);
-    /// `None` otherwise.
+    /// `p · page_size + t`. This is possible only if tokens are evenly spaced, as in [`KvLayout::Nhd`];
+    /// otherwise the result is `None`.
     #[must_use]
     pub fn by_token(&self) -> Option<Self> {
         let by_token = |s: KvStrides| {
@@ -143,9 +143,9 @@ impl<'a, T: Element> KvView<'a, T> {
         })
     }
 
-    /// What each head has of a page as a page of its own, for page lists by head (`PagesByHead`). `None` where the
-    /// heads of a page are not evenly spaced, keys and values lie differently, or scales are not those of the whole
-    /// tensor.
+    /// The same memory with the part of a page that belongs to one head as a page of its own, for page lists by head
+    /// (`PagesByHead`). `None` if the heads of a page are not evenly spaced, keys and values have different strides, or scales are
+    /// not per tensor.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self) -> Option<Self> {
@@ -218,7 +218,7 @@ impl<'a, T: Element> KvView<'a, T> {
         row.iter().map(|x| x.to_f32().into()).collect()
     }
 
-    /// Whether every page of a table's pool lies inside the slices.
+    /// Checks that every page of a table's pool is inside the slices.
     ///
     /// # Errors
     /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`] or
@@ -274,16 +274,16 @@ impl<'a, T: Element> KvView<'a, T> {
     }
 }
 
-/// Keys and values of a page pool, to write.
+/// Write access to the keys and values of a page pool.
 #[derive(Debug)]
 pub struct KvViewMut<'a, T> {
-    /// From the first key of page 0 on.
+    /// The keys, starting with the first key of page 0.
     pub k: &'a mut [T],
-    /// From the first value of page 0 on.
+    /// The values, starting with the first value of page 0.
     pub v: &'a mut [T],
-    /// How `k` lies.
+    /// Strides of `k`.
     pub k_strides: KvStrides,
-    /// How `v` lies.
+    /// Strides of `v`.
     pub v_strides: KvStrides,
 }
 
@@ -307,7 +307,7 @@ impl<'a, T: Element> KvViewMut<'a, T> {
         }
     }
 
-    /// The same pool, to read.
+    /// The same pool with read access.
     #[must_use]
     pub const fn view(&self) -> KvView<'_, T> {
         KvView {
@@ -319,10 +319,10 @@ impl<'a, T: Element> KvViewMut<'a, T> {
         }
     }
 
-    /// Copies page `from` to page `to`, all heads: what a copy-on-write asks for.
+    /// Copies page `from` to page `to` for all heads, as a [`PageCopy`](super::PageCopy) requires.
     ///
     /// # Errors
-    /// [`ShapeError::NoPage`] where one of them is not in the pool; nothing is written then.
+    /// [`ShapeError::NoPage`] if one of them is not in the pool; nothing is written then.
     pub fn copy_page(&mut self, spec: &Spec, from: u32, to: u32) -> Result<(), ShapeError> {
         let tensors = [
             (&mut *self.k, self.k_strides, spec.head_dim_qk),
@@ -346,17 +346,17 @@ impl<'a, T: Element> KvViewMut<'a, T> {
     }
 }
 
-/// Keys and values of a page pool whose element type is known when the program runs, to read.
+/// Read access to the keys and values of a page pool whose element type is known only at run time.
 ///
-/// Both are `[pages, page_size, kv_heads, head_dim]`, whatever their order in memory: a pool of
-/// [`KvLayout::Hnd`] is given with its middle axes [exchanged](TensorRef::swap_axes).
+/// Both have the shape `[pages, page_size, kv_heads, head_dim]`, with any order in memory. For a pool of
+/// [`KvLayout::Hnd`], [exchange](TensorRef::swap_axes) the middle axes.
 #[derive(Clone, Copy, Debug)]
 pub struct KvTensors<'a> {
     /// The keys.
     pub k: TensorRef<'a, 4>,
     /// The values.
     pub v: TensorRef<'a, 4>,
-    /// What both are multiplied by.
+    /// Scales by which keys and values are multiplied.
     pub scales: KvScales<'a>,
 }
 

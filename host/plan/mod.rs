@@ -1,8 +1,8 @@
-//! From problem to plan: pure functions, no GPU types.
+//! The planner: pure functions without GPU types.
 //!
 //! A [`Planner`] turns a [`Spec`](crate::problem::Spec) and a [`Batch`](crate::problem::Batch) into a [`Plan`]: work items, the
-//! rows of each, where partial states go and how they are merged. Every executor runs the same plan; the
-//! plan of a step serves all layers of the step.
+//! rows of each, the places of partial states, and how they are merged. Every executor can run a plan. One
+//! plan is used for all layers of a step that have the same specification.
 //!
 //! ```
 //! use tandem_attn::plan::{DeviceDescription, Planner, PlanOptions};
@@ -53,9 +53,9 @@ unstable! {
 unstable! {
     /// Hybrid batches: prefill and decode on the same SMs at the same time (POD-Attention).
     ///
-    /// Prefill lives on the tensor cores, decode on the memory. Where both are in a batch, the plan says
+    /// Prefill is limited by the tensor cores, decode by memory bandwidth. If a batch has both, the plan says
     /// whether they run one after the other, on two streams, or fused; in which configuration; and how CTAs of
-    /// the two take turns on an SM.
+    /// the two alternate on an SM.
     mod pod {
         pub use super::{
             data::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets},

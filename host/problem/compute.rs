@@ -1,20 +1,19 @@
-//! In what prefills compute on a GPU.
+//! The arithmetic of prefills on a GPU.
 
 use serde::{Deserialize, Serialize};
 
-/// In what prefills compute on a GPU.
+/// The arithmetic of prefills on a GPU.
 ///
-/// It chooses among prefill kernels, and says nothing of others:
-/// - Query tokens that the planner gives to a decode kernel, one or a few of a request, are computed as with
-///   [`F16`](Self::F16): memory is their limit, not arithmetic. A batch of decodes alone has the same plan with both.
-/// - In a hybrid batch prefills are computed in what was chosen, and the decodes beside them as without this choice.
-/// - Keys and values of 8 bits on pages whose size is no multiple of 8 have no decode kernel. All requests on them are
-///   prefills, those of one token too.
+/// This chooses among prefill kernels and does not change other kernels:
+/// - Query tokens that the planner gives to a decode kernel (one or a few per request) are computed as with
+///   [`F16`](Self::F16), since decodes are limited by memory, not by arithmetic. A batch of decodes has the same plan with both.
+/// - In a hybrid batch, prefills use the chosen arithmetic, and decodes run as without this choice.
+/// - 8-bit keys and values on pages whose size is not a multiple of 8 have no decode kernel. All requests on such pages are
+///   prefills, also those of one token.
 ///
-/// [`Plan::groups`](crate::plan::Plan::groups) says which kernel has which tokens. A device without such kernels for the
-/// heads, the type of keys and values and the variant refuses to plan
-/// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)); so does the CPU. A plan for a GPU that is run on the CPU
-/// is computed exactly, and `reference` is what all of them are measured by.
+/// [`Plan::groups`](crate::plan::Plan::groups) says which kernel computes which tokens. Planning fails
+/// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)) for devices without such kernels for the heads, the type of
+/// keys and values and the variant, and for the CPU. The CPU computes plans for a GPU exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Compute {

@@ -1,9 +1,9 @@
-//! The integers in which page ids and slots are kept.
+//! Integer types of page ids and slots.
 
-/// An integer that holds a page id or a slot, or a reference to one: block tables are `Vec<usize>` in one program
-/// and `u32` in another, and slot mappings often i64 with −1 where nothing is to be written. The set is closed.
+/// An integer that holds a page id or a slot, or a reference to one. Block tables are `Vec<usize>` in one program
+/// and `u32` in another; slot mappings are often i64, with −1 for tokens that are not written. This trait is sealed.
 pub trait Integer: Copy + Send + Sync + sealed::Sealed {
-    /// The number itself; what is above `i64::MAX`, and so no id, becomes that.
+    /// The number itself. Numbers above `i64::MAX`, which are no valid ids, become `i64::MAX`.
     fn value(self) -> i64;
 }
 

@@ -1,9 +1,9 @@
-//! How a page of the pool is ordered.
+//! The order of dimensions in a page pool.
 
 use kernels_gpu::abi::KvStrides;
 use serde::{Deserialize, Serialize};
 
-/// How a page of the pool is ordered.
+/// The order of dimensions in a page pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvLayout {
     /// `[pages, page_size, kv_heads, head_dim]`.

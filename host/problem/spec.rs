@@ -33,11 +33,11 @@ pub struct Spec {
     pub scale: f32,
     /// Mask and logits transform.
     pub variant: Variant,
-    /// In what prefills compute on a GPU.
+    /// The arithmetic of prefills on a GPU.
     #[serde(default, skip_serializing_if = "Compute::is_default")]
     pub compute: Compute,
-    /// Attention turns queries and keys by their positions: the pool holds keys that were not turned (`with_rotary`,
-    /// with the feature `unstable`).
+    /// If given, attention applies this rotary embedding to queries and keys, and the pool holds keys without it (`with_rotary`,
+    /// feature `unstable`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rope>,
 }
@@ -65,12 +65,12 @@ impl Spec {
         }
     }
 
-    /// Multi-head latent attention with the up-projections absorbed, as DeepSeek's models decode: one KV head whose
-    /// keys are `latent` and `rope` elements, and whose values are the first `latent` of these. Queries are
+    /// Multi-head latent attention (MLA) with the up-projections absorbed, as in the decodes of DeepSeek's models. There is
+    /// one KV head. Its keys have `latent + rope` elements, and its values are the first `latent` of these. Queries are
     /// `[tokens, heads, latent + rope]`, outputs `[tokens, heads, latent]`.
     ///
-    /// The scale is that of heads of 128 elements beside the `rope` ones before absorption, `1/√(128 + rope)`; for
-    /// others say [`with_scale`](Self::with_scale).
+    /// The scale is `1/√(128 + rope)`, for heads that have 128 elements besides the `rope` ones before absorption. For
+    /// other heads use [`with_scale`](Self::with_scale).
     ///
     /// ```
     /// use tandem_attn::problem::{Dtype, Spec};
@@ -107,7 +107,7 @@ impl Spec {
         self
     }
 
-    /// With prefills that compute in this.
+    /// With this arithmetic in prefills.
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::{Compute, Dtype, Spec}};
@@ -161,14 +161,14 @@ impl Spec {
         self
     }
 
-    /// With a sink for each query head, that runs are given.
+    /// With a sink for each query head. The sinks are passed to each run.
     #[must_use]
     pub const fn with_sinks(mut self) -> Self {
         self.variant.sinks = true;
         self
     }
 
-    /// With logits of a variant that kernels were compiled for, such as [`ALIBI`](crate::variants::ALIBI).
+    /// With the hooks of a variant for which kernels were compiled, such as [`ALIBI`](crate::variants::ALIBI).
     ///
     /// ```
     /// use tandem_attn::{problem::Spec, variants::ALIBI};
@@ -184,9 +184,9 @@ impl Spec {
         self
     }
 
-    /// With queries and keys that attention turns by their positions among the keys of a table, before anything else is
-    /// done with them. So a page is good for any position: keys whose neighbours were dropped, or that are put together anew,
-    /// need not be written again. Stacks that turn keys once, as they append them, leave this out.
+    /// With a rotary embedding that attention applies to queries and keys before anything else, by their positions in the page
+    /// table. A page can then be used at any position: if other keys are dropped, or keys are put together in a new order, they
+    /// need not be written again. Programs that apply the embedding once, when they append keys, do not need this.
     ///
     /// ```
     /// use tandem_attn::{problem::Spec, step::Rope};
@@ -210,8 +210,8 @@ impl Spec {
         self.q_heads / self.kv_heads
     }
 
-    /// Bytes of keys and values that one token occupies, all KV heads. For latent keys of 576 elements in F8E4M3 those of
-    /// [rows that carry their scales](crate::kv::KvScales::InRow), 656.
+    /// Bytes of the keys and values of one token, for all KV heads. For latent keys of 576 elements in F8E4M3 this is 656, the
+    /// size of [rows that contain their scales](crate::kv::KvScales::InRow).
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
         if self.latent && self.head_dim_qk == 576 && matches!(self.kv_dtype, Dtype::F8E4M3) {
@@ -255,7 +255,7 @@ impl Spec {
         2 * (self.head_dim_qk + self.head_dim_v) as u64 * self.q_heads as u64
     }
 
-    /// What kernels take of the scale and the variant.
+    /// The scale and the variant as parameters of kernels.
     #[must_use]
     pub fn variant_params(&self) -> VariantParams {
         VariantParams {
@@ -271,10 +271,10 @@ impl Spec {
         }
     }
 
-    /// Whether the description can be computed at all; a backend may take less and says so itself.
+    /// Checks the description. A backend may support less; it then returns an error of its own.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error that is found.
     pub fn check(&self) -> Result<(), ProblemError> {
         let &Self {
             q_heads,

@@ -15,18 +15,18 @@ pub struct Variant {
     pub window_left: Option<u32>,
     /// Logits become `cap · tanh(logit / cap)`.
     pub soft_cap: Option<f32>,
-    /// Each query head has a sink: a learned logit in the denominator that has no value. Runs are given the sinks
-    /// ([`HeadTensors`](crate::tensor::HeadTensors)); they are natural logits, neither scaled nor capped. The LSE
-    /// counts the sink, so that results of several runs over different keys merge where one of them has the sinks.
+    /// Each query head has a sink: a learned logit in the softmax denominator, without a value. The sinks are passed to each run
+    /// ([`HeadTensors`](crate::tensor::HeadTensors)) as natural logits, neither scaled nor capped. The LSE
+    /// includes the sink. To merge results over different keys, give the sinks to one of the runs only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
-    /// Logits, and what is hidden besides, come from the [hooks](crate::variant::Variant) of this name. A GPU has
-    /// kernels of theirs, and a run is given what is theirs (`gpu::RunTensors`); the CPU and the reference are given
+    /// The [hooks](crate::variant::Variant) of this name compute logits and may hide more keys. On a GPU they need kernels that
+    /// were compiled for them, and a run is given their data (`gpu::RunTensors`). The CPU and the reference are given
     /// the hooks themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks: Option<HooksName>,
-    /// The weights of the hooks are no [softmax](crate::variant::Variant::SOFTMAX): results over different keys add up, and
-    /// LSEs are 0. `Spec::with_hooks` sets it. Sinks are refused beside it.
+    /// The weights of the hooks are not a [softmax](crate::variant::Variant::SOFTMAX): results over different keys are added, and
+    /// LSEs are 0. `Spec::with_hooks` sets this field. It excludes sinks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adds_up: bool,
 }

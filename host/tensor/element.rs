@@ -1,4 +1,4 @@
-//! Numbers as they lie in tensors.
+//! Element types of tensors.
 
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -104,7 +104,7 @@ macro_rules! with_elements {
 }
 pub(crate) use with_elements;
 
-/// A number as it lies in a tensor. The set is closed: one type for each [`Dtype`].
+/// An element of a tensor. There is one type for each [`Dtype`]; this trait is sealed.
 pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
     /// The same as a value.
     const DTYPE: Dtype;

@@ -1,20 +1,20 @@
-//! Tensors whose element type is known when the program runs.
+//! Tensors whose element type is known only at run time.
 
 use super::{Element, ShapeError, Slice, SliceMut};
 use crate::problem::Dtype;
 
-/// A tensor in host memory, to read: elements of any type, a shape, and strides in elements.
+/// A tensor in host memory with read access: elements of any type, a shape, and strides in elements.
 ///
-/// Once there is one, every index of its shape lies in its elements.
+/// The constructors check that every index of the shape is inside the elements.
 ///
 /// ```
 /// use tandem_attn::{half::bf16, problem::Dtype, tensor::TensorRef};
 ///
-/// // The queries of a fused projection: 3 tokens in rows of 6 heads, of which 4 are the queries'.
+/// // The queries of a fused projection: 3 tokens in rows of 6 heads, of which 4 are query heads.
 /// let qkv = vec![bf16::ZERO; 3 * 6 * 64];
 /// let q = TensorRef::strided(&qkv, [3, 4, 64], [6 * 64, 64, 1])?;
 /// assert_eq!((q.dtype(), q.shape()), (Dtype::BF16, [3, 4, 64]));
-/// // Bytes from elsewhere, as a file or another library has them.
+/// // Bytes from a file or another library.
 /// let bytes = [0_u32; 8 * 64];
 /// let rows = TensorRef::from_bytes(Dtype::F16, bytemuck::cast_slice(&bytes), [4, 4, 64])?;
 /// assert_eq!(rows.strides(), [256, 64, 1]);
@@ -26,7 +26,7 @@ pub struct TensorRef<'a, const RANK: usize> {
     layout: Layout<RANK>,
 }
 
-/// As [`TensorRef`], to write.
+/// As [`TensorRef`], with write access.
 #[derive(Debug)]
 pub struct TensorMut<'a, const RANK: usize> {
     elements: SliceMut<'a>,
@@ -220,7 +220,7 @@ impl<'a, const RANK: usize> TensorMut<'a, RANK> {
         self
     }
 
-    /// The same tensor, to read.
+    /// The same tensor with read access.
     #[must_use]
     pub fn view(&self) -> TensorRef<'_, RANK> {
         TensorRef {

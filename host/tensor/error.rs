@@ -1,10 +1,10 @@
-//! What can be wrong with the shape of a tensor.
+//! Errors of tensor shapes.
 
 use thiserror::Error;
 
 use crate::problem::Dtype;
 
-/// A tensor that is not what a plan (or a batch) speaks of.
+/// A tensor that does not match the plan or the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShapeError {

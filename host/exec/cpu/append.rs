@@ -1,4 +1,4 @@
-//! New keys and values into pages.
+//! Writing new keys and values to pages.
 
 mod latent_656;
 mod quantise;
@@ -16,8 +16,8 @@ use crate::{
 impl Cpu {
     /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
     ///
-    /// `slots` says where each token goes, as `page × page_size + offset`, in any [`Integer`] type; a token with −1 or
-    /// [`NO_SLOT`] is left out. No two tokens may go to one slot. [`append_rows`](Self::append_rows) does the same for keys or values alone.
+    /// `slots` gives the place of each token, as `page × page_size + offset`, in any [`Integer`] type. A token with −1 or
+    /// [`NO_SLOT`] is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only.
     ///
     /// ```
     /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{KvLayout, Spec}};
@@ -76,13 +76,12 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies rows of new tokens, keys or values, into the pool that holds them, in time of the new tokens alone.
+    /// Copies the keys or the values of new tokens into their pool. The time depends on the number of new tokens only.
     ///
     /// - `rows`: `[tokens, kv_heads, head_dim]`, with any strides of tokens and heads
     /// - `slots`: `[tokens]`, as in [`append_paged_kv`](Self::append_paged_kv)
-    /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory: one of
-    ///   [`KvLayout::Hnd`](crate::problem::KvLayout::Hnd) is given with its middle axes
-    ///   [exchanged](TensorMut::swap_axes)
+    /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, with any order in memory; for
+    ///   [`KvLayout::Hnd`](crate::problem::KvLayout::Hnd), [exchange](TensorMut::swap_axes) the middle axes
     ///
     /// ```
     /// use tandem_attn::{Cpu, tensor::{TensorMut, TensorRef}};

@@ -1,15 +1,14 @@
-//! On threads of the CPU: the default backend, and the partner of all GPU tests.
+//! Running plans on threads of the CPU: the default backend, with which all GPU tests compare.
 //!
-//! [`Cpu`] runs the very items and merges that a GPU runs, in two passes over threads. First every item leaves its
-//! states (f32 output and log-sum of each row and head) in a workspace, each in memory of its own; then
-//! every query token takes or merges its states, in the plan's order. No result depends on which thread
-//! computed what, so the same plan gives the same bits whatever the number of threads.
+//! [`Cpu`] runs the same items and merges as a GPU, in two parallel passes. In the first pass, every item writes its
+//! partial states (f32 output and LSE of each row and head) to a workspace. In the second pass,
+//! every query token copies or merges its states, in the plan's order. No result depends on which thread
+//! computed it, so a plan gives the same bits with any number of threads.
 //!
-//! The kernels are compiled once for each instruction set, here and not in the program that uses this
-//! library, and chosen when the program runs:
+//! The kernels are compiled in this crate, once for each instruction set, and chosen at run time:
 //!
-//! - few rows (a decode step): lanes are elements of a head, every key is read once and used for all rows;
-//! - many rows: lanes are rows, so that the softmax has no reductions across lanes, and both products are
+//! - few rows (decode): SIMD lanes are elements of a head; every key is read once and used for all rows;
+//! - many rows (prefill): SIMD lanes are rows, so that the softmax has no reductions across lanes; both products are
 //!   matrix kernels blocked for registers.
 
 mod append;
@@ -55,7 +54,7 @@ use unit::{Pools, Queries, Scratch, Unit};
 
 /// Runs plans on the threads of the current rayon pool.
 ///
-/// Keep one for all steps: it reuses its workspaces.
+/// Keep one for all steps, since it reuses its workspaces.
 #[derive(Debug)]
 pub struct Cpu {
     isa: Isa,
@@ -106,7 +105,7 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// The best instruction set that this machine has.
+    /// With the best instruction set of this machine.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -115,7 +114,7 @@ impl Cpu {
         }
     }
 
-    /// Without any instruction set beyond the target's baseline: what other machines compute.
+    /// With the target's baseline instruction set only, as on other machines.
     #[must_use]
     pub fn portable() -> Self {
         Self {
@@ -124,9 +123,9 @@ impl Cpu {
         }
     }
 
-    /// What to plan for: as many workers as the current rayon pool has threads.
+    /// The description of the CPU for the planner, with one worker for each thread of the current rayon pool.
     ///
-    /// Plans for other devices run as well, with more and smaller items than threads need.
+    /// Plans for other devices also run, but have more and smaller items than the threads need.
     #[must_use]
     pub fn device(&self) -> DeviceDescription {
         let mut device = DeviceDescription::named("cpu").expect("it is built in");
@@ -140,19 +139,18 @@ impl Cpu {
         self.isa.name()
     }
 
-    /// Attention of a plan's batch, with the variant of its spec.
+    /// Computes the attention of a plan's batch, with the variant of its spec.
     ///
     /// - `q`: `[total_q, q_heads, head_dim_qk]`
     /// - `kv`: one view for each part of the batch
     /// - `out`: `[total_q, q_heads, head_dim_v]`
-    /// - `lse`: `[total_q, q_heads]`, natural log, where it is wanted
+    /// - `lse`: `[total_q, q_heads]`, natural log, if it is needed
     ///
-    /// A query that sees no key gives output 0 and LSE −∞. Where the element types are known only when the
-    /// program runs, or rows have gaps between them, [`Cpu::run_tensors`] is the same call. Where the variant has
-    /// something for each head, such as sinks, it is [`Cpu::run_heads`].
+    /// A query that sees no key gives output 0 and LSE −∞. If element types are known only at run time, or rows have gaps
+    /// between them, use [`Cpu::run_tensors`]. If the variant needs data for each head, such as sinks, use [`Cpu::run_heads`].
     ///
     /// # Errors
-    /// Where a tensor is not what the plan says, or the plan contradicts itself. Nothing is written then.
+    /// If a tensor does not match the plan, or the plan contradicts itself. Nothing is written then.
     pub fn run<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
@@ -164,12 +162,12 @@ impl Cpu {
         self.run_heads(plan, q, kv, out, lse, &HeadTensors::default())
     }
 
-    /// [`Cpu::run`] with what the variant of the plan's spec has for each query head. A query that sees no key gives
-    /// output 0, and its sink, if there is one, as its LSE.
+    /// [`Cpu::run`] with the variant's data for each query head, such as sinks. A query that sees no key gives
+    /// output 0; its LSE is the sink, if there is one.
     ///
     /// # Errors
     /// As [`Cpu::run`]; [`ShapeError::Missing`](crate::tensor::ShapeError::Missing) and
-    /// [`ShapeError::Surplus`](crate::tensor::ShapeError::Surplus) where the spec says otherwise.
+    /// [`ShapeError::Surplus`](crate::tensor::ShapeError::Surplus) if the spec needs other data.
     pub fn run_heads<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
@@ -186,13 +184,13 @@ impl Cpu {
         self.run_standard(plan, q, &pools, out, lse, heads)
     }
 
-    /// [`Cpu::run`] for tensors whose types are known when the program runs, and with rows that have gaps between
+    /// [`Cpu::run`] for tensors whose types are known only at run time, or whose rows have gaps between
     /// them, such as the queries of a fused projection.
     ///
     /// - `q`: `[total_q, q_heads, head_dim_qk]`, with any strides of tokens and heads
     /// - `kv`: one pair for each part of the batch
     /// - `out`: `[total_q, q_heads, head_dim_v]`, with any gaps between tokens and between the heads of one
-    /// - `lse`: `[total_q, q_heads]`, natural log, where it is wanted
+    /// - `lse`: `[total_q, q_heads]`, natural log, if it is needed
     ///
     /// ```
     /// use tandem_attn::{
@@ -232,7 +230,7 @@ impl Cpu {
         self.run_tensors_heads(plan, q, kv, out, lse, &HeadTensors::default())
     }
 
-    /// [`Cpu::run_tensors`] with what the variant of the plan's spec has for each query head.
+    /// [`Cpu::run_tensors`] with the variant's data for each query head.
     ///
     /// # Errors
     /// As [`Cpu::run_tensors`] and [`Cpu::run_heads`].
@@ -268,9 +266,9 @@ impl Cpu {
         self.run_standard(plan, q, &pools, out, lse, heads)
     }
 
-    /// Attention of a plan's batch, with any variant.
+    /// Computes the attention of a plan's batch, with any variant.
     ///
-    /// The plan leaves out keys that its spec's mask hides altogether; the variant may only hide more.
+    /// The plan omits keys that the mask of its spec hides from all rows. The variant may hide more keys, but not fewer.
     ///
     /// # Errors
     /// As [`Cpu::run_heads`].

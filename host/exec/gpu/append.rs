@@ -1,4 +1,4 @@
-//! New keys and values into pages, on the GPU.
+//! Writing new keys and values to pages, on the GPU.
 
 mod parameters;
 #[cfg(test)]
@@ -25,11 +25,11 @@ impl Gpu {
     /// The same call on the CPU is [`Cpu::append_paged_kv`](crate::Cpu::append_paged_kv).
     ///
     /// # Safety
-    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
-    ///   is done. The pool is not touched by others meanwhile.
+    /// - All tensors and arrays are in this GPU's memory as described, until the work on `stream`
+    ///   is done. Nothing else reads or writes the pool meanwhile.
     /// - No two tokens go to one slot.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). If it is being
-    ///   captured, the graph is not launched after `self` or the memory is gone.
+    ///   captured, the graph is not launched after `self` was dropped or the memory was freed.
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`],

@@ -15,8 +15,8 @@ fn nearest(name: &str, compute: (u32, u32)) -> &'static str {
 }
 
 impl Gpu {
-    /// What to plan for: the nearest of the known devices, with this one's number of SMs. Where there are no kernels of
-    /// its own architecture in the program, with those of Ampere.
+    /// The description of this GPU for the planner: the most similar known device, with this GPU's number of SMs. If the program
+    /// has no kernels of the GPU's own architecture, the plans use those of Ampere.
     #[must_use]
     pub fn device(&self) -> DeviceDescription {
         let name = nearest(&self.name, self.compute);
@@ -29,11 +29,11 @@ impl Gpu {
         device
     }
 
-    /// Whether there are kernels for these heads on this GPU: to ask when a model is loaded.
+    /// Checks that there are kernels for these heads on this GPU. Call it when a model is loaded.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with what comes nearest, or what is wrong
-    /// with the specification.
+    /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with the nearest supported heads, or an error of the
+    /// specification.
     pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
         Ok(self.device().supports(spec)?)
     }

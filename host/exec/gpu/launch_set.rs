@@ -1,4 +1,4 @@
-//! The launches that a captured graph has, whatever the plan. Needs no GPU.
+//! The launches of a captured CUDA graph, which are the same for all plans. Needs no GPU.
 
 use kernels_gpu::{
     abi::LaunchRecord,
@@ -12,7 +12,7 @@ use crate::{
     problem::Spec,
 };
 
-/// What distinguishes two attention launches of a run, whatever the plan: a captured graph has one for each key
+/// Identifies an attention launch of a run, for all plans. A captured graph has one launch for each key
 /// of its [`LaunchSet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaunchKey {
@@ -24,9 +24,9 @@ pub struct LaunchKey {
     pub part: u32,
 }
 
-/// The launches that a captured graph shall have. Plans that need another one are refused.
+/// The launches that a captured CUDA graph contains. A plan that needs another launch is refused.
 ///
-/// A launch without work costs a graph about two microseconds, so name what plans will need and not more.
+/// A launch without work costs about two microseconds, so include only launches that plans will need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchSet {
     pub(super) keys: Vec<LaunchKey>,
@@ -37,7 +37,7 @@ pub struct LaunchSet {
 }
 
 impl LaunchSet {
-    /// None.
+    /// An empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -47,8 +47,8 @@ impl LaunchSet {
         }
     }
 
-    /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have. For plans of the
-    /// default options: see [`decodes_with`](Self::decodes_with).
+    /// The launches for any plan of decodes with the default options: one for each tile that decodes of these heads can have.
+    /// For other options see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -56,9 +56,9 @@ impl LaunchSet {
         Self::decodes_with(device, spec, &PlanOptions::default())
     }
 
-    /// What any plan of decodes needs that is made with these options: where splits are fixed, or there is one tile for
-    /// all, decodes take other kernels; and those that share SMs where wide prefixes may be read side by side with the
-    /// other keys, which `PodMode::Serial` rules out.
+    /// The launches for any plan of decodes with these options. Decodes use other kernels with fixed splits, or with one tile for
+    /// all decodes. The set also has kernels that share SMs, for wide prefixes that are read side by side with the
+    /// other keys, unless the options have `PodMode::Serial`.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -87,8 +87,8 @@ impl LaunchSet {
         Ok(set)
     }
 
-    /// What any plan of one part needs: prefills, decodes, and both together in whatever form but in one kernel by
-    /// tickets, which [`and`](Self::and) adds for a plan; also where splits are fixed.
+    /// The launches for any plan of one part: prefills, decodes and hybrid batches, also with fixed splits. Hybrid batches in one
+    /// kernel with tickets are not included; [`and`](Self::and) adds them for a given plan.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -129,7 +129,7 @@ impl LaunchSet {
         }
     }
 
-    /// Also what this plan needs; nothing of one that is not for a GPU.
+    /// Adds the launches that this plan needs. A plan that is not for a GPU adds nothing.
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
         let mut launch_plan = LaunchPlan::default();
@@ -164,7 +164,7 @@ impl LaunchSet {
         self
     }
 
-    /// Also this launch.
+    /// Adds this launch.
     #[must_use]
     pub fn with(mut self, key: LaunchKey) -> Self {
         if !self.keys.contains(&key) {
@@ -173,7 +173,7 @@ impl LaunchSet {
         self
     }
 
-    /// Who merges, for all plans, whatever they say themselves; by default the kernel.
+    /// Where partial states are merged. This replaces the choice of the plans; the default is the kernel.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
@@ -187,7 +187,7 @@ impl LaunchSet {
         &self.keys
     }
 
-    /// Parts of a batch that it has launches for, from the first on.
+    /// The number of parts of a batch for which it has launches, from the first part on.
     pub(super) fn parts(&self) -> usize {
         let parts = self.keys.iter().map(|key| key.part as usize + 1);
         parts.max().unwrap_or(0)

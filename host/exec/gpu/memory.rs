@@ -40,10 +40,10 @@ pub struct DeviceBuffer<T> {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// All bytes zero.
+    /// Allocates `len` values, all bytes zero.
     ///
     /// # Errors
-    /// [`Error::Driver`] where there is not enough memory, [`Error::Extent`] where so many bytes have no number.
+    /// [`Error::Driver`] if there is not enough memory, [`Error::Extent`] if the number of bytes overflows.
     pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
         let buffer = Self::allocate(gpu, len)?;
         let _current = Current::enter(buffer.context.raw())?;
@@ -55,7 +55,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(buffer)
     }
 
-    /// A copy of values of the host.
+    /// Allocates memory and copies values of the host to it.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed).
@@ -87,10 +87,10 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(buffer)
     }
 
-    /// Copies values of the host to index `at` and what follows, and waits until they are there.
+    /// Copies values of the host to the buffer, starting at index `at`, and waits for the copy.
     ///
     /// # Errors
-    /// [`Error::Extent`] where they do not fit, [`Error::Driver`].
+    /// [`Error::Extent`] if they do not fit, [`Error::Driver`].
     pub fn write(&mut self, at: usize, values: &[T]) -> Result<(), Error> {
         self.check(at..at.saturating_add(values.len()))?;
         if values.is_empty() {
@@ -104,7 +104,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// All values. Wait for the work that writes them first: [`OwnedStream::synchronize`].
+    /// Copies all values to the host. Wait for the work that writes them first, with [`OwnedStream::synchronize`].
     ///
     /// # Errors
     /// [`Error::Driver`], also for errors of earlier work.
@@ -144,19 +144,19 @@ impl<T> DeviceBuffer<T> {
         self.address
     }
 
-    /// How many values there are.
+    /// The number of values.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no values.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values as an array of the calls of [`gpu`](super).
+    /// The values as an array for the calls of [`gpu`](super).
     #[must_use]
     pub const fn array(&self) -> DeviceArray<T> {
         DeviceArray::new(self.address, self.len)
@@ -197,7 +197,7 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
 }
 
 impl Gpu {
-    /// A stream that the default stream does not wait for.
+    /// Makes a non-blocking stream: it does not synchronise with the default stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -217,10 +217,10 @@ impl OwnedStream {
         unsafe { cuStreamSynchronize(**self) }.check("cuStreamSynchronize")
     }
 
-    /// Records what `work` puts on the stream, without running it.
+    /// Captures the work that `work` puts on the stream in a CUDA graph, without running it.
     ///
     /// # Errors
-    /// The error of `work`, or [`Error::Driver`] where something in it cannot be captured.
+    /// The error of `work`, or [`Error::Driver`] if something in it cannot be captured.
     pub fn capture(&self, work: impl FnOnce(Stream) -> Result<(), Error>) -> Result<Graph, Error> {
         let context = self.context().again()?;
         let _current = Current::enter(context.raw())?;
@@ -293,7 +293,7 @@ impl Deref for OwnedStream {
     }
 }
 
-/// Work that was captured, to be launched any number of times.
+/// A captured CUDA graph, which can be launched any number of times.
 #[derive(Debug)]
 pub struct Graph {
     handle: driver::GraphExec,
@@ -301,11 +301,11 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Puts the work on a stream.
+    /// Launches the graph on a stream.
     ///
     /// # Safety
-    /// What the captured calls demand holds again: memory, workspaces and GPU handles that they used live until the
-    /// work is done, and the stream comes after uploads.
+    /// The safety conditions of the captured calls hold for each launch: the memory, workspaces and GPU handles that they used live
+    /// until the work is done, and uploads are ordered before it on the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].

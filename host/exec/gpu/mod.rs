@@ -1,8 +1,8 @@
-//! On an NVIDIA GPU, of compute capability 8.0 or newer.
+//! Running plans on an NVIDIA GPU of compute capability 8.0 or newer.
 //!
-//! [`Gpu`] attaches to the primary context of a device, which is the one that the CUDA runtime and other
-//! CUDA crates use: memory and streams of theirs work here as they are, given as a device address
-//! ([`DeviceTensor`], [`DeviceArray`]) and a handle of the stream ([`Stream`]).
+//! [`Gpu`] attaches to the primary context of a device, which the CUDA runtime and other CUDA crates also use. Their
+//! memory and streams can be used here without conversion: pass device addresses ([`DeviceTensor`], [`DeviceArray`]) and the
+//! handle of the stream ([`Stream`]).
 //!
 //! ```
 //! use tandem_attn::{Error, gpu::Gpu};
@@ -15,7 +15,7 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! A [`Workspace`] runs the plans of one thread: [`Workspace::upload`] once a step, [`Gpu::run`] once a layer.
+//! A [`Workspace`] runs the plans of one thread. Call [`Workspace::upload`] once per step and [`Gpu::run`] once per layer.
 //!
 //! ```no_run
 //! use tandem_attn::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions};
@@ -42,8 +42,8 @@
 //! # }
 //! ```
 //!
-//! All calls check what they are given before they launch anything. They return as soon as the work is
-//! queued; errors of the work itself show at the next call that waits for it.
+//! All calls check their arguments before they launch anything. They return as soon as the work is
+//! queued. Errors of the work itself are reported by the next call that waits for it.
 
 mod append;
 #[cfg(feature = "unstable")]
@@ -139,7 +139,7 @@ use driver::{Check, device_attribute};
 use module::{GpuName, Modules, Progress};
 use registry::Kernels;
 
-/// How a [`Gpu`] is made: see [`Gpu::builder`].
+/// Options for opening a [`Gpu`]: see [`Gpu::builder`].
 pub struct GpuBuilder<'a> {
     modules: &'a [Module],
     variants: Vec<(Hooks, &'a [Module])>,
@@ -147,7 +147,7 @@ pub struct GpuBuilder<'a> {
 }
 
 impl<'a> GpuBuilder<'a> {
-    /// Other kernels than the ones in the program.
+    /// Uses these kernels instead of those in the program.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn modules(mut self, modules: &'a [Module]) -> Self {
@@ -155,8 +155,8 @@ impl<'a> GpuBuilder<'a> {
         self
     }
 
-    /// Kernels of a variant of your own, which [`variant_kernels!`](kernels_gpu::variant_kernels) made, beside the others.
-    /// Specifications name it by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
+    /// Adds the kernels of a variant of your own, made by [`variant_kernels!`](kernels_gpu::variant_kernels).
+    /// Specifications name the variant by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn variant(mut self, hooks: &Hooks, modules: &'a [Module]) -> Self {
@@ -164,9 +164,9 @@ impl<'a> GpuBuilder<'a> {
         self
     }
 
-    /// Lets the driver compile PTX where no machine code suits the GPU: a new generation, or a driver older than the
-    /// machine code. It takes a minute or more at the first start (the driver keeps what it compiled);
-    /// `progress` hears of every module before it is compiled.
+    /// Lets the driver compile PTX if no machine code runs on the GPU: for a new GPU generation, or a driver older than the
+    /// machine code. This takes a minute or more at the first start; the driver caches the result.
+    /// `progress` is called with every module before it is compiled.
     #[must_use]
     pub fn compile_ptx(mut self, progress: &'a mut dyn FnMut(Compiling)) -> Self {
         self.progress = Some(progress);
@@ -176,7 +176,7 @@ impl<'a> GpuBuilder<'a> {
     /// Attaches to device `ordinal` and loads the kernels.
     ///
     /// # Errors
-    /// As [`Gpu::new`]; with other modules [`Error::NoKernel`] where a kernel is missing; where the driver compiles,
+    /// As [`Gpu::new`]; with other modules [`Error::NoKernel`] if a kernel is missing; if the driver compiles,
     /// [`Error::PtxTooNew`].
     pub fn build(self, ordinal: u32) -> Result<Gpu, Error> {
         Gpu::load(ordinal, self)
@@ -193,7 +193,7 @@ impl fmt::Debug for GpuBuilder<'_> {
     }
 }
 
-/// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
+/// A GPU with the kernels loaded. Make one for each device and keep it. Threads may share it.
 pub struct Gpu {
     kernels: Kernels,
     modules: Modules,
@@ -212,10 +212,10 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Attaches to the primary context of device `ordinal` and loads the kernels, machine code of which is in the
+    /// Attaches to the primary context of device `ordinal` and loads the machine code of the kernels, which is in the
     /// program. Nothing is compiled.
     ///
-    /// If no context is current on the calling thread, the primary one stays so.
+    /// If no context is current on the calling thread, the primary context becomes current and stays current.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedArchitecture`], [`Error::NoMachineCode`],
@@ -224,7 +224,7 @@ impl Gpu {
         Self::builder().build(ordinal)
     }
 
-    /// The same with a choice of the kernels, and of whether the driver may compile them.
+    /// As [`new`](Self::new), with options: which kernels are loaded, and whether the driver may compile them.
     #[must_use]
     pub fn builder<'a>() -> GpuBuilder<'a> {
         GpuBuilder {
@@ -293,7 +293,7 @@ impl Gpu {
         })
     }
 
-    /// Makes the primary context current on the calling thread, for calls to the driver by other means.
+    /// Makes the primary context current on the calling thread, for direct calls to the driver.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -320,7 +320,7 @@ impl Gpu {
         self.multiprocessors
     }
 
-    /// The architecture of the kernels that were chosen for it.
+    /// The architecture of the loaded kernels.
     #[must_use]
     pub fn arch(&self) -> &'static str {
         self.modules.arch()

@@ -1,4 +1,4 @@
-//! A page pool in device memory, and how its pages lie.
+//! A page pool in device memory, and the layout of its pages.
 
 use kernels_gpu::abi::KvStrides;
 
@@ -21,11 +21,11 @@ pub struct KvPool {
     pub dtype: Dtype,
     /// Pages in the pool.
     pub pages: u32,
-    /// How the keys lie.
+    /// Strides of the keys.
     pub k_strides: KvStrides,
-    /// How the values lie.
+    /// Strides of the values.
     pub v_strides: KvStrides,
-    /// What both are multiplied by.
+    /// Scales by which keys and values are multiplied.
     pub scales: KvScales,
 }
 
@@ -73,7 +73,7 @@ impl KvPool {
         }
     }
 
-    /// The one pool of latent attention whose rows carry their scales: `[pages, page_size, 656]` bytes, see
+    /// The one pool of latent attention whose rows contain their scales: `[pages, page_size, 656]` bytes, see
     /// [`kv::KvScales::InRow`](crate::kv::KvScales::InRow).
     #[must_use]
     pub const fn latent_656(page_size: u32, pages: u32, pool: DevicePtr) -> Self {
@@ -89,8 +89,8 @@ impl KvPool {
         }
     }
 
-    /// What each head has of a page as a page of its own: the counterpart of
-    /// [`KvView::by_head`](crate::kv::KvView::by_head). `None` as there.
+    /// The part of a page that belongs to one head as a page of its own: the counterpart of
+    /// [`KvView::by_head`](crate::kv::KvView::by_head), with `None` in the same cases.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
@@ -141,7 +141,7 @@ impl KvPool {
         }
     }
 
-    /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
+    /// With other strides, for example for keys and values in one pool, or for one layer of a larger pool.
     #[must_use]
     pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
         self.k_strides = k;

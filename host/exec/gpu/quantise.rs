@@ -20,20 +20,20 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// Where the scales of an append come from.
+/// The source of the scales when keys and values are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AppendScales {
-    /// They are the pool's.
+    /// The scales of the pool are used.
     Given,
-    /// Each token and head has one of its own, so that its largest number becomes the largest of the type: it is
-    /// written where the pool has it, which must have [`KvScales::Token`].
+    /// A scale is computed for each token and head, such that its largest number becomes the largest of the type. It is
+    /// written to the scales of the pool, which must be [`KvScales::Token`].
     Computed,
 }
 
 impl Gpu {
-    /// Quantises the keys and values of new tokens into a page pool of F8E4M3 or F8E5M2: divided by their scale, to the nearest,
-    /// at most the largest finite number; NaN stays NaN.
+    /// Quantises the keys and values of new tokens into a page pool of F8E4M3 or F8E5M2: they are divided by their scale, rounded to
+    /// nearest, and clamped to the largest finite number. NaN stays NaN.
     ///
     /// `k`, `v` (BF16 or F16) and `slots` are as in [`append_paged_kv`](Self::append_paged_kv), with rows on 16-byte
     /// boundaries; rows of the pool begin at multiples of 8 bytes. Of [`KvScales::Request`] the `of_token` is that of

@@ -139,7 +139,8 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// A stream that the default stream does not wait for, destroyed when dropped. It dereferences to its handle.
+/// A non-blocking stream, which does not synchronise with the default stream. It is destroyed when dropped, and dereferences to its
+/// handle.
 #[derive(Debug)]
 pub struct OwnedStream {
     handle: Stream,

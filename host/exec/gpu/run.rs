@@ -1,4 +1,4 @@
-//! A whole plan on the GPU: what a run checks before its launches are made.
+//! Running a whole plan on the GPU, and the checks before its launches.
 
 mod decodes;
 mod making;
@@ -16,35 +16,34 @@ use super::{
 use crate::Error;
 
 impl Gpu {
-    /// Attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
+    /// Computes the attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
     ///
     /// - `q`: `[total_q, q_heads, head_dim_qk]`, any token stride that is a multiple of 8
     /// - `pools`: one for each part of the batch
     /// - `out`: `[total_q, q_heads, head_dim_v]`, likewise
-    /// - `lse`: `[total_q, q_heads]` F32, natural log, where it is wanted
+    /// - `lse`: `[total_q, q_heads]` F32, natural log, if it is needed
     ///
     /// A query that sees no key gives output 0 and LSE −∞. The same plan gives the same bits in every run.
     ///
-    /// Nothing is allocated and nothing waited for. The call can be captured in a graph; with a
-    /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
-    /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
+    /// The call allocates nothing and does not wait. It can be captured in a CUDA graph. With a
+    /// [launch set](super::WorkspaceOptions::launches) the graph runs the plan that is in the workspace when
+    /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan.
     ///
-    /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). Where the variant of the spec has something for
-    /// each head, such as sinks, it is [`Gpu::run_with`].
+    /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). If the variant of the spec needs data for
+    /// each head, such as sinks, use [`Gpu::run_with`].
     ///
     /// # Safety
-    /// - All tensors are in this GPU's memory as described, and stay until the work on `stream` is done. What
-    ///   is written is not touched by others meanwhile.
+    /// - All tensors are in this GPU's memory as described, until the work on `stream` is done. Nothing else reads or writes the
+    ///   outputs meanwhile.
     /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
-    /// - `stream` is a stream of the device's primary context, or null (the default stream), and comes after
+    /// - `stream` is a stream of the device's primary context, or null (the default stream). Its work is ordered after
     ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
-    ///   workspace is gone.
+    ///   workspace was dropped.
     ///
     /// # Errors
-    /// [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] where no kernel was compiled for a launch,
-    /// or a variant for what is wrong with a tensor; in debug mode [`Error::PageOutside`] and
-    /// [`Error::Damaged`]: all before anything is launched. [`Error::Driver`] if a
-    /// launch fails.
+    /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
+    /// launch, or the variant of the error for what is wrong with a tensor; in debug mode also [`Error::PageOutside`] and
+    /// [`Error::Damaged`]. [`Error::Driver`] if a launch fails.
     pub unsafe fn run(
         &self,
         workspace: &mut Workspace,
@@ -62,8 +61,7 @@ impl Gpu {
         unsafe { self.run_with(workspace, &tensors, stream) }
     }
 
-    /// [`Gpu::run`] with all that a variant may have. What the spec of the plan does not ask for is refused, and so is
-    /// a run without what it does ask for.
+    /// [`Gpu::run`] with the data of the variant, such as sinks. Exactly the data that the spec of the plan needs must be given.
     ///
     /// # Safety
     /// As [`Gpu::run`].

@@ -1,4 +1,4 @@
-//! What 8-bit keys and values in device memory are multiplied by.
+//! Scales of 8-bit keys and values in device memory.
 
 use kernels_gpu::{
     abi::{KvStrides, ScaleParams},
@@ -16,29 +16,29 @@ use crate::{
     tensor::ShapeError,
 };
 
-/// What keys and values of an 8-bit pool stand for: a stored number times a scale, which lies in device memory, so
-/// that a captured graph sees new ones. The counterpart of [`kv::KvScales`](crate::kv::KvScales).
+/// Scales of an 8-bit pool: a key or value is a stored number times a scale. Scales are in device memory, so
+/// a captured graph uses new ones. The counterpart of [`kv::KvScales`](crate::kv::KvScales).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvScales {
-    /// Stored numbers stand for themselves: a scale of 1.
+    /// A scale of 1.
     #[default]
     One,
-    /// One for all keys, one for all values: `[1]` F32 each.
+    /// One scale for all keys, and one for all values: `[1]` F32 each.
     Tensor {
         /// Of keys.
         k: DeviceTensor<1>,
         /// Of values.
         v: DeviceTensor<1>,
     },
-    /// One for each KV head: `[kv_heads]` F32 each.
+    /// One scale for each KV head: `[kv_heads]` F32 each.
     Head {
         /// Of keys.
         k: DeviceTensor<1>,
         /// Of values.
         v: DeviceTensor<1>,
     },
-    /// One for each request and KV head: `[requests, kv_heads]` F32 each. The request is that of the query.
+    /// One scale for each request and KV head: `[requests, kv_heads]` F32 each. The request is that of the query.
     Request {
         /// Of keys.
         k: DeviceTensor<2>,
@@ -47,16 +47,16 @@ pub enum KvScales {
         /// The request of each query token, as many as `q` has; below the number of requests.
         of_token: DeviceArray<u32>,
     },
-    /// One for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales may lie in
-    /// the pages that they belong to. Prefills on a GPU round each key and value times its scale to the type of the queries,
-    /// at most the largest number of F16.
+    /// One scale for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales can be stored
+    /// inside the pages. Prefills on a GPU round the product of each key or value and its scale to the type of the queries,
+    /// clamped to the largest number of F16.
     Token {
         /// Of keys.
         k: DeviceTensor<3>,
         /// Of values.
         v: DeviceTensor<3>,
     },
-    /// As [`kv::KvScales::InRow`](crate::kv::KvScales::InRow): each row of a latent pool has 656 bytes, scales among them.
+    /// As [`kv::KvScales::InRow`](crate::kv::KvScales::InRow): each row of a latent pool has 656 bytes and contains its scales.
     /// Strides count bytes.
     InRow,
 }

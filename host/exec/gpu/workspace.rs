@@ -1,4 +1,4 @@
-//! The memory of a run: a plan's arrays, partial states and counters, at addresses that never change.
+//! The memory of a run: a plan's arrays, partial states and counters, at fixed addresses.
 
 mod arrays;
 mod options;
@@ -26,9 +26,9 @@ use crate::{
 /// Copies of plans under way at most, before a further one waits for the first.
 const IN_FLIGHT: usize = 4;
 
-/// What one thread needs to run plans: memory, streams and events, all allocated here.
+/// The memory, streams and events that one thread needs to run plans. All are allocated when it is made.
 ///
-/// A plan is brought to the device by [`upload`](Self::upload) once a step, and run by [`Gpu::run`] once a
+/// [`upload`](Self::upload) copies a plan to the device once per step, and [`Gpu::run`] runs it once per
 /// layer.
 pub struct Workspace {
     pub(super) spec: Spec,
@@ -83,7 +83,7 @@ impl Gpu {
     /// Allocates a workspace for plans within a bound ([`Bound::new`] gives one for limits on batches).
     ///
     /// # Errors
-    /// [`Error::Driver`] where there is not enough memory, [`Error::LaunchLimit`] where the launch set is
+    /// [`Error::Driver`] if there is not enough memory, [`Error::LaunchLimit`] if the launch set is
     /// larger than `MAX_LAUNCHES`.
     pub fn workspace(
         &self,
@@ -154,26 +154,26 @@ impl Workspace {
         self.options.launches.is_some()
     }
 
-    /// What it was made for.
+    /// The specification for which it was made.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// What plans of it may need.
+    /// The bound of its plans.
     #[must_use]
     pub const fn bound(&self) -> &Bound {
         &self.bound
     }
 
-    /// Its memory on the device, to look at. Arrivals, tickets and counters are zero whenever no run is under way; all
+    /// Its device memory, for inspection. Arrivals, tickets and counters are zero when no run is active. Everything
     /// else is written before it is read.
     #[must_use]
     pub fn memory(&self) -> DeviceArray<u8> {
         DeviceArray::new(self.memory.address(), self.layout.bytes as usize)
     }
 
-    /// Where its arrays lie.
+    /// The layout of its arrays.
     #[must_use]
     pub const fn layout(&self) -> &WorkspaceLayout {
         &self.layout

@@ -1,4 +1,4 @@
-//! How large a plan may get.
+//! Limits of batches, and the sizes of plans within them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,41 +8,42 @@ use crate::plan::conversion;
 /// What prefills have together by default, at most: with 8 heads of 128, 1 GiB of keys and values of 16 bits.
 const PREFILL_KEYS: u32 = 1 << 18;
 
-/// The largest batches that are to be planned.
+/// The limits of batches that a workspace must hold.
 ///
 /// ```
 /// use tandem_attn::plan::BatchLimits;
 ///
-/// // 256 requests of up to 8192 keys on pages of 16, and chunks of prompts of up to 4096 tokens with them.
+/// // 256 requests of up to 8192 keys on pages of 16, together with prompt chunks of up to 4096 tokens.
 /// let limits = BatchLimits::decodes(256, 8192, 16).with_query_tokens(256 + 4096);
 /// assert_eq!(limits.page_ids, 256 * 512);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchLimits {
-    /// Requests (row blocks of a part).
+    /// Number of requests (row blocks of a part).
     pub requests: u32,
     /// Query tokens of all requests.
     pub query_tokens: u32,
     /// Page ids of all parts.
     pub page_ids: u32,
-    /// Keys of one request; matters for fixed splits, and for the default of [`prefill_keys`](Self::prefill_keys).
+    /// Keys of one request. Only fixed splits and the default of [`prefill_keys`](Self::prefill_keys) depend on it.
     pub kv_len: u32,
-    /// Keys that the prefills of a batch have together. Matters where keys have 8 bits or are turned by their positions: the
-    /// workspace then has room for so many keys and values of 16 bits. By default those of all requests, but no more than 262,144 and those of one.
+    /// Keys of all prefills of a batch together. With 8-bit keys, or if attention applies rotary embeddings, the workspace has room
+    /// for this number of converted keys and values of 16 bits. The default is the keys of all requests, but at most 262,144 or the
+    /// keys of one request, whichever is more.
     #[serde(default)]
     pub prefill_keys: u32,
     /// Parts of a batch.
     pub parts: u32,
-    /// Partial states that a query token may have on average. Prefixes that are shared on several levels
-    /// need one per level and one more; what needs more than this is packed less.
+    /// Partial states per query token, on average. Prefixes that are shared on several levels
+    /// need one state per level and one more. If a batch needs more than this, fewer of its prefixes are shared.
     pub states_per_token: u32,
-    /// Whether batches may say which of the last keys each query token sees.
+    /// Whether batches may have masks of the last keys ([`Batch::ancestors`](crate::problem::Batch::ancestors)).
     pub trees: bool,
 }
 
 impl BatchLimits {
-    /// Up to so many requests, each with one query token and up to `kv_len` keys, or fewer with more queries.
+    /// Up to `requests` requests, each with one query token and up to `kv_len` keys, or fewer requests with more query tokens.
     #[must_use]
     pub const fn decodes(requests: u32, kv_len: u32, page_size: u32) -> Self {
         Self {
@@ -68,43 +69,43 @@ impl BatchLimits {
         }
     }
 
-    /// With so many query tokens of all requests.
+    /// With this number of query tokens of all requests.
     #[must_use]
     pub const fn with_query_tokens(mut self, query_tokens: u32) -> Self {
         self.query_tokens = query_tokens;
         self
     }
 
-    /// With so many keys of all prefills of a batch: those of requests that are given more query tokens than a decode
-    /// has, and where pages are no multiple of 8 tokens those of all requests.
+    /// With this number of keys of all prefills of a batch. Prefills are requests with more query tokens than a decode
+    /// has. If the page size is not a multiple of 8 tokens, all requests count.
     #[must_use]
     pub const fn with_prefill_keys(mut self, prefill_keys: u32) -> Self {
         self.prefill_keys = prefill_keys;
         self
     }
 
-    /// With [ancestors](crate::problem::Batch::ancestors) of query tokens, or without.
+    /// With or without masks of the last keys ([`Batch::ancestors`](crate::problem::Batch::ancestors)).
     #[must_use]
     pub const fn with_trees(mut self, trees: bool) -> Self {
         self.trees = trees;
         self
     }
 
-    /// With so many page ids of all parts.
+    /// With this number of page ids of all parts.
     #[must_use]
     pub const fn with_page_ids(mut self, page_ids: u32) -> Self {
         self.page_ids = page_ids;
         self
     }
 
-    /// With so many parts of a batch.
+    /// With this number of parts of a batch.
     #[must_use]
     pub const fn with_parts(mut self, parts: u32) -> Self {
         self.parts = parts;
         self
     }
 
-    /// With so many partial states of a query token, on average.
+    /// With this number of partial states per query token, on average.
     #[must_use]
     pub const fn with_states_per_token(mut self, states_per_token: u32) -> Self {
         self.states_per_token = states_per_token;
@@ -112,7 +113,7 @@ impl BatchLimits {
     }
 }
 
-/// How many entries each array of a plan has, or may have.
+/// The number of entries of each array of a plan, or its maximum.
 ///
 /// ```
 /// use tandem_attn::plan::{BatchLimits, Bound, DeviceDescription, PlanOptions, WorkspaceLayout};
@@ -125,7 +126,7 @@ impl BatchLimits {
 /// // The size is known before anything is planned; offsets never move.
 /// let layout = WorkspaceLayout::new(&spec, &bound);
 /// assert!(layout.bytes > layout.upload_bytes);
-/// // A planner with these options keeps to it.
+/// // With these options, plans stay within the bound.
 /// let options = PlanOptions::default().with_bound(bound);
 /// # let _ = options;
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
@@ -154,7 +155,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// What a plan takes.
+    /// The sizes of one plan.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
         Self {
@@ -172,7 +173,7 @@ impl Bound {
         }
     }
 
-    /// Whether the bound holds what is needed.
+    /// Checks that `needed` is within this bound.
     ///
     /// # Errors
     /// [`PlanError::Bound`] with the first array that is too short.

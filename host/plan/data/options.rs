@@ -1,15 +1,15 @@
-//! What is asked of a planner.
+//! Options of the planner.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Bound, MergeMode, PodMode, Tile};
 
-/// Choices of a plan; the default is what serves best.
+/// Options of the planner. The defaults give the best speed.
 ///
 /// ```
 /// use tandem_attn::plan::{PlanOptions, SplitMode};
 ///
-/// // Results of a request that do not depend on the rest of the batch.
+/// // The results of a request do not depend on the rest of the batch.
 /// let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 512 });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,18 +17,18 @@ use super::{Bound, MergeMode, PodMode, Tile};
 pub struct PlanOptions {
     /// How decodes that share prefixes are packed.
     pub packing: PackRule,
-    /// How items are cut along their keys.
+    /// How items are split along their keys.
     pub split: SplitMode,
-    /// One tile for all decodes instead of the selector's choice.
+    /// One tile for all decodes, instead of the planner's choice.
     pub decode_tile: Option<Tile>,
-    /// Who merges partial states.
+    /// Where partial states are merged.
     pub merge_mode: MergeMode,
-    /// How the prefills and the decodes of a hybrid batch run, and whether wide prefixes that decodes share may be read side
-    /// by side with their other keys (`PodMode::Auto`, and `PodMode::Fused` wherever that can be).
+    /// How the prefills and decodes of a hybrid batch run. It also says whether wide shared prefixes of decodes may be read side
+    /// by side with their other keys (with `PodMode::Auto` if it is faster, with `PodMode::Fused` wherever possible).
     pub pod: PodMode,
-    /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
+    /// Number of prefill CTAs in fused hybrid batches. None: the planner chooses.
     pub prefill_ctas: Option<u32>,
-    /// Keep the plan within a workspace: what does not fit is packed and cut less.
+    /// The bound of the workspace. To stay within it, the planner shares fewer prefixes and splits less.
     pub bound: Option<Bound>,
 }
 
@@ -41,14 +41,14 @@ impl PlanOptions {
         self
     }
 
-    /// With items cut along their keys like this.
+    /// With items split along their keys in this way.
     #[must_use]
     pub const fn with_split(mut self, split: SplitMode) -> Self {
         self.split = split;
         self
     }
 
-    /// With one tile for all decodes, or the selector's choice.
+    /// With one tile for all decodes, or with the planner's choice.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_decode_tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
@@ -56,7 +56,7 @@ impl PlanOptions {
         self
     }
 
-    /// With partial states merged by these.
+    /// With partial states merged in this way.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
@@ -64,7 +64,7 @@ impl PlanOptions {
         self
     }
 
-    /// With the prefills and the decodes of a hybrid batch run like this.
+    /// With this way to run the prefills and decodes of a hybrid batch.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_pod(mut self, pod: PodMode) -> Self {
@@ -72,14 +72,14 @@ impl PlanOptions {
         self
     }
 
-    /// With so many prefill CTAs beside decodes where they are fused, or as many as the planner thinks best.
+    /// With this number of prefill CTAs in fused hybrid batches, or with the planner's choice.
     #[must_use]
     pub fn with_prefill_ctas(mut self, ctas: impl Into<Option<u32>>) -> Self {
         self.prefill_ctas = ctas.into();
         self
     }
 
-    /// Within a workspace, or without a bound.
+    /// With the bound of a workspace, or without one.
     #[must_use]
     pub fn with_bound(mut self, bound: impl Into<Option<Bound>>) -> Self {
         self.bound = bound.into();
@@ -110,28 +110,28 @@ pub enum PackRule {
     Off,
 }
 
-/// How items are cut along their keys.
+/// How items are split along their keys (split-KV).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SplitMode {
-    /// So that the last resident CTA finishes as early as it can.
+    /// Such that the last resident CTA finishes as early as possible.
     #[default]
     Makespan,
-    /// At multiples of so many keys, whatever else is in the batch: results are bitwise independent of it. No
-    /// tile is shared between requests then, whatever the packing: a shared prefix is read by each.
+    /// At multiples of `tokens` keys, whatever else is in the batch. The results of a request are bitwise independent of the rest of
+    /// the batch. Requests then share no tile, whatever the packing: each reads a shared prefix for itself.
     ///
-    /// A prefill that has at least 8,192 rows (query tokens times query heads) has work for many CTAs without a cut. It is
-    /// cut at the first multiple that is 32,768 keys or more, and at the multiples of that.
+    /// A prefill with at least 8,192 rows (query tokens times query heads) has work for many CTAs without a split. It is
+    /// split at the first multiple that is 32,768 keys or more, and at the multiples of that.
     ///
-    /// Kernels follow from the request, too: those that can share SMs with others compute it also where it is alone
-    /// (65 to 4,096 query tokens, and decodes of up to 8 rows, where a GPU has such kernels for the heads). A
-    /// [`decode_tile`](PlanOptions::decode_tile) or `MergeMode::Fused` asks for those that run alone. Results are the
-    /// same among plans of equal options.
+    /// The kernel also depends on the request only. Prefills of 65 to 4,096 query tokens and decodes of up to 8 rows use kernels
+    /// that can share SMs, even if the batch is not hybrid, if the GPU has such kernels for the heads. With a
+    /// [`decode_tile`](PlanOptions::decode_tile) or `MergeMode::Fused`, all kernels are those that run alone. Only plans with equal
+    /// options give the same results.
     Fixed {
-        /// Keys of a piece, a multiple of the page size.
+        /// Keys per piece; a multiple of the page size.
         tokens: u32,
     },
-    /// Not at all.
+    /// No splits.
     Off,
 }
 

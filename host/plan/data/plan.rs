@@ -1,4 +1,4 @@
-//! A plan: work items, the rows of each, where partial states go and how they are merged.
+//! A plan: work items, the rows of each, the places of partial states, and how they are merged.
 
 use std::{fmt, ops::Range};
 
@@ -99,25 +99,24 @@ pub struct PlannedRowBlock {
     pub tail: u32,
 }
 
-/// Who merges partial states.
+/// Where partial states are merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MergeMode {
-    /// Whichever serves best: the CTAs where decodes of few rows have few merges, else the kernel. Only asked for:
-    /// a plan says which of the two.
+    /// The faster one: fused where decodes of few rows have few merges, otherwise the kernel. For options only:
+    /// a plan has one of the other two.
     #[default]
     Auto,
-    /// A kernel after the others.
+    /// In a kernel after the others.
     Kernel,
-    /// The last CTA that arrives at a merge.
+    /// In the last CTA that arrives at a merge.
     Fused,
 }
 
-/// Everything a backend needs to know about a step: what to compute, in which pieces, and how to put the
-/// pieces together. Plain data.
+/// Everything that a backend needs for a step: the work items, and how their partial states are merged. Plain data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The heads it was made for.
+    /// The heads for which it was made.
     pub spec: Spec,
     /// Query tokens of the batch.
     pub total_q: u32,
@@ -125,13 +124,13 @@ pub struct Plan {
     pub parts: Vec<PlannedPart>,
     /// The row blocks of all parts, one part after the other.
     pub row_blocks: Vec<PlannedRowBlock>,
-    /// One launch each.
+    /// The tile groups; each is one launch.
     pub groups: Vec<TileGroup>,
     /// The items of all groups.
     pub items: Vec<WorkItem>,
     /// The rows of gathered items.
     pub rows: Vec<QueryRow>,
-    /// One for every query token that has not exactly one item, ascending by token.
+    /// The merges: one for every query token that does not have exactly one item, ascending by token.
     pub merges: Vec<MergeRow>,
     /// The slots of each merge, ascending by part and key position.
     pub merge_slots: Vec<u32>,
@@ -140,22 +139,22 @@ pub struct Plan {
     /// As [`Batch::ancestors`](crate::problem::Batch::ancestors).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
-    /// Partial states: every slot is below this, each is written by one item and read by one merge.
+    /// Number of partial states. Every slot is below it; each slot is written by one item and read by one merge.
     pub slots: u32,
-    /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
+    /// Whether [`grow`](Self::grow) can move the queries. This needs a plan of decodes only, in which no row sees some of its
     /// item's keys only from a later position on.
     pub growable: bool,
-    /// By how many positions it still can, if there is a limit: with fixed splits no window may leave a chunk
-    /// behind. A new plan would do without the chunk's row, and both plans are to give the same results.
+    /// The number of positions by which it can still grow, if there is a limit. With fixed splits a window must not leave a piece
+    /// of keys: a new plan would not have this piece, and both plans must give the same results.
     pub grows_by: Option<u32>,
-    /// Who merges; not automatic.
+    /// Where partial states are merged; never [`MergeMode::Auto`].
     pub merge_mode: MergeMode,
-    /// How the prefills and the decodes run, where there are both.
+    /// How prefills and decodes run, if the plan has both.
     pub pod: Option<PodPlan>,
 }
 
 impl Plan {
-    /// A plan of nothing, for [`Planner::plan_into`](crate::plan::Planner::plan_into) to fill.
+    /// An empty plan, to be filled by [`Planner::plan_into`](crate::plan::Planner::plan_into).
     #[must_use]
     pub const fn empty(spec: Spec) -> Self {
         Self {

@@ -16,10 +16,10 @@ use super::{ProblemError, Spec, fits};
 /// them stay within 64 bits.
 const MAX_WORK: u64 = 1 << 58;
 
-/// The requests of one step: ragged queries against paged keys.
+/// The requests of one step: ragged queries and paged keys.
 ///
-/// Most batches have a single part whose row blocks are the requests. A request may have no queries, or
-/// no keys: a query that sees no key gives output 0 and LSE −∞.
+/// Most batches have a single part, whose row blocks are the requests. A request may have no queries or
+/// no keys. A query that sees no key gives output 0 and LSE −∞.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Batch {
@@ -27,9 +27,9 @@ pub struct Batch {
     pub qo_indptr: Vec<u32>,
     /// At least one part.
     pub parts: Vec<Part>,
-    /// `[total_q]`, or empty: which of the last 64 keys before itself each query token sees, beside what the causal
-    /// mask and the window say. Bit `d` is the key `d` positions before the token's own; bit 0 is its own. Trees of
-    /// drafted tokens come from [`ancestors_of`](Self::ancestors_of).
+    /// `[total_q]`, or empty: a bit mask for each query token that says which of the last 64 keys it sees, in addition to the
+    /// causal mask and the window. Bit `d` is the key `d` positions before the token's own; bit 0 is its own key.
+    /// [`ancestors_of`](Self::ancestors_of) computes the masks for trees of draft tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
 }
@@ -37,8 +37,8 @@ pub struct Batch {
 impl Batch {
     /// The usual batch: one table, one row block per request, in the order of `qo_indptr`.
     ///
-    /// The keys of a request count its new tokens, which stand last: append their keys before attention, and push the length
-    /// with them. A request without new tokens in this step has the same entry twice in `qo_indptr`.
+    /// The keys of a request include those of its new tokens, which come last: append their keys before attention, and push the
+    /// length that includes them. A request without new tokens in this step has the same entry twice in `qo_indptr`.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};
@@ -46,7 +46,7 @@ impl Batch {
     /// let mut table = PageTable::new(16, 10);
     /// table.push(&[7, 3], 20); // a prompt of 20 tokens, all of them new
     /// table.push(&[5], 9); // waits in this step
-    /// table.push(&[9, 1, 4], 41); // a decode behind 40 tokens
+    /// table.push(&[9, 1, 4], 41); // a decode after 40 tokens
     /// let batch = Batch::new(vec![0, 20, 20, 21], table);
     /// batch.check(&Spec::new(32, 8, 128))?;
     /// # Ok::<(), tandem_attn::problem::ProblemError>(())
@@ -60,7 +60,7 @@ impl Batch {
         }
     }
 
-    /// A batch of several tables.
+    /// A batch of several parts, each with a page table of its own.
     #[must_use]
     pub const fn composed(qo_indptr: Vec<u32>, parts: Vec<Part>) -> Self {
         Self {
@@ -70,13 +70,14 @@ impl Batch {
         }
     }
 
-    /// A request for each of `tokens` query tokens, with `k` keys that only the device knows: a run on a GPU is given
-    /// these (`gpu::RunTensors::with_indices`). Where they are known here it is [`of_indices`](Self::of_indices).
+    /// Sparse attention with indices on the device: a request for each of `tokens` query tokens, with `k` keys each. The indices
+    /// are passed to each run on a GPU (`gpu::RunTensors::with_indices`). If the host knows them, use
+    /// [`of_indices`](Self::of_indices).
     ///
-    /// Pages have one token, whatever the pages are in which the pool was filled.
+    /// Pages of the batch have one token, whatever the page size with which the pool was filled.
     ///
     /// # Errors
-    /// [`ProblemError::TooLarge`] where there are too many of them.
+    /// [`ProblemError::TooLarge`] if there are too many keys.
     pub fn of_top_k(tokens: u32, k: u32) -> Result<Self, ProblemError> {
         let all = u64::from(tokens) * u64::from(k);
         fits("query tokens × their keys", all, u32::MAX.into())?;
@@ -88,11 +89,11 @@ impl Batch {
         Ok(Self::new((0..=tokens).collect(), table))
     }
 
-    /// A request for each query token, with those keys of a pool of `pool_tokens` that an indexer chose for it: the
-    /// `k` entries of `indices` that are the token's, where −1 stands for none.
+    /// Sparse attention: a request for each query token, with the keys that an indexer chose for it from a pool of
+    /// `pool_tokens`. Each token has `k` entries of `indices`; −1 means no key.
     ///
-    /// An index is `page × page_size + offset`, as in [`PageTable::slots`]: pages of the batch have one token. Positions
-    /// count the chosen keys, so give the specification no window; a causal one sees all of them.
+    /// An index is `page × page_size + offset`, as in [`PageTable::slots`]; pages of the batch have one token. Positions
+    /// count the chosen keys only, so a window has no meaning; with a causal mask each query sees all of its keys.
     ///
     /// ```
     /// use tandem_attn::problem::Batch;
@@ -104,8 +105,8 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::Indices`] where they are no whole number of tokens, [`ProblemError::PageId`] for other negative
-    /// ones, [`ProblemError::TooLarge`].
+    /// [`ProblemError::Indices`] if `indices` is not a multiple of `k`, [`ProblemError::PageId`] for other negative
+    /// indices, [`ProblemError::TooLarge`].
     pub fn of_indices(k: u32, indices: &[i32], pool_tokens: u32) -> Result<Self, ProblemError> {
         let got = indices.len();
         if k == 0 || !got.is_multiple_of(k as usize) {
@@ -121,7 +122,7 @@ impl Batch {
         Ok(Self::new((0..=tokens as u32).collect(), table))
     }
 
-    /// With what each query token sees of the last keys: see [`ancestors`](Self::ancestors).
+    /// With masks of the last keys: see [`ancestors`](Self::ancestors).
     #[must_use]
     pub fn with_ancestors(mut self, ancestors: Vec<u64>) -> Self {
         self.ancestors = ancestors;
@@ -146,7 +147,7 @@ impl Batch {
         self.qo_indptr[request + 1] - self.qo_indptr[request]
     }
 
-    /// Keys that the last query of a request can reach, over all parts; 0 for a request without queries.
+    /// Number of keys of a request's last query before masks, over all parts; 0 for a request without queries.
     #[must_use]
     pub fn kv_len(&self, request: usize) -> u64 {
         if self.q_len(request) == 0 {
@@ -162,10 +163,10 @@ impl Batch {
         self.parts.iter().filter_map(keys).map(u64::from).sum()
     }
 
-    /// Everything that can be wrong about the batch, in time linear in its size.
+    /// Checks the whole batch, in time linear in its size.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error that is found.
     pub fn check(&self, spec: &Spec) -> Result<(), ProblemError> {
         check_indptr("qo_indptr", &self.qo_indptr)?;
         if self.qo_indptr[0] != 0 {
@@ -230,8 +231,8 @@ impl Batch {
         fits("operations on all queries and keys", exact, MAX_WORK)
     }
 
-    /// Whether the keys of the new tokens (each row block's last, one per query) may be written: a page
-    /// that is written must stand once in the tables of its part. The batch is checked already.
+    /// Checks that the keys of the new tokens (the last keys of each row block, one per query) may be written: a page
+    /// that is written must occur only once in the tables of its part. Call [`check`](Self::check) first.
     ///
     /// # Errors
     /// [`ProblemError::WritesSharedPage`].

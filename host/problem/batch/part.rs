@@ -1,4 +1,4 @@
-//! One matrix of a batch that is composed of several.
+//! One part of a batch: a block-sparse matrix.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{
 
 /// One block-sparse matrix of a batch (FlashInfer's composable formats: a batch is the ⊕ of its parts).
 ///
-/// No key may stand in two parts for the same query: it would count twice.
+/// No key may occur in two parts for the same query, since it would count twice.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Part {
@@ -20,9 +20,9 @@ pub struct Part {
     pub q_indptr: Vec<u32>,
     /// The keys of each row block.
     pub table: PageTable,
-    /// `[row_blocks]`: keys that stand after this table's last one, before the queries end (another part
-    /// holds them): query `i` of `n` in a row block of `l` keys stands at position `l + after - n + i`.
-    /// Empty: zero for all (the queries are the last tokens of their own table).
+    /// `[row_blocks]`: the number of keys after this table's last key, up to the last query. Another part
+    /// holds these keys. Query `i` of `n` in a row block of `l` keys has the position `l + after - n + i`.
+    /// Empty means zero for all: the queries are the last tokens of their own table.
     pub keys_after: Vec<u32>,
 }
 
@@ -37,7 +37,7 @@ impl Part {
         }
     }
 
-    /// With other parts holding keys that stand after this table's.
+    /// With keys in other parts that come after this table's keys: see [`keys_after`](Self::keys_after).
     #[must_use]
     pub fn with_keys_after(mut self, keys_after: Vec<u32>) -> Self {
         self.keys_after = keys_after;
@@ -72,9 +72,9 @@ impl Part {
         self.keys_after.get(row_block).copied().unwrap_or(0)
     }
 
-    /// Where the first query of a row block stands among the keys of its table; the next ones follow.
+    /// The position of a row block's first query among the keys of its table. The other queries follow.
     ///
-    /// Negative where the first keys of the table come after the first queries.
+    /// It is negative if the first keys of the table come after the first queries.
     #[must_use]
     #[inline]
     pub fn first_position(&self, row_block: usize) -> i32 {

@@ -1,4 +1,4 @@
-//! Which pages hold the keys of each row block.
+//! Page tables: which pages hold the keys of each row block.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ use super::{
 /// ```
 /// use tandem_attn::problem::PageTable;
 ///
-/// // A block table of the server: wider than the keys need, with padding at its end.
+/// // A block table of a server, longer than the keys need, with padding at its end.
 /// let block_table: Vec<i64> = vec![7, 3, 9, -1];
 /// let mut table = PageTable::new(16, 1000);
 /// table.try_push(&block_table, 20)?;
 /// assert_eq!(table.pages(0), [7, 3]);
-/// // Where the keys of the request lie, as append_paged_kv takes it.
+/// // The slots of some of the request's keys, as `append_paged_kv` takes them.
 /// assert_eq!(table.slots(0, 15..18)?, [7 * 16 + 15, 3 * 16, 3 * 16 + 1]);
 /// # Ok::<(), tandem_attn::problem::ProblemError>(())
 /// ```
@@ -50,7 +50,7 @@ impl PageTable {
     /// The longest row block: positions are signed 32-bit, and `i32::MAX` stands for "no window".
     pub const MAX_POSITION: u32 = MAX_POSITION;
 
-    /// A table without rows, over a pool of `pool_pages` pages; the page size is checked with the batch.
+    /// A table without rows for a pool of `pool_pages` pages. [`Batch::check`](crate::problem::Batch::check) checks the page size.
     #[must_use]
     pub fn new(page_size: u32, pool_pages: u32) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl PageTable {
         }
     }
 
-    /// As [`new`](Self::new), where the page size comes from elsewhere and is to be checked at once.
+    /// As [`new`](Self::new), but checks the page size at once.
     ///
     /// # Errors
     /// [`ProblemError::PageSize`].
@@ -71,7 +71,7 @@ impl PageTable {
         Ok(Self::new(page_size, pool_pages))
     }
 
-    /// A table whose arrays are there already, one entry of each field; checked with the batch.
+    /// A table from its arrays (CSR). [`Batch::check`](crate::problem::Batch::check) checks them.
     #[must_use]
     pub const fn from_csr(
         page_size: u32,
@@ -89,12 +89,10 @@ impl PageTable {
         }
     }
 
-    /// The table of a cache without pages: memory for `tokens` keys one after the other, of which each row
-    /// block owns a run.
+    /// The table of a cache without pages: contiguous memory for `tokens` keys, in which each row block owns a run.
     ///
-    /// Runs are cut into the largest pages that they allow: with one odd start, into pages of one token. Kernels
-    /// read pages of a multiple of 8 tokens fastest: where all runs and the end of the memory are at such
-    /// multiples.
+    /// Runs are cut into the largest pages that they allow. If one run starts at an odd token, pages have one token. Kernels
+    /// are fastest with pages of a multiple of 8 tokens, so start all runs, and end the memory, at multiples of 8.
     ///
     /// ```
     /// use tandem_attn::problem::PageTable;
@@ -124,12 +122,12 @@ impl PageTable {
         Ok(table)
     }
 
-    /// Appends a row block whose `kv_len` keys lie on the first of `pages`, as many as they need; what follows,
-    /// such as pages for later tokens or padding, is not looked at.
+    /// Appends a row block with `kv_len` keys on the first of `pages`. Entries that the keys do not need, such as pages for later
+    /// tokens or padding, are ignored.
     ///
     /// # Errors
     /// [`ProblemError::TooFewPages`], [`ProblemError::PageId`], [`ProblemError::PageSize`] or
-    /// [`ProblemError::TooLarge`]; the table is then as before.
+    /// [`ProblemError::TooLarge`]; the table is then unchanged.
     pub fn try_push<I: Integer>(
         &mut self,
         pages: impl IntoIterator<Item = I>,
@@ -175,10 +173,10 @@ impl PageTable {
         Ok(())
     }
 
-    /// [`try_push`](Self::try_push) where the pages are known to be right.
+    /// As [`try_push`](Self::try_push), for pages that are known to be valid.
     ///
     /// # Panics
-    /// Where `try_push` returns an error.
+    /// If `try_push` returns an error.
     #[track_caller]
     pub fn push(&mut self, pages: &[u32], kv_len: u32) {
         if let Err(error) = self.try_push(pages, kv_len) {
@@ -186,12 +184,12 @@ impl PageTable {
         }
     }
 
-    /// The slots of some positions of a row block, `page × page_size + offset` each: where new keys and values
-    /// of the request go.
+    /// The slots of some positions of a row block, each `page × page_size + offset`. New keys and values of these positions are
+    /// written there.
     ///
     /// # Errors
-    /// [`ProblemError::PositionPastKeys`] where the row block has not so many keys, [`ProblemError::TooLarge`]
-    /// where the pool has more slots than 32 bits count.
+    /// [`ProblemError::PositionPastKeys`] if the row block has fewer keys, [`ProblemError::TooLarge`]
+    /// if the pool has more slots than 32 bits can count.
     ///
     /// # Panics
     /// If there is no such row block.

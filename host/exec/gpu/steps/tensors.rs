@@ -1,8 +1,8 @@
-//! What a run computes from and to.
+//! The tensors of a run.
 
 use crate::exec::gpu::{DeviceArray, DeviceTensor, KvPool};
 
-/// What a run computes from and to: see [`Gpu::run`](crate::gpu::Gpu::run).
+/// The tensors of a run: see [`Gpu::run`](crate::gpu::Gpu::run).
 ///
 /// ```
 /// use tandem_attn::{gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
@@ -22,17 +22,17 @@ pub struct RunTensors<'a> {
     pub pools: &'a [KvPool],
     /// `[total_q, q_heads, head_dim_v]`, likewise.
     pub out: &'a DeviceTensor<3>,
-    /// `[total_q, q_heads]` F32, natural log, where it is wanted.
+    /// LSE: `[total_q, q_heads]` F32, natural log, if it is needed.
     pub lse: Option<&'a DeviceTensor<2>>,
-    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. They may lie elsewhere in every
-    /// run, as each layer has its own.
+    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. Each run can have another address, as
+    /// each layer has its own sinks.
     pub sinks: Option<DeviceArray<f32>>,
-    /// The keys of each query token, of a batch [of so many](crate::problem::Batch::of_top_k): an index of the pool's
-    /// tokens each, `page × page_size + offset`; what is no token of the pool, such as −1, is none. They may be others in
-    /// every run, as each layer has its own. Latent keys in rows of 656 bytes are read so.
+    /// The keys of each query token, for a batch of [`Batch::of_top_k`](crate::problem::Batch::of_top_k). Each index is that of
+    /// a token in the pool, `page × page_size + offset`; other values, such as −1, mean no key. Each run can have other indices,
+    /// as each layer has its own. Only latent keys in rows of 656 bytes are read in this way.
     pub indices: Option<DeviceArray<i32>>,
-    /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
-    /// keeps them: what is to change lies behind an address among them.
+    /// The bytes of the data of the variant's [hooks](crate::problem::Variant::hooks). A captured graph
+    /// keeps these bytes; put data that changes behind a device address among them.
     pub own: &'a [u8],
     /// Where merges write, if that is not `out`: kernels of attention then write partial states alone, and no 16-bit
     /// outputs.
@@ -60,7 +60,7 @@ impl<'a> RunTensors<'a> {
         }
     }
 
-    /// What every run has.
+    /// The tensors that every run has.
     #[must_use]
     pub const fn new(
         q: &'a DeviceTensor<3>,
@@ -80,14 +80,14 @@ impl<'a> RunTensors<'a> {
         }
     }
 
-    /// With the log-sums.
+    /// With the LSEs.
     #[must_use]
     pub const fn with_lse(mut self, lse: &'a DeviceTensor<2>) -> Self {
         self.lse = Some(lse);
         self
     }
 
-    /// With what the hooks of the variant are given: their [`FromLaunch::Own`](crate::variant::FromLaunch::Own).
+    /// With the data of the variant's hooks: their [`FromLaunch::Own`](crate::variant::FromLaunch::Own).
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_own<T: bytemuck::Pod>(mut self, own: &'a T) -> Self {
@@ -95,7 +95,7 @@ impl<'a> RunTensors<'a> {
         self
     }
 
-    /// With the keys of each query token. The pool is given with pages of one token.
+    /// With the keys of each query token. Give the pool with pages of one token.
     #[must_use]
     pub const fn with_indices(mut self, indices: DeviceArray<i32>) -> Self {
         self.indices = Some(indices);

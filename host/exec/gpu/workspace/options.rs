@@ -1,26 +1,26 @@
-//! How a workspace's plans run.
+//! Options of a workspace.
 
 use crate::exec::gpu::{Arch, LaunchSet};
 
-/// How a workspace's plans run.
+/// Options of a workspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkspaceOptions {
-    /// Runs all attention with the instructions of an architecture, whatever the plan says; none: as it says, and where
-    /// tensor maps cannot describe a pool by the kernels of Ampere that do the same.
+    /// If given, all attention runs with kernels of this architecture, whatever the plan says. None: with the kernels of the plan,
+    /// or with Ampere's if tensor maps cannot describe a pool.
     pub arch: Option<Arch>,
-    /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`](crate::gpu::Gpu::run) makes these
-    /// launches, whatever the plan, and what each of them has to do is read from the workspace. None: a run makes the
-    /// launches that its plan needs, and a graph of it is good for that plan.
+    /// For CUDA graphs that run several plans, one after the other. Every [`Gpu::run`](crate::gpu::Gpu::run) then makes these
+    /// launches, and each launch reads from the workspace which work it has. None: a run makes the
+    /// launches that its plan needs, and a graph of it is valid for that plan only.
     pub launches: Option<LaunchSet>,
     /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
-    /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
+    /// ids, lengths and indices. Damage is then reported with its request and page, instead of as an illegal
     /// access. Such runs cannot be captured.
     pub checks: bool,
 }
 
 impl WorkspaceOptions {
-    /// With all attention by the instructions of an architecture, or by the kernels that plans name.
+    /// With all attention by kernels of one architecture, or by the kernels that plans name.
     #[must_use]
     pub fn with_arch(mut self, arch: impl Into<Option<Arch>>) -> Self {
         self.arch = arch.into();

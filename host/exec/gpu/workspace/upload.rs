@@ -22,22 +22,21 @@ use crate::{
 const GAP: u64 = 64 << 10;
 
 impl Workspace {
-    /// Brings a plan to the device: what [`Gpu::run`](super::super::Gpu::run) runs from here on, and what graphs
-    /// that were captured with a [launch set](super::WorkspaceOptions::launches) compute when they are launched
-    /// again.
+    /// Copies a plan to the device. From then on [`Gpu::run`](super::super::Gpu::run) runs this plan, and so do graphs
+    /// that were captured with a [launch set](super::WorkspaceOptions::launches) when they are launched again.
     ///
-    /// The copy is put on `stream`; the plan may be changed or dropped at once. The host waits only if
-    /// several earlier copies are still under way.
+    /// The copy is queued on `stream`; the plan may be changed or dropped at once. The host waits only if
+    /// several earlier copies are still pending.
     ///
     /// # Safety
     /// - `stream` is a stream of the device's primary context, or null, and is not being captured.
-    /// - Runs of this workspace that are under way on other streams are waited for by `stream`.
+    /// - `stream` waits for active runs of this workspace on other streams.
     ///
     /// # Errors
-    /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`],
-    /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for one of more than 64 launches (a
-    /// batch of many parts); then nothing was changed on the device and nothing is
-    /// loaded. [`Error::Driver`].
+    /// [`Error::OtherSpec`], [`Error::Plan`] if the plan is larger than the bound, [`Error::NotCaptured`],
+    /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for a plan of more than 64 launches (a
+    /// batch of many parts). After these errors nothing was changed on the device, and the workspace has no plan.
+    /// [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
         self.run.forget();
