@@ -1,4 +1,4 @@
-//! Attention by its definition, in f64: no plan, no tiles, no online softmax. The oracle of all tests.
+//! Reference attention in f64, by the definition: no plan, no tiles, no online softmax. All tests compare with it.
 
 mod row;
 
@@ -12,7 +12,7 @@ use crate::{
     tensor::{Element, HeadTensors, ShapeError, check_softmax},
 };
 
-/// What attention gives, in f64.
+/// Results of attention, in f64.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// `[total_q, q_heads, head_dim_v]`; zero where a query sees no key.
@@ -23,10 +23,10 @@ pub struct Output {
 
 /// Attention of a batch, with the variant that the spec describes. One KV view for each part.
 ///
-/// The batch is taken as checked ([`Batch::check`]).
+/// Check the batch first ([`Batch::check`]).
 ///
 /// # Errors
-/// Where a tensor does not have the shape that the batch says.
+/// If the shape of a tensor does not match the batch.
 pub fn attention<Q: Element, T: Element>(
     spec: &Spec,
     batch: &Batch,
@@ -36,10 +36,10 @@ pub fn attention<Q: Element, T: Element>(
     attention_heads(spec, batch, q, kv, &HeadTensors::default())
 }
 
-/// [`attention`] with what the spec's variant has for each query head.
+/// [`attention`] with the variant's data for each query head.
 ///
 /// # Errors
-/// Where a tensor does not have the shape that the batch says, or the spec does not ask for it.
+/// If the shape of a tensor does not match the batch, or the spec does not need the tensor.
 pub fn attention_heads<Q: Element, T: Element>(
     spec: &Spec,
     batch: &Batch,

@@ -1,7 +1,7 @@
-//! What sets the families of models apart, in one table.
+//! The differences between model families, in one table.
 //!
-//! All are decoders of pre-normalised layers with grouped-query attention and a gated feed-forward part. A new family
-//! is a row here, as long as it differs in nothing that has no column.
+//! All are decoders with pre-normalised layers, grouped-query attention and a gated feed-forward part. A new family
+//! is a new row, if all of its differences have a column.
 
 use tandem_attn::step::Activation;
 

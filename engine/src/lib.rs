@@ -1,8 +1,8 @@
-//! Language models served by Rust alone: Llama 3, Qwen 2.5 and 3 (dense), Mistral and Gemma 3 (text).
+//! Serving language models in Rust: Llama 3, Qwen 2.5 and 3 (dense), Mistral and Gemma 3 (text).
 //!
-//! A model is a folder as Hugging Face keeps it: `config.json`, safetensors, `tokenizer.json`. An [`Engine`] takes
-//! requests and gives tokens. Its batches are composed by `tandem-schedule` (decodes, and chunks of prompts in what is
-//! left of a step), attention runs on `tandem-attn` over paged caches, and prompts that begin alike are computed once.
+//! A model is a folder in Hugging Face's format: `config.json`, safetensors, `tokenizer.json`. An [`Engine`] takes
+//! requests and returns tokens. `tandem-schedule` composes its batches (decodes, and prompt chunks in the rest of a step).
+//! `tandem-attn` computes attention over a paged KV cache. Common prefixes of prompts are computed once.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -26,9 +26,9 @@
 //! # Ok::<(), tandem_engine::Error>(())
 //! ```
 //!
-//! What a family is, is a row of one table (`family.rs`); what is asked for and not computed is refused when the model is
-//! loaded. With the feature `cuda` a model runs on an NVIDIA GPU, its matrices by cuBLASLt; with `serve` there is a
-//! server that speaks as OpenAI's does.
+//! Model families are rows of one table (`family.rs`). Loading refuses a model that needs something not implemented. With the
+//! feature `cuda` a model runs on an NVIDIA GPU, with cuBLASLt for its matrix products. The feature `serve` adds a
+//! server with OpenAI's interface.
 
 mod architecture;
 mod backend;

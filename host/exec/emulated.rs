@@ -1,9 +1,9 @@
-//! On an emulated GPU: the kernels' PTX, run on the CPU in an order that is chosen, with races, missing fences, reads
-//! of unwritten memory and deadlocks as errors of the run.
+//! Running plans on an emulated GPU: the kernels' PTX runs on the CPU, under a chosen schedule. Races, missing fences, reads
+//! of uninitialised memory and deadlocks are errors of the run.
 //!
-//! It stands in for the CUDA driver of the whole process, so all of [`gpu`] runs on it, too:
-//! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
-//! nothing.
+//! It replaces the CUDA driver of the whole process, so everything in [`gpu`] runs on it, too:
+//! [`Emulated::gpu`] is an ordinary [`Gpu`]. It is for tests and for writing kernels. Times on it have no
+//! meaning.
 //!
 //! ```standalone_crate
 //! use tandem_attn::{
@@ -67,10 +67,10 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Stands in for the driver from now on, and loads the kernels.
+    /// Replaces the driver of the process, and loads the kernels.
     ///
     /// # Errors
-    /// [`Error::NoDriver`] where the process has opened a real driver already, or looked for one; those of
+    /// [`Error::NoDriver`] if the process has already opened a real driver, or looked for one; the errors of
     /// [`Gpu::new`].
     pub fn new(settings: Settings) -> Result<Self, Error> {
         libcuda::stand_in(NAME, ptx_gpu::symbol).map_err(|instead| Error::NoDriver {
@@ -97,28 +97,28 @@ impl Emulated {
         self
     }
 
-    /// The GPU, for all that is not a run of a plan. Its launches go in the order of the last run's settings.
+    /// The GPU, for calls that do not run a plan. Its launches use the schedule of the last run.
     #[must_use]
     pub const fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Goes on behind a launch on [`gpu`](Self::gpu) that failed. A real GPU would not.
+    /// Continues after a failed launch on [`gpu`](Self::gpu). A real GPU cannot do this.
     pub fn forget_failure(&self) {
         ptx_gpu::forget_failure();
     }
 
-    /// What to plan for.
+    /// The description of this GPU for the planner.
     #[must_use]
     pub fn device(&self) -> DeviceDescription {
         self.gpu.device()
     }
 
-    /// Attention of a plan's batch: the same call as [`Cpu::run`](super::Cpu::run).
+    /// Computes the attention of a plan's batch: the same call as [`Cpu::run`](super::Cpu::run).
     ///
     /// # Errors
-    /// As [`Cpu::run`](super::Cpu::run) and [`Gpu::run`]. [`Error::Driver`] has what went wrong in a kernel as its
-    /// text: which two instructions race, or what each warp waits for.
+    /// As [`Cpu::run`](super::Cpu::run) and [`Gpu::run`]. The text of [`Error::Driver`] says what went
+    /// wrong in a kernel: which two instructions race, or what each warp waits for.
     pub fn run<T: Element, K: Element>(
         &self,
         plan: &Plan,
@@ -130,7 +130,7 @@ impl Emulated {
         self.run_heads(plan, q, kv, out, lse, &HeadTensors::default())
     }
 
-    /// [`run`](Self::run) with what the variant of the plan's spec has for each query head.
+    /// [`run`](Self::run) with the variant's data for each query head.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -149,8 +149,8 @@ impl Emulated {
         alone(self.run_checked(plan, q, kv, out, lse, heads))
     }
 
-    /// What the warps of CTA `cta` do in each launch of a run, step by step: in a step all warps that can go on execute
-    /// an instruction. The results are right, and nothing else is wanted of them.
+    /// Records what the warps of CTA `cta` do in each launch of a run, step by step. In each step, all warps that can continue execute
+    /// one instruction.
     ///
     /// # Errors
     /// As [`run`](Self::run).

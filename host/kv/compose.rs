@@ -1,20 +1,20 @@
 //! Composable formats: one batch as several block-sparse parts, each with its own row block.
 //!
-//! What many requests share becomes a part whose row blocks span them, so that its keys are read once for
-//! all; what each has of its own stays in a last part. A single-part batch loses nothing by this, for the
-//! planner finds shared prefixes in page tables by itself: compose where the sharing is known beforehand.
+//! A shared prefix becomes a part whose row blocks span all requests that have it, so that its keys are read once. The other keys
+//! of each request are in the last part. The planner also finds shared prefixes in the page tables of a single-part batch, so
+//! compose a batch only if the sharing is known beforehand.
 
 use std::ops::Range;
 
 use crate::problem::{Batch, PageTable, Part};
 
 impl Batch {
-    /// Takes leading pages that neighbouring requests share out of a single-part batch, level by level: the
-    /// first part has what most share, the last what is left to each.
+    /// Moves leading pages that neighbouring requests share from a single-part batch to parts of their own, level by level. The
+    /// first part has the pages that most requests share, the last part the remaining pages of each request.
     ///
-    /// The new keys of a request stay in its own row block, so a causal mask hides what it did before. What
-    /// depends on distances cannot be kept up over a row block of several requests, and [`check`](Self::check) will
-    /// say so: windows, rotary embedding, biases by distance, masks of the last keys.
+    /// The new keys of a request stay in its own row block, so a causal mask hides the same keys as before. Windows, rotary
+    /// embedding, biases by distance and masks of the last keys need distances, which a row block of several requests does not
+    /// have; [`check`](Self::check) refuses them.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};

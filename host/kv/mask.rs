@@ -13,9 +13,9 @@ pub fn slots(pages: &[u32], page_size: u32, kv_len: u32) -> impl Iterator<Item =
 }
 
 impl Part {
-    /// A part in which each query token sees the slots it is given, all of them, in order.
+    /// A part in which each query token sees exactly the given slots, in this order.
     ///
-    /// The first row is for query token `first_token`, the others follow.
+    /// The first row is for query token `first_token`; the other rows follow.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, Part, Spec};
@@ -44,9 +44,9 @@ impl Part {
 }
 
 impl Batch {
-    /// The [ancestors](Self::ancestors) of drafted tokens whose keys are the last of their request's table, in order: each
-    /// sees the context, the tokens that it follows from and itself. `parents` has for each the one it follows, or `None`
-    /// where that is the context. All tokens of a request are rows of the same tiles, on the GPU as on the CPU.
+    /// The masks ([`ancestors`](Self::ancestors)) of a tree of draft tokens. The keys of the draft tokens are the last keys of their
+    /// request's table, in order. Each token sees the context, its ancestors and itself. `parents` gives the parent of each token, or
+    /// `None` if it follows the context. All tokens of a request are rows of the same tiles, on the GPU and on the CPU.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};
@@ -90,7 +90,7 @@ impl Batch {
     }
 }
 
-/// One request that verifies a tree of drafted tokens (speculative decoding): each token sees the context,
+/// One request that verifies a tree of draft tokens (speculative decoding): each token sees the context,
 /// its ancestors and itself.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftTree<'a> {
@@ -98,14 +98,14 @@ pub struct DraftTree<'a> {
     pub context: &'a [u32],
     /// Tokens of the context.
     pub context_len: u32,
-    /// For each drafted token, the one it follows: one before it, or `None` where it follows the context.
+    /// The parent of each draft token: a token before it, or `None` if it follows the context.
     pub parents: &'a [Option<u32>],
-    /// For each drafted token, the slot where its key lies.
+    /// The slot of each draft token's key.
     pub slots: &'a [u32],
 }
 
 impl DraftTree<'_> {
-    /// The drafted tokens that `token` sees, from the first one on.
+    /// The draft tokens that `token` sees, from the first one on.
     ///
     /// # Panics
     /// If a parent does not come before its child.

@@ -1,4 +1,4 @@
-//! The planner: from specification and batch to plan, reusing its buffers.
+//! The planner: makes a plan from a specification and a batch, and reuses its buffers.
 
 use kernels_gpu::registry::{KernelId, Loads};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::problem::{Batch, Padding, Part, Spec};
 
-/// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
+/// Makes plans. Keep it from step to step: it reuses its buffers, so that planning allocates nothing in
 /// the steady state.
 #[derive(Debug, Default)]
 pub struct Planner {
@@ -30,13 +30,13 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner without memory of any batch.
+    /// A new planner with empty buffers.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A planner that decides some things by rules that it is given.
+    /// A planner that makes some decisions by the given rules.
     #[must_use]
     pub fn with_rules(rules: Rules) -> Self {
         Self {
@@ -48,8 +48,8 @@ impl Planner {
     /// Plans a batch.
     ///
     /// # Errors
-    /// [`PlanError`]: a wrong specification or batch, heads or a tile that the device has no kernel for, or a
-    /// bound that the batch does not fit.
+    /// [`PlanError`]: the specification or batch is wrong, the device has no kernel for the heads or the tile, or
+    /// the batch exceeds the bound.
     pub fn plan(
         &mut self,
         spec: &Spec,
@@ -62,7 +62,7 @@ impl Planner {
         Ok(plan)
     }
 
-    /// Plans a batch into a plan whose memory is reused; after an error its content is unspecified.
+    /// Plans a batch into an existing plan, whose memory is reused. After an error its content is unspecified.
     ///
     /// # Errors
     /// As [`plan`](Self::plan).

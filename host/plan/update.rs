@@ -1,8 +1,8 @@
-//! Keeping a plan from step to step.
+//! Updating a plan from step to step.
 //!
-//! A decode step appends a token to every request. Until a request needs another page its page table stays as
-//! it is, and so do forest, packing and splits: the plan only has to move the queries by a position, and to
-//! lengthen the items at the ends of the tables.
+//! A decode step appends a token to every request. Until a request needs another page, its page table does not change,
+//! and neither do forest, packing and splits. The plan then only moves the queries by a position and
+//! lengthens the items at the ends of the tables.
 
 use kernels_gpu::abi::WorkItem;
 
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::problem::{Batch, PageTable, Part, Spec};
 
-/// What became of a plan.
+/// How a plan was updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Update {
-    /// It serves as it is.
+    /// The plan did not change.
     Kept,
     /// Positions and lengths were changed in place.
     Patched,
@@ -25,11 +25,11 @@ pub enum Update {
 }
 
 impl Planner {
-    /// Makes the plan serve a batch: keeps it where nothing changed, patches it where tables only grew within
-    /// their last pages, and plans anew otherwise.
+    /// Updates the plan for a batch. It keeps the plan if nothing changed, patches it if tables only grew within
+    /// their last pages, and makes a new plan otherwise.
     ///
-    /// `plan` is to come from this specification, device and options. All page ids are compared; a caller
-    /// that knows them unchanged saves that with [`Plan::grow`].
+    /// `plan` must have been made with the same specification, device and options. All page ids are compared. If the caller
+    /// knows that they did not change, [`Plan::grow`] saves this comparison.
     ///
     /// # Errors
     /// As [`plan_into`](Self::plan_into).
@@ -59,11 +59,11 @@ impl Planner {
 }
 
 impl Plan {
-    /// Makes the plan serve a batch that differs from the planned one only in that tables grew within their
-    /// last pages, or says that it cannot (`None`, the plan is as before).
+    /// Updates the plan for a batch that differs from the planned one only in that tables grew within their
+    /// last pages. Otherwise the result is `None`, and the plan is unchanged.
     ///
-    /// The caller answers for the page ids: that they are those of the planned batch. What is checked takes
-    /// time linear in the row blocks: their queries, their numbers of pages and keys, and the first and
+    /// The caller must ensure that the page ids are those of the planned batch. The call checks, in time
+    /// linear in the number of row blocks, their queries, their numbers of pages and keys, and the first and
     /// last page of each.
     pub fn grow(&mut self, batch: &Batch) -> Option<Update> {
         let growth = self.growth(batch)?;

@@ -1,14 +1,14 @@
 //! One batch on several GPUs: pure functions from a batch to a batch for each rank.
 //!
-//! A [`Sharding`] says how heads, keys or queries are dealt out. [`Sharding::shares`] gives each rank its
+//! A [`Sharding`] says how heads, keys or queries are distributed over ranks. [`Sharding::shares`] gives each rank its
 //! [`Share`]: a [`Spec`] and a [`Batch`] that are planned and run like any other, on the rank's own page pools. Ranks
-//! that hold different keys of the same heads and queries are a [group](Share::group): their results, outputs and LSEs,
-//! merge to those of the whole batch.
+//! with different keys of the same heads and queries are a [group](Share::group). Their outputs and LSEs are
+//! merged to those of the whole batch.
 //!
 //! ```
 //! use tandem_attn::{problem::{Batch, PageTable, Spec}, shard::{Keys, Sharding}};
 //!
-//! // A decode of 100 keys on 7 pages, whose pages lie on two GPUs in turn.
+//! // A decode of 100 keys on 7 pages, which alternate between two GPUs.
 //! let mut table = PageTable::new(16, 64);
 //! table.push(&[4, 9, 2, 7, 1, 8, 3], 100);
 //! let (spec, batch) = (Spec::new(32, 8, 128), Batch::new(vec![0, 1], table));
@@ -20,17 +20,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What goes with what
+//! # What can be distributed
 //!
-//! | dealt out | a rank computes | exchanged | best for |
+//! | distributed | a rank computes | ranks exchange | best for |
 //! |---|---|---|---|
-//! | heads | all queries, all keys, some heads | nothing | all batches, as long as there are KV heads |
+//! | heads | all queries, all keys, some heads | nothing | all batches, if there are enough KV heads |
 //! | keys | all queries, some keys | outputs and LSEs | decodes with long contexts |
 //! | queries | some queries, all keys | nothing | prefills whose keys every rank has |
 //!
-//! A rank that holds one run of a request's keys knows their true positions, so that windows and masks of the last keys
-//! work as ever. Where it holds several ([`Keys::RoundRobin`], [`Keys::Folded`]), the causal mask is kept exactly, by
-//! row blocks that end where runs do; windows and masks are refused with [`ShardError::Positions`].
+//! If a rank has one run of a request's keys, it knows their positions, so windows and masks of the last keys work. If it has
+//! several runs ([`Keys::RoundRobin`], [`Keys::Folded`]), the causal mask is still exact, by row blocks that end where runs
+//! end; windows and masks of the last keys are refused with [`ShardError::Positions`].
 
 mod error;
 mod forecast;
@@ -59,20 +59,20 @@ pub const MAX_RANKS: u32 = 72;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Keys {
-    /// So many pages to a rank, so many to the next, and from the last rank to the first again. Where a page lies depends
-    /// on its place in the table alone: tables grow, and shared prefixes lie in one place.
+    /// A number of pages to each rank in turn. The rank of a page depends only on its index in the table, so tables can grow,
+    /// and each page of a shared prefix is on one rank.
     RoundRobin {
-        /// Pages of a turn. Prefills cut their queries where turns end: give them turns of hundreds of keys.
+        /// Pages per turn. Prefills are cut where turns end, so use turns of hundreds of keys for them.
         pages: u32,
     },
-    /// One run of neighbouring pages to each rank.
+    /// One run of consecutive pages to each rank.
     Contiguous,
-    /// Two runs to each rank, the first and the last to the first rank: under a causal mask prefills have as much to do
-    /// on each.
+    /// Two runs to each rank; the first rank has the first and the last run. With a causal mask, prefills then have the same work
+    /// on each rank.
     Folded,
 }
 
-/// How a batch is dealt out over ranks. Rank `heads index × keys + keys index` with keys, likewise with queries.
+/// How a batch is distributed over ranks. The number of a rank is `heads index × keys + keys index`, and likewise with queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Sharding {
@@ -80,34 +80,34 @@ pub struct Sharding {
     pub heads: u32,
     /// Ranks that share the keys (context parallelism).
     pub keys: u32,
-    /// How these do.
+    /// How the keys are distributed.
     pub deal: Keys,
     /// Ranks that share the queries.
     pub queries: u32,
 }
 
-/// What a rank computes.
+/// The part of a batch that one rank computes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Share {
-    /// Its number.
+    /// The number of the rank.
     pub rank: u32,
-    /// Its heads. Of a group that has sinks the first rank counts them.
+    /// Its heads. If there are sinks, only the first rank of a group has them.
     pub spec: Spec,
-    /// Its queries and keys. Page ids are those of the whole batch: of the rank's own pools.
+    /// Its queries and keys. Page ids are taken from the whole batch, and are ids of the rank's own pools.
     pub batch: Batch,
-    /// Which query heads of the whole it has.
+    /// Its query heads, as numbered in the whole batch.
     pub q_heads: Range<u32>,
-    /// Which KV heads: its pools have these.
+    /// Its KV heads, which are those of its pools.
     pub kv_heads: Range<u32>,
-    /// Which query tokens of the whole its own ones are, run after run.
+    /// Its query tokens, as runs of tokens of the whole batch.
     pub tokens: Vec<Range<u32>>,
     /// The ranks whose results are merged, in merging order; the rank itself is among them.
     pub group: Range<u32>,
 }
 
 impl Sharding {
-    /// A single rank that has all.
+    /// A single rank with the whole batch.
     #[must_use]
     pub const fn one() -> Self {
         Self {
@@ -118,14 +118,15 @@ impl Sharding {
         }
     }
 
-    /// With the heads over so many ranks. More ranks than KV heads share these, with query heads of their own.
+    /// With the heads over this number of ranks. If there are more ranks than KV heads, several ranks have the same KV head, with
+    /// different query heads.
     #[must_use]
     pub const fn over_heads(mut self, ranks: u32) -> Self {
         self.heads = ranks;
         self
     }
 
-    /// With the keys over so many ranks.
+    /// With the keys over this number of ranks.
     #[must_use]
     pub const fn over_keys(mut self, ranks: u32, deal: Keys) -> Self {
         self.keys = ranks;
@@ -133,8 +134,8 @@ impl Sharding {
         self
     }
 
-    /// With the queries over so many ranks, each of which has all keys: of long prompts an early and a late run, so that
-    /// under a causal mask each has as much to do, and short requests whole, with their neighbours.
+    /// With the queries over this number of ranks, each of which has all keys. Of a long prompt each rank gets an early and a late
+    /// run, so that with a causal mask all have the same work. Short requests are not cut, and stay with their neighbours.
     #[must_use]
     pub const fn over_queries(mut self, ranks: u32) -> Self {
         self.queries = ranks;
@@ -149,10 +150,10 @@ impl Sharding {
             .saturating_mul(self.queries)
     }
 
-    /// Deals a batch out: a share for each rank.
+    /// Distributes a batch: a share for each rank.
     ///
     /// # Errors
-    /// A wrong specification, batch or number of ranks, or a mask that cannot be kept; see [`ShardError`].
+    /// The specification, the batch or the number of ranks is wrong, or the mask is not supported; see [`ShardError`].
     pub fn shares(&self, spec: &Spec, batch: &Batch) -> Result<Vec<Share>, ShardError> {
         spec.check()?;
         batch.check(spec)?;
@@ -184,11 +185,11 @@ impl Sharding {
             .collect()
     }
 
-    /// The rank among those that share the keys that has a page, by its place in a row block of so many pages: who
-    /// appends to it.
+    /// The rank that has a page of a row block with `pages` pages, among the ranks that share the keys. This rank appends to the
+    /// page.
     ///
     /// # Panics
-    /// If the row block has not so many pages.
+    /// If the row block has no such page.
     #[must_use]
     pub fn owner(&self, page: u32, pages: u32) -> u32 {
         let runs = keys::runs(self.deal, self.keys, pages);
@@ -254,7 +255,7 @@ impl Sharding {
 }
 
 impl Share {
-    /// Query tokens of the whole that are its own, in its own order.
+    /// Its query tokens, as numbered in the whole batch, in its own order.
     pub fn whole_tokens(&self) -> impl Iterator<Item = u32> + '_ {
         self.tokens.iter().cloned().flatten()
     }

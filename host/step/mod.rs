@@ -1,12 +1,12 @@
 //! The step around attention: what a model computes between its matrix products.
 //!
-//! A layer projects tokens to queries, keys and values, normalises them by head, turns them by their position and
-//! appends keys and values to their pages: one call ([`cpu::qkv`]). The rest of a step is [`cpu::rms_norm`] with its
+//! After the projection to queries, keys and values, one call ([`cpu::qkv`]) normalises heads, applies the rotary embedding, and
+//! appends keys and values to their pages. The rest of a step is [`cpu::rms_norm`] with its
 //! residual, [`cpu::gate`], [`cpu::embed`] and [`cpu::sample`]. `gpu::Gpu` (feature `cuda`) has a launch for
-//! each of them, on the caller's stream, that a graph can capture.
+//! each of them, on the caller's stream, which a CUDA graph can capture.
 //!
-//! What a model file says is data: [`Rope`], [`RmsNorm`], [`Activation`], [`Sampling`]. Everything is computed in
-//! single precision and rounded once, where it is written.
+//! The parameters of a model are data: [`Rope`], [`RmsNorm`], [`Activation`], [`Sampling`]. Everything is computed in
+//! single precision and rounded once, when it is written.
 //!
 //! ```
 //! use tandem_attn::step::{Rope, RopeScaling, Sampling};
@@ -21,7 +21,7 @@
 //! let table = Rope::new(128, 500_000.0).with_scaling(scaling).table()?;
 //! assert_eq!(table.dim(), 128);
 //!
-//! // The eighth token of a request: the same whatever else is in its batch.
+//! // The eighth token of a request. It does not depend on the rest of the batch.
 //! let sampling = Sampling { temperature: 0.7, top_p: 0.9, seed: 42, ..Sampling::GREEDY };
 //! let draw = sampling.draw(7)?;
 //! # Ok::<(), tandem_attn::step::StepError>(())
@@ -41,14 +41,14 @@ use serde::{Deserialize, Serialize};
 /// Divides by the root of the mean square and multiplies by `offset + weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
-    /// What is added to the mean square.
+    /// Number added to the mean square.
     pub eps: f32,
-    /// What is added to the weights: 1 where they are kept as the distance from 1, as Gemma's.
+    /// Number added to the weights: 1 for models that store the weight minus 1, such as Gemma; otherwise 0.
     pub offset: f32,
 }
 
 impl RmsNorm {
-    /// With weights as they are.
+    /// With nothing added to the weights.
     #[must_use]
     pub const fn new(eps: f32) -> Self {
         Self { eps, offset: 0.0 }
@@ -61,7 +61,7 @@ impl RmsNorm {
     }
 }
 
-/// What the gate of a feed-forward layer goes through before it multiplies.
+/// The activation function of a gated feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Activation {
     /// `x · σ(x)`.

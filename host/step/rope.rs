@@ -1,4 +1,4 @@
-//! Rotary embedding: the frequencies of a model, from what its file says.
+//! Rotary embedding (RoPE): the frequencies of a model, from its configuration.
 
 use std::f64::consts::{PI, TAU};
 
@@ -6,20 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use super::StepError;
 
-/// Rotary embedding. Pair `i` of the first `dim` elements of a head is turned by `position · theta^(−2i / dim)`.
+/// Rotary embedding (RoPE). Pair `i` of the first `dim` elements of a head is rotated by the angle
+/// `position · theta^(−2i / dim)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
-    /// Elements that are turned, the first of each head; even.
+    /// Number of rotated elements, the first ones of each head; even.
     pub dim: u32,
     /// The base of the frequencies.
     pub theta: f64,
     /// Which elements are a pair.
     pub pairing: Pairing,
-    /// How the frequencies are changed for contexts longer than those of the training.
+    /// How the frequencies are scaled for contexts longer than in training.
     pub scaling: RopeScaling,
 }
 
-/// Which elements of the turned part of a head are a pair.
+/// Which of the rotated elements of a head form a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pairing {
     /// `i` and `i + dim / 2`: NeoX, and Llama as Hugging Face keeps it.
@@ -39,55 +40,55 @@ impl Pairing {
     }
 }
 
-/// How frequencies are changed. The parts are named as in the files of Hugging Face.
+/// How frequencies are scaled. Fields are named as in Hugging Face's configuration files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
-    /// They are not.
+    /// No scaling.
     #[default]
     None,
-    /// All are divided.
+    /// All frequencies are divided by a factor.
     Linear {
-        /// By this.
+        /// The factor.
         factor: f64,
     },
-    /// Low ones are divided, high ones are not, between them it is mixed: Llama 3.1.
+    /// Llama 3.1: low frequencies are divided by a factor, high ones are not, those between are interpolated.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// The factor of low frequencies.
         factor: f64,
-        /// Turns within the original context up to which a frequency is low.
+        /// A frequency is low up to this number of rotations within the original context.
         low_freq_factor: f64,
-        /// Turns within the original context from which on it is high.
+        /// A frequency is high from this number of rotations on.
         high_freq_factor: f64,
-        /// Positions of the training.
+        /// The context length of the training.
         original_positions: u32,
     },
-    /// The same with a ramp over the pairs, and a larger magnitude.
+    /// YaRN: as `Llama3`, with a ramp over the pairs, and a larger magnitude.
     Yarn(Yarn),
 }
 
 /// See [`RopeScaling::Yarn`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Yarn {
-    /// What low frequencies are divided by.
+    /// The factor of low frequencies.
     pub factor: f64,
-    /// Positions of the training.
+    /// The context length of the training.
     pub original_positions: u32,
-    /// Turns within the original context from which on a frequency is high.
+    /// A frequency is high from this number of rotations within the original context on.
     pub beta_fast: f64,
-    /// Turns within the original context up to which a frequency is low.
+    /// A frequency is low up to this number of rotations within the original context.
     pub beta_slow: f64,
-    /// The magnitude, where the file says it.
+    /// The magnitude, if the configuration gives it.
     pub attention_factor: Option<f64>,
-    /// Where both are given and not 0, the magnitude is a quotient of two.
+    /// If `mscale` and `mscale_all_dim` are given and not 0, the magnitude is the quotient of two values computed from them.
     pub mscale: Option<f64>,
     /// See `mscale`.
     pub mscale_all_dim: Option<f64>,
-    /// The ends of the ramp are whole pairs.
+    /// Whether the ends of the ramp are rounded to whole pairs.
     pub truncate: bool,
 }
 
 impl Yarn {
-    /// With the paper's numbers for what files leave out.
+    /// With the paper's values for the optional fields.
     #[must_use]
     pub const fn new(factor: f64, original_positions: u32) -> Self {
         Self {
@@ -133,7 +134,7 @@ impl Yarn {
 }
 
 impl Rope {
-    /// Half-split pairs, frequencies as they are.
+    /// With half-split pairs and unscaled frequencies.
     #[must_use]
     pub const fn new(dim: u32, theta: f64) -> Self {
         Self {
@@ -158,7 +159,7 @@ impl Rope {
         self
     }
 
-    /// By how many radians each pair is turned from a position to the next.
+    /// The angle in radians by which each pair rotates from one position to the next.
     ///
     /// # Errors
     /// [`StepError::Rope`].
@@ -194,7 +195,7 @@ impl Rope {
         Ok((0..pairs).map(scaled).collect())
     }
 
-    /// What sines and cosines are multiplied by: YaRN's attention factor, or 1.
+    /// The factor of sines and cosines: YaRN's attention factor, or 1.
     #[must_use]
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
@@ -203,7 +204,7 @@ impl Rope {
         }
     }
 
-    /// What kernels take. Make it once for a model.
+    /// The frequencies in the form that kernels use. Make the table once per model.
     ///
     /// # Errors
     /// [`StepError::Rope`].
@@ -279,7 +280,7 @@ impl Rope {
     }
 }
 
-/// Frequencies as kernels take them: [`Rope::table`] makes it.
+/// Frequencies in the form that kernels use, made by [`Rope::table`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     dim: u32,
@@ -290,7 +291,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Elements of a head that are turned.
+    /// Number of rotated elements of a head.
     #[must_use]
     pub const fn dim(&self) -> u32 {
         self.dim

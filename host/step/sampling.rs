@@ -1,4 +1,4 @@
-//! Which token comes next: the rules, and the random numbers.
+//! Sampling of tokens: the rules, and the random numbers.
 
 use kernels_gpu::{abi::DrawParams, step::sample::ONE};
 use serde::{Deserialize, Serialize};
@@ -7,20 +7,20 @@ use super::StepError;
 
 /// How a token is chosen from logits.
 ///
-/// Logits are divided by the temperature and become probabilities. Of these stay the `top_k` largest, of them the
-/// fewest that together have `top_p` of what they all have, and of them those that have `min_p` of the largest.
-/// Tokens of equal logits stay or go together. One of those that stay is drawn. NaN counts as −∞.
+/// Logits are divided by the temperature and become probabilities. Three filters are applied in turn: the `top_k` largest; of these,
+/// the fewest whose sum is at least `top_p` of the sum of all of them; of these, those that are at least `min_p` of the largest.
+/// Tokens with equal logits are kept or dropped together. One of the remaining tokens is drawn. NaN counts as −∞.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0: the token of the largest logit, of several the first.
+    /// 0: the token with the largest logit; the first one if several are equal.
     pub temperature: f32,
-    /// 0: all.
+    /// 0: no limit.
     pub top_k: u32,
-    /// 1: all.
+    /// 1: no limit.
     pub top_p: f32,
-    /// 0: all.
+    /// 0: no limit.
     pub min_p: f32,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -31,7 +31,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The token of the largest logit.
+    /// The token with the largest logit.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: 0,
@@ -43,8 +43,8 @@ impl Sampling {
     /// The smallest temperature that is not 0.
     pub const COLDEST: f32 = 1e-4;
 
-    /// What the token at this place of a request is drawn with: `position` counts the tokens of the request that are
-    /// there before. The same seed, position and logits give the same token.
+    /// The parameters for drawing one token of a request. `position` is the number of tokens of the request before it.
+    /// The same seed, position and logits give the same token.
     ///
     /// # Errors
     /// [`StepError::Sampling`].
@@ -95,7 +95,7 @@ impl Sampling {
     }
 }
 
-/// A row of what samplers take: [`Sampling::draw`] makes it.
+/// The parameters for drawing one token, made by [`Sampling::draw`].
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct Draw(pub(super) DrawParams);

@@ -1,8 +1,8 @@
-//! How long the attention of a step takes on one GPU, one layer.
+//! The time of the attention of a step, for one layer on one GPU.
 //!
-//! Two sources for the same numbers: the planner's own plan of the batch ([`AttentionModel::planned`]), and
-//! a closed form of what the planner's cost model sums up ([`AttentionModel::estimate`]), which needs only
-//! lengths and is what long simulations use. A test holds them together.
+//! There are two sources for the same numbers: the planner's own plan of the batch ([`AttentionModel::planned`]), and
+//! a closed form of the planner's cost model ([`AttentionModel::estimate`]), which needs only
+//! lengths and is used for long simulations. A test checks that they agree.
 
 use serde::{Deserialize, Serialize};
 

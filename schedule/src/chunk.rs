@@ -1,8 +1,8 @@
-//! Which chunk size: from the ratio of prompt to generated tokens and a cost model.
+//! Choosing a chunk size, from the ratio of prompt to generated tokens and a cost model.
 //!
-//! A small chunk lets more decodes ride along for each prompt; a large one computes prompts more
-//! efficiently. The best is where prompt chunks and decodes run out together, as far as the hardware's
-//! efficiency at that size allows.
+//! With small chunks, more decodes run together with each prompt. Large chunks compute prompts more
+//! efficiently. The best size is the one at which prompt chunks and decodes are used up at the same time, as far as the
+//! hardware's efficiency at that size allows.
 
 use super::{Workload, attention::StepShape, cost::CostModel};
 

@@ -1,5 +1,5 @@
-//! How long a step takes: linear layers by a roofline with tiles, attention by the planner's cost model,
-//! and what several GPUs say to each other.
+//! The time of a step: linear layers by a roofline with tiles, attention by the planner's cost model,
+//! and the communication between GPUs.
 
 use serde::{Deserialize, Serialize};
 

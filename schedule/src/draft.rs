@@ -1,4 +1,4 @@
-//! What a policy may do: look at the requests, and put tokens into the step.
+//! The interface of policies: they look at the requests and put tokens into the step.
 
 use super::{Entry, Step, attention::StepShape, composer::Core};
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a request, a description or a trace.
+//! Errors of requests, descriptions and traces.
 
 use thiserror::Error;
 

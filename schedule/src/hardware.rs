@@ -1,7 +1,7 @@
-//! What the scheduler knows of a machine, as data.
+//! Descriptions of machines for the scheduler, as data.
 //!
-//! The descriptions that come with the crate are the JSON files in `schedule/hardware/`. Attention
-//! has its own, the planner's [`DeviceDescription`]; here is the rest of the step.
+//! The known descriptions are the JSON files in `schedule/hardware/`. They describe the step without attention; attention
+//! uses the planner's [`DeviceDescription`].
 
 use serde::{Deserialize, Serialize};
 

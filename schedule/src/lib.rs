@@ -1,8 +1,8 @@
-//! Which batches exist: requests in, one hybrid batch per iteration out.
+//! Composing batches: takes requests and makes one hybrid batch per iteration.
 //!
-//! A [`Composer`] holds the requests, the page pool and the prefix cache; a [`Policy`](policy::Policy)
-//! decides what goes into a step. [`cost`] says how long a step takes on a machine, and [`sim`] plays a
-//! whole trace, so that chunk size and policy can be chosen before the machine is there.
+//! A [`Composer`] holds the requests, the page pool and the prefix cache. A [`Policy`](policy::Policy)
+//! decides what goes into a step. [`cost`] predicts the time of a step on a machine, and [`sim`] simulates a
+//! whole trace, so that chunk size and policy can be chosen without the machine.
 //!
 //! ```
 //! use tandem_schedule::{Composer, Limits, Request, Sampled, Step, policy::SarathiServe};

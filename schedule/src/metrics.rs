@@ -1,4 +1,4 @@
-//! What a simulation measured, or a replay.
+//! Measurements of a simulation or a replay.
 
 mod recorder;
 

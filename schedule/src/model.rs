@@ -1,4 +1,4 @@
-//! What the scheduler knows of a model: its shape.
+//! Descriptions of models for the scheduler: their shapes.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! A server that speaks as OpenAI's does: completions and chat, streamed or whole, health, and metrics.
+//! A server with OpenAI's interface: completions and chat, streamed or whole, health, and metrics.
 //!
 //! | | |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | `GET /health` | 200 while the engine runs, else 503 |
 //! | `GET /metrics` | Prometheus text |
 //!
-//! One thread has the engine. Requests that it cannot take now are refused (429) instead of piling up, one whose client
-//! has gone is cancelled before the next step, and a slow client holds nothing but the text that waits for it; one that takes
-//! nothing is taken for gone. What is asked for and not there is refused (400).
+//! One thread has the engine. Requests that do not fit into the queue are refused (429). If a client disconnects, its request
+//! is cancelled before the next step. A slow client keeps only the text that waits for it; a client that reads nothing is
+//! disconnected. Requests for features that are not implemented are refused (400).
 
 mod answer;
 mod api;

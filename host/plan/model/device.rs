@@ -1,7 +1,7 @@
-//! What the planner knows of a device: limits and measured costs, as data.
+//! Descriptions of devices for the planner: limits and measured costs, as data.
 //!
-//! What comes with the crate is in `known.rs`. Any other device is a [`DeviceDescription`] of the caller's, or one read
-//! by serde, from JSON for example, and [checked](DeviceDescription::check).
+//! The known devices are in `known.rs`. For any other device, construct a [`DeviceDescription`], or read one
+//! with serde, for example from JSON, and [check](DeviceDescription::check) it.
 
 mod check;
 mod known;
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use super::PodDescription;
 use crate::plan::data::{Kernel, PlanError};
 
-/// A device: its limits, and what work costs on it.
+/// A device: its limits, and the cost of work on it.
 ///
 /// ```
 /// use tandem_attn::plan::DeviceDescription;
 ///
 /// let h200 = DeviceDescription::named("h200")?;
 /// assert_eq!(h200.sms, 132);
-/// // Where a measurement found another bandwidth:
+/// // With another measured bandwidth:
 /// let slower = DeviceDescription { read_bytes_per_ns: 4300.0, ..h200 };
 /// # assert!(slower.check().is_ok());
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
@@ -46,22 +46,22 @@ pub struct DeviceDescription {
     pub read_bytes_per_ns: f64,
     /// 16-bit attention throughput of the whole device, measured.
     pub flops_per_ns: f64,
-    /// One more kernel launch.
+    /// Time of one more kernel launch.
     pub launch_ns: f64,
-    /// What merging costs a step at least, whatever its size.
+    /// Minimum time of merging in a step.
     pub merge_ns: f64,
-    /// How much later than its last piece a row that is cut is done, and what each of its states adds: what decides
-    /// between ways to cut.
+    /// Time from the end of a split row's last piece to the end of its merge. The planner compares ways to split with this and
+    /// [`merge_state_ns`](Self::merge_state_ns).
     #[serde(default)]
     pub merge_last_ns: f64,
-    /// See [`merge_last_ns`](Self::merge_last_ns).
+    /// Time that each partial state adds to the merge of a split row.
     #[serde(default)]
     pub merge_state_ns: f64,
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
-    /// The decode kernel.
+    /// Costs of decodes.
     pub decode: DecodeDescription,
-    /// The prefill kernel.
+    /// Costs of prefills.
     pub prefill: PrefillDescription,
     /// Hybrid batches.
     #[serde(default)]
@@ -74,15 +74,16 @@ pub struct DeviceDescription {
 pub struct DecodeDescription {
     /// CTAs that stay resident on an SM.
     pub ctas_per_sm: u32,
-    /// Only kernels with so many rows, ascending; empty: all there are.
+    /// If not empty, only kernels with these numbers of rows are used; ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<u32>,
-    /// Takes tiles of any size, of so many keys: `rows` are those to choose from. None: there are kernels.
+    /// For devices that take tiles of any size: the keys of a tile, whose rows are chosen from `rows`. None: tiles are those of
+    /// compiled kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u32>,
     /// Time of a unit beyond its bytes and FLOPs: claiming, filling and draining the pipeline.
     pub unit_ns: f64,
-    /// What single row tiles reach, where that is not what the device does.
+    /// Speeds of single tile sizes that differ from those of the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiles: Vec<TileCost>,
     /// Tiles whose rows see different keys.
@@ -90,50 +91,50 @@ pub struct DecodeDescription {
     pub joint: Option<JointDescription>,
 }
 
-/// What the kernel of a row tile reaches.
+/// The speed of kernels with one tile size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TileCost {
     /// Rows.
     pub m: u32,
-    /// Of QK, if it is not the same for all; the first that fits counts.
+    /// Head dimension of QK, if the speed depends on it. The first matching entry counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u32>,
-    /// CTAs of it that share what one CTA of the device has, where a step runs nothing else.
+    /// The number of its CTAs that share the part of one CTA of the device, if a step runs nothing else.
     #[serde(default = "one_cta")]
     pub share: u32,
-    /// How many times its part of the bandwidth a CTA takes where others have nothing to do.
+    /// How many times its part of the bandwidth a CTA gets while other CTAs are idle.
     #[serde(default = "one")]
     pub alone: f64,
-    /// The part of the device's read bandwidth that it streams keys with.
+    /// The part of the device's read bandwidth at which it streams keys.
     pub read: f64,
-    /// Throughput on keys that need not be waited for, of the whole device.
+    /// Throughput of the whole device on keys that are already loaded.
     pub flops_per_ns: f64,
     /// Time of a unit beyond its keys.
     pub unit_ns: f64,
-    /// What of that is left where others of its CTA are under way; all of it if nothing is said.
+    /// The part of this time that remains if other units of the same CTA are in progress. None: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queued_ns: Option<f64>,
-    /// What each state of a row that is cut adds to its merge, where it is not
+    /// Time that each partial state of a split row adds to its merge, if it differs from
     /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_ns: Option<f64>,
 }
 
-/// Tiles whose rows see different keys, and what is saved by them.
+/// Costs of joint tiles, whose rows see different keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JointDescription {
-    /// What a step pays for cutting such a tile.
+    /// Time that splitting such a tile adds to a step.
     pub cut_ns: f64,
-    /// What a step pays for having prefixes in items of their own: merging.
+    /// Time that separate items for prefixes add to a step, by their merges.
     pub apart_ns: f64,
-    /// What each of its launches behind the first adds to that: units of several kinds fill the device less evenly, and
+    /// Time that each launch after the first adds to it: units of several kinds fill the device less evenly, and
     /// merging waits for the last of them.
     #[serde(default)]
     pub behind_ns: f64,
-    /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
-    /// hold all rows, they read at most 1.05 times as many times the unique keys.
+    /// Joint tiles may move at most this many times the bytes of the packing that moves the fewest. If one tile could
+    /// hold all rows, they may also read at most this number times 1.05 times the unique keys.
     #[serde(default = "one")]
     pub bytes: f64,
 }
@@ -146,31 +147,31 @@ const fn one_cta() -> u32 {
     1
 }
 
-/// Costs of prefills, and which length takes how many rows.
+/// Costs of prefills, and the rows of their tiles by prompt length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillDescription {
     /// CTAs that stay resident on an SM.
     pub ctas_per_sm: u32,
-    /// Takes tiles of any size, of so many keys. None: there are kernels.
+    /// For devices that take tiles of any size: the keys of a tile. None: tiles are those of compiled kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u32>,
-    /// Rows by the query tokens of a row block: the first step that reaches them decides.
+    /// Rows of a tile by the query tokens of a row block. The first step that includes the number decides.
     pub by_q_len: Vec<QueryStep>,
-    /// Heads whose throughput is not [`flops_per_ns`](DeviceDescription::flops_per_ns).
+    /// Head dimensions whose throughput differs from [`flops_per_ns`](DeviceDescription::flops_per_ns).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub of_heads: Vec<HeadRate>,
     /// Time of a unit beyond its bytes and FLOPs.
     pub unit_ns: f64,
 }
 
-/// What prefills of some heads reach.
+/// Throughput of prefills with one head dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadRate {
-    /// Of QK.
+    /// Head dimension of QK.
     pub head_dim: u32,
-    /// In parts of the device's throughput.
+    /// Throughput as a part of the device's.
     pub part: f64,
 }
 
@@ -193,10 +194,10 @@ pub struct QueryStep {
     /// Up to this many query tokens; none: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u32>,
-    /// Rows; those of the kernel that has the most of no more, else the fewest.
+    /// Maximum number of rows. The kernel with the most rows up to this number is used, or the one with the fewest rows.
     pub rows: u32,
-    /// Query heads of a KV head that share the tile, at most: taken is the largest divisor of their number;
-    /// none: all of them.
+    /// Maximum number of query heads of a KV head that share a tile. The largest divisor of the group size up to this number is
+    /// used. None: all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pack: Option<u32>,
 }
@@ -238,7 +239,7 @@ impl DeviceDescription {
         }
     }
 
-    /// What CTAs share.
+    /// The resources that CTAs share.
     #[must_use]
     pub const fn sm(&self) -> Sm {
         Sm {

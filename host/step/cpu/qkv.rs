@@ -1,4 +1,4 @@
-//! From a fused projection to queries that are ready, and keys and values in their pages.
+//! From a fused QKV projection to queries for attention, and keys and values in their pages.
 
 use rayon::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::{
 /// Normalisation of each query and key head.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNorm<'a, T> {
-    /// How.
+    /// The norm.
     pub norm: RmsNorm,
     /// `[head_dim]`: weights for queries.
     pub q: &'a [T],
@@ -23,12 +23,12 @@ pub struct QkNorm<'a, T> {
     pub k: &'a [T],
 }
 
-/// What [`qkv`] reads.
+/// The inputs of [`qkv`].
 #[derive(Clone, Copy, Debug)]
 pub struct QkvStep<'a, T> {
     /// `[tokens, (q_heads + 2 · kv_heads) · head_dim]`: the heads of the queries, of the keys, of the values.
     pub qkv: &'a [T],
-    /// A row like those, added to each.
+    /// Bias: one such row, added to each row.
     pub bias: Option<&'a [T]>,
     /// Normalisation.
     pub norm: Option<QkNorm<'a, T>>,
@@ -36,12 +36,12 @@ pub struct QkvStep<'a, T> {
     pub rope: Option<(&'a RopeTable, &'a [u32])>,
 }
 
-/// What attention needs, from a fused projection: adds the bias, normalises the heads of queries and keys, turns them
-/// by their positions, appends keys and values to their pages and leaves the queries in `q` (`[tokens, q_heads,
+/// Prepares a fused QKV projection for attention: adds the bias, normalises the heads of queries and keys, applies the
+/// rotary embedding, appends keys and values to their pages, and writes the queries to `q` (`[tokens, q_heads,
 /// head_dim]`).
 ///
-/// `slots` are as in [`Cpu::append_paged_kv`]: a token that is left out there gets its queries all the same. Pools of 8 bits
-/// take `scales` as in [`Cpu::append_quantised`]; others take [`KvScales::One`], given.
+/// `slots` are as in [`Cpu::append_paged_kv`]. The queries of a token are written even if its slot says that its keys and values
+/// are not. For 8-bit pools, `scales` is as in [`Cpu::append_quantised`]; for others, give [`KvScales::One`].
 ///
 /// ```
 /// use tandem_attn::{

@@ -1,4 +1,4 @@
-//! What is computed for each token by itself: normalisation, gates, embeddings.
+//! Operations on single tokens: normalisation, gates, embeddings.
 
 use rayon::prelude::*;
 
@@ -11,8 +11,7 @@ use crate::{
 
 /// Normalises the rows of `x` (`[tokens, width]`, where `weight` is `[width]`) into `out`.
 ///
-/// With a `residual` (`[tokens, width]`) the rows are added to it, it keeps the sums, and these are normalised: as they
-/// are rounded.
+/// With a `residual` (`[tokens, width]`) the rows are first added to it. It keeps the rounded sums, and these are normalised.
 ///
 /// ```
 /// use tandem_attn::step::{RmsNorm, cpu::rms_norm};
@@ -65,8 +64,8 @@ pub fn rms_norm<T: Element>(
     Ok(())
 }
 
-/// Multiplies the second half of each row of `gate_up` (`[tokens, 2 · width]`) by the first, activated, into `out`
-/// (`[tokens, width]`).
+/// Applies the activation to the first half of each row of `gate_up` (`[tokens, 2 · width]`), multiplies it by the second half, and
+/// writes the product to `out` (`[tokens, width]`).
 ///
 /// ```
 /// use tandem_attn::step::{Activation, cpu::gate};

@@ -1,4 +1,4 @@
-//! Who goes into a step: policies behind one trait.
+//! Policies, behind one trait: which requests go into a step.
 
 use std::fmt::Debug;
 

@@ -1,6 +1,6 @@
-//! A serving system in discrete events: arrivals, steps through pipeline stages, tokens.
+//! Discrete-event simulation of a serving system: arrivals, steps through pipeline stages, tokens.
 //!
-//! The composer and its policies are the real ones; only the time of a step is the cost model's.
+//! The composer and its policies are those of real serving. Only the time of a step comes from the cost model.
 //!
 //! ```
 //! use tandem_schedule::{Hardware, Limits, ModelDescription, cost::{CostModel, Parallel}};

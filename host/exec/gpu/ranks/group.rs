@@ -22,11 +22,11 @@ use crate::{
     shard::RankError,
 };
 
-/// How a group of ranks behaves.
+/// Options of a group of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankOptions {
-    /// How long a rank waits for another one, on the host or on the GPU, before that is an error.
+    /// The maximum time that a rank waits for another rank, on the host or on the GPU, before it returns an error.
     pub timeout: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Default for RankOptions {
 }
 
 impl RankOptions {
-    /// With another time to wait for others.
+    /// With another maximum time to wait for other ranks.
     #[must_use]
     pub const fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

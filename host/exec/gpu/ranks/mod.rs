@@ -1,7 +1,7 @@
-//! Several GPUs of one process: what they computed from keys of their own is merged by direct reads.
+//! Several GPUs of one process, whose results over different keys are merged by direct reads.
 //!
-//! A group of [`Rank`]s is made once, for the largest step. Each rank runs its [share](crate::shard::Share) on its own GPU,
-//! stream and, as a rule, thread:
+//! A group of [`Rank`]s is made once, for the largest step. Each rank runs its [share](crate::shard::Share) on its own GPU and
+//! stream, usually in its own thread:
 //!
 //! ```no_run
 //! use tandem_attn::{Error, gpu::{Gpu, RankOptions, RunTensors, Workspace}, problem::Spec};
@@ -18,7 +18,7 @@
 //!             rank.announce(64)?; // once per step
 //!             unsafe { rank.run(gpu, &mut workspace, &tensors, 0..64, *stream)? }; // once per layer
 //!             stream.synchronize()?;
-//!             rank.check() // a rank that failed is an error on all
+//!             rank.check() // if a rank failed, all ranks get an error
 //!         });
 //!     }
 //! });
@@ -49,8 +49,8 @@ pub use nccl::{NcclId, NcclRank};
 
 /// One rank of a group, made by [`Gpu::ranks`].
 ///
-/// Results lie in two buffers in turn. Runs and merges of all ranks come in the same order; a captured graph has an even
-/// number of them, which [`Rank::capture`] sees to.
+/// Results alternate between two buffers. All ranks must make the same runs and merges in the same order. A captured graph must have an
+/// even number of them; [`Rank::capture`] ensures this.
 pub struct Rank {
     group: Arc<Group>,
     rank: u32,
@@ -69,11 +69,11 @@ impl Rank {
         self.rank
     }
 
-    /// Says how many query tokens the next runs have: once for each step, on all ranks. It does not wait; the first run
-    /// behind it waits until all ranks have announced, and compares.
+    /// Announces the number of query tokens of the next runs. Call it once per step on all ranks. It does not wait. The next run
+    /// waits until all ranks have announced, and compares the numbers.
     ///
     /// # Errors
-    /// [`Error::Extent`] where the group was made for fewer.
+    /// [`Error::Extent`] if the group was made for fewer tokens.
     pub fn announce(&mut self, tokens: usize) -> Result<(), Error> {
         check_tokens(tokens, self.group.tokens)?;
         self.steps += 1;
@@ -82,16 +82,16 @@ impl Rank {
         Ok(())
     }
 
-    /// Attention of the plan in the workspace, a [share](crate::shard::Share)'s, as [`Gpu::run_with`]; then the results of
-    /// all ranks are merged. Of `tensors.out` and `tensors.lse` the tokens in `rows` are written: all of them on every
-    /// rank, or on each rank the ones that it goes on with.
+    /// Computes the attention of the plan in the workspace, which is that of a [share](crate::shard::Share), as [`Gpu::run_with`]
+    /// does. Then it merges the results of all ranks. Only the tokens in `rows` of `tensors.out` and `tensors.lse` are written:
+    /// all tokens on every rank, or on each rank only those that it needs.
     ///
     /// # Safety
-    /// As [`Gpu::run_with`]. All ranks of the group make the same runs in the same order, and are not waited for on the
-    /// stream of another.
+    /// As [`Gpu::run_with`]. All ranks of the group make the same runs in the same order. The stream of a rank must not wait for
+    /// that of another.
     ///
     /// # Errors
-    /// As [`Gpu::run_with`]; a [`RankError`] where ranks disagree, before anything is launched. An error of one rank ends
+    /// As [`Gpu::run_with`]; a [`RankError`] if ranks disagree, before anything is launched. An error of one rank ends
     /// the wait of the others.
     pub unsafe fn run(
         &mut self,
@@ -131,7 +131,7 @@ impl Rank {
         launched.inspect_err(|error| self.stop(&error.to_string()))
     }
 
-    /// Where this rank's results go before they are merged: for attention by other calls than [`run`](Self::run).
+    /// The memory for this rank's results before the merge, for attention by other calls than [`run`](Self::run).
     #[must_use]
     pub fn results(&self, tokens: usize) -> RankTensors {
         let Group {
@@ -144,7 +144,7 @@ impl Rank {
         RankTensors::at(places, dtype, [tokens, q_heads, head_dim])
     }
 
-    /// Signals to the other ranks that the results are there, when the stream comes to it.
+    /// Signals to the other ranks that the results are ready, in the order of the stream.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -157,7 +157,7 @@ impl Rank {
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 
-    /// Merges the results of all ranks, each of which [signalled](Self::signal) or will; the next results go to the other
+    /// Merges the results of all ranks, after each rank has [signalled](Self::signal). The next results use the other
     /// buffer.
     ///
     /// # Safety
@@ -180,8 +180,8 @@ impl Rank {
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 
-    /// Captures runs in a graph that may be launched any number of times: on all ranks as often. Where their number is
-    /// odd, a merge of nothing is added.
+    /// Captures runs in a CUDA graph. It may be launched any number of times, equally often on all ranks. If the number of runs is
+    /// odd, an empty merge is added.
     ///
     /// # Errors
     /// The error of `work`, or [`Error::Driver`].
@@ -198,7 +198,7 @@ impl Rank {
         })
     }
 
-    /// Makes the number of runs even, as it is to be where a graph begins: on all ranks, or on none.
+    /// Makes the number of runs even, as it must be where a graph begins. Call it on all ranks or on none.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -209,7 +209,7 @@ impl Rank {
         }
     }
 
-    /// Merges nothing: the stream goes on when all ranks have come to this point. It counts as a run.
+    /// An empty merge: the stream continues when all ranks have reached this point. It counts as a run.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -220,8 +220,8 @@ impl Rank {
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 
-    /// Whether all merges that are done had the results of all ranks. Call it when the stream was waited for; kernels
-    /// wait for no rank longer than [`RankOptions::timeout`].
+    /// Checks that all completed merges had the results of all ranks. Call it after waiting for the stream. Kernels
+    /// wait for a rank at most [`RankOptions::timeout`].
     ///
     /// # Errors
     /// [`RankError::Late`], [`RankError::Failed`]; [`Error::Driver`], also for errors of earlier work.
@@ -251,7 +251,7 @@ impl Rank {
         }
     }
 
-    /// Says that this rank will not go on: the others get [`RankError::Failed`] at once, on the host and on their GPUs.
+    /// Stops the group: the other ranks get [`RankError::Failed`] at once, on the host and on their GPUs.
     pub fn stop(&self, reason: &str) {
         self.group.board.stop(self.rank, reason);
         for (rank, member) in self.group.members.iter().enumerate() {

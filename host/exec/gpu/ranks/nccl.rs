@@ -1,7 +1,7 @@
-//! NCCL, opened at run time: for ranks in processes of their own.
+//! Ranks in separate processes, with NCCL, which is opened at run time.
 //!
-//! A run gathers the results of all ranks by one collective, and merges them by the kernel that otherwise reads them from
-//! the other GPUs. Communicators do not block: whatever waits for other ranks is polled, and ended after a while.
+//! A run gathers the results of all ranks by one collective, and merges them with the kernel that otherwise reads them from
+//! the other GPUs. Communicators do not block: all waits for other ranks poll, and end after a time limit.
 
 mod library;
 

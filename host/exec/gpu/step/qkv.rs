@@ -1,4 +1,4 @@
-//! From a fused projection to queries that are ready, and keys and values in their pages.
+//! From a fused QKV projection to queries for attention, and keys and values in their pages.
 
 use kernels_gpu::{
     abi::{KvStrides, QkvParams, ScaleParams},
@@ -39,7 +39,7 @@ pub struct DeviceRope {
 /// Normalisation of each query and key head; the counterpart of [`cpu::QkNorm`](crate::step::cpu::QkNorm).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
-    /// How.
+    /// The norm.
     pub norm: RmsNorm,
     /// `[head_dim]`: weights for queries.
     pub q: DeviceTensor<1>,
@@ -47,13 +47,13 @@ pub struct QkNorm {
     pub k: DeviceTensor<1>,
 }
 
-/// What [`Gpu::qkv_step`] reads; the counterpart of [`cpu::QkvStep`](crate::step::cpu::QkvStep).
+/// The inputs of [`Gpu::qkv_step`]; the counterpart of [`cpu::QkvStep`](crate::step::cpu::QkvStep).
 #[derive(Clone, Copy, Debug)]
 pub struct QkvStep<'a> {
     /// `[tokens, (q_heads + 2 · kv_heads) · head_dim]` in BF16 or F16, with any token stride that is a multiple of 8: the
     /// heads of the queries, of the keys, of the values.
     pub qkv: DeviceTensor<2>,
-    /// A row like those, added to each.
+    /// Bias: one such row, added to each row.
     pub bias: Option<DeviceTensor<1>>,
     /// Normalisation.
     pub norm: Option<QkNorm>,
@@ -62,10 +62,10 @@ pub struct QkvStep<'a> {
 }
 
 impl Gpu {
-    /// Brings frequencies to device memory, and waits until they are there. Once for a model.
+    /// Copies frequencies to device memory and waits for the copy. Call it once per model.
     ///
     /// # Errors
-    /// [`Error::Driver`]; [`Error::NoInstance`] where kernels turn no such part of a head: its elements must be a multiple
+    /// [`Error::Driver`]; [`Error::NoInstance`] if the number of rotated elements is not a multiple
     /// of 16.
     pub fn rope(&self, table: &RopeTable) -> Result<DeviceRope, Error> {
         let dim = table.dim();
@@ -85,20 +85,20 @@ impl Gpu {
         })
     }
 
-    /// What attention needs, from a fused projection, in one launch: adds the bias, normalises the heads of queries and
-    /// keys, turns them by their positions, appends keys and values to their pages and leaves the queries in `q`.
+    /// Prepares a fused QKV projection for attention in one launch: adds the bias, normalises the heads of queries and
+    /// keys, applies the rotary embedding, appends keys and values to their pages, and writes the queries to `q`.
     ///
-    /// `q` is `[tokens, q_heads, head_dim]` of the projection's type, with strides that are multiples of 8; it may be the
-    /// part of the projection that the queries come from. The pool has the projection's type, or F8E4M3 on Hopper, with
-    /// rows at multiples of 8 elements; `slots` are as in [`append_paged_kv`](Self::append_paged_kv), and a token that
-    /// is left out there gets its queries all the same. `scales` say where those of 8-bit pages come from; others take
-    /// [`AppendScales::Given`].
+    /// `q` is `[tokens, q_heads, head_dim]` of the projection's type, with strides that are multiples of 8. It may be the
+    /// query part of the projection itself (in place). The pool has the projection's type, or F8E4M3 on Hopper, with
+    /// rows at multiples of 8 elements. `slots` are as in [`append_paged_kv`](Self::append_paged_kv). The queries of a token
+    /// are written even if its slot says that its keys and values are not. `scales` is the source of the scales of 8-bit pages; for
+    /// other pages use [`AppendScales::Given`].
     ///
     /// The same call on the CPU is [`cpu::qkv`](crate::step::cpu::qkv).
     ///
     /// # Safety
-    /// As [`append_paged_kv`](Self::append_paged_kv). Nothing that is written overlaps anything else that is given, but
-    /// for queries that take the place of those of the projection.
+    /// As [`append_paged_kv`](Self::append_paged_kv). No output overlaps another argument, except for queries that are
+    /// written in place.
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched; [`Error::Driver`] if the

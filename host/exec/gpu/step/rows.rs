@@ -1,4 +1,4 @@
-//! What is computed for each token by itself: normalisation, gates, embeddings.
+//! Operations on single tokens: normalisation, gates, embeddings.
 
 use kernels_gpu::{
     abi::{EmbedParams, GateParams, NormParams},
@@ -22,17 +22,17 @@ use crate::{
 };
 
 impl Gpu {
-    /// Normalises the rows of `x` into `out`, both `[tokens, width]` in BF16 or F16, where `weight` is `[width]`. With a
-    /// `residual` of that shape the rows are added to it, it keeps the sums, and these are normalised, as they are rounded.
+    /// Normalises the rows of `x` into `out`, both `[tokens, width]` in BF16 or F16; `weight` is `[width]`. With a
+    /// `residual` of that shape, the rows are first added to it. It keeps the rounded sums, and these are normalised.
     /// Token strides are multiples of 8; `out` may be `x`.
     ///
     /// The same call on the CPU is [`cpu::rms_norm`](crate::step::cpu::rms_norm).
     ///
     /// # Safety
-    /// - All tensors are in this GPU's memory as described, and stay until the work on `stream` is done. What is written
-    ///   is not touched by others meanwhile, and overlaps nothing but, whole, `x` with `out`.
+    /// - All tensors are in this GPU's memory as described, until the work on `stream` is done. Nothing else reads or writes the
+    ///   outputs meanwhile. Outputs overlap nothing, except that `out` may be exactly `x`.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). If it is being
-    ///   captured, the graph is not launched after `self` or the memory is gone.
+    ///   captured, the graph is not launched after `self` was dropped or the memory was freed.
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched; [`Error::Driver`] if the
@@ -99,8 +99,8 @@ impl Gpu {
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }
 
-    /// Multiplies the second half of each row of `gate_up` (`[tokens, 2 · width]` in BF16 or F16) by the first, activated,
-    /// into `out` (`[tokens, width]`). Token strides are multiples of 8.
+    /// Applies the activation to the first half of each row of `gate_up` (`[tokens, 2 · width]` in BF16 or F16), multiplies it by the
+    /// second half, and writes the product to `out` (`[tokens, width]`). Token strides are multiples of 8.
     ///
     /// The same call on the CPU is [`cpu::gate`](crate::step::cpu::gate).
     ///
@@ -145,8 +145,8 @@ impl Gpu {
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }
 
-    /// The rows of `table` (`[vocabulary, width]` in BF16 or F16) that `ids` name, multiplied by `scale`, into `out`
-    /// (`[tokens, width]`). A token whose id is not in the table gets zeros: padding of a captured graph.
+    /// Writes the rows of `table` (`[vocabulary, width]` in BF16 or F16) with the indices `ids`, multiplied by `scale`, to `out`
+    /// (`[tokens, width]`). A token whose id is not in the table gets zeros, which serves as padding in a captured graph.
     ///
     /// The same call on the CPU is [`cpu::embed`](crate::step::cpu::embed).
     ///

@@ -21,9 +21,9 @@ impl Gpu {
     /// Draws a token from each row of `logits` (`[rows, vocabulary]` in BF16, F16 or F32) into `ids` (`[rows]`), as the row
     /// of `draws` says. The row stride is a multiple of 8.
     ///
-    /// What a request draws does not depend on the rows beside its own. The same call on the CPU is
-    /// [`cpu::sample`](crate::step::cpu::sample); exponentials differ in their last bits, and so may a token whose limit
-    /// a random number meets.
+    /// The token of a request does not depend on other rows. The same call on the CPU is
+    /// [`cpu::sample`](crate::step::cpu::sample). Its exponentials differ in their last bits, so in rare cases the token differs,
+    /// too.
     ///
     /// # Safety
     /// As [`rms_norm`](Self::rms_norm), and `ids` overlaps nothing.

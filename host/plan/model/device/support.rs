@@ -1,4 +1,4 @@
-//! Whether a device has kernels for a problem, and which come nearest.
+//! Whether a device has kernels for a problem, and otherwise the nearest ones.
 
 use kernels_gpu::registry::{Element, KernelId, KernelInfo, Op};
 
@@ -18,13 +18,13 @@ fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
 }
 
 impl DeviceDescription {
-    /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
-    /// any batch. Planning refuses the same.
+    /// Checks that the device has kernels for these heads. Call it when a model is loaded, before there is
+    /// any batch. Planning refuses the same specifications.
     ///
-    /// It knows no page size. On a GPU, heads of 512 and heads whose dimension lies between those of kernels (such as 48, 80
-    /// or 96) need pages of a multiple of 8 tokens: planning refuses their decodes on others.
+    /// This call does not know the page size. On a GPU, head dimension 512, and head dimensions between those of the kernels (such as
+    /// 48, 80 or 96), need pages of a multiple of 8 tokens. Planning refuses their decodes on other pages.
     ///
-    /// A CPU computes every [`Spec`] whose prefills are to compute in `Compute::F16`.
+    /// A CPU supports every [`Spec`] with `Compute::F16`.
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
@@ -37,7 +37,7 @@ impl DeviceDescription {
     /// ```
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`] with what comes nearest, [`PlanError::Problem`] or [`PlanError::NoTile`].
+    /// [`PlanError::Unsupported`] with the nearest supported heads, [`PlanError::Problem`] or [`PlanError::NoTile`].
     pub fn supports(&self, spec: &Spec) -> Result<(), PlanError> {
         spec.check()?;
         if self.is_cpu() {
