@@ -121,7 +121,7 @@ pub struct Planning {
     /// One tile for all decodes instead of the best: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
     decode_tile: Option<Tile>,
-    /// Who merges partial states
+    /// Where partial states are merged
     #[arg(long, value_enum, default_value = "auto")]
     merge: Merge,
     /// How the prefills and the decodes of a hybrid batch run
@@ -145,25 +145,25 @@ enum Packing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Merge {
-    /// Whichever serves best
+    /// The faster of the two
     Auto,
-    /// A kernel after the others
+    /// In a kernel after the others
     Kernel,
-    /// Whoever arrives last
+    /// In the last CTA that arrives at a merge
     Fused,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Pod {
-    /// As the planner predicts to take the shortest
+    /// The way that the planner predicts to be fastest
     Auto,
     /// One after the other
     Serial,
     /// On two streams, with the kernels that run alone
     Streams,
-    /// Side by side on every SM; as streams where the device has no kernels for it
+    /// Side by side on every SM; on two streams if the device has no kernels for it
     Fused,
-    /// In one kernel, whose CTAs take turns by tickets of their SM
+    /// In one kernel, whose CTAs take prefill or decode work by a ticket of their SM
     Tickets,
 }
 
