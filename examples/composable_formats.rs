@@ -1,7 +1,7 @@
 //! Composable formats: one batch as several block-sparse parts, each with its own pages and row blocks.
 //!
-//! First a shared prefix as a part of its own, which gives what one table gives; then a tree of drafted tokens
-//! whose mask is a table of single tokens. `cargo run --release --example composable_formats`
+//! The first batch has a shared prefix as a part of its own; its results equal those of one table. The second is a tree of draft
+//! tokens, whose mask is a table of single tokens. `cargo run --release --example composable_formats`
 
 use std::error::Error;
 
@@ -71,7 +71,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             .all(|(a, b)| (a - b).abs() < 1e-5)
     );
 
-    // Speculative decoding: four drafted tokens after a context of 70, one chain of two and two branches.
+    // Speculative decoding: four draft tokens after a context of 70, one chain of two and two branches.
     let context = [20, 21, 22, 23, 24];
     let slot = |token: u32| 24 * PAGE_SIZE + 6 + token; // the context ends within page 24
     let tree = DraftTree {

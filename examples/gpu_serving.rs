@@ -1,10 +1,10 @@
-//! A serving loop on a GPU: a prompt, a chunk of a second prompt beside decodes, then decodes from a captured graph.
+//! A serving loop on a GPU: a prompt, a chunk of a second prompt together with decodes, then decodes from a captured CUDA graph.
 //!
-//! `cargo run --release --features cuda --example gpu_serving`. Neither a CUDA toolkit nor another CUDA crate is needed;
-//! without a GPU it says what is missing and ends. It also runs on the emulated driver of docs/guide/without-a-gpu.md.
+//! Run it with `cargo run --release --features cuda --example gpu_serving`. It needs neither a CUDA toolkit nor another CUDA crate.
+//! Without a GPU it prints what is missing and ends. It also runs on the emulated driver of docs/guide/without-a-gpu.md.
 //!
-//! In a program of your own it takes the features `cuda` and, for the comparison with f64 alone, `unstable`, and the crates
-//! `half` and `fastrand`.
+//! To use this code in a program of your own, add the features `cuda` and `unstable` (the latter only for the comparison with
+//! f64), and the crates `half` and `fastrand`.
 
 use std::error::Error as StdError;
 
@@ -23,7 +23,7 @@ const PAGE_SIZE: u32 = 16;
 const PAGES: u32 = 256;
 const MAX_TOKENS: u32 = 512;
 
-/// What a model keeps on the GPU: a page pool for each layer, queries and outputs of a step.
+/// GPU memory of the model: a page pool for each layer, and queries and outputs of a step.
 struct Model {
     spec: Spec,
     caches: Vec<[DeviceBuffer<bf16>; 2]>,
@@ -44,8 +44,8 @@ impl Model {
         )
     }
 
-    /// The attention of all layers. A real model computes queries, keys and values in between, and appends the
-    /// latter to their pages (`Gpu::append_paged_kv`).
+    /// The attention of all layers. A real model computes queries, keys and values between the layers, and appends keys and
+    /// values to their pages (`Gpu::append_paged_kv`).
     fn layers(
         &self,
         gpu: &Gpu,
@@ -69,7 +69,7 @@ impl Model {
 
 /// Runs the example.
 pub fn main() -> Result<(), Box<dyn StdError>> {
-    // `Gpu::new` is enough where machine code for the GPU is inside; others, and the emulated one, compile PTX.
+    // `Gpu::new` is enough for GPUs for which the library has machine code. Other GPUs, and the emulated one, compile PTX.
     let mut progress = |module| eprintln!("{module}");
     let gpu = match Gpu::builder().compile_ptx(&mut progress).build(0) {
         Ok(gpu) => gpu,
@@ -107,7 +107,7 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
         out: DeviceBuffer::zeroed(&gpu, host_q.len())?,
     };
 
-    // Memory is known before any batch: plans are kept within what these limits need.
+    // The memory is allocated before any batch is known. Plans stay within these limits.
     let limits =
         BatchLimits::decodes(64, 16 * PAGE_SIZE * 4, PAGE_SIZE).with_query_tokens(MAX_TOKENS);
     let mut options = PlanOptions::default();
@@ -126,14 +126,15 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     step(&gpu, &model, &mut workspace, &plan, &stream)?;
     check(&model, &host_caches, &host_q, &batch)?;
 
-    // Seven requests begin with the same prompt and decode; a chunk of another prompt runs beside them. The planner
-    // finds the common pages, reads them once, and runs both kernels side by side where that is faster.
+    // Seven requests begin with the same prompt and decode. A chunk of another prompt is in the same batch. The planner
+    // finds the common pages, which are read once, and runs both kernels side by side if that is faster.
     cache.insert(&mut pool, &prompt, &mut first);
     let mut decodes = vec![first];
     for _ in 0..6 {
         decodes.push(cache.acquire(&mut pool, &prompt));
     }
-    // No page is to be copied before it is written: they share full pages alone. A `Sequence::fork` may share its last one.
+    // `append` returns no page copy here, since the requests share full pages only. After `Sequence::fork` they may also share the
+    // last page.
     for request in &mut decodes {
         assert_eq!(request.append(&mut pool, 9)?, None);
     }
@@ -147,7 +148,7 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     check(&model, &host_caches, &host_q, &batch)?;
     println!("{plan}");
 
-    // Decodes from a graph: captured once for all layers, launched for one plan after the other.
+    // Decodes from a CUDA graph: captured once for all layers, then launched for each plan.
     let mut captured = WorkspaceOptions::default();
     captured.launches = Some(LaunchSet::decodes(&device, &spec)?);
     let mut workspace = gpu.workspace(&spec, &bound, captured)?;
@@ -208,7 +209,7 @@ fn step(
     stream.synchronize()
 }
 
-/// Compares the last layer's output with attention by definition in f64.
+/// Compares the last layer's output with reference attention in f64.
 fn check(
     model: &Model,
     caches: &[[Vec<bf16>; 2]],

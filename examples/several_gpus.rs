@@ -1,7 +1,7 @@
-//! Decodes whose keys lie on all GPUs of a host: each attends to its own pages, and the results are merged by direct
-//! reads of the other GPUs' memory.
+//! Decodes whose keys are distributed over all GPUs of a host. Each GPU computes attention over its own pages, and the results are
+//! merged by direct reads of the other GPUs' memory.
 //!
-//! `cargo run --release --features cuda --example several_gpus`; with fewer than two GPUs it says so and ends.
+//! Run it with `cargo run --release --features cuda --example several_gpus`. With fewer than two GPUs it says so and ends.
 
 use half::bf16;
 use tandem_attn::{
@@ -28,7 +28,7 @@ fn serve(
     let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())?;
     // SAFETY: here and below, the stream and all buffers live until the stream was waited for.
     unsafe { workspace.upload(&plan, *stream)? };
-    // Here every GPU has all pages; a server has on each those that are its own.
+    // In this example every GPU has all pages. In a server each GPU has only its own.
     let [q, k, v] = host
         .each_ref()
         .map(|values| DeviceBuffer::from_slice(gpu, values));
@@ -60,7 +60,7 @@ fn serve(
     // SAFETY: as above.
     unsafe { graph.launch(*stream)? };
     stream.synchronize()?;
-    rank.check()?; // a rank that failed is an error on all of them
+    rank.check()?; // if a rank failed, all ranks get an error
     out.read()
 }
 
@@ -91,7 +91,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let host = [values(2 * 8 * 128), values(pool), values(pool)];
 
-    // Pages lie on the GPUs in turn.
+    // Pages alternate between the GPUs.
     let sharding = Sharding::one().over_keys(gpus.len() as u32, Keys::RoundRobin { pages: 1 });
     let shares = sharding.shares(&spec, &batch)?;
     let ranks = Gpu::ranks(

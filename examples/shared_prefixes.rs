@@ -1,7 +1,7 @@
-//! A hybrid batch with shared prefixes: a prompt chunk beside decodes that begin with the same system prompt.
+//! A hybrid batch with shared prefixes: a prompt chunk, and decodes that begin with the same system prompt.
 //!
-//! Nobody says what is shared. The prefix cache hands out the same page ids, the planner finds them in the page
-//! tables, and reads each shared page once. `cargo run --release --example shared_prefixes`
+//! The program does not declare what is shared. The prefix cache returns the same page ids, the planner finds them in the page
+//! tables, and each shared page is read once. `cargo run --release --example shared_prefixes`
 
 use std::error::Error;
 
@@ -24,7 +24,7 @@ const CHUNK: u32 = 40;
 pub fn main() -> Result<(), Box<dyn Error>> {
     let spec = Spec::new(8, 2, 64);
 
-    // The first request brings the system prompt and leaves it to the cache; the others find it there.
+    // The first request computes the system prompt and adds it to the cache. The others find it there.
     let mut pool = PagePool::new(PAGES, PAGE_SIZE);
     let mut cache = PrefixCache::new(PAGE_SIZE);
     let system_prompt: Vec<u32> = (0..SYSTEM_PROMPT).collect();
@@ -36,7 +36,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         requests.push(cache.acquire(&mut pool, &system_prompt));
     }
 
-    // Decodes are at different lengths and have one new token; the last request is a prompt with a chunk.
+    // Decodes have different lengths and one new token each. The last request is a prompt chunk.
     let mut table = PageTable::new(PAGE_SIZE, PAGES);
     let mut qo_indptr = vec![0];
     for (request, index) in requests.iter_mut().zip(0..) {
@@ -52,7 +52,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
     let batch = Batch::new(qo_indptr, table);
 
-    // What an H200 would read, with and without packing.
+    // The bytes that an H200 would read, with and without packing.
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     for packing in [PackRule::Off, PackRule::Fastest] {
@@ -67,7 +67,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         println!("{plan}\n");
     }
 
-    // The same batch on this machine, against attention by definition.
+    // The same batch on this machine, compared with reference attention.
     let mut random = fastrand::Rng::with_seed(1);
     let mut numbers = |count: u32| -> Vec<bf16> {
         let number = |_| bf16::from_f64(2.0 * random.f64() - 1.0);

@@ -1,5 +1,5 @@
-//! Requests of very different lengths: how splits spread them over an H200, and splits that make results
-//! independent of what else is in the batch. `cargo run --release --example variable_lengths`
+//! Requests of very different lengths: how splits distribute them over an H200, and fixed splits, which make results
+//! independent of the rest of the batch. Run it with `cargo run --release --example variable_lengths`
 
 use std::error::Error;
 

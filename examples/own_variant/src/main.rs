@@ -1,4 +1,4 @@
-//! A variant of one's own: the same ten lines of Rust on the CPU, in the reference in f64, and in kernels on a GPU.
+//! A variant of your own: the same ten lines of Rust run on the CPU, in the f64 reference, and in kernels on a GPU.
 
 use own_variant_kernels::{CHUNKED, Chunked, Chunks};
 use tandem_attn::{
@@ -97,7 +97,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The largest difference, which has to be what bf16 rounds.
+/// The largest difference, which must be within the rounding of bf16.
 fn difference(got: &[bf16], right: &[f64]) -> f64 {
     let pairs = got.iter().zip(right);
     let largest = pairs
