@@ -1,8 +1,8 @@
-//! Block masks of prompts: which blocks of 128 keys the queries of a block see.
+//! Block masks of prompts: which blocks of 128 keys each block of queries sees.
 //!
-//! A block of queries is a request of its own, whose table has the pages of the blocks that it sees and no others: what is
-//! skipped is neither read nor multiplied. The block in which a query itself stands comes last, so that the causal mask
-//! finds it where it is. There is no kernel for that, and the planner sees requests like any.
+//! Each block of queries becomes a request, whose page table has only the pages of the key blocks that it sees. Skipped blocks are
+//! neither read nor multiplied. The key block that contains the queries themselves comes last, as the causal mask
+//! requires. This needs no special kernel; the planner sees ordinary requests.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use kernels_gpu::abi::KvStrides;
 use super::by_head::Strided;
 use crate::problem::{Batch, PageTable, Part, ProblemError, Spec};
 
-/// A bit for each block of queries and block of [128 keys](Self::KEYS) of a request: whether these queries see these keys,
-/// as far as the causal mask lets them.
+/// One bit for each block of queries and block of [128 keys](Self::KEYS) of a request: whether these queries see these keys.
+/// A causal mask still applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockMask {
     rows: u32,
@@ -25,10 +25,10 @@ impl BlockMask {
     /// Keys of a block.
     pub const KEYS: u32 = 128;
 
-    /// Nothing is seen yet: of so many new tokens, in blocks of `rows`, and of so many keys.
+    /// A mask that hides everything, for `tokens` new tokens in blocks of `rows`, and `keys` keys.
     ///
     /// # Errors
-    /// [`ProblemError::BlockRows`] where blocks have neither 64 nor 128 rows.
+    /// [`ProblemError::BlockRows`] if `rows` is neither 64 nor 128.
     pub fn new(rows: u32, tokens: u32, keys: u32) -> Result<Self, ProblemError> {
         if rows != 64 && rows != 128 {
             return Err(ProblemError::BlockRows { got: rows });
@@ -45,7 +45,7 @@ impl BlockMask {
         Ok(mask)
     }
 
-    /// What a function says of each block of queries and of keys.
+    /// A mask from a function of the index of a query block and the index of a key block.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -65,13 +65,13 @@ impl BlockMask {
         Ok(mask)
     }
 
-    /// Queries of a block.
+    /// Number of queries of a block.
     #[must_use]
     pub const fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Blocks of queries, and of keys.
+    /// Number of query blocks and of key blocks.
     #[must_use]
     pub const fn blocks(&self) -> [u32; 2] {
         [
@@ -109,19 +109,19 @@ impl BlockMask {
     }
 }
 
-/// Whose a block mask is.
+/// Which heads have a block mask of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MaskedHeads {
-    /// All heads have one mask.
+    /// All heads have the same mask.
     All,
-    /// Each KV head with its query heads has one.
+    /// Each KV head, with its query heads, has its own mask.
     KvHead,
-    /// Each query head has one.
+    /// Each query head has its own mask.
     QueryHead,
 }
 
-/// Prompts with block masks, and what is computed for them: one run, or one for each head that has masks of its own.
+/// Prompts with block masks, and their runs: one run, or one for each head with its own masks.
 ///
 /// ```
 /// use half::bf16;
@@ -180,11 +180,11 @@ pub struct BlockSparseRun {
 }
 
 impl BlockSparse {
-    /// No prompts yet, of a pool of `pages` pages that lies so.
+    /// An empty set of prompts, for a pool of `pages` pages with these strides.
     ///
     /// # Errors
-    /// [`ProblemError::Blocks`] where the specification has a window, hooks or a rotary embedding: blocks are skipped, so that distances are
-    /// unknown. [`ProblemError::BlockPages`] where a page has not a divisor of 128 tokens. For masks by head
+    /// [`ProblemError::Blocks`] if the specification has a window, hooks or a rotary embedding: blocks are skipped, so distances are
+    /// unknown. [`ProblemError::BlockPages`] if the page size does not divide 128. For masks by head
     /// [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(
         spec: &Spec,
@@ -233,8 +233,8 @@ impl BlockSparse {
         })
     }
 
-    /// The next prompt, or chunk of one: so many new tokens, the pages of its keys and their number, of which the last are
-    /// those of the new tokens, and a mask for all heads or for each that has one.
+    /// Adds a prompt or a chunk: the number of new tokens, the pages of its keys, the number of keys (the last ones are those of the
+    /// new tokens), and one mask for all heads or one for each head that has its own.
     ///
     /// # Errors
     /// [`ProblemError::BlockMasks`], [`ProblemError::BlockMask`], [`ProblemError::BlockTokens`], [`ProblemError::NoPage`],

@@ -1,15 +1,15 @@
-//! Page lists that differ by KV head, as Quest and MInference choose them.
+//! Page lists that differ by KV head, as in Quest and MInference.
 //!
-//! A new token with a KV head is a row of its own: a request of a specification with one KV head. Nothing moves for that.
+//! Each pair of a new token and a KV head becomes a request of a specification with one KV head. No data moves.
 //! Queries `[tokens, q_heads, dim]` are `[tokens · kv_heads, group, dim]` in the same memory, and so are outputs and LSEs.
-//! In a pool whose page stride is a multiple of the head stride, what a head has of a page is a page of a view that
-//! [`KvView::by_head`](super::KvView::by_head) gives.
+//! If the page stride of a pool is a multiple of its head stride, the part of a page that belongs to one head is a page of the view
+//! that [`KvView::by_head`](super::KvView::by_head) returns.
 
 use kernels_gpu::abi::KvStrides;
 
 use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
 
-/// Page lists of requests by KV head, and what is computed by them.
+/// Page lists of requests by KV head, and the batch that computes them.
 ///
 /// ```
 /// use half::bf16;
@@ -87,11 +87,11 @@ impl Strided {
 }
 
 impl PagesByHead {
-    /// No lists yet, of a pool of `pages` pages that lies so.
+    /// An empty set of lists, for a pool of `pages` pages with these strides.
     ///
     /// # Errors
-    /// [`ProblemError::ByHead`] where the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so that positions are
-    /// unknown, and what is by query head would be by group. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
+    /// [`ProblemError::ByHead`] if the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so positions are
+    /// unknown, and data for each query head does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
         let variant = &spec.variant;
         let what = [
@@ -118,8 +118,8 @@ impl PagesByHead {
         })
     }
 
-    /// The next request: so many new tokens, and for each KV head the pages that it reads and how many keys they have, of
-    /// which the last are those of the new tokens.
+    /// Adds a request: the number of new tokens, and for each KV head the pages that it reads and the number of keys on them (the last
+    /// ones are those of the new tokens).
     ///
     /// # Errors
     /// [`ProblemError::HeadLists`], [`ProblemError::BlockTokens`], [`ProblemError::NoPage`], and those of [`PageTable::try_push`]. Nothing is added then.

@@ -1,8 +1,8 @@
-//! How large any plan within limits gets, and where its arrays lie in one workspace.
+//! Sizes of plans within limits, and the layout of a workspace.
 //!
-//! A captured graph keeps the addresses it was captured with, so arrays stand at offsets that depend on a
-//! [`Bound`] only, never on the plan at hand: first what is copied to the device for every plan, then what
-//! kernels write. The bound is known before anything is allocated, and a planner that was given one keeps to it.
+//! A captured graph keeps the addresses with which it was captured. Therefore the offsets of arrays depend on a
+//! [`Bound`] only, not on the plan. The arrays that are copied to the device for every plan come first, then the arrays that
+//! kernels write. The bound is known before anything is allocated, and plans made with it stay within it.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use super::{
 use crate::problem::{Padding, Spec};
 
 impl Bound {
-    /// What any plan within the limits takes, if it is made with these options and this bound.
+    /// The bound of all plans within the limits that are made with these options and this bound.
     ///
     /// # Errors
     /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`].
@@ -88,10 +88,10 @@ const SLOTS_PER_COLUMN: u64 = 32;
 /// Arrays start at multiples of this: a line of the L2 cache, and enough for any vector access.
 const ALIGNMENT: u64 = 256;
 
-/// Where each array lies in a workspace, in bytes from its start.
+/// The place of each array in a workspace, in bytes from its start.
 ///
-/// The first [`upload_bytes`](Self::upload_bytes) are a plan as [`write`](Self::write) puts it; the rest is
-/// scratch. `arrivals`, `tickets`, `counters`, `converted_done` and `conversion_control` must be zero when the workspace is first used.
+/// The first [`upload_bytes`](Self::upload_bytes) are a plan as [`write`](Self::write) stores it; the rest is
+/// scratch memory. `arrivals`, `tickets`, `counters`, `converted_done` and `conversion_control` must be zero when the workspace is first used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceLayout {
     /// `[MAX_LAUNCHES + 1]` [`LaunchRecord`]: what each captured launch has to do, merging last.
@@ -133,11 +133,11 @@ pub struct WorkspaceLayout {
     pub converted_done: Range<u64>,
     /// Three u32 by which CTAs share that work.
     pub conversion_control: Range<u64>,
-    /// `[pairs]` u64, and zeros up to a multiple of 8: by how much attention turns each pair of a head from a position to the next.
+    /// `[pairs]` u64, and zeros up to a multiple of 8: the angle by which each pair of a head rotates (RoPE) from one position to the next.
     pub turns: Range<u64>,
-    /// What is copied to the device for every plan.
+    /// Bytes that are copied to the device for every plan.
     pub upload_bytes: u64,
-    /// Everything.
+    /// Bytes of the whole workspace.
     pub bytes: u64,
 }
 
@@ -224,11 +224,11 @@ impl WorkspaceLayout {
         }
     }
 
-    /// Writes a plan's arrays to where they belong in the first [`upload_bytes`](Self::upload_bytes) of a
-    /// workspace; bytes between them stay as they are.
+    /// Writes a plan's arrays to their places in the first [`upload_bytes`](Self::upload_bytes) of a
+    /// workspace. Bytes between them do not change.
     ///
     /// # Errors
-    /// [`PlanError::Bound`] where an array is longer than its place.
+    /// [`PlanError::Bound`] if an array is longer than its place.
     ///
     /// # Panics
     /// If `upload` is shorter than [`upload_bytes`](Self::upload_bytes).

@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::MAX_RANKS;
 use crate::problem::ProblemError;
 
-/// Why a batch was not dealt out over ranks.
+/// Why a batch could not be distributed over ranks.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ShardError {
@@ -15,7 +15,7 @@ pub enum ShardError {
     /// No rank, or too many.
     #[error("{got} ranks for {what}: give 1 to {MAX_RANKS}, of all together too")]
     Ranks {
-        /// What is dealt out over them.
+        /// What is distributed over them.
         what: &'static str,
         /// The number given.
         got: u32,
@@ -23,7 +23,7 @@ pub enum ShardError {
     /// Turns without pages.
     #[error("a turn of no pages: give Keys::RoundRobin at least one page")]
     NoTurn,
-    /// Heads that cannot be divided so.
+    /// Heads that cannot be divided over this number of ranks.
     #[error(
         "{q_heads} query heads over {kv_heads} KV heads do not divide by {ranks} ranks: give a divisor of the KV heads, \
          or a multiple of them that divides the query heads"
@@ -46,7 +46,7 @@ pub enum ShardError {
         /// Ranks for the queries.
         queries: u32,
     },
-    /// Keys over ranks, of weights that add up.
+    /// Keys over ranks, for hooks whose weights are not a softmax.
     #[error(
         "keys over {keys} ranks, and weights that are no softmax: ranks merge results by their LSEs, of which there are none; \
          deal out heads or queries"
@@ -55,7 +55,7 @@ pub enum ShardError {
         /// Ranks for the keys.
         keys: u32,
     },
-    /// A mask by positions, for a rank whose keys are not neighbours.
+    /// A mask that needs positions, for a rank whose keys are not consecutive.
     #[error(
         "{what} asks for the positions of row block {row_block} of part {part}, of whose keys a rank would have {runs} \
          runs: deal them out with Keys::Contiguous, or heads or queries in place of keys"
@@ -70,7 +70,7 @@ pub enum ShardError {
         /// Runs of neighbouring keys.
         runs: usize,
     },
-    /// Queries of a request apart, with a window, a variant or a rotary embedding and no causal mask.
+    /// Queries of one request on several ranks, with a window, a variant or a rotary embedding and no causal mask.
     #[error(
         "a window, a variant or a rotary embedding without a causal mask goes by the position of the last query, and row block {row_block} of \
          part {part} is cut before it: deal out heads or keys in place of queries"
@@ -81,7 +81,7 @@ pub enum ShardError {
         /// The row block.
         row_block: usize,
     },
-    /// So many short turns that tables would fill the memory.
+    /// Turns so short that tables would fill the memory.
     #[error(
         "row block {row_block} of part {part} has {queries} queries and would be cut into {cuts} row blocks of {pages} \
          pages each: give Keys::RoundRobin longer turns, or Keys::Folded"
@@ -100,7 +100,7 @@ pub enum ShardError {
     },
 }
 
-/// What is wrong with shares: they are not those of the batch.
+/// Why shares do not compute the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShardDefect {
@@ -120,7 +120,7 @@ pub enum ShardDefect {
         /// What is wrong.
         reason: String,
     },
-    /// A query head of a token that not exactly one group computes.
+    /// A query head of a token that is not computed by exactly one group.
     #[error(
         "query head {head} of token {token} is computed by {got} groups of ranks, and not by one"
     )]
@@ -142,7 +142,7 @@ pub enum ShardDefect {
         /// Last one.
         last: u32,
     },
-    /// Sinks that do not count once.
+    /// Sinks that are not counted exactly once.
     #[error(
         "{got} ranks of the group that begins with rank {first} count the sinks, and {expected} should"
     )]

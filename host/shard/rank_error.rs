@@ -2,16 +2,16 @@
 
 use thiserror::Error;
 
-/// Why ranks did not compute together. Each rank of the group gets an error of its own.
+/// Errors of a group of ranks. Each rank of the group gets an error of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RankError {
-    /// A group of no ranks, or of more than merge directly.
+    /// A group of no ranks, or of more ranks than direct reads support.
     #[error("a group of {got} ranks: direct reads merge 1 to {most}")]
     Group {
         /// Ranks given.
         got: usize,
-        /// The most there may be.
+        /// The maximum.
         most: usize,
     },
     /// A GPU cannot read another one's memory.
@@ -73,7 +73,7 @@ pub enum RankError {
         /// How long.
         waited_ms: u64,
     },
-    /// A rank that did not come to a merge in time: the results of this rank since then are not there.
+    /// A rank did not arrive at a merge in time. This rank's results since then are not valid.
     #[error(
         "rank {rank} waited {waited_ms} ms on its GPU for rank {missing}, which did not come: nothing was merged since \
          then; find what happened to it, and make the group anew"
@@ -86,7 +86,7 @@ pub enum RankError {
         /// How long.
         waited_ms: u64,
     },
-    /// A rank that failed and said so: results since then are not there.
+    /// Another rank failed and stopped the group. Results since then are not valid.
     #[error(
         "rank {failed} failed ({reason}), and rank {rank} waits for it no more: make the group anew"
     )]
@@ -119,7 +119,7 @@ pub enum RankError {
         /// NCCL's words for it.
         text: String,
     },
-    /// Ranks that did not come to a collective in time. The group is ended.
+    /// Ranks did not arrive at a collective in time. The group has ended.
     #[error(
         "rank {rank} waited {waited_ms} ms for the others in a collective; find which one failed, and make the group anew"
     )]

@@ -49,7 +49,7 @@ impl Gpu {
         unsafe { self.append(parameters, 2, stream) }
     }
 
-    /// Copies rows of new tokens, keys or values, into the pool that holds them.
+    /// Copies the keys or the values of new tokens into their pool.
     ///
     /// - `rows`: `[tokens, kv_heads, head_dim]`, with strides as in [`append_paged_kv`](Self::append_paged_kv)
     /// - `slots`: `[tokens]`, as there

@@ -76,7 +76,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
 /// ```
 #[derive(Debug)]
 pub struct Pool<'a, T: DeviceCopy> {
-    /// How tokens lie in a page.
+    /// The layout of pages.
     pub layout: KvLayout,
     /// Tokens of a page.
     pub page_size: u32,
@@ -87,11 +87,11 @@ pub struct Pool<'a, T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> Pool<'_, T> {
-    /// The pool as [`Gpu::run`] takes it.
+    /// The description of the pool for [`Gpu::run`].
     ///
     /// # Errors
-    /// [`Error::Extent`] where there is not a page of keys, or fewer values than keys; [`Error::Problem`] for a page size
-    /// that no pool has.
+    /// [`Error::Extent`] if there is less than a page of keys, or there are fewer values than keys; [`Error::Problem`] for an invalid
+    /// page size.
     pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
         check_page_size(self.page_size)?;
         let page = |dim: u32| {

@@ -66,7 +66,7 @@ impl Gpu {
         unsafe { self.quantise(&params, k.dtype, 2, stream) }
     }
 
-    /// Quantises rows of new tokens, keys or values, into the pool of F8E4M3 or F8E5M2 that holds them.
+    /// Quantises the keys or the values of new tokens into their pool of F8E4M3 or F8E5M2.
     ///
     /// - `rows`: `[tokens, kv_heads, head_dim]`, as in [`append_quantised`](Self::append_quantised)
     /// - `scales`: F32, `[1]` or `[kv_heads]`; none: 1

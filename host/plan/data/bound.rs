@@ -146,10 +146,10 @@ pub struct Bound {
     /// Query tokens with ancestors.
     #[serde(default)]
     pub ancestors: u32,
-    /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded or turned for them.
+    /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded or rotated (RoPE) for them.
     #[serde(default)]
     pub padded_tokens: u32,
-    /// Pages of 64 keys that prefills convert from 8 bits to 16, or turn by their positions.
+    /// Pages of 64 keys that prefills convert from 8 bits to 16, or to which they apply the rotary embedding.
     #[serde(default)]
     pub converted_pages: u32,
 }

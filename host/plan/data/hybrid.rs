@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 )]
 #[non_exhaustive]
 pub enum PodMode {
-    /// As is predicted to take the shortest (in options only).
+    /// The way that is predicted to be fastest (in options only).
     #[default]
     Auto,
     /// One after the other.
     Serial,
     /// On two streams, with the kernels that run alone.
     Streams,
-    /// Side by side on every SM, with tiles that leave room for each other.
+    /// Side by side on every SM, with co-resident kernels.
     Fused,
-    /// So, but in one kernel, whose CTAs take turns by tickets of their SM
+    /// Side by side in one kernel, whose CTAs take prefill or decode work by a ticket of their SM
     /// (`PodConfig::by_tickets`).
     Tickets,
 }
@@ -27,28 +27,28 @@ pub enum PodMode {
 pub struct PodPlan {
     /// Never [`PodMode::Auto`].
     pub mode: PodMode,
-    /// Fused: which of the device's configurations.
+    /// Fused: the index of the device's configuration.
     pub config: Option<u32>,
-    /// Fused: how CTAs of the two take turns on an SM.
+    /// Fused: how CTAs of the two alternate on an SM.
     pub tickets: Tickets,
     /// Fused: how many CTAs of each are launched.
     #[serde(default)]
     pub ctas: CtaSplit,
-    /// What made the choice.
+    /// The predicted times on which the choice is based.
     pub forecast: PodForecast,
 }
 
-/// CTAs of two persistent kernels that share SMs; zero where the kernels are not such.
+/// CTAs of two persistent kernels that share SMs; zero for other kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CtaSplit {
     /// Prefill CTAs, at most one for each SM.
     pub prefill: u32,
-    /// Decode CTAs: one for each SM, and a second one where there is no prefill.
+    /// Decode CTAs: one for each SM, and a second one on SMs without a prefill CTA.
     pub decode: u32,
 }
 
 impl CtaSplit {
-    /// With so many prefill CTAs on a device.
+    /// With this number of prefill CTAs on a device.
     #[must_use]
     pub const fn new(sms: u32, prefill: u32) -> Self {
         let prefill = if prefill < sms { prefill } else { sms };
@@ -59,7 +59,7 @@ impl CtaSplit {
     }
 }
 
-/// A mix of prefill CTAs and decode CTAs: of so many that start on an SM, so many are of each operation.
+/// The mix of prefill CTAs and decode CTAs that start on an SM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tickets {
     /// Prefill CTAs.
@@ -85,15 +85,15 @@ pub struct PodForecast {
     pub serial_ns: f64,
     /// On two streams.
     pub streams_ns: f64,
-    /// In the best fused configuration; `f64::MAX` where there is none.
+    /// In the best fused configuration; `f64::MAX` if there is none.
     pub fused_ns: f64,
-    /// When the prefills and the decodes are done there.
+    /// When the prefills and the decodes end in that configuration.
     #[serde(default)]
     pub fused_done_ns: [f64; 2],
 }
 
 impl PodForecast {
-    /// The mode with the shortest time; the simpler one where they are equal.
+    /// The mode with the shortest time; the simpler one if times are equal.
     #[must_use]
     pub fn best(&self) -> PodMode {
         let Self {
@@ -111,7 +111,7 @@ impl PodForecast {
         }
     }
 
-    /// What the batch takes in a mode; `f64::MAX` where the device does not have it.
+    /// The time of the batch in a mode; `f64::MAX` if the device does not support it.
     #[must_use]
     pub fn of(&self, mode: PodMode) -> f64 {
         match mode {
@@ -132,7 +132,7 @@ impl PodForecast {
         }
     }
 
-    /// The paper's bound on what overlap can bring: both at their best, a tenth of the shorter not hidden.
+    /// The paper's bound for overlap: both at their best speed, with a tenth of the shorter operation not hidden.
     #[must_use]
     pub fn peak_ns(&self) -> f64 {
         self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)

@@ -1,20 +1,20 @@
-//! Rules that a planner is given in place of its own.
+//! Rules that replace decisions of the planner.
 
 use super::Tickets;
 
-/// Decisions that are made by functions in place of the planner's own, to compare it with other systems.
+/// Functions that replace decisions of the planner, to compare it with other systems.
 ///
-/// A rule counts where [`PlanOptions`](super::PlanOptions) leave the decision to the planner: `join` where prefixes
-/// are packed, `chunk` under [`SplitMode::Makespan`](super::SplitMode::Makespan). Prefixes are then not put into joint
+/// A rule applies if the [`PlanOptions`](super::PlanOptions) leave the decision to the planner: `join` if prefixes
+/// are packed, `chunk` with [`SplitMode::Makespan`](super::SplitMode::Makespan). Prefixes are then not put into joint
 /// tiles.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
-    /// Whether the rows of a child read the keys of its parent in the same item; else they leave a partial state
-    /// there. In place of the fewest bytes.
+    /// Whether the rows of a child read the keys of its parent in the same item. Otherwise they leave a partial state
+    /// for the parent's keys. Replaces the choice of the fewest bytes.
     pub join: Option<fn(&Join) -> bool>,
-    /// Keys of a piece. In place of balancing CTAs.
+    /// Keys per piece. Replaces the balancing of CTAs.
     pub chunk: Option<fn(&Chunk) -> u32>,
-    /// The mix for so many prefill CTAs and so many decode CTAs of one kernel. In place of one in proportion.
+    /// The mix for given numbers of prefill CTAs and decode CTAs of one kernel. Replaces a proportional mix.
     pub tickets: Option<fn(u32, u32) -> Tickets>,
 }
 
@@ -57,6 +57,6 @@ pub struct Chunk {
     pub keys_of_units: u64,
     /// CTAs of the operation that run at the same time.
     pub ctas: u32,
-    /// Pieces end at multiples of so many keys.
+    /// Pieces end at multiples of this number of keys.
     pub alignment: u32,
 }

@@ -1,4 +1,4 @@
-//! A plan looked at: in time, in bytes, as a table, against its batch, without joint items.
+//! Views of a plan: in time, in bytes, as a table, verified against its batch, without joint items.
 
 mod apart;
 mod display;

@@ -30,7 +30,7 @@ pub struct Span {
 pub struct Schedule {
     /// CTAs.
     pub ctas: u32,
-    /// The first so many are those of the prefills, and run beside the others; 0 where nothing overlaps.
+    /// Number of CTAs of the prefills, which come first and run side by side with the others; 0 if nothing overlaps.
     pub prefill_ctas: u32,
     /// All units, in launch order, of prefills before those of decodes where they overlap. The last ends at the
     /// makespan.

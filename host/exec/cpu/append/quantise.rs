@@ -125,10 +125,10 @@ impl Cpu {
 }
 
 impl Cpu {
-    /// Quantises rows of new tokens, keys or values, into the pool of 8 bits that holds them, in time of the new tokens.
+    /// Quantises the keys or the values of new tokens into their 8-bit pool. The time depends on the number of new tokens only.
     ///
     /// - `rows`, `slots`, `pool`: as in [`append_rows`](Self::append_rows)
-    /// - `scales`: one, or one for each KV head; none: 1
+    /// - `scales`: one scale, or one for each KV head; empty: 1
     ///
     /// ```
     /// use tandem_attn::{
@@ -144,8 +144,8 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// As [`append_rows`](Self::append_rows); [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there
-    /// are other scales.
+    /// As [`append_rows`](Self::append_rows); [`Error::Dtype`] if the pool is not of 8 bits, [`Error::Shape`] if the number
+    /// of scales is wrong.
     pub fn append_rows_quantised(
         rows: &TensorRef<'_, 3>,
         scales: &[f32],

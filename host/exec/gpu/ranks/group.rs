@@ -92,9 +92,9 @@ impl RankTensors {
 const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
 
 impl Gpu {
-    /// A group of ranks, one on each of the GPUs, for results of up to so many query tokens of these heads (those of a
-    /// [share](crate::shard::Share)). Two ranks may be on one GPU, which is for tests: wait for the streams of both between
-    /// [`Rank::signal`] and [`Rank::merge`] then, for a merge that waits may take the room of the attention that it waits for.
+    /// Makes a group of ranks, one on each of the GPUs, for results of up to this number of query tokens of these heads (those of a
+    /// [share](crate::shard::Share)). For tests, two ranks may be on one GPU. Then wait for the streams of both between
+    /// [`Rank::signal`] and [`Rank::merge`], because a waiting merge may take the SMs that the attention needs.
     ///
     /// # Errors
     /// [`RankError::Group`], [`RankError::NoPeerAccess`], [`Error::Dtype`] for outputs of other than 16 bits,

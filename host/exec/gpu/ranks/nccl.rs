@@ -64,7 +64,7 @@ const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
 const NOTE_BYTES: usize = 256;
 
 impl Gpu {
-    /// Joins a group of ranks over NCCL, for results of up to so many query tokens of these heads. All ranks call it, with
+    /// Joins a group of ranks over NCCL, for results of up to this number of query tokens of these heads. All ranks call it, with
     /// the [`NcclId`] that one of them made.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub struct NcclId(
 );
 
 impl NcclId {
-    /// A group that nobody else has.
+    /// A new, unique id for a group.
     ///
     /// # Errors
     /// [`RankError::NoNccl`], [`RankError::Nccl`].
