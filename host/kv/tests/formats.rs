@@ -136,7 +136,7 @@ impl Memory {
     }
 }
 
-/// Requests as a walk down a tree of pages: neighbours share what they were told to.
+/// Requests as a walk down a tree of pages: neighbours share the given pages.
 fn nested_batch(requests: &[(usize, u32, u32)]) -> Batch {
     let mut table = PageTable::new(4, 40);
     let (mut qo_indptr, mut pages, mut next) = (vec![0], Vec::new(), 0);

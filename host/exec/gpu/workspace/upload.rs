@@ -188,7 +188,7 @@ impl Workspace {
 }
 
 fn describe(spec: &Spec) -> String {
-    // All there is: two that differ are to be told apart.
+    // All fields, so that two specifications that differ can be distinguished.
     let Spec {
         q_heads,
         kv_heads,
