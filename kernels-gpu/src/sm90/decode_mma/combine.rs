@@ -1,4 +1,5 @@
-//! The states of the warps that share a unit: stored when a warp is done with its chunks, combined row by row.
+//! The partial states of the warps that share a unit. A warp stores its state when it is done with its chunks; then the
+//! states are combined row by row.
 
 use cuda_std::{shared, warp};
 
@@ -11,17 +12,17 @@ use crate::common::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Shares of a unit that a lane weighs.
+/// Shares per lane in [`Weights::of`].
 const SHARE_STEPS: usize = 3;
 
-/// What [`Consumer::weights`] gives.
+/// The result of [`Consumer::weights`].
 pub(super) struct Weights<const ROW_BLOCKS: usize> {
     of: [[f32; SHARE_STEPS]; ROW_BLOCKS],
     lse: [f32; ROW_BLOCKS],
 }
 
 impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
-    /// Of a warp that is alone with its unit.
+    /// For a warp that is alone with its unit.
     pub const NONE: Self = Self {
         of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
         lse: [f32::NEG_INFINITY; ROW_BLOCKS],
@@ -31,10 +32,10 @@ impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Stores what this warp made of its chunks.
+    /// Stores this warp's partial state to shared memory.
     ///
     /// # Safety
-    /// The warp's state is free.
+    /// Nobody reads the warp's previous state any more.
     #[inline(always)]
     pub(super) unsafe fn store_state<C: Cache, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
         &self,
@@ -49,7 +50,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         while i < ROW_BLOCKS * 2 {
             let (block, column) = (i / 2, i % 2);
             let row = block as u32 * 8 + 2 * (self.lane % 4) + column as u32;
-            // What stands 8 rows apart in a fragment are elements 8 apart, or of 8-bit values neighbours.
+            // Accumulators that are 8 rows apart in a fragment are elements 8 apart; with 8-bit values, neighbouring
+            // elements.
             let width = if C::SCALED { 2 } else { 1 };
             let first = out + (row * pitch + self.lane / 4 * width) * 4;
             let mut dim = 0;
@@ -75,7 +77,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Where the lane's elements of a row are in a state. Lanes behind the last element have those of the last lane.
+    /// Byte offset in a state of the lane's elements of a row. Lanes past the end of the row have those of the last
+    /// lane within.
     #[inline(always)]
     fn in_state<const PER_LANE: usize>(&self, row: u32) -> u32 {
         let per_lane = PER_LANE as u32;
@@ -86,7 +89,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + lane * per_lane) * 4
     }
 
-    /// A row of what this warp stored.
+    /// A row of this warp's own state.
     ///
     /// # Safety
     /// The warp's state is stored.
@@ -102,14 +105,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// A warp, counted on from the last to the first.
+    /// `warp` modulo `WARPS`; below 2 · `WARPS`.
     #[inline(always)]
     pub(super) fn wrap(&self, warp: u32) -> u32 {
         if warp >= WARPS { warp - WARPS } else { warp }
     }
 
-    /// What the warps' states weigh in the combined ones, for all rows at once: lane `l` has the shares
-    /// `l / 8 + 4·i` of the rows `8·block + l % 8`.
+    /// The weights of the warps' states in the combined state, for all rows at once: lane `l` holds shares `l / 8 +
+    /// 4·i` of rows `8·block + l % 8`.
     ///
     /// # Safety
     /// The lanes come together; the states are stored.
@@ -170,7 +173,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         weights
     }
 
-    /// A row's state over all warps that have a share in it, in the order of their last chunks.
+    /// Combines a row's states over all warps that share the unit, in the order of their last chunks.
     ///
     /// # Safety
     /// The lanes come together; the states are stored.
@@ -197,7 +200,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: inside the states; the lanes are together.
         unsafe {
             state.lse = warp::warp_shuffle_idx(ALL, lse, row % 8, 32);
-            // All loads at once.
+            // All loads are issued before the first is used.
             let mut outs = [[0.0; PER_LANE]; 4 * SHARE_STEPS];
             let mut share = 0;
             while share < WARPS {
@@ -223,10 +226,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     }
 }
 
-/// `N` floats of a row.
+/// Loads `N` floats of a row.
 ///
 /// # Safety
-/// `address` is a shared one of `N` floats, aligned to as much as the load takes.
+/// `address` is a shared address of `N` floats, aligned to the widest load.
 #[inline(always)]
 unsafe fn load_shared<const N: usize>(address: u32) -> [f32; N] {
     let mut values = [0.0; N];

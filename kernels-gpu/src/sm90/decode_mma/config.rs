@@ -1,11 +1,17 @@
-//! What kernels there are: the table, and what a row of it takes of an SM.
+//! The table of `mma` decode kernels, and the shared memory and threads of each row.
 
 use super::layout::Layout;
 use crate::{common::cache, has};
 
-/// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`. Rows are those of a KV head; `pair` is
-/// for two KV heads at a time (heads of 80 and 96 have no other kernels: where they cannot be read so, those of 128 pad them), `tok` for scales of each token, `turn` for keys that are turned by their positions.
+/// The kernels, one per row and 16-bit float type of queries and outputs: `decode_<rows>x<keys>_d<head
+/// dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`.
+///
+/// - Rows are those of one KV head.
+/// - `pair` kernels process two KV heads at a time. Head dimensions 80 and 96 have no others; where pairs cannot be
+///   read, the kernels of head dimension 128 run them padded.
+/// - `cap` kernels have a soft cap.
+/// - `tok` kernels have scales per token.
+/// - `turn` kernels apply rotary embeddings to keys and queries.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_mma_table {
@@ -114,13 +120,13 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// Warps of a CTA that bring work and data: the scheduler and the loaders.
+/// The producer warps of a CTA: the scheduler and the loaders.
 #[must_use]
 pub const fn producers(dim: u32, rows: u32, cache: u32) -> u32 {
     1 + super::layout::loaders(dim, warps(dim, rows, cache), cache)
 }
 
-/// How a CTA is made for a head dimension and a row tile.
+/// The CTA for a head dimension and a row tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Threads.
@@ -129,11 +135,11 @@ pub struct Shape {
     pub stages: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Units that can be under way.
+    /// Units that can be in flight.
     pub units: u32,
 }
 
-/// What the cache of a row of the table holds.
+/// The cache of a row of the table.
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     if has(flags, "turn") {
         cache::BITS16_TURNED
@@ -154,12 +160,12 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     }
 }
 
-/// Consumer warps: as many as find registers, and no more than memory keeps busy.
+/// Consumer warps: as many as the registers allow, and no more than memory keeps busy.
 #[must_use]
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
         (_, _, cache::E4M3_PAIRS | cache::E4M3_PAIRS_BY_TOKEN) => 8,
-        // Six stages find room beside the states of six warps, and there is one for each.
+        // Six stages fit beside the states of six warps, one stage per warp.
         (_, _, cache::BITS16_PAIRS) => 6,
         (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
         (64 | 128, 8, _) => 8,
@@ -168,7 +174,7 @@ pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     }
 }
 
-/// Elements of a row that a lane writes. Of heads whose elements are no multiple of 64 the last lanes have none.
+/// Elements of a row that a lane writes. If the head dimension is no multiple of 64, the last lanes have none.
 #[must_use]
 pub const fn per_lane(dim: u32) -> usize {
     if dim.is_multiple_of(64) {
@@ -178,8 +184,8 @@ pub const fn per_lane(dim: u32) -> usize {
     }
 }
 
-/// The shape of a CTA that can have `shared_bytes` of shared memory; `None` where there is no such kernel or
-/// too little memory.
+/// The shape of a CTA with up to `shared_bytes` of shared memory; `None` if there is no such kernel or too little
+/// memory.
 #[must_use]
 pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option<Shape> {
     const fn of<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>(

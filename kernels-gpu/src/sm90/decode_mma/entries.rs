@@ -1,4 +1,4 @@
-//! The entries.
+//! The kernel entry points.
 
 use cuda_std::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::{
 
 macro_rules! entries {
     ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
-        /// See the module.
+        /// See [`run`].
         ///
         /// # Safety
         /// The parameters describe memory as [`DecodeParams`] says.

@@ -1,8 +1,8 @@
-//! Shared memory of a CTA, and what lies in it.
+//! The layout of a CTA's shared memory.
 //!
-//! The producer fills a ring of *stages*, a chunk of keys and values each, with a descriptor that says
-//! whose it is. Consumer warps take stages in turn. What a *unit* (an item and a KV head) needs beside its
-//! keys stands in a slot of a second ring.
+//! The loaders fill a ring of *stages*. A stage holds a chunk of keys and values, with a descriptor that says which
+//! unit they belong to. Consumer warps take stages in turn. Everything else that a *unit* (an item and a KV head) needs
+//! is in a slot of a second ring.
 
 #[cfg(target_arch = "nvptx64")]
 use core::ops::Range;
@@ -14,25 +14,26 @@ use crate::common::cache;
 pub use crate::common::decode::KEYS;
 use crate::common::decode::turning_bytes;
 
-/// Bytes of a stage's barriers, full and empty.
+/// Bytes of a stage's two mbarriers, full and empty.
 const PAIR: u32 = 16;
 
-/// Barriers of a slot: listed, full, ending and empty; and their bytes.
+/// Mbarriers of a slot: listed, full, ending and empty; and their bytes.
 const BARRIERS: u32 = 4;
 const SLOT_BARRIERS: u32 = BARRIERS * 8;
 
-/// Page ids that a slot holds: those of the first pieces of the unit's keys.
+/// Page ids in a slot: those of the first pieces (TMA boxes) of the unit's keys.
 pub const IDS: u32 = 32;
 
-/// Chunks that are known before they are loaded. More would hide no more latency, and take from other CTAs
-/// what they could do sooner.
+/// How many chunks the scheduler claims ahead of the loaders. More would hide no more latency, and would take work that
+/// other CTAs could do sooner.
 pub const fn known_ahead(cache: u32) -> u32 {
     8 / cache::bytes(cache)
 }
 
-/// Warps that load chunks in turn. To issue a copy takes a warp about 70 cycles, however little it brings, and a chunk
-/// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
-/// a time: large tiles and pairs keep theirs with three producers, twelve consumers with four.)
+/// Loader warps, which take chunks in turn. Issuing a TMA copy takes a warp about 70 cycles whatever its size, and a
+/// chunk needs at least two copies. Chunks of 8-bit elements have half the bytes, so twice as many are loaded in the
+/// same time. (Registers are allocated for four warps at a time. Large tiles and pairs of KV heads keep theirs with
+/// three producers, twelve consumers with four.)
 pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
     if cache::is_16_bits(cache) || cache::kv_heads(cache) > 1 || dim > 64 && warps < 8 {
         2
@@ -43,30 +44,30 @@ pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
     }
 }
 
-/// Merges that wait for the end.
+/// Merges that can be deferred to the end of the CTA.
 pub const MERGES: u32 = 16;
 
-/// The named barriers where warps of a unit synchronise: all but barrier 0, which is that of `__syncthreads`. (Four of
-/// them serve the start of the CTA, too, before any unit.)
+/// The named barriers at which the warps of a unit synchronise: all but barrier 0, that of `__syncthreads`. (Before any
+/// unit, four of them also serve the start of the CTA.)
 const FIRST_MEETING: u32 = 1;
 const MEETINGS: u32 = 16 - FIRST_MEETING;
 
-/// Where things are; all functions give shared addresses.
+/// Shared addresses of everything in a CTA's shared memory.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
 pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     base: u32,
-    /// Stages of the ring.
+    /// Stages in the ring.
     pub stages: u32,
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Layout<DIM, ROWS, WARPS, CACHE>
 {
-    /// Units under way.
+    /// Slots: units that can be in flight.
     pub const UNITS: u32 = {
         let fit = 16384 / (DIM * ROWS);
-        // With a barrier for each.
+        // There must be a named barrier for each slot.
         let most = if cache::is_16_bits(CACHE) {
             16
         } else {
@@ -76,7 +77,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     };
     /// Bytes of the keys of a chunk, or of its values.
     pub const CHUNK: u32 = KEYS * Self::KEY_BYTES;
-    /// Bytes of a key, or of a value: lines of 128 bytes if it has more than one. (Of two heads of 80 the lines overlap.)
+    /// Bytes of a key or a value, rounded up to lines of 128 bytes if it is longer than one. (The lines of two heads of
+    /// 80 overlap.)
     pub const KEY_BYTES: u32 = {
         let bytes = DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE);
         if bytes > 128 {
@@ -86,7 +88,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     };
     const STAGE: u32 = 2 * Self::CHUNK;
-    /// Bytes of the scales of a chunk's keys, and of its values.
+    /// Bytes of the scales of a chunk's keys and values.
     const SCALES: u32 = if cache::by_token(CACHE) {
         2 * KEYS * 4 * cache::kv_heads(CACHE)
     } else {
@@ -94,10 +96,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     };
     const QUERIES: u32 = ROWS * DIM * 2;
     const UNIT: u32 = Self::QUERIES + ROWS * 16 + IDS * 4 + 64;
-    /// f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
+    /// Stride in f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
     pub const PITCH: u32 = DIM + 4;
     const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
-    /// Bytes of sines and turns, where keys are turned.
+    /// Bytes of the sines, cosines and angles for rotary embeddings, in kernels that apply them.
     const TURNING: u32 = if CACHE == cache::BITS16_TURNED {
         turning_bytes(DIM)
     } else {
@@ -109,10 +111,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         + WARPS * Self::STATE
         + Self::TURNING;
 
-    /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always the same
-    /// warp's. (So no warp is more than one phase ahead of a stage that it waits for. An mbarrier knows only the parity of
-    /// a phase, and would take the phase two before for the one that is waited for.) No more than
-    /// [`meeting`](Self::meeting) allows.
+    /// The number of stages that fit into `bytes` of shared memory: a multiple of the consumer warps, so that a stage
+    /// always belongs to the same warp. (So no warp is more than one phase ahead of a stage that it waits for. An
+    /// mbarrier knows only the parity of a phase, and would take the phase two before for the awaited one.)
+    /// [`meeting`](Self::meeting) limits the number further.
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
         let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + Self::SCALES + 16 + PAIR);
@@ -124,20 +126,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (if fit < most { fit } else { most }) / WARPS * WARPS
     }
 
-    /// The named barrier of a unit that several warps share: each of them has one of the unit's last chunks, and `chunk`
-    /// is the CTA's count of chunks at the first of these.
+    /// The named barrier of a unit that several warps share. Each of these warps has one of the unit's last chunks;
+    /// `chunk` is the CTA's count of chunks at the first of them.
     ///
-    /// Units that synchronise at the same time need different barriers. Of 16-bit caches, a barrier serves two
-    /// successive values of `chunk`, and `MEETINGS` of them are used in turn. So these values must differ by at least 2
-    /// and by less than 2 · `MEETINGS`:
-    /// - At least 2: units that several warps share have at least two chunks, one of each loader.
-    /// - Less than 2 · `MEETINGS`: a warp that waits at the barrier, or is yet to come, has not taken its next chunk, the
-    ///   one `WARPS` behind `chunk`. So nothing is loaded into that one's stage, where the chunk `stages` later would go,
-    ///   nor anything that the same loader, of two, would load after it. Meanwhile no chunk from
-    ///   `chunk + WARPS + stages` on is taken, and [`stages`](Self::stages) keeps `WARPS + stages` below 2 · `MEETINGS`.
+    /// Units that synchronise at the same time need different barriers. With 16-bit caches, a barrier serves two
+    /// successive values of `chunk`, and `MEETINGS` barriers are used in turn. So these values must differ by at least
+    /// 2 and by less than 2 · `MEETINGS`:
+    /// - At least 2: units that several warps share have at least two chunks, one from each loader.
+    /// - Less than 2 · `MEETINGS`: a warp that waits at the barrier, or has yet to reach it, has not taken its next
+    ///   chunk, which comes `WARPS` after its last. So the chunk `stages` after that one is not loaded into the same
+    ///   stage, and the same loader, one of two, loads nothing later. Hence no chunk from `chunk + WARPS + stages` on
+    ///   is taken meanwhile, and [`stages`](Self::stages) keeps `WARPS + stages` below 2 · `MEETINGS`.
     ///
-    /// With more than two loaders, for other caches, the second does not hold: loaders may be further ahead of each other.
-    /// There each slot has a barrier. Slots are fewer than barriers, and a slot is not used again before its unit is done.
+    /// With more than two loaders, as other caches have, the second condition does not hold: loaders may be further
+    /// ahead of each other. There each slot has its own barrier. There are no more slots than barriers, and a slot is
+    /// not reused before its unit is done.
     #[inline(always)]
     #[must_use]
     pub const fn meeting(chunk: u32, slot: u32) -> u32 {
@@ -148,7 +151,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Bytes of shared memory that so many stages take.
+    /// Bytes of shared memory for this number of stages.
     #[must_use]
     pub const fn bytes(stages: u32) -> u32 {
         Self::FIXED + stages * (Self::STAGE + Self::SCALES + 16 + PAIR)
@@ -168,7 +171,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Keys of a stage; the values follow.
+    /// The keys of a stage; the values follow.
     #[inline(always)]
     pub fn stage(&self, index: u32) -> u32 {
         self.base + index * Self::STAGE
@@ -179,7 +182,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.base + self.stages * Self::STAGE
     }
 
-    /// Queries of a unit: `ROWS` dense rows.
+    /// The queries of a unit: `ROWS` dense rows.
     #[inline(always)]
     pub fn queries(&self, slot: u32) -> u32 {
         self.units() + slot * Self::UNIT
@@ -208,25 +211,25 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.units() + Self::UNITS * Self::UNIT
     }
 
-    /// Output of a warp's state: `ROWS` rows of f32, [`Self::PITCH`] apart.
+    /// The output of a warp's state: `ROWS` rows of f32, [`Self::PITCH`] apart.
     #[inline(always)]
     pub fn state_out(&self, warp: u32) -> u32 {
         self.states() + warp * Self::STATE
     }
 
-    /// LSEs of a warp's state, base 2.
+    /// The LSEs of a warp's state, base 2.
     #[inline(always)]
     pub fn state_lse(&self, warp: u32) -> u32 {
         self.state_out(warp) + ROWS * Self::PITCH * 4
     }
 
-    /// Sines of a chunk's keys, and turns: see `common::decode::turn`.
+    /// Sines and cosines of a chunk's keys, and angles: see `common::decode::turn`.
     #[inline(always)]
     pub fn turning(&self) -> u32 {
         self.states() + WARPS * Self::STATE
     }
 
-    /// Scales of a stage's keys, one for each KV head; those of the values follow.
+    /// The scales of a stage's keys, one per key and KV head; those of the values follow.
     #[inline(always)]
     pub fn scales(&self, stage: u32) -> u32 {
         self.turning() + Self::TURNING + stage * Self::SCALES
@@ -244,69 +247,72 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.descriptor(self.stages)
     }
 
-    /// Completes when the chunk is there.
+    /// Completes when the chunk is loaded.
     #[inline(always)]
     pub fn stage_full(&self, stage: u32) -> u32 {
         self.started() + 8 + stage * PAIR
     }
 
-    /// Completes when each lane that used the chunk said so.
+    /// Completes when every lane of the warp that uses the chunk has arrived.
     #[inline(always)]
     pub fn stage_empty(&self, stage: u32) -> u32 {
         self.stage_full(stage) + 8
     }
 
-    /// Completes when it is known what a slot's unit is.
+    /// Completes when the scheduler has described the slot's unit.
     #[inline(always)]
     pub fn unit_listed(&self, slot: u32) -> u32 {
         self.stage_full(self.stages) + slot * SLOT_BARRIERS
     }
 
-    /// Completes when the unit's queries are there.
+    /// Completes when the unit's queries are loaded.
     #[inline(always)]
     pub fn unit_full(&self, slot: u32) -> u32 {
         self.unit_listed(slot) + 8
     }
 
-    /// Completes when all but the unit's last [`known_ahead`] chunks are on their way.
+    /// Completes when the loads of all but the unit's last [`known_ahead`] chunks are issued.
     #[inline(always)]
     pub fn unit_ending(&self, slot: u32) -> u32 {
         self.unit_listed(slot) + 16
     }
 
-    /// Completes when the unit is finished, and no loader reads the slot: each of their lanes says so.
+    /// Completes when the unit is finished and no loader reads the slot any more; every lane of consumers and loaders
+    /// arrives.
     #[inline(always)]
     pub fn unit_empty(&self, slot: u32) -> u32 {
         self.unit_listed(slot) + 24
     }
 
-    /// Barriers that the stream of keys begins with: [`started`](Self::started), the stages' and the first slot's.
+    /// The barriers that the first loads need: [`started`](Self::started), those of the stages and of the first slot.
     #[inline(always)]
     pub fn first_barriers(&self) -> Range<u32> {
         0..1 + 2 * self.stages + BARRIERS
     }
 
-    /// All others.
+    /// All other barriers.
     #[inline(always)]
     pub fn other_barriers(&self) -> Range<u32> {
         self.first_barriers().end..1 + 2 * self.stages + BARRIERS * Self::UNITS
     }
 
-    /// Initialises barriers, and the list of merges with the first. One initialisation takes the hardware about 60
-    /// cycles and the lanes of a warp go one by one, so `warps` warps share them; this is one of those.
+    /// Initialises a range of mbarriers and, with the first range, the list of merges. One `mbarrier.init` takes about
+    /// 60 cycles, and the lanes of a warp execute it one by one, so `warps` warps share the work; `warp` is this one's
+    /// index.
     ///
     /// # Safety
-    /// All threads of those warps come here once for either part, and then to a barrier of the CTA.
+    /// All threads of those warps call this once for each range, and then reach a barrier of the CTA.
     #[inline(always)]
     pub unsafe fn initialise(&self, barriers: Range<u32>, warp: u32, warps: u32) {
         let lane = thread::thread_idx_x() % 32;
         let stages = 1 + 2 * self.stages;
         let mut barrier = barriers.start + warp + lane * warps;
-        // SAFETY: the barriers lie one after the other; nobody knows them yet.
+        // SAFETY: the barriers are adjacent, and nobody uses them yet.
         unsafe {
             while barrier < barriers.end {
-                // One arrival at what is full or ending; of a warp, each lane says itself that it has read. (Sums: of
-                // a choice the compiler makes a table, in memory that is far away.)
+                // `full` and `ending` take one arrival, `listed` too. Where lanes arrive for their own `cp.async`, one
+                // per lane is added. `empty` takes one per lane of each warp that reads. (The count is a sum because
+                // the compiler turns a `match` into a table in global memory, whose latency is high.)
                 let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
                 let (in_stages, in_slots) = (barrier > 0 && barrier < stages, barrier >= stages);
                 let arrivals = 1
@@ -326,25 +332,25 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         fence::mbarrier_init();
     }
 
-    /// Number of merges that wait for the end.
+    /// The number of deferred merges.
     #[inline(always)]
     pub fn merges(&self) -> u32 {
         (self.unit_listed(Self::UNITS) + 15) & !15
     }
 
-    /// One of them.
+    /// A deferred merge.
     #[inline(always)]
     pub fn merge(&self, index: u32) -> u32 {
         self.merges() + 16 + index * 16
     }
 }
 
-/// A place in a ring that is walked round and round.
+/// A position in a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Index.
     pub index: u32,
-    /// Parity of the round.
+    /// Parity of the round, to wait with.
     pub parity: u32,
 }
 
@@ -356,7 +362,7 @@ impl Place {
         Self { index, parity: 0 }
     }
 
-    /// `steps` on in a ring of `length`, at most once round.
+    /// Moves `steps` forward in a ring of `length`, at most once around.
     #[inline(always)]
     pub fn advance(&mut self, steps: u32, length: u32) {
         self.index += steps;

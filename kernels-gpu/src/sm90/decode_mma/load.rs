@@ -1,4 +1,4 @@
-//! The loaders: bring keys and values, and the queries of all units but the first.
+//! The loader warps: they load keys and values, and the queries of all units but the first.
 
 use cuda_std::{async_copy, mbarrier, prelude::*, tma};
 
@@ -15,12 +15,12 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Brings chunks, in turn with the other loaders.
+/// A loader warp. The loaders take chunks in turn.
 pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     pub p: &'a DecodeParams,
-    /// Of keys and values.
+    /// The tensor maps of keys and of values.
     pub maps: *const tma::TensorMap,
-    /// Among the loaders.
+    /// Index among the loaders.
     pub index: u32,
     /// Whether the launch reads several times what L2 holds.
     pub long: bool,
@@ -28,7 +28,7 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, 
     pub lane: u32,
 }
 
-/// What of a unit decides which of its chunks need a mask.
+/// The keys of a unit that all of its rows see: chunks that lie within need no mask.
 #[derive(Clone, Copy)]
 pub(super) struct Seen {
     begin: u32,
@@ -36,7 +36,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// The keys that all rows of an item see: none where it cannot be said so simply.
+    /// `position` is the smallest of the unit's query tokens. With a window the range counts as empty: all chunks are
+    /// masked.
     #[inline(always)]
     pub fn new<V: Variant>(
         p: &DecodeParams,
@@ -68,13 +69,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
 {
     pub const LOADERS: u32 = loaders(DIM, WARPS, CACHE);
 
-    /// Pieces of a chunk's keys, as a power of two.
+    /// Log2 of the pieces (TMA boxes) of a chunk's keys.
     #[inline(always)]
     pub const fn pieces_log(&self) -> u32 {
         KEYS.trailing_zeros() - self.p.piece_tokens.trailing_zeros()
     }
 
-    /// Where the accelerator finds a piece.
+    /// TMA coordinates of a piece.
     #[inline(always)]
     pub fn coordinates(&self, position: u32, page: u32, head: u32) -> [i32; 5] {
         let p = self.p;
@@ -88,8 +89,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         ]
     }
 
-    /// What L2 shall do with the keys of an item. Where everything is read once, that leaves first; but it then
-    /// has little room among what others wrote there before, and a long launch had better drive that out.
+    /// L2 eviction policy for the keys of an item. Shared keys are evicted last, keys that are read once first. But
+    /// evict-first lines find little room among lines that were in L2 before, so a long launch uses `evict_unchanged`
+    /// to drive those out.
     #[inline(always)]
     pub fn policy(&self, flags: u32) -> u64 {
         if flags & WorkItem::SHARED_KEYS != 0 {
@@ -101,7 +103,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Page ids of a batch of a unit's pieces, one for each lane.
+    /// Page ids of a batch of [`IDS`] pieces of a unit, one per lane.
     ///
     /// # Safety
     /// The unit's table has a page for each key.
@@ -117,13 +119,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
     }
 
-    /// Which piece of a chunk has the lane's key.
+    /// The piece of a chunk that contains the lane's key.
     #[inline(always)]
     pub fn piece_of_key(&self) -> u32 {
         self.lane >> self.p.piece_tokens.trailing_zeros()
     }
 
-    /// Brings the scales of a chunk's keys and values, a key for each lane, and arrives. Those of a pair of KV heads lie side by side.
+    /// Loads the scales of a chunk's keys and values, one key per lane, and arrives. The scales of a pair of KV heads
+    /// are adjacent.
     ///
     /// # Safety
     /// The lanes come together; the stage is empty, and `page` is that of the lane's key if it is one of the `keys`.
@@ -154,7 +157,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Follows the list until nothing is left. `go_on` waits for what the first copies do without: the barriers of other slots than the first.
+    /// Loads the chunks of listed units until no unit is left. `go_on` waits until all barriers are initialised; the
+    /// first copies need only the barriers of the stages and the first slot.
     ///
     /// # Safety
     /// The lanes come together; the first barriers are initialised.
@@ -163,7 +167,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let (p, layout, lane) = (self.p, self.layout, self.lane);
         let piece_bytes = p.piece_tokens * Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES;
         let pieces_log = self.pieces_log();
-        // Half the lanes bring keys, half values, a piece each.
+        // Lanes 0–15 load keys, lanes 16–31 values, one piece per lane.
         let (values, piece) = (lane / 16, lane % 16);
         let has_piece = piece < 1 << pieces_log;
         // SAFETY: there are two maps.
@@ -171,8 +175,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let in_stage = values * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK + piece * piece_bytes;
         let mut stage = Place::first(self.index);
         let mut slot = Place::first(0);
-        // SAFETY: units and pages are the plan's; the waits order accesses with those of scheduler and consumers; the
-        // lanes stay together.
+        // SAFETY: units and pages are the plan's; the waits order accesses with those of the scheduler and the
+        // consumers; the lanes stay together.
         unsafe {
             let mut opened = self.open(variant, opening);
             go_on();
@@ -204,7 +208,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 chunk += Self::LOADERS * opened;
                 opened = 0;
                 if chunk < unit.chunks {
-                    // Page ids come in batches; the first is listed.
+                    // Page ids are loaded in batches; the first batch is in the slot.
                     let mut batch = (chunk << pieces_log) / IDS;
                     let mut ids = if batch == 0 {
                         shared::load_u32(layout.ids(slot.index) + lane * 4)
@@ -213,12 +217,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     };
                     let policy = self.policy(unit.flags);
                     let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
-                    // Where the chunk is that lets the scheduler claim more.
+                    // The chunk at which the scheduler may claim more.
                     let ending = unit.chunks.saturating_sub(known_ahead(CACHE));
                     let loads_any = has_piece && unit.begin < unit.end;
                     loop {
-                        // A batch ahead: busy memory takes as long for an id as for all that the ring holds. (No
-                        // copy of what is on its way inside the loop over chunks: that would wait for it.)
+                        // Page ids are loaded a batch ahead: under load, their latency is as long as that of the whole
+                        // ring. (`next_ids` is not moved inside the loop over chunks: the move would wait for the
+                        // load.)
                         batch += 1;
                         let next_ids = self.page_ids(&unit, batch);
                         let end = unit.chunks.min((batch * IDS) >> pieces_log);
@@ -268,7 +273,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         ids = next_ids;
                     }
                 }
-                // The consumers may be done with the unit before a loader that brings none of its chunks saw it.
+                // Every loader arrives: otherwise the consumers might free the slot before a loader with no chunk of
+                // the unit has read it.
                 mbarrier::arrive(layout.unit_empty(slot.index));
                 slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }

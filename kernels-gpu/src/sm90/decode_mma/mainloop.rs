@@ -1,4 +1,4 @@
-//! The consumer warps: the run over chunks, and the end of a unit.
+//! The consumer warps: the mainloop over chunks, and the end of a unit.
 
 use cuda_std::{barrier, mbarrier, misc, warp};
 
@@ -31,29 +31,29 @@ const ALL: u32 = warp::FULL_MASK;
 pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     /// The launch.
     pub params: &'a AttentionParams,
-    /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
+    /// Query heads per KV head. (`params.group` counts the query heads of a unit, which may have two KV heads.)
     pub group: Divisor,
     /// As [`DecodeParams::out_columns`](crate::abi::DecodeParams::out_columns).
     pub out_columns: u32,
-    /// How keys and queries are turned, if they are.
+    /// The rotary embedding, in kernels that apply it.
     pub rotary: &'a RotaryParams,
     /// Shared memory.
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
-    /// Among the consumers.
+    /// Index among the consumer warps.
     pub warp: u32,
-    /// In the warp.
+    /// Lane in the warp.
     pub lane: u32,
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Works until the producer says that nothing is left. `PER_LANE` elements of a row are a lane's to
-    /// write. `turns` are what [`load_turns`](Self::load_turns) gave.
+    /// Processes chunks until a loader signals the end. A lane writes `PER_LANE` elements of an output row. `turns` is
+    /// the result of [`load_turns`](Self::load_turns).
     ///
     /// # Safety
-    /// The lanes come together; barriers are initialised; the parameters describe memory as
-    /// [`AttentionParams`] says.
+    /// The lanes come together; the barriers are initialised; the parameters describe memory as [`AttentionParams`]
+    /// says.
     #[inline(always)]
     pub unsafe fn run<
         T: Half,
@@ -76,19 +76,19 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
         let layout = &self.layout;
         let offsets = LaneOffsets::new(self.lane, Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES);
-        // SAFETY: all consumers come here.
+        // SAFETY: all consumer warps call this.
         let turning = unsafe { self.fill_turning(turns) };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
-        // Where queries are turned: the slot and the first key of the chunk that is next, if that is of the unit at hand.
+        // With rotary embeddings: whether the warp's next chunk is of the same unit; that chunk's slot and first key.
         let (mut goes_on, mut slot, mut first) = (false, 0, 0);
-        // SAFETY: addresses are the plan's; the waits order accesses with the producer's and with those
-        // of other consumers; the lanes stay together.
+        // SAFETY: addresses are the plan's; the waits order accesses with those of the producers and of other
+        // consumers; the lanes stay together.
         unsafe {
             loop {
                 if <Stored<T, CACHE>>::TURNS {
-                    // In the middle of a unit the queries are turned while the chunk is on its way.
+                    // Within a unit, queries are rotated while the next chunk is being loaded.
                     if !goes_on {
                         mbarrier::wait(layout.stage_full(place.index), place.parity);
                         let descriptor = Descriptor::load(layout.descriptor(place.index));
@@ -114,8 +114,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 let unit = Unit::load(layout.unit(slot));
                 if begins {
-                    // Recomputed, which saves registers, but not in kernels with a soft cap: with this choice ptxas
-                    // finds enough registers in all kernels.
+                    // `opaque` has values that depend on the lane recomputed, which saves registers. Kernels with a
+                    // soft cap do without: with this choice, the registers suffice in all kernels.
                     let lane = if V::TRANSFORMS_LOGITS {
                         self.lane
                     } else {
@@ -125,7 +125,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         self.start::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, &unit, lane);
                     }
                     if <Stored<T, CACHE>>::SCALED {
-                        // Rows past the unit's tokens have no scales: they take those of the last token.
+                        // Rows past the unit's tokens have no scales; they use those of the last token.
                         rows.take_scales(
                             |row| {
                                 if <Stored<T, CACHE>>::BY_TOKEN {
@@ -158,7 +158,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     end: unit.end,
                     ancestors: self.params.ancestors,
                 };
-                // Computed once for both cases below: it is more code than all the rest.
+                // Not computed in each of the two cases below: it is more code than the rest of the loop.
                 let turned = if <Stored<T, CACHE>>::TURNS {
                     rows.turned_logits::<Stored<T, CACHE>>(&offsets, chunk, self.lane, turning)
                 } else {
@@ -168,7 +168,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     rows.attend::<Stored<T, CACHE>, V, true>(
                         variant, self.lane, &offsets, chunk, keys, turned,
                     );
-                    // Orders the zeroes before the copy of the next chunk, which overwrites them.
+                    // Orders the zeros written to the values before the TMA copy of the next chunk that overwrites
+                    // them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
                 } else {
@@ -180,7 +181,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let ends = descriptor.chunk + WARPS >= unit.chunks;
                 (goes_on, first) = (!ends, descriptor.first + WARPS * KEYS);
                 if ends {
-                    // Recomputed at the end of a unit, or it takes registers in the loop.
+                    // Derived values are recomputed at the end of a unit; otherwise they would occupy registers in the
+                    // loop.
                     let here = Self {
                         warp: misc::opaque(self.warp),
                         lane: misc::opaque(self.lane),
@@ -208,9 +210,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Waits for the states of all the unit's warps, which then combine and write a part of the rows each; when
-    /// all have, the first of them merges. (None of them has anything else to do: the next chunk of each comes
-    /// after all of this unit.)
+    /// The end of a warp's share of a unit. Waits until all the unit's warps have stored their states; each of them
+    /// then combines and writes a part of the rows. After that, the first one counts the unit's arrivals at merges.
+    /// (None of them has anything else to do: the next chunk of each is of a later unit.)
     ///
     /// # Safety
     /// The lanes come together; the state is stored.
@@ -232,7 +234,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let shares = chunks.min(WARPS);
         let share = chunk - (chunks - shares);
         let first = self.wrap(self.warp + WARPS - share);
-        // SAFETY: the slot stays filled until its barrier is arrived at, below.
+        // SAFETY: the slot stays filled until this warp arrives at its `unit_empty` barrier below.
         unsafe {
             let sequence = Unit::load_sequence(layout.unit(slot));
             let meeting =
@@ -255,7 +257,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let mut row = share;
             while row < tokens * heads {
                 let (token, in_unit, in_tile) = self.of_dense(row);
-                // Alone, the warp's state is the unit's: the same bits as with a weight of 1.
+                // The state of a warp alone is that of the unit; combining it with a weight of 1 would give the same
+                // bits.
                 let state = if shares > 1 {
                     self.combine::<ROW_BLOCKS, PER_LANE>(&weights, in_tile, first, shares)
                 } else {
@@ -265,7 +268,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 results.write::<T, V, PER_LANE>(info, head * heads + in_unit, state);
                 row += shares;
             }
-            // All warps have read the states, so that the next ones may be stored, and have written the unit's results.
+            // Behind this barrier, all warps have read the states, which may be overwritten, and have written their
+            // results, which can be merged.
             if shares > 1 {
                 barrier::bar_sync(meeting, shares * 32);
             } else {
@@ -274,11 +278,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             if merges && share == 0 {
                 self.merge::<T, V>(index, merge, head);
             }
-            // The queries were read before the copy that overwrites them.
+            // Orders the reads of the queries before the bulk copy that overwrites them.
             #[cfg(target_feature = "sm_90")]
             cuda_std::fence::proxy_async_shared();
-            // Each lane arrives itself. The barrier counts all consumer warps: the first one arrives for those without
-            // a share, too.
+            // Each lane arrives. The barrier counts all consumer warps, so the first one also arrives for those without
+            // a share.
             let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }

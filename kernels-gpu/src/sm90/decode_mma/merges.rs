@@ -1,4 +1,4 @@
-//! The merges of split rows: which a unit's end completes, and which warps do them when.
+//! Merges of split rows: which of them the end of a unit completes, which warps do them, and when.
 
 use cuda_std::{atomic, shared, warp};
 
@@ -18,7 +18,7 @@ const ALL: u32 = warp::FULL_MASK;
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// The merge of the token that the lane stands for, if there is any.
+    /// The merge of the unit's token with the lane's index, or `NO_MERGE`.
     ///
     /// # Safety
     /// `slot` is filled and has so many tokens.
@@ -32,9 +32,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Counts the unit's partial states at their merges, of which each lane has one, or none. Where it is the last
-    /// one, the merge waits until the CTA has no other work and all its warps can share it; if the list of those is
-    /// full, this warp does it.
+    /// Counts the unit's partial states as arrived at their merges; each lane has at most one merge. If a state is the
+    /// last of its merge, the merge is deferred to the end of the CTA, where all its warps share it. If the list of
+    /// deferred merges is full, this warp does it now.
     ///
     /// # Safety
     /// The lanes come together, after the partial states were written.
@@ -50,14 +50,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// The same for one KV head: other launches of the step may have units of single ones.
+    /// [`merge`](Self::merge) for one KV head. Heads of a pair are counted separately because other launches of the
+    /// step may have units of single heads.
     ///
     /// # Safety
     /// As [`merge`](Self::merge).
     #[inline(always)]
     unsafe fn merge_head<T: Half, V: Variant>(&self, index: u32, merge: Merge, head: u32) {
         let (results, group) = (self.results(), self.group.get());
-        // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
+        // SAFETY: merges and slots are the plan's; `sync_warp` orders the arrival after the writes of all lanes.
         unsafe {
             warp::sync_warp(ALL);
             let mut last = results.arrive(index, merge, head);
@@ -73,7 +74,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let mut waiting = warp::warp_vote_ballot(ALL, last);
             if waiting != 0 {
-                // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+                // One lane has acquired the others' states, and all lanes will read them; the vote does not order
+                // memory.
                 warp::sync_warp(ALL);
             }
             while waiting != 0 {
@@ -88,14 +90,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// The merges that waited, shared out to all warps by slices of rows.
+    /// Does the deferred merges; all warps share them by slices of rows.
     ///
     /// # Safety
     /// The warps come together, after their last units.
     #[inline(always)]
     pub(super) unsafe fn late_merges<T: Half, V: Variant>(&self) {
-        // SAFETY: every consumer warp comes here once; what the list holds was published by the barrier,
-        // the states by the acquiring atomic of the warp that put the merge on the list.
+        // SAFETY: every consumer warp calls this once; the barrier publishes the list; the acquiring atomic of the warp
+        // that listed a merge made its states visible.
         unsafe {
             meet(0, WARPS);
             let merges = shared::load_u32(self.layout.merges()).min(MERGES);

@@ -1,14 +1,14 @@
-//! Decode on Hopper: pages come by TMA, each one instruction.
+//! Decode on Hopper with `mma`: keys and values are loaded with TMA, in boxes of a page or a part of one.
 //!
-//! Three to five producer warps. The *scheduler* claims units and lists them, ahead of all other warps, so that the
-//! stream of keys does not wait for ticket, item, rows and page ids. Two to four *loaders* follow the list and keep the
-//! ring full, each with a chunk in turn. The consumer warps take the chunks in turn: a long unit is shared by all of
-//! them, whose states are combined in shared memory at its end, and short units go to one warp each, which works
-//! through its latencies while the other warps work through theirs.
+//! A CTA has three to five producer warps. The *scheduler* claims units and lists them ahead of all other warps, so
+//! that the stream of keys does not wait for tickets, items, rows and page ids. Two to four *loaders* follow the list
+//! and keep the ring of stages full; they take chunks in turn. The consumer warps take the chunks in turn, too. All of
+//! them share a long unit and combine their states in shared memory at its end. A short unit goes to one warp, whose
+//! latencies overlap with the work of the other warps.
 //!
-//! [`layout`] says where things lie in shared memory, `unit` what the producers write there. `mainloop` is a
-//! consumer's, with `rows` for what a unit asks, `turn` for queries that are turned, `combine` for the states of a unit, and
-//! `merges` for what leaves the CTA.
+//! [`layout`] is the layout of shared memory, `unit` what the producers write there. `load` and `open` are the loaders,
+//! `mainloop` a consumer warp, with `rows` for the rows of a unit, `turn` for rotary embeddings, `combine` for the
+//! states of a unit, and `merges` for the merging of partial states.
 
 #[cfg(target_arch = "nvptx64")]
 mod combine;

@@ -1,4 +1,4 @@
-//! How the loaders begin: with the chunks of the CTA's first unit, which nobody has listed yet.
+//! The start of the loaders: they load chunks of the CTA's first unit before the scheduler has listed it.
 
 use cuda_std::{mbarrier, prelude::*, tma};
 
@@ -14,27 +14,27 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// A CTA's first unit, and the piece of it that a lane brings while nobody has listed the unit yet.
+/// A CTA's first unit, and the piece of it that this lane loads before the unit is listed.
 #[derive(Clone, Copy)]
 pub(super) struct Opening {
     item: WorkItem,
     head: u32,
-    /// Of the unit; 0 where there is none.
+    /// Chunks of the unit; 0 if there is none.
     chunks: u32,
-    /// The lane's chunk, of those that this loader opens with.
+    /// The lane's chunk, counted among those that this loader opens with.
     nth: u32,
-    /// Page of the lane's piece, if it has one.
+    /// The page of the lane's piece, if it has one.
     page: u32,
     mine: bool,
 }
 
-/// A CTA's first unit, or nothing.
+/// The CTA's first unit; empty if it has none.
 ///
 /// # Safety
-/// The launch is as the host makes it.
+/// The parameters are those of a launch by the host.
 #[inline(always)]
 pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
-    // SAFETY: as the launch is.
+    // SAFETY: the caller's promise.
     unsafe {
         let a = p.attention.of_this_plan();
         let first = thread::block_idx_x() * p.run;
@@ -49,20 +49,20 @@ pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Chunks that this loader can open with: its share of the ring, and a lane for each piece.
+    /// Chunks that this loader can open with: at most its share of the ring, and one piece per lane.
     #[inline(always)]
     fn opens_with(&self) -> u32 {
         (self.layout.stages / Self::LOADERS).min(16 >> self.pieces_log())
     }
 
-    /// Looks up which pages the lane opens with, of the first unit.
+    /// Looks up the page of the first unit's piece that this lane will load.
     ///
     /// # Safety
     /// The unit is the launch's.
     #[inline(always)]
     pub unsafe fn look_up(&self, Header { item, head }: Header) -> Opening {
         let p = self.p;
-        // SAFETY: as the launch is.
+        // SAFETY: the caller's promise.
         unsafe {
             let begin = item.kv_begin & !(KEYS - 1);
             let keys = item.kv_end > item.kv_begin;
@@ -96,8 +96,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Fills the ring with the first chunks of the first unit, each piece by a lane of its own; how many of this
-    /// loader's chunks these were.
+    /// Loads the first chunks of the first unit into the ring, one piece per lane. Returns how many of this loader's
+    /// chunks these are.
     ///
     /// # Safety
     /// The lanes come together, each with what [`look_up`](Self::look_up) gave it; the barriers are initialised.
@@ -118,7 +118,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let full = layout.stage_full(stage);
         let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
         let piece_bytes = p.piece_tokens * Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES;
-        // SAFETY: stages up to the ring's end are empty; the lanes are together.
+        // SAFETY: all stages of the ring are empty at the start; the lanes are together.
         unsafe {
             let loads = warp::warp_vote_ballot(ALL, mine) >> (nth << (log + 1));
             let loads = (loads & ((1 << (2 << log)) - 1)).count_ones();

@@ -1,12 +1,11 @@
-//! Queries come by bulk copies, a token each.
+//! Loads of queries: one bulk copy per token.
 
 use cuda_std::{mbarrier, tma};
 
 use super::layout::Layout;
 use crate::{abi::DecodeParams, common::decode::produce::Header};
 
-/// Starts to bring the queries of a unit, a token for each lane. The first lane arrives at the unit's barrier
-/// some time later.
+/// Starts the loads of a unit's queries, one token per lane. Lane 0 must arrive at `unit_full` afterwards.
 ///
 /// # Safety
 /// The lanes come together; the slot's queries are not in use.
@@ -28,7 +27,7 @@ pub(super) unsafe fn load_queries<
     let a = &p.attention;
     let full = layout.unit_full(slot);
     let bytes = a.group * DIM * 2;
-    // SAFETY: the caller's promise; a warp's lanes stay in order.
+    // SAFETY: the caller's promise; lane 0 expects the bytes before the warp issues the copies.
     unsafe {
         if lane == 0 {
             mbarrier::expect_tx(full, tokens * bytes);
@@ -42,7 +41,7 @@ pub(super) unsafe fn load_queries<
     }
 }
 
-/// The queries of the first unit, which some warp brings that has nothing to do yet.
+/// The queries of the first unit, loaded by a consumer warp, which has no other work yet.
 #[derive(Clone, Copy)]
 pub(super) struct FirstQueries {
     tokens: u32,
@@ -51,13 +50,13 @@ pub(super) struct FirstQueries {
 }
 
 impl FirstQueries {
-    /// Looks them up.
+    /// Looks up their addresses.
     ///
     /// # Safety
     /// The unit is the launch's.
     #[inline(always)]
     pub unsafe fn look_up(p: &DecodeParams, header: Header, lane: u32) -> Self {
-        // SAFETY: as the launch is.
+        // SAFETY: the caller's promise.
         unsafe {
             let tokens = header.item.rows;
             let token = if lane < tokens {
@@ -73,7 +72,7 @@ impl FirstQueries {
         }
     }
 
-    /// Brings them.
+    /// Loads them.
     ///
     /// # Safety
     /// The lanes come together; the barriers are initialised.
@@ -85,8 +84,8 @@ impl FirstQueries {
         lane: u32,
     ) {
         if self.tokens > 0 {
-            // SAFETY: the caller's promise; the slot is the first unit's. Who waits for the queries takes it that
-            // the unit is listed.
+            // SAFETY: the caller's promise; slot 0 is the first unit's. The arrival at `unit_full` waits for
+            // `unit_listed`, because whoever waits for the queries also reads the unit.
             unsafe {
                 load_queries(p, layout, lane, 0, self.tokens, self.head, self.token);
                 mbarrier::wait(layout.unit_listed(0), 0);

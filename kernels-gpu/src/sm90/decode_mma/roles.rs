@@ -1,4 +1,4 @@
-//! Which warp does what.
+//! The roles of the warps.
 
 use cuda_std::{barrier, griddep, mbarrier, thread, tma, warp};
 
@@ -16,19 +16,20 @@ use crate::{
     },
 };
 
-/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later. Roles wait at one each: to wait at one
-/// barrier in several places of the code wants its form that is not aligned, behind which ptxas guards each shuffle.
+/// Named barriers of the CTA's start; later, the warps of a unit synchronise at them. Each role has its own: waiting at
+/// one barrier in several places of the code would need the unaligned form of the instruction, after which ptxas guards
+/// every shuffle.
 pub const FIRST_INITIALISED: u32 = 2;
 const LOADERS_START: u32 = 3;
 const QUERIES_START: u32 = 4;
 const SCHEDULER_STARTS: u32 = 5;
 
-/// The kernel of a head dimension, rows, consumer warps and a cache; the other constants are the fragments of a tile and
-/// the elements of a row that a lane writes.
+/// The kernel for a head dimension, rows, consumer warps and a cache. The other constants are the numbers of fragments
+/// of a tile and the elements of a row that a lane writes.
 ///
 /// # Safety
-/// All threads of a CTA come here; the parameters describe memory as [`DecodeParams`] says, `maps` is the address of its
-/// first.
+/// All threads of a CTA call this; the parameters describe memory as [`DecodeParams`] says; `maps` is the address of
+/// its first tensor map.
 #[inline(always)]
 pub unsafe fn run<
     T: Half,
@@ -48,19 +49,19 @@ pub unsafe fn run<
     Stored<T, CACHE>: Cache,
 {
     let producers = const { producers(DIM, ROWS, CACHE) };
-    // Warps after the scheduler that look up what the ring and the queries begin with: the loaders and a consumer. They
-    // wait for memory twice, and initialise no barriers meanwhile.
+    // Warps after the scheduler that start the first loads of keys and queries: the loaders and one consumer. They wait
+    // for global memory twice, for the item and for its page ids or rows, and initialise no barriers meanwhile.
     let openers = producers;
     let warp_id = thread::thread_idx_x() / 32;
     let lane = warp::lane_id();
     let layout = Layout::<DIM, ROWS, WARPS, CACHE>::new(p.stages);
-    // Every role looks up by itself what it does first. That none waits for another is what short steps are made
-    // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
+    // Each role looks up its own first work, because waiting for another warp would lengthen short steps. The openers
+    // wait until the first barriers are initialised, and then all roles wait for the rest.
     let threads = (WARPS + producers) * 32;
     let initialisers = WARPS + producers - 1 - openers;
     let initialise = || {
         let nth = warp_id - 1 - openers;
-        // SAFETY: these warps come here once.
+        // SAFETY: each of these warps runs this once.
         unsafe {
             layout.initialise(layout.first_barriers(), nth, initialisers);
             barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
@@ -71,20 +72,20 @@ pub unsafe fn run<
             mbarrier::arrive(layout.started());
         }
     };
-    // The scheduler lists no unit before all have left their barriers: units meet at them.
-    // SAFETY: the other openers come here once.
+    // The scheduler lists no unit before all warps have left these barriers: units reuse them.
+    // SAFETY: each opener runs this once.
     let open = |barrier, openers| unsafe {
         barrier::bar_sync(barrier, (initialisers + openers) * 32);
         barrier::bar_arrive(SCHEDULER_STARTS, threads);
     };
-    // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
+    // SAFETY: a warp that runs this has initialised the first barriers or waited for them.
     let start = || unsafe { mbarrier::wait(layout.started(), 0) };
-    // SAFETY: whole warps, each in one role; what a role finds initialised is what it waited for above.
+    // SAFETY: whole warps, each in one role. Each role has waited above for the barriers that it uses.
     unsafe {
         if warp_id == 0 {
             let scheduler = Scheduler { p, layout, lane };
             let mut first = scheduler.look_up();
-            // Another tile group of the step may take over SMs as this one leaves them.
+            // Lets another tile group of the step start on SMs as this one leaves them.
             griddep::launch_dependents();
             scheduler.begin(&mut first);
             barrier::bar_sync(SCHEDULER_STARTS, threads);
@@ -126,7 +127,7 @@ pub unsafe fn run<
             }
             start();
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant, turns);
-            // A grid that waits for the end of this one relies on the end of the one before it, too.
+            // A grid that waits for the end of this one relies on the previous grid having ended, too.
             griddep::wait();
         }
     }

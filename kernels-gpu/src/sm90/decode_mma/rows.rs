@@ -1,4 +1,4 @@
-//! The rows of a unit: which token and query head each of them is, and how a consumer takes them up.
+//! The rows of a unit: the token and query head of each, and how a consumer warp loads their queries.
 
 use cuda_std::shared;
 
@@ -15,7 +15,7 @@ use crate::{
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Begins the rows of a unit, whose queries are in shared memory.
+    /// Starts the rows of a unit, whose queries are in shared memory.
     ///
     /// # Safety
     /// The lanes come together; `slot` is the unit's.
@@ -30,8 +30,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Stored<T, CACHE>: Cache,
     {
         let head = unit.head * self.params.group;
-        // With pairs of KV heads a row that does not exist would lie behind the unit's queries: it takes those of the
-        // last token.
+        // With pairs of KV heads, a row that does not exist would be past the unit's queries; it uses those of the last
+        // token.
         let row = if <Stored<T, CACHE>>::SCALED {
             lane / 4
         } else {
@@ -44,20 +44,20 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe {
             rows.start::<Stored<T, CACHE>>(self.layout.queries(slot), lane, pair, |row| {
                 let (token, in_unit) = self.place(row);
-                // Rows that do not exist are the last token's.
+                // Rows that do not exist use the last token.
                 (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
             });
         }
     }
 
-    /// Among the consumers'.
+    /// Index of the thread among those of the consumer warps.
     #[inline(always)]
     pub(super) const fn thread(&self) -> u32 {
         self.warp * 32 + self.lane
     }
 
-    /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of
-    /// one, the second of the other.
+    /// The token of a tile's row, and its query head within the unit. With two KV heads, the first half of the rows is
+    /// of one head, the second half of the other.
     #[inline(always)]
     pub(super) fn place(&self, row: u32) -> (u32, u32) {
         let of_head = ROWS / cache::kv_heads(CACHE);
@@ -65,13 +65,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (token, row / of_head * self.group.get() + in_group)
     }
 
-    /// The row of a token and a query head, as queries lie in memory.
+    /// The row of a token and a query head in the order of the queries in memory.
     #[inline(always)]
     pub(super) fn dense(&self, (token, in_unit): (u32, u32)) -> u32 {
         token * self.params.group + in_unit
     }
 
-    /// The token of a row as queries lie in memory, its query head among the unit's, and its row of the tile.
+    /// For a row in the order of the queries in memory: its token, its query head within the unit, and its row of the
+    /// tile.
     #[inline(always)]
     pub(super) fn of_dense(&self, row: u32) -> (u32, u32, u32) {
         let (group, (nth, in_group)) = (self.group.get(), self.group.div_rem(row));
@@ -83,10 +84,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (token, second * group + in_group, in_tile)
     }
 
-    /// One of a unit's tokens.
+    /// The row description of one of a unit's tokens.
     ///
     /// # Safety
-    /// `slot` is filled and has the token.
+    /// `slot` is filled, and its unit has the token.
     #[inline(always)]
     pub(super) unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the caller's promise.

@@ -13,8 +13,8 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Finds out what is to be done, ahead of all other warps, and never waits for more than one load at a time: ids and
-/// rows go to shared memory by themselves.
+/// The scheduler warp. It runs ahead of all other warps and never waits for more than one load at a time: page ids and
+/// rows are copied to shared memory asynchronously.
 pub(super) struct Scheduler<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
 {
     pub p: &'a DecodeParams,
@@ -22,7 +22,7 @@ pub(super) struct Scheduler<'a, const DIM: u32, const ROWS: u32, const WARPS: u3
     pub lane: u32,
 }
 
-/// The first run of a CTA, a unit for each lane.
+/// The first run of units of a CTA; `listed` has one unit per lane.
 pub(super) struct First {
     claims: Claims,
     a: AttentionParams,
@@ -37,11 +37,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// Looks up the first run.
     ///
     /// # Safety
-    /// The launch is as the host makes it.
+    /// The parameters are those of a launch by the host.
     #[inline(always)]
     pub unsafe fn look_up(&self) -> First {
         let p = self.p;
-        // SAFETY: as the launch is.
+        // SAFETY: the caller's promise.
         unsafe {
             let a = p.attention.of_this_plan();
             let claims = Claims::new(&a, p.run, thread::grid_dim_x());
@@ -57,10 +57,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Describes it: what that loads comes before the stream of keys.
+    /// Writes the first run to its slots, so that its loads are issued ahead of the stream of keys.
     ///
     /// # Safety
-    /// The lanes come together; nobody looks at slots yet.
+    /// The lanes come together; nobody reads slots yet.
     #[inline(always)]
     pub unsafe fn begin(&self, first: &mut First) {
         // SAFETY: the caller's promise.
@@ -96,17 +96,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         } = first;
         let mut slot = Place::first(0);
         let mut ending = Place::first(0);
-        // Chunks listed, and those of them that are not yet on their way.
+        // Chunks listed so far, and those of units whose `unit_ending` was not waited for yet.
         let (mut sequence, mut ahead) = (0, 0);
-        // Short units: the next run is claimed and looked up while this one is listed.
+        // Runs of several units have short ones: the next run is claimed and looked up while this one is listed.
         let early = p.run > 1;
         let most = if early {
             Layout::<DIM, ROWS, WARPS, CACHE>::UNITS
         } else {
             known_ahead(CACHE)
         };
-        // SAFETY: units are the plan's; a slot is written once it is empty, and published once it is written; the lanes
-        // stay together.
+        // SAFETY: units are the plan's; a slot is written after it is empty, and published after it is written; the
+        // lanes stay together.
         unsafe {
             while length > 0 {
                 let asks = claims.any_left();
@@ -151,7 +151,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// One of a run's units for each lane.
+    /// The units of a run, one per lane.
     ///
     /// # Safety
     /// The units are the launch's.
@@ -165,7 +165,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Waits until so many slots from `slot` on are empty.
+    /// Waits until `units` slots from `slot` on are empty.
     ///
     /// # Safety
     /// The barriers are initialised.
@@ -178,20 +178,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             i += 1;
         }
-        // Each lane looked up itself how many chunks the units had that were there.
+        // Every lane has read the chunk counts of the slots' previous units by itself: all must be done before slots
+        // are overwritten.
         // SAFETY: the caller's promise.
         unsafe { warp::sync_warp(ALL) };
     }
 
-    /// Puts the units of a run into slots from `first` on, to be followed by [`arrive`](Self::arrive); their
-    /// chunks.
+    /// Writes the units of a run to slots from `first` on; [`arrive`](Self::arrive) must follow. Returns the sum of
+    /// their chunks.
     ///
     /// # Safety
     /// The lanes come together; the slots are empty.
     #[inline(always)]
     unsafe fn describe(&self, listed: &Header, length: u32, first: Place, sequence: u32) -> u32 {
         let (p, a, layout, lane) = (self.p, &self.p.attention, &self.layout, self.lane);
-        // Lanes that describe a unit.
+        // Lanes per unit, a power of two.
         let span = 32_u32 >> (32 - (p.run - 1).leading_zeros());
         let (unit, lane) = (lane >> span.trailing_zeros(), lane & (span - 1));
         // SAFETY: the caller's promise; items, rows and pages are the plan's.
@@ -209,7 +210,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             } else {
                 1
             };
-            // Chunks of the units before, and of all.
+            // Chunks of the run's units before this one, and of all of them.
             let (mut before, mut all) = (0, 0);
             let mut i = 0;
             while i < length {
@@ -267,13 +268,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Tells that `units` slots from `slot` on are filled.
+    /// Signals that `units` slots from `slot` on are filled.
     ///
     /// # Safety
     /// The lanes come together.
     #[inline(always)]
     unsafe fn arrive(&self, mut slot: Place, units: u32) {
-        // SAFETY: the caller's promise; each lane arrives for its own copies, the first for what was stored.
+        // SAFETY: the caller's promise; each lane arrives for its own copies, lane 0 also for what was stored.
         unsafe {
             let mut i = 0;
             warp::sync_warp(ALL);

@@ -1,4 +1,4 @@
-//! Turning of queries by their positions, in the kernels whose cache holds keys that are not turned yet.
+//! Rotary embeddings, in kernels whose cache holds keys before rotation: what a consumer warp does for them.
 
 use cuda_std::barrier;
 
@@ -9,18 +9,18 @@ use crate::common::{
     half::Half,
 };
 
-/// The named barrier behind which sines and turns are in shared memory; later, warps of a unit use it. At the start
-/// roles synchronise at several named barriers. This one is free for reuse, as every consumer knows: warps that
-/// initialise mbarriers have left it, and warps that load the first unit wait for these mbarriers.
+/// The named barrier after which sines and angles are in shared memory; later, warps of a unit use it. At the start,
+/// roles synchronise at several named barriers. A consumer warp knows that this one is free for reuse: warps that
+/// initialise mbarriers have left it, and the warp that loads the first queries has waited for these mbarriers.
 const TURNING_FILLED: u32 = FIRST_INITIALISED;
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Turns the queries of a unit for the chunk that begins with key `first`.
+    /// Rotates the queries of a unit for the chunk that begins with key `first`.
     ///
     /// # Safety
-    /// The lanes come together; the unit's rows were taken up, and nobody needs the warp's state.
+    /// The lanes come together after [`start`](Self::start) for the unit, and nobody uses the warp's state.
     #[inline(always)]
     pub(super) unsafe fn turn_queries<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
         &self,
@@ -42,8 +42,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// The turns that this thread will write to shared memory, where keys are turned. Loaded before anything else:
-    /// their latency is that of global memory.
+    /// The angles that this thread will write to shared memory, in kernels that rotate keys. They are loaded first,
+    /// because global memory has a high latency.
     ///
     /// # Safety
     /// The parameters describe memory as they say.
@@ -56,17 +56,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe { self.turning().load(self.rotary, self.thread() % (DIM / 4)) }
     }
 
-    /// Writes turns and the sines of a chunk's keys to shared memory, where keys are turned.
+    /// Writes the angles, and the sines and cosines of a chunk's keys, to shared memory, in kernels that rotate keys.
     ///
     /// # Safety
-    /// All consumers come here, before any of them meets others.
+    /// All consumer warps call this, before any of them synchronises at the barrier of a unit.
     #[inline(always)]
     pub(super) unsafe fn fill_turning(&self, turns: [[u32; 2]; 2]) -> Turning {
         if CACHE != cache::BITS16_TURNED {
             return Turning::NONE;
         }
         let (turning, thread) = (self.turning(), self.thread());
-        // SAFETY: the caller's promise; the barrier is one of those where units meet later.
+        // SAFETY: the caller's promise; units use the barrier only later.
         unsafe {
             if thread < DIM / 4 {
                 turning.put(DIM, thread, turns);

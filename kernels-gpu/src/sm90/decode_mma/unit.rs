@@ -1,4 +1,4 @@
-//! What the warps of a CTA exchange in shared memory: units, and whose chunk a stage holds.
+//! What producers tell consumers in shared memory: the unit of a slot, and the chunk of a stage.
 
 use cuda_std::shared;
 
@@ -9,15 +9,15 @@ use super::layout::KEYS;
 pub struct Unit {
     /// The KV head.
     pub head: u32,
-    /// Query tokens; 0: there is no further unit.
+    /// Query tokens; 0 if there are no more units.
     pub tokens: u32,
     /// First key position.
     pub begin: u32,
     /// One past the last.
     pub end: u32,
-    /// Chunks, at least one.
+    /// Chunks, at least one unless there are no more units.
     pub chunks: u32,
-    /// Chunks of all units before.
+    /// Chunks of all previous units of the CTA.
     pub sequence: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
@@ -28,7 +28,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// The end of all work.
+    /// The end of the list.
     pub const NONE: Self = Self {
         head: 0,
         tokens: 0,
@@ -50,13 +50,13 @@ impl Unit {
 }
 
 impl Unit {
-    /// Writes it to its slot.
+    /// Writes the unit to its slot.
     ///
     /// # Safety
-    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    /// `address` comes from [`Layout::unit`](super::layout::Layout::unit).
     #[inline(always)]
     pub unsafe fn store(self, address: u32) {
-        // SAFETY: 48 of the unit's bytes.
+        // SAFETY: within the unit's 64 bytes.
         unsafe {
             shared::store_u32x4(address, [self.head, self.tokens, self.begin, self.end]);
             let position = self.position as u32;
@@ -68,23 +68,23 @@ impl Unit {
         }
     }
 
-    /// The chunks of all units before it.
+    /// Reads [`sequence`](Self::sequence) alone.
     ///
     /// # Safety
-    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    /// `address` comes from [`Layout::unit`](super::layout::Layout::unit).
     #[inline(always)]
     pub unsafe fn load_sequence(address: u32) -> u32 {
         // SAFETY: one of the unit's words.
         unsafe { shared::load_u32(address + 20) }
     }
 
-    /// Reads it from its slot.
+    /// Reads the unit from its slot.
     ///
     /// # Safety
-    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    /// `address` comes from [`Layout::unit`](super::layout::Layout::unit).
     #[inline(always)]
     pub unsafe fn load(address: u32) -> Self {
-        // SAFETY: 48 of the unit's bytes.
+        // SAFETY: within the unit's 64 bytes.
         unsafe {
             let [head, tokens, begin, end] = shared::load_u32x4(address);
             let [chunks, sequence, position, table] = shared::load_u32x4(address + 16);
@@ -104,25 +104,25 @@ impl Unit {
     }
 }
 
-/// Whose chunk a stage holds.
+/// The chunk that a stage holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     /// The unit's slot.
     pub slot: u32,
-    /// Parity of the slot's use.
+    /// Parity of the slot's phase.
     pub parity: u32,
-    /// Chunk of the unit.
+    /// Index of the chunk in its unit.
     pub chunk: u32,
     /// Position of the first key.
     pub first: u32,
-    /// Not all keys of the chunk are visible to all rows.
+    /// Whether some row does not see all keys of the chunk.
     pub masked: bool,
-    /// There is no further unit.
+    /// Whether there are no more chunks for the warp.
     pub exit: bool,
 }
 
 impl Descriptor {
-    /// The end of a warp's work.
+    /// The end of a consumer warp's work.
     pub const EXIT: Self = Self {
         slot: 0,
         parity: 0,
@@ -132,10 +132,10 @@ impl Descriptor {
         exit: true,
     };
 
-    /// Writes it to its stage.
+    /// Writes the descriptor to its stage.
     ///
     /// # Safety
-    /// `address` is one of [`Layout::descriptor`](super::layout::Layout::descriptor)'s.
+    /// `address` comes from [`Layout::descriptor`](super::layout::Layout::descriptor).
     #[inline(always)]
     pub unsafe fn store(self, address: u32) {
         let bits =
@@ -144,10 +144,10 @@ impl Descriptor {
         unsafe { shared::store_u32x4(address, [bits, self.chunk, self.first, 0]) }
     }
 
-    /// Reads it from its stage.
+    /// Reads the descriptor from its stage.
     ///
     /// # Safety
-    /// `address` is one of [`Layout::descriptor`](super::layout::Layout::descriptor)'s.
+    /// `address` comes from [`Layout::descriptor`](super::layout::Layout::descriptor).
     #[inline(always)]
     pub unsafe fn load(address: u32) -> Self {
         // SAFETY: 16 bytes.
