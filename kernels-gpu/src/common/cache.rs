@@ -1,30 +1,30 @@
-//! What the cache holds, and how it becomes what tensor cores multiply.
+//! The element types of the cache, and their conversion to operands of the tensor cores.
 //!
-//! sm_90 converts e4m3 to f16 alone: one instruction for two numbers, exact. A number of e5m2 is the upper half of an f16. So 8-bit keys and values are
-//! multiplied in f16, whatever the queries are. Queries in bf16 become f16 by a power of two of their row, which
-//! brings the row's largest number to 2¹⁴ and is divided out of the logits: what is more than 2³² times smaller
-//! than that loses bits, which is below what the sum in f32 resolves.
+//! sm_90 converts e4m3 only to f16: one instruction for two elements, exact. An element of e5m2 is the upper byte of an
+//! f16. So 8-bit keys and values are multiplied in f16, whatever the type of the queries. Queries in bf16 are converted
+//! to f16: each row is scaled by a power of two that brings its largest magnitude to 2¹⁴, and the logits are divided by
+//! it. Elements more than 2³² times smaller than the largest lose bits, which are below the resolution of the f32 sum.
 
-/// 16-bit floats, those of the queries.
+/// 16-bit floats of the queries' type.
 pub const BITS16: u32 = 0;
 /// 8-bit floats with 4 exponent bits.
 pub const E4M3: u32 = 1;
-/// The same with scales of each token and KV head.
+/// The same with scales per token and KV head.
 pub const E4M3_BY_TOKEN: u32 = 2;
 /// 8-bit floats with 5 exponent bits.
 pub const E5M2: u32 = 3;
-/// 8-bit floats as [`E4M3`], of two neighbouring KV heads at a time: heads of 64 have rows of 64 bytes, and L2 takes as
-/// long for those as for rows of 128.
+/// As [`E4M3`], with two neighbouring KV heads read at a time: with head dimension 64 a row has 64 bytes, for which L2
+/// takes as long as for 128.
 pub const E4M3_PAIRS: u32 = 4;
-/// 16-bit floats as [`BITS16`], and keys are turned by their positions as they are read, queries as they meet them.
+/// As [`BITS16`], with rotary embeddings: keys are rotated when they are read, queries once per chunk.
 pub const BITS16_TURNED: u32 = 5;
-/// As [`E4M3_PAIRS`] with scales as [`E4M3_BY_TOKEN`].
+/// As [`E4M3_PAIRS`], with scales as in [`E4M3_BY_TOKEN`].
 pub const E4M3_PAIRS_BY_TOKEN: u32 = 6;
-/// 16-bit floats as [`BITS16`], of two neighbouring KV heads at a time: a head of 80 or 96 ends inside a line of 128 bytes, and
-/// L2 takes as long for a part of a line as for all of it.
+/// As [`BITS16`], with two neighbouring KV heads read at a time: a row of head dimension 80 or 96 ends inside a line of
+/// 128 bytes, and L2 takes as long for a part of a line as for all of it.
 pub const BITS16_PAIRS: u32 = 7;
 
-/// Whether numbers have 16 bits.
+/// Whether elements have 16 bits.
 #[must_use]
 pub const fn is_16_bits(cache: u32) -> bool {
     matches!(cache, BITS16 | BITS16_TURNED | BITS16_PAIRS)
@@ -40,19 +40,19 @@ pub const fn kv_heads(cache: u32) -> u32 {
     }
 }
 
-/// Whether keys and values have scales of their own.
+/// Whether there are scales per token.
 #[must_use]
 pub const fn by_token(cache: u32) -> bool {
     matches!(cache, E4M3_BY_TOKEN | E4M3_PAIRS_BY_TOKEN)
 }
 
-/// Bytes of a number.
+/// Bytes per element.
 #[must_use]
 pub const fn bytes(cache: u32) -> u32 {
     if is_16_bits(cache) { 2 } else { 1 }
 }
 
-/// What the registry calls it; none: the queries' type.
+/// The element type in the registry; `None` if it is that of the queries.
 #[cfg(not(target_arch = "nvptx64"))]
 #[must_use]
 pub const fn element(cache: u32) -> Option<crate::registry::Element> {
@@ -82,25 +82,26 @@ mod device {
         common::half::{F16, Half},
     };
 
-    /// Numbers of a cache, where queries are of `T`.
+    /// The cache `CACHE`, with queries of type `T`.
     pub struct Stored<T, const CACHE: u32>(PhantomData<T>);
 
     /// How keys and values become operands.
     pub trait Cache {
-        /// What is multiplied.
+        /// The type of the operands.
         type Product: Half;
-        /// The queries.
+        /// The type of the queries.
         type Query: Half;
-        /// Whether they have 8 bits, and scales.
+        /// Whether keys and values have 8 bits, and scales.
         const SCALED: bool = true;
-        /// Whether each token has scales of its own.
+        /// Whether there are scales per token.
         const BY_TOKEN: bool = false;
-        /// Whether rows hold two KV heads: the first half of a tile's rows is of one, the second of the other.
+        /// Whether a row of keys has two KV heads. Then the first half of a tile's rows is of one, the second half of
+        /// the other.
         const PAIRS: bool = false;
-        /// Whether keys and queries are turned by their positions.
+        /// Whether rotary embeddings are applied to keys and queries.
         const TURNS: bool = false;
 
-        /// Four numbers as two pairs of products.
+        /// Converts four elements to two pairs of operands.
         fn widen(four: u32) -> [u32; 2];
     }
 
@@ -190,7 +191,7 @@ mod device {
         type Product = F16;
         type Query = T;
 
-        /// A number is the upper byte of the same f16.
+        /// An element is the upper byte of the f16 of the same value.
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
             [
@@ -200,14 +201,15 @@ mod device {
         }
     }
 
-    /// Bytes 0, 2 and then 1, 3 of a word: of two values' neighbouring elements those of the first, then those of
-    /// the second.
+    /// Bytes 0, 2, 1, 3 of a word. A word with two elements of each of two values becomes the first elements of both,
+    /// then the second elements of both.
     #[inline(always)]
     pub fn transpose_bytes(word: u32) -> u32 {
         math::permute_bytes(word, 0, 0x3120)
     }
 
-    /// The power of two that brings a row of bf16 into f16, and its inverse, by the bits of its largest magnitude.
+    /// The power of two that scales a row of bf16 into the range of f16, and its inverse. `largest` has the bits of the
+    /// row's largest magnitude.
     #[inline(always)]
     pub fn fit_f16(largest: u32) -> [f32; 2] {
         let exponent = 268 - (largest >> 23);
@@ -218,13 +220,13 @@ mod device {
         ]
     }
 
-    /// The bits of the largest magnitude of a row of bf16: of `largest` and two more elements.
+    /// Updates `largest`, the bits of the largest magnitude of a row of bf16, with two more elements.
     #[inline(always)]
     pub fn larger(largest: u32, pair: u32) -> u32 {
         largest.max((pair & 0x7FFF_0000).max(pair << 16 & 0x7FFF_0000))
     }
 
-    /// Two elements of bf16 in f16, times the power of two that [`fit_f16`] finds.
+    /// Converts two elements of bf16 to f16, scaled by `fit` from [`fit_f16`].
     #[inline(always)]
     pub fn fitted(pair: u32, fit: f32) -> u32 {
         let [first, second] = convert::bf16x2_to_f32(pair);
@@ -232,7 +234,7 @@ mod device {
     }
 
     impl ScaleParams {
-        /// What keys and values of a query token and a KV head are multiplied by.
+        /// The scales of keys and values for a query token and a KV head.
         ///
         /// # Safety
         /// The parameters describe memory as they say.

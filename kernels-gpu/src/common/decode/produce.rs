@@ -1,4 +1,4 @@
-//! The producer's view of work: units claimed by ticket, and what a unit is.
+//! The producers' view of the work: units claimed by a ticket counter, and the description of a unit.
 
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
@@ -12,7 +12,7 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Claims runs of units. The first of a CTA is known without asking.
+/// Claims runs of units. The first run of a CTA is known without a claim.
 pub struct Claims {
     ticket: *mut u32,
     run: u32,
@@ -22,7 +22,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Of this launch: `ctas` CTAs take `run` units at a time.
+    /// For this launch: `ctas` CTAs claim `run` units at a time.
     #[inline(always)]
     pub fn new(params: &AttentionParams, run: u32, ctas: u32) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Claims {
         }
     }
 
-    /// Whether there are more runs than CTAs, which have one each to begin with.
+    /// Whether there are more runs than CTAs. Each CTA starts with one run without claiming it.
     #[inline(always)]
     #[must_use]
     pub const fn any_left(&self) -> bool {
@@ -47,11 +47,11 @@ impl Claims {
         self.units.saturating_sub(first).min(self.run)
     }
 
-    /// Asks for the next run; [`answer`](Self::answer) has it. Each CTA asks until it gets a run beyond the end,
-    /// and not again.
+    /// Issues the claim of the next run; [`answer`](Self::answer) waits for it. Each CTA claims until it gets a run
+    /// past the end, and then stops.
     ///
     /// # Safety
-    /// The ticket is the launch's own.
+    /// The ticket counter is the launch's own.
     #[inline(always)]
     pub unsafe fn ask(&self, lane: u32) -> u32 {
         if lane == 0 {
@@ -62,15 +62,15 @@ impl Claims {
         }
     }
 
-    /// The first unit of the run that was asked for, in all lanes.
+    /// The first unit of the run claimed by [`ask`](Self::ask), in all lanes.
     ///
     /// # Safety
-    /// The lanes come together, each with what [`ask`](Self::ask) gave it.
+    /// The lanes come together, each with the result of [`ask`](Self::ask).
     #[inline(always)]
     pub unsafe fn answer(&self, lane: u32, before: u32) -> u32 {
-        // SAFETY: the caller's promise; when the last run was asked for, nobody else will ask.
+        // SAFETY: the caller's promise; after the last claim, nobody else accesses the ticket counter.
         unsafe {
-            // Runs in all, so many questions: the last one winds the ticket back.
+            // The launch makes `runs` claims in all; the last one resets the counter.
             if lane == 0 && before + 1 == self.runs {
                 atomic::store::<Relaxed, Gpu, u32>(self.ticket, 0);
             }
@@ -79,7 +79,7 @@ impl Claims {
     }
 }
 
-/// A unit as the plan has it, in the registers of one lane or, broadcast, of all.
+/// A unit of the plan, in the registers of one lane or, broadcast, of all.
 #[derive(Clone, Copy)]
 pub struct Header {
     /// The item.
@@ -89,7 +89,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Nothing.
+    /// No unit.
     pub const EMPTY: Self = Self {
         item: WorkItem {
             rows_begin: 0,
@@ -106,7 +106,7 @@ impl Header {
         head: 0,
     };
 
-    /// Reads unit `unit`.
+    /// Loads unit `unit`.
     ///
     /// # Safety
     /// `unit` is below `params.units`.
@@ -138,7 +138,7 @@ impl Header {
         Self { item, head }
     }
 
-    /// The query row of one of the unit's tokens.
+    /// The query row of the unit's token `token`.
     ///
     /// # Safety
     /// `token` is below `item.rows`.
@@ -167,7 +167,7 @@ impl Header {
         }
     }
 
-    /// The header that `lane` holds; each lane may ask for another one.
+    /// The header of lane `lane`; each lane may name a different one.
     ///
     /// # Safety
     /// The lanes come together.

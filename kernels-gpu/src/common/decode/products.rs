@@ -1,13 +1,13 @@
 //! The products of a warp's rows with a chunk: Sᵀ = K·Qᵀ, Oᵀ += Vᵀ·Pᵀ.
 //!
-//! They are transposed so that keys and head dimension, of which there are plenty, stand on the 16-wide side of
-//! the instruction and the few query rows on the 8-wide one.
+//! The products are transposed: keys and the head dimension, which are large, go to the 16-wide side of the `mma`
+//! instruction, and the few query rows to the 8-wide side.
 //!
-//! A chunk lies in shared memory as the tensor map of a page delivers it: groups of 8 keys, in a group
-//! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
-//! by the row. (Of 8-bit numbers a kilobyte holds 128 elements. Where a key has but 64 of them, rows are of 64 bytes,
-//! and their 16-byte units swizzled by the half of the row. Two heads of 80 are 320 bytes: their three lines of 128 begin 96
-//! bytes apart, so that no byte behind them is read.)
+//! A chunk has the layout in shared memory that TMA writes with a page's tensor map. It consists of groups of 8 keys. A
+//! group has 1024 bytes for each 64 elements of the head: 8 rows of 128 bytes, whose 16-byte units are swizzled by the
+//! row. (With 8-bit elements, 1024 bytes hold 128 elements of 8 keys. Keys of 64 such elements have rows of 64 bytes,
+//! swizzled by half the row. Two heads of 80 take 320 bytes: their three lines of 128 bytes begin 96 bytes apart, so
+//! that no byte past the end is read.)
 
 use cuda_std::{convert, misc, mma, shared, warp};
 
@@ -22,14 +22,14 @@ const ALL: u32 = warp::FULL_MASK;
 /// Blocks of 16 keys in a chunk.
 pub(super) const KEY_BLOCKS: usize = KEYS as usize / 16;
 
-/// Products of a chunk's keys: `[key / 16][row / 8]`, keys k, k of columns 2t, 2t + 1, then the same of k + 8.
+/// S of a chunk: `[key / 16][row / 8]`, each with key `k` of columns `2t`, `2t + 1`, then the same of key `k + 8`.
 pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
 
-/// What a chunk's keys weigh, as the operand of the product with their values.
+/// P of a chunk, as B operand of the product with the values.
 pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
 
-/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a half row. Column `c` is
-/// at the *address* with `32 · c` XORed into it: the swizzle turns the steps along a row into that.
+/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a line. Column `c` of the line is at
+/// the *address* XOR `32 · c`, because the swizzle turns steps along a row into that.
 #[derive(Clone, Copy)]
 pub struct LaneOffsets {
     pub(super) k: u32,
@@ -38,7 +38,7 @@ pub struct LaneOffsets {
 }
 
 impl LaneOffsets {
-    /// For keys of so many bytes.
+    /// For keys of `row_bytes` bytes.
     #[inline(always)]
     pub fn new(lane: u32, row_bytes: u32) -> Self {
         let (matrix, row) = (lane / 8, lane % 8);
@@ -48,8 +48,8 @@ impl LaneOffsets {
         } else {
             (row * 128, row)
         };
-        // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 16 bytes. V, which is loaded
-        // transposed: the other way round.
+        // K: matrices 1 and 3 hold the next 8 keys, matrices 2 and 3 the next 16 bytes. V, which is loaded transposed,
+        // has these the other way round.
         Self {
             k: (matrix % 2) * group + line + ((matrix / 2) ^ swizzle) * 16,
             v: (matrix / 2) * group + line + ((matrix % 2) ^ swizzle) * 16,
@@ -58,17 +58,17 @@ impl LaneOffsets {
     }
 }
 
-/// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
+/// Moves an address in a chunk, which begins at a multiple of 128 bytes, by `columns` 32-byte columns.
 #[inline(always)]
 pub(super) const fn column(address: u32, columns: usize) -> u32 {
     (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// Fragments of k-steps `step` and, if there is one, `step + 1`.
+    /// Loads the Q fragments of k-steps `step` and, if there is one, `step + 1`.
     ///
     /// # Safety
-    /// The lanes come together, after [`Rows::start`]; the rows are still there.
+    /// The lanes come together, after [`Rows::start`]; Q is still in shared memory.
     #[inline(always)]
     pub(super) unsafe fn load_q<C: Cache>(&mut self, step: usize) {
         let mut block = 0;
@@ -93,7 +93,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// Fragments of a k-step beside 8-bit keys, of which a lane has four neighbours: as they are.
+    /// Loads the Q fragment of a k-step for 8-bit keys, of which a lane has four neighbouring elements; not converted.
     ///
     /// # Safety
     /// As [`load_q`](Self::load_q).
@@ -104,7 +104,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         unsafe { shared::load_u32x2(self.q_address + offset) }
     }
 
-    /// The same in f16.
+    /// As [`load_q_pairs`](Self::load_q_pairs); bf16 is scaled into the range of f16 and converted.
     ///
     /// # Safety
     /// As [`load_q`](Self::load_q), after [`fit_queries`](Self::fit_queries).
@@ -122,7 +122,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         })
     }
 
-    /// Finds the powers of two that bring rows of bf16 into f16, and takes up fragments that are kept.
+    /// Finds the powers of two that scale rows of bf16 into the range of f16, and loads the fragments that stay in
+    /// registers.
     ///
     /// # Safety
     /// As [`load_q`](Self::load_q).
@@ -147,7 +148,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     largest = largest.max(warp::warp_shuffle_xor(ALL, largest, 2, 32));
                     [self.fit[block], inverse] = fit_f16(largest);
                 }
-                // Logits have rows as columns.
+                // The rows of Q are columns of the logits.
                 let mut column = 0;
                 while column < 2 {
                     let of = (2 * (lane % 4) + column as u32) * 4;
@@ -172,8 +173,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         if C::PAIRS { 2 } else { 1 }
     }
 
-    /// Where column `of_row` of a row lies, in columns of lines of four: of lines that overlap in the first that has it with
-    /// all behind it.
+    /// The column of the chunk in shared memory, four per line, that holds column `of_row` of a row. If lines overlap,
+    /// it is in the last line that begins at or before it.
     const fn columns<C: Cache>(of_row: usize) -> usize {
         let in_row = Self::halves::<C>() * DIM_BLOCKS / if C::SCALED { 2 } else { 1 };
         let lines = in_row.div_ceil(4);
@@ -189,7 +190,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         line * 4 + of_row - line * apart
     }
 
-    /// Fragments of a k-step, from registers or from where they are.
+    /// The Q fragments of a k-step, from registers or from shared memory.
     ///
     /// # Safety
     /// As [`load_q`](Self::load_q).
@@ -199,7 +200,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         if !Self::KEEPS_Q {
             let mut block = 0;
             while block < ROW_BLOCKS {
-                // SAFETY: inside the rows, which are there until this warp is finished with them.
+                // SAFETY: inside the rows, which stay there until this warp is finished with them.
                 q[block] = unsafe {
                     if C::SCALED {
                         self.load_q_fitted::<C>(step, block)
@@ -214,16 +215,16 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         q
     }
 
-    /// K·Qᵀ of the keys of a chunk, which are at `k`.
+    /// K·Qᵀ of a chunk, whose keys are at `k`.
     ///
     /// # Safety
-    /// The lanes come together; the keys are there.
+    /// The lanes come together; the keys are loaded.
     #[inline(always)]
     pub unsafe fn logits<C: Cache>(&self, offsets: &LaneOffsets, k: u32) -> Logits<ROW_BLOCKS> {
         let group = offsets.row_bytes * 8;
         let mut s = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
         let first_keys = misc::opaque(k + offsets.k);
-        // K-steps in 32 bytes of a key.
+        // K-steps per 32-byte column of a key.
         let steps = if C::SCALED { 2 } else { 1 };
         let mut step = 0;
         while step < DIM_BLOCKS {
@@ -249,7 +250,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     unsafe {
                         let a = mma::ldmatrix_x4(at);
                         if C::SCALED {
-                            // A lane has elements 4t.. of a key: the first two as those of column 2t, the others of 2t + 8.
+                            // A lane has elements 4t.. of a key: the first two serve as those of column 2t, the other
+                            // two as those of 2t + 8.
                             let [lower, upper] = [C::widen(a[0]), C::widen(a[1])];
                             products::<C, ROW_BLOCKS>(
                                 s,
@@ -277,10 +279,10 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         s
     }
 
-    /// Adds the values of a chunk, which are at `v`, as they are weighed.
+    /// Adds Vᵀ·Pᵀ of a chunk, whose values are at `v`.
     ///
     /// # Safety
-    /// The lanes come together; the values are there.
+    /// The lanes come together; the values are loaded.
     #[inline(always)]
     pub unsafe fn values<C: Cache>(
         &mut self,
@@ -289,7 +291,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         p: &Weights<ROW_BLOCKS>,
     ) {
         let group = offsets.row_bytes * 8;
-        // Here, where the addresses of the keys need their registers no more.
+        // Computed here, where the addresses of the keys no longer take registers.
         let first_values = misc::opaque(v + offsets.v);
         let blocks = if C::SCALED { 2 } else { 1 };
         let mut dim = 0;
@@ -305,8 +307,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         let a = mma::ldmatrix_x4_trans(at);
                         let (p, out) = (&p[keys], &mut self.out);
                         if C::SCALED {
-                            // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first of both as row g, the
-                            // second as row g + 8.
+                            // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first elements serve as row g,
+                            // the second ones as row g + 8.
                             let [a, b, c, d] = a.map(|word| C::widen(transpose_bytes(word)));
                             let [first, second] =
                                 [[a[0], a[1], c[0], c[1]], [b[0], b[1], d[0], d[1]]];
@@ -325,7 +327,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     }
 }
 
-/// A block of 16 keys, or elements, with all rows; of a pair of KV heads with the rows of head `half`.
+/// Multiplies a block of 16 keys or elements with all rows; with a pair of KV heads, with the rows of head `half`.
 ///
 /// # Safety
 /// The lanes come together.

@@ -1,4 +1,4 @@
-//! Results: outputs, partial states, and the merging of partial states by the CTA that arrives last.
+//! The results of decode kernels: outputs and partial states, which the CTA that arrives last merges.
 
 use cuda_std::{
     atomic::{self, AcqRel, Gpu, Relaxed},
@@ -20,14 +20,14 @@ const ALL: u32 = warp::FULL_MASK;
 /// Elements of a row that a warp merges at a time.
 pub const SLICE: u32 = 64;
 
-/// Where a warp writes, for heads of `DIM` elements.
+/// The outputs and partial states of a launch, as a warp writes them, for head dimension `DIM`.
 #[derive(Clone, Copy)]
 pub struct Results<'a, const DIM: u32> {
     /// The launch.
     pub params: &'a AttentionParams,
-    /// In the warp.
+    /// Lane in the warp.
     pub lane: u32,
-    /// Columns of a head in the outputs: `DIM`, but where that is no multiple of 64.
+    /// Columns of a head in the outputs, where `DIM` is no multiple of 64; otherwise they are `DIM`.
     pub out_columns: u32,
 }
 
@@ -35,7 +35,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// Columns of a head in partial states.
     const COLUMNS: u32 = output_columns(DIM);
 
-    /// In which of so many columns an element of a head lies.
+    /// The column of a head's element among `columns`.
     #[inline(always)]
     const fn column(element: u32, columns: u32) -> u32 {
         if DIM < Self::COLUMNS && element >= 64 {
@@ -55,7 +55,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Writes a row of one head: the output, or a partial state.
+    /// Writes a row of one head to the output or as a partial state.
     ///
     /// # Safety
     /// `row` and `head` belong to a unit of the launch.
@@ -99,7 +99,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     ) {
         let params = self.params;
         if params.sinks != 0 {
-            // SAFETY: one for each query head.
+            // SAFETY: there is a sink for each query head.
             state = state.with_sink(unsafe { sink_of(params.sinks, head) });
         }
         if !V::SOFTMAX {
@@ -120,23 +120,23 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Where the arrivals at a merge are counted.
+    /// Address of the counter of arrivals at a merge.
     #[inline(always)]
     fn counter(&self, merge: u32, kv_head: u32) -> u64 {
         let params = self.params;
         params.arrivals + (u64::from(merge) * u64::from(params.kv_heads) + u64::from(kv_head)) * 4
     }
 
-    /// Where a merge is described.
+    /// Address of the description of a merge.
     #[inline(always)]
     fn description(&self, merge: u32) -> *const u32 {
         (self.params.merges + u64::from(merge) * 16) as *const u32
     }
 
-    /// Brings what an arrival needs closer.
+    /// Prefetches to L2 what [`arrive`](Self::arrive) will need.
     ///
     /// # Safety
-    /// As [`arrive`](Self::arrive)'s, but for the states.
+    /// As [`arrive`](Self::arrive), except that the states need not be written.
     #[inline(always)]
     pub unsafe fn expect(&self, merge: u32, kv_head: u32) {
         if merge != NO_MERGE {
@@ -148,7 +148,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Looks up a merge.
+    /// Loads the description of a merge, and prefetches its list of slots.
     ///
     /// # Safety
     /// `merge` is [`NO_MERGE`] or a merge of the plan.
@@ -160,7 +160,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         // SAFETY: the merge is the plan's, and so is the list.
         unsafe {
             let [token, slots_begin, slots, _] = ptr::load_nc_u32x4(self.description(merge));
-            // For the CTA that comes last.
+            // For the CTA that will arrive last and merge.
             let list = self.params.merge_slots + u64::from(slots_begin) * 4;
             ptr::prefetch_l2(list as *const u32);
             Merge {
@@ -171,19 +171,20 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Counts the partial states of a token and KV head at their merge. Whether this was the last of its states.
+    /// Counts the partial states of a token and KV head as arrived at their merge. Returns whether they were the last
+    /// ones.
     ///
     /// # Safety
-    /// `index` is [`NO_MERGE`] or a merge of the plan, which is `merge`, and what the warp (and whoever it met at
-    /// a barrier) wrote of its states is written.
+    /// `index` is [`NO_MERGE`] or that of `merge` in the plan. All states of this unit for the merge are written, by
+    /// this warp or by warps that it has synchronised with at a barrier.
     #[inline(always)]
     pub unsafe fn arrive(&self, index: u32, merge: Merge, kv_head: u32) -> bool {
         if index == NO_MERGE {
             return false;
         }
         let counter = self.counter(index, kv_head);
-        // SAFETY: the counter is the plan's. The release half of the atomic, cumulative over the barriers before
-        // it, publishes the states; its acquire half shows those of the others.
+        // SAFETY: the counter is the plan's. The release half of the atomic is cumulative over the barriers before it
+        // and publishes the states; the acquire half makes the others' states visible.
         unsafe {
             let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counter as *mut u32, 1);
             let last = before + 1 == merge.slots;
@@ -208,15 +209,15 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Merges [`SLICE`] elements of a row. The lanes share the states as well, a quarter each, so that the
-    /// latency of memory is paid about once. The arithmetic depends on the number of states alone: who merges is
-    /// a matter of timing, and the result must not be.
+    /// Merges [`SLICE`] elements of a row. Each quarter of the warp loads a quarter of the states, so that memory
+    /// latency is paid about once. The order of the arithmetic depends only on the number of states: which warp merges
+    /// is a matter of timing, and the result must not be.
     ///
     /// # Safety
     /// The lanes come together; the states are written and visible.
     #[inline(always)]
     pub unsafe fn merge_slice<T: Half, V: Variant>(&self, merge: Merge, head: u32, slice: u32) {
-        /// States of a quarter whose loads are under way together.
+        /// States whose loads a quarter of the warp has in flight together.
         const BATCH: usize = 5;
         const PER_LANE: usize = SLICE as usize / 8;
         let params = self.params;
@@ -291,7 +292,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     }
 }
 
-/// The part of a [`MergeRow`](crate::abi::MergeRow) that says something.
+/// The fields of a [`MergeRow`](crate::abi::MergeRow) that a merge needs.
 #[derive(Clone, Copy)]
 pub struct Merge {
     /// As [`MergeRow::token`](crate::abi::MergeRow::token).
@@ -309,7 +310,7 @@ impl Merge {
         slots: 0,
     };
 
-    /// The merge that `lane` has, in all lanes.
+    /// Returns the merge of lane `lane` in all lanes.
     ///
     /// # Safety
     /// The lanes come together.
@@ -326,7 +327,7 @@ impl Merge {
     }
 }
 /// # Safety
-/// As [`load_shared`]'s, in device memory.
+/// `source` has `N` floats in device memory, aligned to the widest load.
 #[inline(always)]
 unsafe fn load_f32<const N: usize>(source: *const f32) -> [f32; N] {
     let mut values = [0.0; N];
@@ -351,7 +352,7 @@ unsafe fn load_f32<const N: usize>(source: *const f32) -> [f32; N] {
 }
 
 /// # Safety
-/// As [`load_shared`]'s, writable, in device memory.
+/// `target` has room for `N` floats in device memory, aligned to the widest store.
 #[inline(always)]
 unsafe fn store_f32<const N: usize>(target: *mut f32, values: [f32; N]) {
     let mut i = 0;
@@ -369,7 +370,7 @@ unsafe fn store_f32<const N: usize>(target: *mut f32, values: [f32; N]) {
 }
 
 /// # Safety
-/// As [`store_f32`]'s, for 16-bit floats.
+/// As [`store_f32`], for 16-bit floats.
 #[inline(always)]
 unsafe fn store_half<T: Half, const N: usize>(target: u64, values: [f32; N]) {
     let target = target as *mut u32;

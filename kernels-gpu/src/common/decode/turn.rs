@@ -1,16 +1,18 @@
-//! K·Qᵀ where queries and keys are turned by their positions.
+//! K·Qᵀ with rotary embeddings of queries and keys.
 //!
-//! A turn by a key's position is that by its chunk's first position and, behind it, by its place in the chunk; and a product of
-//! two vectors stays what it is where both are turned alike. So keys are turned by their place in the chunk alone, of which
-//! there are 32: their sines lie in shared memory. Queries are turned by the distance from the chunk, once for each chunk:
-//! there are fewer of them than keys. The sines of that are the same for all heads of a token: each lane computes a part of
-//! them, and they lie where the warp's state will.
+//! The rotation by a key's position is that by its chunk's first position, followed by that by its index in the chunk.
+//! A dot product does not change if both vectors are rotated alike. So keys are rotated by their index in the chunk
+//! alone: there are 32 of them, whose sines and cosines are kept in shared memory. Queries, which are fewer than keys,
+//! are rotated once per chunk by their distance from the chunk's first key. The sines and cosines for that are the same
+//! for all heads of a token. The lanes of a warp share their computation and put them where the warp's state will be
+//! stored later.
 //!
-//! A k-step's fragments have columns 2t, 2t + 1 and 2t + 8, 2t + 9 of 16. *Slots* are an order of k-steps in which pairs are in
-//! fragments of the same lane: where pairs are halves of the turned part, a step of the first half and that of the second
-//! follow each other; where they are neighbours, or nothing is turned, steps follow as they are. Shared memory has for two
-//! slots, each half of their columns, each key and each of four lanes the sines and cosines of two pairs, 16 bytes; then, for
-//! all but the keys, the two turns.
+//! A lane's fragments of a k-step have columns 2t, 2t + 1 and 2t + 8, 2t + 9 of 16. *Slots* are k-steps in an order
+//! that puts both elements of a pair into fragments of the same lane. If pairs have one element in each half of the
+//! rotated part, slots alternate between steps of the first half and of the second. If pairs are neighbouring elements,
+//! or nothing is rotated, slots are in the order of the steps. Shared memory has an entry of 16 bytes, the sines and
+//! cosines of two pairs, for every two slots, each half of their columns, each key and each of four lanes. The angles
+//! of these pairs follow, for all keys at once.
 
 use cuda_std::{mma, shared, warp};
 
@@ -28,31 +30,31 @@ use crate::{
     },
 };
 
-/// Bytes of an entry: two sines and cosines, or two turns.
+/// Bytes of an entry: two sines and two cosines, or two angles.
 const ENTRY: u32 = 16;
 
-/// Bytes of the sines of two slots, for half of their columns.
+/// Bytes of the sines and cosines of two slots, for half of their columns.
 const SINES: u32 = KEYS * 4 * ENTRY;
 
-/// Where sines and turns lie, and how words come to hold pairs.
+/// Where sines, cosines and angles are, and how pairs are arranged in words.
 #[derive(Clone, Copy)]
 pub struct Turning {
     /// Shared address.
     address: u32,
-    /// Steps from a slot's step to that of its pairs' other elements; 0: pairs are in one step.
+    /// Steps between the two elements of a pair; 0: they are in the same step.
     apart: u32,
     picks: [u32; 2],
 }
 
 impl Turning {
-    /// None.
+    /// No rotary embedding.
     pub const NONE: Self = Self {
         address: 0,
         apart: 0,
         picks: [0; 2],
     };
 
-    /// What lies at an address.
+    /// With the tables at a shared address.
     #[inline(always)]
     #[must_use]
     pub const fn new(params: &RotaryParams, address: u32) -> Self {
@@ -68,7 +70,7 @@ impl Turning {
         }
     }
 
-    /// Loads the turns of one of a head's `dim / 4` entries.
+    /// Loads the angles of one of a head's `dim / 4` entries.
     ///
     /// # Safety
     /// The parameters describe memory as they say.
@@ -79,26 +81,26 @@ impl Turning {
             .map(|pair| unsafe { params.turn(pair) })
     }
 
-    /// Writes them.
+    /// Writes the angles of an entry to shared memory.
     ///
     /// # Safety
-    /// `address` is that of [`turning_bytes`](super::turning_bytes).
+    /// There are [`turning_bytes`](super::turning_bytes) bytes at `address`.
     #[inline(always)]
     pub unsafe fn put(&self, dim: u32, entry: u32, [[a, b], [c, d]]: [[u32; 2]; 2]) {
         // SAFETY: the caller's promise.
         unsafe { shared::store_u32x4(self.turns(dim) + entry * ENTRY, [a, b, c, d]) }
     }
 
-    /// Shared address of the turns.
+    /// Shared address of the angles.
     #[inline(always)]
     const fn turns(&self, dim: u32) -> u32 {
         self.address + dim / 16 * SINES
     }
 
-    /// Writes the sines of a chunk's keys: a share of the work for each of so many threads.
+    /// Writes the sines and cosines of a chunk's keys; `threads` threads share the work.
     ///
     /// # Safety
-    /// All turns were written, with a barrier behind; another comes before sines are read.
+    /// A barrier separates this from the writes of all angles, and another one from the reads of what this writes.
     #[inline(always)]
     pub unsafe fn fill(&self, params: &RotaryParams, dim: u32, thread: u32, threads: u32) {
         let mut entry = thread;
@@ -118,10 +120,11 @@ impl Turning {
         }
     }
 
-    /// Writes the sines of queries of so many tokens, which are so far from their chunk, for one warp.
+    /// Writes the sines and cosines of a warp's queries, for each token by its `distance` from the chunk's first key.
     ///
     /// # Safety
-    /// The lanes come together; `sines` has room for `dim` numbers of each token, which nobody else uses; turns were written.
+    /// The lanes come together; `sines` has room for `dim` numbers of each token, which nobody else uses; the angles
+    /// were written.
     #[inline(always)]
     pub unsafe fn fill_queries(
         &self,
@@ -152,11 +155,11 @@ impl Turning {
         unsafe { warp::sync_warp(warp::FULL_MASK) };
     }
 
-    /// The pairs of a lane in half the columns of two slots.
+    /// The pairs of a lane in one half of the columns of two slots.
     #[inline(always)]
     const fn pairs(&self, half: u32, lane: u32) -> [u32; 2] {
         if self.picks[0] == 0x3210 {
-            // Neighbours: a pair of each of two steps.
+            // Pairs of neighbours: one of each of two steps.
             let first = half / 2 * 16 + half % 2 * 4 + lane;
             [first, first + 8]
         } else {
@@ -177,13 +180,13 @@ impl Turning {
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// Of no keys.
+    /// In place of logits, in kernels without rotary embeddings.
     pub const NO_LOGITS: Logits<ROW_BLOCKS> = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
 
-    /// K·Qᵀ of the keys of a chunk, for which the queries were turned.
+    /// K·Qᵀ of a chunk, for which the queries were rotated.
     ///
     /// # Safety
-    /// The lanes come together; the keys are there; `turning` was filled.
+    /// The lanes come together; the keys are loaded; `turning` was filled.
     #[inline(always)]
     pub unsafe fn turned_logits<C: Cache>(
         &self,
@@ -207,7 +210,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     let mut b = mma::ldmatrix_x4(column(first_keys, other as usize) + block);
                     let mut i = 0;
                     while i < 4 {
-                        // Words are those of keys g and g + 8 in the first half of the columns, then in the second.
+                        // Words 0 and 1 have keys g and g + 8 in the first half of the columns, words 2 and 3 in the
+                        // second half.
                         let key = keys as u32 * 16 + i as u32 % 2 * 8;
                         let at = sines + (slot + i as u32 / 2) * SINES + key * 4 * ENTRY;
                         let by = shared::load_f32x4(at);
@@ -227,11 +231,11 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         s
     }
 
-    /// Turns the queries by the `sines` of their tokens, whose places among these are those of the rows. Fragments are in
-    /// the order of slots.
+    /// Rotates the queries by the `sines` of their tokens; `token` maps a row to the index of its token among these.
+    /// The fragments are stored in the order of slots.
     ///
     /// # Safety
-    /// The lanes come together, after [`Rows::start`] and [`Turning::fill_queries`]; the rows are still there.
+    /// The lanes come together, after [`Rows::start`] and [`Turning::fill_queries`]; Q is still in shared memory.
     #[inline(always)]
     pub unsafe fn turn_queries<C: Cache>(
         &mut self,
@@ -249,7 +253,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
         each_two_slots::<DIM_BLOCKS>(|slot| {
             let [step, other] = turning.steps(slot);
-            // Lanes of the first half say where matrices of the step are, those of the second those of the other.
+            // Lanes 0–15 give the addresses of the matrices of `step`, lanes 16–31 those of `other`.
             let at = if lane < 16 { step } else { other - 1 } * 32;
             let mut block = 0;
             while block < ROW_BLOCKS {
@@ -271,17 +275,17 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 block += 1;
             }
         });
-        // The sines' place is free again.
+        // The memory of the sines is free again.
         // SAFETY: the lanes are together.
         unsafe { warp::sync_warp(warp::FULL_MASK) };
     }
 }
 
-/// Calls it for every other slot. Written out: compilers leave a loop of so much a loop, and each round would wait for the one
-/// before.
+/// Calls `of` for every other slot. Unrolled by hand: compilers do not unroll such a large body, and each iteration of
+/// a loop would wait for the previous one.
 #[inline(always)]
 fn each_two_slots<const DIM_BLOCKS: usize>(mut of: impl FnMut(u32)) {
-    // No kernel of heads of 80, 96 or 256 turns keys, but the code is compiled for them before that is known.
+    // No kernel of head dimension 80, 96 or 256 rotates keys, but this code is compiled for them before that is known.
     const { assert!(matches!(DIM_BLOCKS, 4 | 5 | 6 | 8 | 16)) };
     of(0);
     of(2);

@@ -111,8 +111,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         if warp >= WARPS { warp - WARPS } else { warp }
     }
 
-    /// The weights of the warps' states in the combined state, for all rows at once: lane `l` holds shares `l / 8 +
-    /// 4·i` of rows `8·block + l % 8`.
+    /// The weights of the warps' states in the combined state, for all rows at once. Lane `l` holds shares
+    /// `l / 8 + 4·i` of rows `8·block + l % 8`.
     ///
     /// # Safety
     /// The lanes come together; the states are stored.

@@ -3,8 +3,8 @@
 use super::layout::Layout;
 use crate::{common::cache, has};
 
-/// The kernels, one per row and 16-bit float type of queries and outputs: `decode_<rows>x<keys>_d<head
-/// dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`.
+/// The kernels, one per row and 16-bit float type of queries and outputs:
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`.
 ///
 /// - Rows are those of one KV head.
 /// - `pair` kernels process two KV heads at a time. Head dimensions 80 and 96 have no others; where pairs cannot be

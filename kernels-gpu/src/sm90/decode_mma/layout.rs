@@ -310,9 +310,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: the barriers are adjacent, and nobody uses them yet.
         unsafe {
             while barrier < barriers.end {
-                // `full` and `ending` take one arrival, `listed` too. Where lanes arrive for their own `cp.async`, one
-                // per lane is added. `empty` takes one per lane of each warp that reads. (The count is a sum because
-                // the compiler turns a `match` into a table in global memory, whose latency is high.)
+                // `listed`, `full` and `ending` take one arrival, plus one per lane where lanes arrive for their own
+                // `cp.async`. `empty` takes one per lane of each warp that reads. (The count is a sum because the
+                // compiler turns a `match` into a table in global memory, whose latency is high.)
                 let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
                 let (in_stages, in_slots) = (barrier > 0 && barrier < stages, barrier >= stages);
                 let arrivals = 1

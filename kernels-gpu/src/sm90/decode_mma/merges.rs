@@ -21,7 +21,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// The merge of the unit's token with the lane's index, or `NO_MERGE`.
     ///
     /// # Safety
-    /// `slot` is filled and has so many tokens.
+    /// `slot` is filled, and its unit has `tokens` tokens.
     #[inline(always)]
     pub(super) unsafe fn merge_of_lane(&self, slot: u32, tokens: u32) -> u32 {
         if self.lane < tokens {

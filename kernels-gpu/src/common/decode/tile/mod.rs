@@ -1,6 +1,7 @@
-//! What one warp does with a chunk of keys: Sᵀ = K·Qᵀ, softmax, Oᵀ += Vᵀ·Pᵀ.
+//! The work of one warp on a chunk of keys: Sᵀ = K·Qᵀ, softmax, Oᵀ += Vᵀ·Pᵀ.
 //!
-//! Rows of a tile are columns of fragments: lane `l` holds columns `2·(l % 4)` and the next of each block of 8.
+//! Rows of a tile are columns of the accumulator fragments: in each block of 8, lane `l` holds columns `2·(l % 4)` and
+//! `2·(l % 4) + 1`.
 
 mod scales;
 mod weigh;
@@ -26,7 +27,7 @@ pub struct Chunk {
     pub k: u32,
     /// Shared address of the values.
     pub v: u32,
-    /// Shared address of the scales of keys, and behind them of values, where each token has its own.
+    /// Shared address of the keys' scales, followed by the values', if there are scales per token.
     pub scales: u32,
     /// Position of the first key.
     pub first: u32,
@@ -43,31 +44,32 @@ pub struct Keys {
     pub ancestors: u64,
 }
 
-/// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the softmax, and the accumulators, for
-/// heads of `16 · DIM_BLOCKS` elements.
+/// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the state of the softmax, and the accumulators, for
+/// head dimension `16 · DIM_BLOCKS`.
 pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     pub(super) q: [[[u32; 2]; ROW_BLOCKS]; DIM_BLOCKS],
-    /// Where Q is in shared memory, for tiles so large that its fragments do not fit into registers.
+    /// Shared address of the lane's part of Q, from which Q is reread if its fragments do not fit into registers.
     pub(super) q_address: u32,
-    /// Bytes from a block's rows to those of the next.
+    /// Bytes from the rows of a block to those of the next block.
     pub(super) q_block: u32,
-    /// `[d / 16][row / 8]`: elements d, d of columns 2t, 2t + 1, then the same of d + 8.
+    /// `[d / 16][row / 8]`: element d of columns 2t, 2t + 1, then the same of element d + 8.
     pub out: [[[f32; 4]; ROW_BLOCKS]; DIM_BLOCKS],
-    /// The reference of weights and their sum, for the lane's keys alone until [`Rows::finish`]. Without a softmax
-    /// these are 0 and 1: outputs are plain sums.
+    /// The reference (lazily updated maximum) and the sum of weights. Until [`Rows::finish`], the sum is over the
+    /// lane's keys alone. Without a softmax, these are 0 and 1: outputs are plain sums.
     pub softmax: [[Softmax; 2]; ROW_BLOCKS],
     token: [[u32; 2]; ROW_BLOCKS],
     head: [[u32; 2]; ROW_BLOCKS],
     position: [[i32; 2]; ROW_BLOCKS],
-    /// With 8-bit caches: what products with keys are multiplied by, and what the output is.
+    /// With 8-bit caches, two factors: of the products with keys, and of the output.
     scale: [[[f32; 2]; 2]; ROW_BLOCKS],
-    /// What brings queries into the range of f16, for the row that the lane holds as operand.
+    /// The power of two that scales the lane's row of the B operand into the range of f16.
     pub(super) fit: [f32; ROW_BLOCKS],
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
     pub(super) const ROW_BYTES: u32 = DIM_BLOCKS as u32 * 32;
-    /// Whether Q stays in registers: its shared memory is free once [`Rows::start`] has run.
+    /// Whether Q stays in registers. Its shared memory is free once [`Rows::start`] has run, unless queries are
+    /// rotated.
     pub const KEEPS_Q: bool = DIM_BLOCKS * ROW_BLOCKS <= 16;
 
     /// No rows.
@@ -84,13 +86,13 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         fit: [1.0; ROW_BLOCKS],
     };
 
-    /// Begins new rows, after [`Rows::clear`]. Q comes from `q` (row-major, dense); `row` gives the token and the query
-    /// head of a row. With pairs of KV heads, `pair` is the index in `q` of the lane's row of the first head, and how
-    /// many rows further the same row of the second head is.
+    /// Starts new rows, after [`Rows::clear`]. Q is at `q` (row-major, dense); `row` gives the token and the query head
+    /// of a row. With pairs of KV heads, `pair` has the index in `q` of the lane's row of the first head, and the
+    /// number of rows from there to the same row of the second head.
     ///
     /// # Safety
-    /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
-    /// [`Rows::KEEPS_Q`], and where they are turned.
+    /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows. They stay there unless
+    /// [`Rows::KEEPS_Q`], and also if they are to be rotated.
     #[inline(always)]
     pub unsafe fn start<C: Cache>(
         &mut self,
@@ -99,8 +101,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         pair: [u32; 2],
         row: impl Fn(u32) -> (QueryRow, u32),
     ) {
-        // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices. Beside 8-bit keys
-        // a lane has four neighbouring elements.
+        // Matrix i of a load holds elements 8i.. of the rows: two k-steps in four matrices. For 8-bit keys, a lane has
+        // four neighbouring elements.
         let (row_of_lane, column) = if C::SCALED {
             (lane / 4, (lane % 4) * 8)
         } else {
@@ -134,7 +136,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// Takes up what keys and values are multiplied by, after [`Rows::start`].
+    /// Applies the scales of keys and values, after [`Rows::start`].
     ///
     /// # Safety
     /// The lanes come together.
@@ -153,25 +155,25 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// What products with keys of a column are multiplied by, before scales of the cache.
+    /// Sets the factor of a column's products with keys, before scales of the cache are multiplied in.
     #[inline(always)]
     pub(super) fn set_key_scale(&mut self, block: usize, column: usize, scale: f32) {
         self.scale[block][column][0] = scale;
     }
 
-    /// Empties accumulators and softmax. It is called right after the result was stored: accumulators that the compiler
-    /// knows to be empty take no registers while other warps work on the result.
+    /// Clears the accumulators and the softmax. Call it right after storing the result: accumulators that the compiler
+    /// knows to be zero take no registers while the result is combined and written.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.out = Self::EMPTY.out;
         self.softmax = Self::EMPTY.softmax;
     }
 
-    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are among `keys` and visible. Kernels that
-    /// turn keys give the products with them as `turned`.
+    /// Attention to the keys of a chunk; with `MASKED`, to those among `keys` that are visible. Kernels that rotate
+    /// keys pass the logits as `turned`.
     ///
     /// # Safety
-    /// The lanes come together; the chunk is there. With `MASKED` its values may be written to.
+    /// The lanes come together; the chunk is loaded. With `MASKED`, its values may be overwritten.
     #[inline(always)]
     pub unsafe fn attend<C: Cache, V: Variant, const MASKED: bool>(
         &mut self,
@@ -199,7 +201,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 false => TokenScales::ONE,
             };
             let of_all = if C::PAIRS { TokenScales::ONE } else { load(0) };
-            // A block's rows are those of one of the KV heads.
+            // With pairs, each block of rows belongs to one of the KV heads.
             let scales = |block: usize| match C::PAIRS {
                 true => load(block as u32),
                 false => of_all,
@@ -210,7 +212,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// Sums up the weights over the lanes and normalises the output.
+    /// Sums the weights over the lanes, and normalises the output.
     ///
     /// # Safety
     /// The lanes come together.
@@ -250,7 +252,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
 /// The lanes come together; nobody else uses the chunk.
 #[inline(always)]
 unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys) {
-    // A row is one line in each slab of its group, however swizzled: as many lines at a time as the lanes fill.
+    // A row has one line in each slab of its group, whatever the swizzle. An iteration handles as many lines as the
+    // lanes cover.
     let width = if row_bytes < 128 { row_bytes } else { 128 };
     let (slabs, lanes) = (row_bytes / width, width / 16);
     let mut line = lane / lanes;

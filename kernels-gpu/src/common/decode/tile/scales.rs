@@ -1,4 +1,4 @@
-//! Scales of 8-bit keys and values, where each token of the cache has its own.
+//! Scales per token of 8-bit keys and values.
 
 use cuda_std::{
     math::{lg2, rcp},
@@ -10,7 +10,7 @@ use super::{
     Chunk, Keys,
 };
 
-/// Scales of a lane's keys in a chunk, and of their values.
+/// The scales of a lane's keys in a chunk, and of their values.
 #[derive(Clone, Copy)]
 pub(super) struct TokenScales {
     pub(super) keys: [f32; 2 * KEY_BLOCKS],
@@ -19,20 +19,20 @@ pub(super) struct TokenScales {
 }
 
 impl TokenScales {
-    /// Where no token has any.
+    /// For caches without scales per token.
     pub(super) const ONE: Self = Self {
         keys: [1.0; 2 * KEY_BLOCKS],
         values_log2: [0.0; 2 * KEY_BLOCKS],
         values_inverse: [1.0; 2 * KEY_BLOCKS],
     };
 
-    /// Scales of values below this count as this: its inverse is finite.
+    /// Smaller scales of values are raised to this, so that the inverse is finite.
     const SMALLEST: f32 = 1e-30;
 
-    /// Of a chunk that has so many KV heads: those of one of them.
+    /// Loads the scales of KV head `head` of the chunk's `kv_heads`.
     ///
     /// # Safety
-    /// The chunk is there.
+    /// The chunk is loaded.
     #[inline(always)]
     pub(super) unsafe fn load<const MASKED: bool>(
         chunk: Chunk,
@@ -54,7 +54,7 @@ impl TokenScales {
                 ]
             };
             let position = chunk.first + key;
-            // Where there is no key, there are no scales.
+            // Positions without a key have no scales.
             if !MASKED || position >= keys.begin && position < keys.end {
                 scales.keys[i] = of_key;
                 let of_value = if of_value < Self::SMALLEST {

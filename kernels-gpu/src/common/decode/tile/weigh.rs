@@ -1,4 +1,4 @@
-//! From logits of a chunk to weights: scale, variant, masks, and the online softmax with its lazy rescale.
+//! From the logits of a chunk to its weights P: scales, variant, masks, and the online softmax with lazy rescaling.
 
 use cuda_std::{misc, mma, warp};
 
@@ -20,8 +20,8 @@ use crate::common::{
 const ALL: u32 = warp::FULL_MASK;
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// From accumulators to weights, with the first key of the chunk at position `first`. With `MASKED`, keys that
-    /// are not `keys` or not visible weigh nothing.
+    /// Computes the weights from the accumulators of S. The first key of the chunk is at position `first`. With
+    /// `MASKED`, keys outside `keys` and invisible keys get weight 0.
     ///
     /// # Safety
     /// The lanes come together.
@@ -41,9 +41,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// The same with scales of each token, for each block of 8 rows. Scales of values are multiplied into the weights: their logarithms are added
-    /// to the logits before references are chosen, so that a weight stays within f16, whatever the scale. The sum is
-    /// that of weights without them.
+    /// As [`weigh`](Self::weigh), with scales per token, for each block of 8 rows. The scales of values are multiplied
+    /// into the weights: their logarithms are added to the logits before the references are chosen, so that weights
+    /// stay in the range of f16 whatever the scale. The sum is that of the weights without these scales.
     ///
     /// # Safety
     /// As [`Rows::weigh`].
@@ -74,12 +74,12 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 } else {
                     (0, 0)
                 };
-                // A bit for each of the lane's keys that is of another branch of the row's tree.
+                // One bit per key of the lane, set if the key is on another branch of the tree than the row.
                 let mut other_branch = 0_u32;
                 if MASKED && keys.ancestors != 0 {
                     // SAFETY: the token is one of the launch's.
                     let ancestors = unsafe { tree::load(keys.ancestors, token) };
-                    // Not unrolled, which would take registers.
+                    // Not unrolled: that would take more registers.
                     let (mut i, end) = (0, misc::opaque(2 * KEY_BLOCKS as u32));
                     while i < end {
                         let hidden = !tree::descends(ancestors, position, (first + i * 8) as i32);
@@ -125,7 +125,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
 
             let softmax = &mut self.softmax[block];
             if !V::SOFTMAX {
-                // Eight lanes share a column: their sums make 1.
+                // Eight lanes share a column, so that their sums add up to 1.
                 *softmax = [Softmax {
                     max: 0.0,
                     sum: 0.125,
@@ -148,7 +148,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         };
                         stride *= 2;
                     }
-                    // The column alone decides, so that a row's bits do not depend on its neighbours.
+                    // Each column is decided on its own, so that a row's bits do not depend on its neighbours.
                     let factor = if max[column] > softmax[column].max + SLACK {
                         softmax[column].raise(max[column])
                     } else {
@@ -179,7 +179,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     softmax[0].sum += weights[0] * of_sum;
                     softmax[1].sum += weights[1] * of_sum;
                 }
-                // From keys × rows to the B operand, which wants rows × keys.
+                // Transposes keys × rows to rows × keys, as the B operand has it.
                 // SAFETY: the lanes are together.
                 p[i / 2][block][i % 2] =
                     unsafe { mma::movmatrix_trans(C::Product::pack(weights[0], weights[1])) };
