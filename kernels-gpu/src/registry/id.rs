@@ -1,39 +1,39 @@
-//! Rows by number, by name, and those that stand in for others.
+//! Kernel ids: rows of the table by number and by name, and the kernels that can replace each other.
 
 use core::fmt;
 
 use super::{Arch, COUNT, KERNELS, KernelInfo, Loads};
 
-/// Which row of [`KERNELS`]. Written down it is the kernel's name.
+/// A row of [`KERNELS`]. It is displayed and serialised as the kernel's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KernelId(u16);
 
 impl KernelId {
-    /// Of every kernel.
+    /// The ids of all kernels.
     pub fn all() -> impl Iterator<Item = Self> + Clone {
         (0..COUNT as u16).map(Self)
     }
 
-    /// Of the kernel of this name.
+    /// The id of the kernel with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|id| id.info().name == name)
     }
 
-    /// The row.
+    /// The kernel's row of the table.
     #[must_use]
     pub fn info(self) -> &'static KernelInfo {
         &KERNELS[self.index()]
     }
 
-    /// The first kernel that computes the same, of those that `is` takes, which is given this kernel's row and theirs.
+    /// The first kernel that computes the same and satisfies `is`, which gets this kernel's row and the other one's.
     fn counterpart(self, is: impl Fn(&KernelInfo, &KernelInfo) -> bool) -> Option<Self> {
         let row = self.info();
         Self::all().find(|id| id.info().computes() == row.computes() && is(row, id.info()))
     }
 
-    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows: of
-    /// the same keys, too, and in as much of an SM, if there is one.
+    /// The kernel that supports sinks and masks of the last keys and otherwise does the same, with tiles of as many
+    /// rows. One with as many keys and the same `co_resident` is preferred; otherwise it is one without `co_resident`.
     #[must_use]
     pub fn with_extras(self) -> Option<Self> {
         if self.info().extras {
@@ -49,7 +49,7 @@ impl KernelId {
         there.or_else(|| self.counterpart(|row, other| of_rows(row, other) && !other.co_resident))
     }
 
-    /// The kernel of latent heads that does the same and loads keys row by row.
+    /// The kernel of latent attention that does the same and loads keys row by row.
     #[must_use]
     pub fn by_rows(self) -> Option<Self> {
         self.counterpart(|row, other| {
@@ -58,7 +58,7 @@ impl KernelId {
         })
     }
 
-    /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.
+    /// The kernel for an architecture that does the same, whatever the sizes of its tiles.
     #[must_use]
     pub fn on(self, arch: Arch) -> Option<Self> {
         if self.info().arch == arch {
@@ -67,7 +67,7 @@ impl KernelId {
         self.counterpart(|row, other| other.arch == arch && other.by_token == row.by_token)
     }
 
-    /// The kernel that does the same where each token of the cache has scales of its own.
+    /// The kernel that does the same with scales per token.
     #[must_use]
     pub fn by_token(self) -> Option<Self> {
         self.counterpart(|row, other| {
@@ -77,8 +77,8 @@ impl KernelId {
         })
     }
 
-    /// The kernel that does the same for two KV heads at a time, for heads of so many elements: as many as this one's, or
-    /// fewer, which this one pads.
+    /// The kernel that does the same for two KV heads at a time, with head dimension `head_dim`: this kernel's own, or
+    /// a smaller one that this kernel pads.
     #[must_use]
     pub fn of_pairs(self, head_dim: u32) -> Option<Self> {
         let row = self.info();
@@ -97,7 +97,7 @@ impl KernelId {
         })
     }
 
-    /// Whether both compute the same bits: they differ in nothing but the blocks of keys that are under way.
+    /// Whether both give bit-identical results: they differ at most in the stages, and so in shared memory.
     #[must_use]
     pub fn same_bits(self, other: Self) -> bool {
         let of = |id: Self| KernelInfo {
@@ -109,7 +109,7 @@ impl KernelId {
         of(self) == of(other)
     }
 
-    /// Its place.
+    /// The index in [`KERNELS`].
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -175,7 +175,7 @@ mod tests {
             };
             match KERNELS.iter().any(same) {
                 true => assert_eq!(tile(there), tile(row)),
-                // What takes as much of an SM as it likes.
+                // Then it takes as much of an SM as it likes.
                 false => assert!(!there.co_resident, "{row:?}"),
             }
             beside += u32::from(there.co_resident);
