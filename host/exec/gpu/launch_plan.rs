@@ -74,6 +74,8 @@ pub(super) struct LaunchPlan {
     /// The most slots of one of them.
     pub(super) most_slots: u32,
     pub(super) total_q: u32,
+    /// As [`Plan::fixed_splits`].
+    pub(super) fixed_splits: bool,
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
     pub(super) parts: Vec<PartNeeds>,
@@ -94,6 +96,7 @@ impl LaunchPlan {
     /// [`Error::NoInstance`] where it is not for a GPU.
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) -> Result<(), Error> {
         self.total_q = plan.total_q;
+        self.fixed_splits = plan.fixed_splits;
         self.trees = !plan.ancestors.is_empty();
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.resident = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);

@@ -147,6 +147,10 @@ pub struct Plan {
     /// The number of positions by which it can still grow, if there is a limit. With fixed splits a window must not leave a piece
     /// of keys: a new plan would not have this piece, and both plans must give the same results.
     pub grows_by: Option<u32>,
+    /// Whether splits do not depend on the batch ([`SplitMode::Fixed`](crate::plan::SplitMode::Fixed)). Then executors choose kernels that
+    /// do not depend on it either.
+    #[serde(default)]
+    pub fixed_splits: bool,
     /// Where partial states are merged; never [`MergeMode::Auto`].
     pub merge_mode: MergeMode,
     /// How prefills and decodes run, if the plan has both.
@@ -172,6 +176,7 @@ impl Plan {
             slots: 0,
             growable: false,
             grows_by: None,
+            fixed_splits: false,
             merge_mode: MergeMode::Kernel,
             pod: None,
         }

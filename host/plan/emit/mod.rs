@@ -220,6 +220,7 @@ impl Emitter {
     /// row sees the piece.
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> bool {
         plan.growable = true;
+        plan.fixed_splits = input.fixed_splits;
         let slides = input.variant.window_left.is_some();
         plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below

@@ -4,8 +4,9 @@ use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     exec::gpu::{Arch, Gpu},
-    plan::{PlanOptions, SplitMode},
+    plan::{PackRule, PlanOptions, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
 };
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
 type Tensors16 = Tensors<bf16, bf16>;
 
 /// Outputs and LSEs as bits.
-fn bits(gpu: &Gpu, case: &Case, tensors: &Tensors16) -> (Vec<u16>, Vec<u32>) {
+fn bits<K: Element>(gpu: &Gpu, case: &Case, tensors: &Tensors<bf16, K>) -> (Vec<u16>, Vec<u32>) {
     let plan = case.plan(gpu);
     let mut workspace = case.workspace(gpu, &plan);
     let device = OnDevice::new(&case.spec, &case.batch, tensors);
@@ -31,7 +32,12 @@ fn bits(gpu: &Gpu, case: &Case, tensors: &Tensors16) -> (Vec<u16>, Vec<u32>) {
     device.run(gpu, &mut workspace, &stream)
 }
 
-fn check(gpu: &Gpu, mut case: Case, pages: u32, request: Index) -> Result<(), TestCaseError> {
+fn check<K: Element>(
+    gpu: &Gpu,
+    mut case: Case,
+    pages: u32,
+    request: Index,
+) -> Result<(), TestCaseError> {
     let [part] = &case.batch.parts[..] else {
         return Ok(()); // parts that span requests are a batch by themselves
     };
@@ -51,7 +57,7 @@ fn check(gpu: &Gpu, mut case: Case, pages: u32, request: Index) -> Result<(), Te
     };
 
     let (spec, indptr) = (&case.spec, &case.batch.qo_indptr);
-    let tensors = Tensors16::random(spec, &case.batch, case.layout, case.seed);
+    let tensors = Tensors::<bf16, K>::random(spec, &case.batch, case.layout, case.seed);
     let of_request = |width: u32| {
         let row = (spec.q_heads * width) as usize;
         indptr[request] as usize * row..indptr[request + 1] as usize * row
@@ -138,7 +144,49 @@ fn with_fixed_splits_a_request_is_computed_as_if_alone() {
     runner
         .run(
             &(case(), 1..20_u32, any::<Index>()),
-            |(case, pages, request)| check(gpu, case, pages, request),
+            |(case, pages, request)| check::<bf16>(gpu, case, pages, request),
+        )
+        .unwrap();
+}
+
+/// Kernels that read two KV heads at a time are for batches that keep the GPU busy with half as many units: a request alone does
+/// not, and 16 of them do.
+#[test]
+fn with_fixed_splits_the_kernel_does_not_depend_on_the_batch() {
+    let Some(gpu) = hopper("with_fixed_splits_the_kernel_does_not_depend_on_the_batch") else {
+        return;
+    };
+    let kv_heads = gpu.multiprocessors().div_ceil(4) * 2;
+    let mut runner = proptest::test_runner::TestRunner::new(cases(6));
+    runner
+        .run(
+            &(any::<u64>(), any::<Index>(), any::<bool>()),
+            |(seed, request, eight)| {
+                let spec = Spec::new(kv_heads, kv_heads, if eight { 64 } else { 80 });
+                let pages: Vec<u32> = (0..40).map(|page| page * 7 % 40).collect();
+                let mut table = PageTable::new(16, 40);
+                for _ in 0..16 {
+                    table.push(&pages, 635);
+                }
+                let case = Case {
+                    spec: if eight {
+                        spec.with_kv_dtype(Dtype::F8E4M3)
+                    } else {
+                        spec
+                    },
+                    batch: Batch::new((0..=16).collect(), table),
+                    layout: KvLayout::Nhd,
+                    options: PlanOptions::default().with_packing(PackRule::Off),
+                    arch: None,
+                    sms: gpu.device().sms,
+                    in_set: false,
+                    seed: seed | 1,
+                };
+                match eight {
+                    true => check::<F8E4M3>(gpu, case, 40, request),
+                    false => check::<bf16>(gpu, case, 40, request),
+                }
+            },
         )
         .unwrap();
 }

@@ -28,7 +28,10 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => {
                 let kernel = gpu.decode_kernel(planned, &spec, pool);
-                gpu.of_pairs(kernel, &workspace.spec, pool, units)
+                match workspace.launch_plan.fixed_splits {
+                    true => kernel,
+                    false => gpu.of_pairs(kernel, &workspace.spec, pool, units),
+                }
             }
         };
         self.pads_by(kernel)?;
