@@ -1,4 +1,4 @@
-//! How many pages of keys the prefills of a plan bring to another place: of 8 bits to 16, or turned by their positions.
+//! The pages of keys that the prefills of a plan convert: from 8 bits to 16, or by applying the rotary embedding.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ pub(crate) const fn converted_pages(keys: &Range<u32>) -> Range<u32> {
     keys.start / ConvertedPage::KEYS..keys.end.div_ceil(ConvertedPage::KEYS)
 }
 
-/// How many entries the list of a plan has at most; fewer where requests share prefixes.
+/// Maximum number of converted pages of a plan. There are fewer if requests share prefixes.
 pub(crate) fn most_pages(plan: &Plan) -> u32 {
     if !plan.spec.converts() || plan.groups.iter().any(|group| group.id.is_none()) {
         return 0;
     }
     let prefills = plan.items.iter().filter(|item| !item.is_gathered());
-    // Of a row block one piece: that of its last query token and last key.
+    // Counts each row block once: at the item with its last query token and its last key.
     let of_blocks = prefills.filter_map(|item| {
         let block = plan.row_block_of(item);
         let keys = plan.keys_seen(block);

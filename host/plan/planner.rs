@@ -20,8 +20,7 @@ use crate::problem::{Batch, Padding, Part, Spec};
 #[derive(Debug, Default)]
 pub struct Planner {
     rules: Rules,
-    /// What follows from heads, device and options, and what it was made from: for splits that are balanced, and for
-    /// fixed ones.
+    /// The last model for balanced splits, and the last one for fixed splits.
     models: [Option<Model>; 2],
     drafter: Drafter,
     sizes: PrefillSizes,
@@ -91,8 +90,9 @@ impl Planner {
         plan.total_q = batch.total_q();
         collect_tables(batch, plan)?;
 
-        // Less packing needs fewer states and rows, and fewer cuts do. Few rows and many go to different kernels,
-        // whose results differ in the last bits: with fixed splits no tile is shared.
+        // If a plan exceeds the bound, the next attempts do not pack, then do not cut: both need fewer states and rows.
+        // With fixed splits, prefixes are never packed: tiles of few and of many rows run on different kernels, whose
+        // results differ in the last bits.
         let apart = PlanOptions {
             packing: PackRule::Off,
             ..*options
@@ -119,7 +119,7 @@ impl Planner {
         fits
     }
 
-    /// The stages of a plan whose tables are collected.
+    /// The stages of planning, after the tables are collected.
     fn stages(
         &mut self,
         batch: &Batch,
@@ -138,7 +138,7 @@ impl Planner {
         let model = model.as_ref().expect("made before planning");
         let input = BatchInput::new(model, batch, plan);
 
-        // Decodes: prefix forest, packing, drafts. What they cost decides how prefills run beside them.
+        // Decodes: prefix forest, packing, drafts. Their cost decides how prefills run beside them.
         let is_hybrid = drafter.draft_decodes(&input, options, rules);
         let pod = match is_hybrid {
             true => Some(hybrid::choose(&input, &drafter.drafts, options)),
@@ -146,7 +146,7 @@ impl Planner {
         };
         let config = model.config(pod.as_ref());
 
-        // All drafts, in the tiles of that mode; pieces along the keys, in launch order.
+        // All drafts, in the tiles of this mode. Then the cuts along the keys, and the launch order.
         let tiles = match &model.wide {
             Some(wide) if pod.is_none() => sizes.choose(&input, &model.tiles, wide),
             _ => model.tiles_of(pod.as_ref()),
@@ -169,7 +169,8 @@ impl Planner {
     }
 }
 
-/// Merges and pages that the kernels of a model's heads do not have. Outputs in F32 come from the merging kernel.
+/// Refuses merges and page sizes that the kernels for these heads do not support. Outputs in F32 come from the merging
+/// kernel.
 fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<(), PlanError> {
     let Model {
         spec,
@@ -197,7 +198,7 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
         }
         .into());
     }
-    // By tensor maps alone, which bring groups of 8 tokens: no other kernel has the heads.
+    // Kernels that only load by tensor maps, in groups of 8 tokens; these heads have no other kernel.
     let by_groups = |id: KernelId| {
         let row = id.info();
         row.takes_prompts && row.loads == Loads::Pages && id.by_rows().is_none()
@@ -213,8 +214,8 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     }
 }
 
-/// Heads that are computed in the kernels of larger ones come by tensor maps alone, which bring groups of 8 tokens. Prompts of
-/// some have kernels of their own, so which requests that are is known of the plan.
+/// Refuses page sizes for padded heads. Kernels of larger head dimensions load padded heads only by tensor maps, in
+/// groups of 8 tokens. Prompts of some heads have kernels of their own, so only the plan tells which items are padded.
 fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result<(), PlanError> {
     let spec = &plan.spec;
     if Padding::of(spec).is_none() {

@@ -84,7 +84,7 @@ impl Plan {
         for (part, planned) in batch.parts.iter().zip(&*parts) {
             for (index, block) in row_blocks[range(planned)].iter_mut().enumerate() {
                 let kv_len = match growth {
-                    // Behind the queries of a table stands nothing else: they move as far as the keys reach.
+                    // No keys follow the queries, so that the queries move with the end of the keys.
                     Growth::By(shift) if part.keys_after.is_empty() && block.tokens > 0 => {
                         block.position = block.position.wrapping_add(shift);
                         block.tokens.wrapping_add_signed(block.position)
@@ -96,7 +96,7 @@ impl Plan {
                 };
                 if kv_len > block.kv_len {
                     block.kv_len = kv_len;
-                    // Without queries there is no item.
+                    // A row block without queries has no item.
                     if let Some(item) = items.get_mut(block.tail as usize) {
                         item.kv_end = kv_len;
                     }
@@ -104,7 +104,7 @@ impl Plan {
             }
         }
         let launched = self.groups.last().map_or(0, |group| group.items.end);
-        // The runs of joint items stand behind what is launched: without any there are none.
+        // The runs of joint items follow the launched items. If nothing follows, there are no joint items.
         let joint = match launched as usize {
             launched if launched < items.len() => launched,
             _ => 0,
@@ -113,7 +113,7 @@ impl Plan {
             let item = items[index];
             if item.is_joint() {
                 let first = index + item.slot as usize;
-                // What points out of the plan is left to the run, which refuses it.
+                // Executors refuse plans with indices that are out of range; here these are ignored.
                 let runs = items.get(first..first + item.merge as usize);
                 let len = |run: &WorkItem| run.kv_end.wrapping_sub(run.kv_begin);
                 items[index].kv_end = runs
@@ -136,7 +136,7 @@ impl Plan {
             let Some(blocks) = blocks else {
                 continue;
             };
-            // Prefills of a prefix: their tokens go on seeing all of it.
+            // Contiguous items are prefills of a prefix: their tokens see all of it at any later position.
             if !item.is_gathered() {
                 continue;
             }
@@ -180,7 +180,7 @@ impl Plan {
                 after => moves.and(part, blocks, |index| after[index]),
             }?;
         }
-        // Further left they may see again what their windows had passed.
+        // At earlier positions, queries may see keys again that their windows had passed.
         if moves.any < 0 {
             return None;
         }
@@ -205,12 +205,12 @@ impl Plan {
     }
 }
 
-/// By how many positions the queries of row blocks move: the bits that any of these numbers has, and those that all have.
-/// Where they are the same it is one number, or there are no queries; a negative one has the sign's.
+/// By how many positions the queries of row blocks move: `any` is the bitwise OR of all shifts, `all` their bitwise
+/// AND. If these are equal, all shifts are equal. If a shift is negative, `any` is negative.
 struct Moves {
     any: i32,
     all: i32,
-    /// Not zero where a row block has more keys.
+    /// Not zero if a row block with queries has more keys.
     grown: i64,
 }
 
@@ -221,8 +221,8 @@ impl Moves {
         grown: 0,
     };
 
-    /// With those of a part; none where more than the last page changed. Differences are collected and looked at once:
-    /// all is the same, nearly always.
+    /// Adds the row blocks of a part. Returns none if more than the last page changed. Differences are collected and
+    /// checked once at the end, because there are nearly never any.
     #[inline(always)]
     fn and(
         self,
@@ -243,7 +243,7 @@ impl Moves {
         } = self;
         let queries = part.q_indptr.iter().zip(&part.q_indptr[1..]);
         let tables = indptr.iter().zip(&indptr[1..]).zip(last_page_len);
-        // Bits that differ, and numbers that are not to be negative.
+        // OR of all bits that differ, and of all numbers that must not be negative.
         let (mut different, mut room) = (0, 0);
         for (index, ((block, (&first, &end)), ((&begin, &next), &last))) in
             blocks.iter().zip(queries).zip(tables).enumerate()
@@ -275,12 +275,12 @@ impl Moves {
     }
 }
 
-/// How queries move: on, never back.
+/// How queries move: to later positions, never back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
     None,
     By(i32),
-    /// By so many positions at most.
+    /// By different numbers of positions, at most this many.
     Uneven {
         most: i32,
     },
@@ -294,8 +294,8 @@ fn pages(part: &PlannedPart) -> std::ops::Range<usize> {
     part.pages.start as usize..part.pages.end as usize
 }
 
-/// Whether the tables begin and end with the pages that were planned. A loop of its own, which waits for
-/// several of them at a time.
+/// Whether the tables begin and end with the planned pages. A separate loop, so that the CPU waits for several pages at
+/// a time.
 #[inline(always)]
 fn same_ends(table: &PageTable, planned: &[u32]) -> bool {
     let now = &table.indices[..planned.len()];

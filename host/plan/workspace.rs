@@ -41,7 +41,7 @@ impl Bound {
         // Every row block has a last tile that may not be full.
         let narrowest = tiles.fewest_tokens();
         let whole = parts * (wide(limits.requests).min(tokens) + tokens / wide(narrowest));
-        // Splits fill the resident CTAs; a piece of the widest tile has so many tokens.
+        // Splits fill the resident CTAs. A column is one CTA for each unit of an item.
         let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
         let (items, states) = match options.split {
@@ -82,7 +82,7 @@ impl Bound {
     }
 }
 
-/// Splits of decodes may add so many partial states for each group of CTAs that takes an item.
+/// Splits of decodes may add this many partial states for each column of CTAs that takes an item.
 const SLOTS_PER_COLUMN: u64 = 32;
 
 /// Arrays start at multiples of this: a line of the L2 cache, and enough for any vector access.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Plan, PlanError};
 use crate::plan::conversion;
 
-/// What prefills have together by default, at most: with 8 heads of 128, 1 GiB of keys and values of 16 bits.
+/// The largest default of [`BatchLimits::prefill_keys`]: 1 GiB of 16-bit keys and values with 8 heads of 128.
 const PREFILL_KEYS: u32 = 1 << 18;
 
 /// The limits of batches that a workspace must hold.

@@ -122,7 +122,7 @@ impl PodForecast {
         }
     }
 
-    /// When the prefills and the decodes are done that begin at the same time in a mode, or one after the other.
+    /// When the prefills and the decodes finish in a mode, if they begin at the same time or run one after the other.
     pub(in crate::plan) fn done(&self, mode: PodMode) -> [f64; 2] {
         let alone = [self.prefill_ns, self.decode_ns];
         match mode {
@@ -139,7 +139,7 @@ impl PodForecast {
     }
 }
 
-/// When both are done that together take `time`, if they are slowed down alike.
+/// When both operations finish if they take `time` together and slow down alike.
 pub fn alike(time: f64, alone: [f64; 2]) -> [f64; 2] {
     let longer = alone[0].max(alone[1]);
     alone.map(|ns| match ns == longer {

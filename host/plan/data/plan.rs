@@ -219,7 +219,7 @@ impl Plan {
             .map_or(0, |group| group.items.end as usize)
     }
 
-    /// The pages of an item's table, as far as the item reads; none of a joint item, whose runs read.
+    /// The pages of an item's table that the item reads. Empty for a joint item: its runs read.
     #[must_use]
     pub fn pages_of(&self, item: &WorkItem) -> &[u32] {
         let page_size = self.parts[item.part as usize].page_size;
@@ -234,7 +234,7 @@ impl Plan {
     pub(crate) fn row_block_of(&self, item: &WorkItem) -> &PlannedRowBlock {
         let blocks = &self.parts[item.part as usize].row_blocks;
         let blocks = &self.row_blocks[blocks.start as usize..blocks.end as usize];
-        // Empty ones stand before the one that begins where they do.
+        // Empty row blocks come before the row block that begins at the same token.
         let behind = blocks.partition_point(|block| block.first_token <= item.rows_begin);
         &blocks[behind - 1]
     }

@@ -1,4 +1,4 @@
-//! What a plan takes over from a batch.
+//! What a plan copies from a batch.
 
 use super::{Plan, PlanError, PlannedPart, PlannedRowBlock, SplitMode};
 use crate::problem::Batch;
@@ -16,7 +16,7 @@ pub fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The page ids and the row blocks of all parts, one after the other.
+/// Copies the page ids and the row blocks of all parts, one part after the other.
 pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
     let Plan {
         parts,

@@ -24,25 +24,25 @@ pub struct DecodeDrafter {
     forest: Forest,
     packer: Packer,
     members: Vec<Decode>,
-    /// For each node, where the rows of its subtree begin among the draft's.
+    /// For each node, the index of its subtree's first draft row.
     rows_begin: Vec<u32>,
     joiner: Joiner,
-    /// How the part at hand is drafted again, if its prefixes may be read beside the other keys.
+    /// What drafting the current part again needs; set if prefills may read its prefixes beside the decodes.
     again: Option<Common>,
     choice: Option<Choice>,
 }
 
-/// A prefix that so many rows have, or more, may be read by prefills.
+/// Prefills may read a prefix that at least this many rows of a KV head share.
 const WIDE_ROWS: u32 = 128;
-/// And is worth it from so many keys on, where all such prefixes' products take so long, and this part of a step that takes
-/// so long: what forecasts say of shorter ones is not good enough.
+/// They do if the prefix has at least `WIDE_KEYS` keys, the products of all such prefixes take `WIDE_NS` and this part
+/// of the step (`WIDE_PART`), and the step takes `WIDE_STEP_PS`. Forecasts of shorter steps are not accurate enough.
 const WIDE_KEYS: u32 = 256;
 const WIDE_NS: f64 = 6e3;
 const WIDE_PART: f64 = 0.08;
 const WIDE_STEP_PS: u64 = 45_000_000;
 
 impl DecodeDrafter {
-    /// Drafts the decodes of a part; says whether there are prefills beside them.
+    /// Drafts the decodes of a part. Returns whether the part has prefills, too.
     pub fn draft(
         &mut self,
         input: &PartInput<'_>,
@@ -76,7 +76,7 @@ impl DecodeDrafter {
                 continue;
             }
             one_each &= tokens == 1;
-            // Full pages; divisions are spared where there are many row blocks.
+            // Only full pages can be shared. The comparison avoids a division for each row block.
             let full = (end - begin) - u32::from(kv_len < capacity);
             let sharable = match options.packing {
                 PackRule::Off => 0,
@@ -95,7 +95,8 @@ impl DecodeDrafter {
         if self.members.is_empty() {
             return has_prefills;
         }
-        // The last query of a row block sees all its keys, and no window hides the first.
+        // Without a window, the last query token of a row block sees all its keys, and without a causal mask every
+        // token does.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         let mut common = Common {
             per_tile: input.tiles.decode_tokens() as usize,
@@ -139,9 +140,9 @@ impl DecodeDrafter {
         };
         let fastest = options.packing == PackRule::Fastest && rules.join.is_none();
         let joins = fastest && options.decode_tile.is_none();
-        // Beside prefills decodes run in kernels of their own.
+        // Beside prefills, decodes run in other kernels.
         let alone = !input.composed && !has_prefills;
-        // Rows of a joint tile see all keys of their runs.
+        // In joint tiles, every row sees all keys of its runs: there is no mask.
         let all_see = all_see && !input.masked;
         let may_join = joins && cut_freely && all_see && alone;
         self.choice = match may_join {
@@ -173,8 +174,8 @@ impl DecodeDrafter {
         }
     }
 
-    /// What the drafts take that were made last, if their prefixes may be read otherwise and are worth a thought, or `any`
-    /// are: in picoseconds.
+    /// Predicted time of the last drafts, in picoseconds. None if prefills cannot read the prefixes, or if the wide
+    /// prefixes are too small for that to pay. `any` accepts every size.
     pub fn time_ps(&self, model: &Model, any: bool) -> Option<u64> {
         self.again.as_ref()?;
         let group = model.spec.group();
@@ -195,7 +196,8 @@ impl DecodeDrafter {
         (step_ps >= least_ps && flops >= least_flops).then_some(step_ps)
     }
 
-    /// Drafts the part again: as before, or with wide prefixes as prefills in the input's tiles. Says whether there are any.
+    /// Drafts the part again: as before, or (`wide`) with prefills in the input's tiles for the wide prefixes. Returns
+    /// whether there are such prefixes.
     pub fn draft_again(&mut self, wide: bool, input: &PartInput<'_>, drafts: &mut Drafts) -> bool {
         let Some(mut common) = self.again else {
             return false;
@@ -239,7 +241,7 @@ impl DecodeDrafter {
         joiner.draft(input, choice, root, &forest, drafts);
     }
 
-    /// The prefix forest, in tokens; false where no pages are shared, and there is none.
+    /// Builds the prefix forest, in tokens. Returns false if no pages are shared; then there is no forest.
     fn grow(&mut self, input: &PartInput<'_>) -> bool {
         let table = &input.part.table;
         let page_size = table.page_size;
@@ -281,10 +283,10 @@ impl DecodeDrafter {
         shares
     }
 
-    /// Items of one row block each.
+    /// Drafts items of one row block each.
     fn draft_apart(&self, common: &mut Common, input: &PartInput<'_>, drafts: &mut Drafts) {
         for row_block in &self.members {
-            // Prompts, too, where decodes take them.
+            // Decode kernels may also run prompts, which can have many rows.
             common.draft.many_rows =
                 common.split.is_fixed() && has_many_rows(&input.model.spec, row_block.tokens);
             let begin = drafts.rows.len();
@@ -299,7 +301,7 @@ impl DecodeDrafter {
         }
     }
 
-    /// The rows of all leaves in the order of the forest, so that those of a subtree stand together.
+    /// Lists the rows of all leaves in forest order, so that the rows of a subtree are consecutive.
     fn lay_out_rows(&mut self, draft_rows: &mut Vec<DraftRow>) {
         let Self {
             forest,
@@ -321,8 +323,8 @@ impl DecodeDrafter {
         }
     }
 
-    /// The item of a node: its own row block, or the rows of the children that are cut from it. Of a wide prefix, where
-    /// these are wanted, the prefills that read it: then it says so.
+    /// Drafts the item of a node: the rows of its row block, or the rows of the children that are cut from it. With
+    /// `wide`, prefills read a wide prefix instead; only then the result is true.
     fn draft_node(
         &self,
         index: usize,
@@ -375,7 +377,7 @@ impl DecodeDrafter {
     }
 }
 
-/// The first token of rows that are some tokens in a row, in any order, and its position.
+/// The first token and its position, if the rows are consecutive tokens in any order.
 fn consecutive(rows: &[DraftRow]) -> Option<(u32, i32)> {
     let first = rows.iter().min_by_key(|row| row.token)?;
     let last = rows.iter().map(|row| row.token).max()?;
@@ -383,7 +385,7 @@ fn consecutive(rows: &[DraftRow]) -> Option<(u32, i32)> {
     all.then_some((first.token, first.position))
 }
 
-/// What packing weighs for a part.
+/// The costs that packing weighs for a part.
 fn pack_costs(input: &PartInput<'_>) -> PackCosts {
     let spec = &input.model.spec;
     PackCosts {

@@ -16,7 +16,7 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Drafts the decodes in the tiles that they have alone; whether the batch has both decodes and prefills.
+    /// Drafts the decodes in the tiles for decodes alone. Returns whether the batch has both decodes and prefills.
     pub fn draft_decodes(
         &mut self,
         input: &BatchInput<'_>,
@@ -38,14 +38,15 @@ impl Drafter {
         *is_hybrid
     }
 
-    /// What decodes that share prefixes take, and nothing else beside them, in picoseconds: where wide prefixes may be read
-    /// by prefills, and that is worth a thought or is wanted for `any`.
+    /// Predicted time of decodes that share prefixes, in picoseconds, if nothing runs beside them. None if prefills
+    /// cannot read their wide prefixes, or if the prefixes are too small for that to pay. `any` accepts prefixes of
+    /// every size.
     pub fn shared_ps(&self, input: &BatchInput<'_>, any: bool) -> Option<u64> {
         let may = input.batch.parts.len() == 1 && !self.has_prefills;
         self.decodes.time_ps(input.model, any).filter(|_| may)
     }
 
-    /// Drafts decodes again, with wide prefixes as prefills or as before; says whether there are any.
+    /// Drafts the decodes again: with `wide`, prefills read the wide prefixes. Returns whether there are such prefixes.
     pub fn draft_again(&mut self, input: &BatchInput<'_>, tiles: &TileTable, wide: bool) -> bool {
         let Self {
             drafts, decodes, ..
@@ -54,7 +55,7 @@ impl Drafter {
         parts.any(|part| decodes.draft_again(wide, &part, drafts))
     }
 
-    /// Drafts the prefills beside the decodes, and the decodes again where they have other tiles beside prefills.
+    /// Drafts the prefills. Drafts the decodes again if they take other tiles beside prefills.
     pub fn draft_all(
         &mut self,
         input: &BatchInput<'_>,
@@ -70,13 +71,14 @@ impl Drafter {
             is_hybrid,
         } = self;
         if !*has_prefills && config.is_some() {
-            // Prefixes beside the other keys are drafted already, in tiles of other keys perhaps.
+            // `prefixes_beside` drafted these prefixes already, but perhaps in the tiles of another configuration.
             input.parts(tiles).for_each(|part| {
                 decodes.draft_again(true, &part, drafts);
             });
             return;
         }
-        // Drafts stand part after part, because states are merged in that order.
+        // With several parts, decodes are drafted again: drafts are in the order of the parts, in which states are
+        // merged.
         let other_tiles = config.is_some_and(|config| config.decode.is_some());
         let again = *is_hybrid && (input.batch.parts.len() > 1 || other_tiles);
         if again {

@@ -1,4 +1,4 @@
-//! What drafts are made of.
+//! The input of drafting.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::{
     problem::{Batch, Part},
 };
 
-/// A batch whose tables are in a plan.
+/// A batch whose parts and row blocks are already in a plan.
 #[derive(Clone, Copy)]
 pub struct BatchInput<'a> {
     pub model: &'a Model,
@@ -30,7 +30,7 @@ impl<'a> BatchInput<'a> {
         }
     }
 
-    /// The parts, with tiles to choose from.
+    /// The parts of the batch. Their drafts choose from `tiles`.
     pub fn parts(self, tiles: &'a TileTable) -> impl Iterator<Item = PartInput<'a>> {
         let Self {
             model,
@@ -61,23 +61,24 @@ pub struct PartInput<'a> {
     pub model: &'a Model,
     pub tiles: &'a TileTable,
     pub part: &'a Part,
-    /// The part's index.
+    /// Index of the part.
     pub index: u32,
-    /// Where the part's page ids begin in the plan's.
+    /// Index of the part's first page id in the plan's page ids.
     pub first_page: u32,
-    /// The part's row blocks, and where they begin in the plan's.
+    /// The part's row blocks, and the index of the first one among the plan's row blocks.
     pub row_blocks: &'a [PlannedRowBlock],
     pub first_row_block: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
-    /// Whether query tokens may not see some of their last keys.
+    /// Whether a mask (`Batch::ancestors`) hides some of the last keys from query tokens.
     pub masked: bool,
 }
 
 impl PartInput<'_> {
-    /// Which kernel runs a row block of so many query tokens.
+    /// The kernel that runs a row block of `q_len` query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        // Decodes take 8-bit keys, and those that they turn, by whole groups of 8; what takes them one by one are prefills.
+        // Decode kernels load 8-bit keys, and keys that they rotate, in groups of 8 tokens. If the page size is not a
+        // multiple of 8, prefill kernels take the row block: they load keys one by one.
         let spec = &self.model.spec;
         let by_rows = (spec.kv_dtype.bytes() == 1 || spec.rotary.is_some())
             && !self.part.table.page_size.is_multiple_of(8)
@@ -90,7 +91,7 @@ impl PartInput<'_> {
         }
     }
 
-    /// The keys below `kv_len` between the first and the last that any of the rows sees.
+    /// The keys below `kv_len` from the first to the last that any of the rows sees.
     pub fn visible(&self, rows: &[DraftRow], kv_len: u32) -> Range<u32> {
         let positions = || rows.iter().map(|row| row.position);
         let (first, last) = (positions().min(), positions().max());

@@ -1,4 +1,4 @@
-//! Items on their way to a plan: which rows against which keys, not yet cut along the keys.
+//! Drafts: the rows and keys of items that are not yet cut along the keys.
 
 use crate::plan::{
     data::{Kernel, Tile},
@@ -9,9 +9,9 @@ use crate::plan::{
 #[derive(Debug, Default)]
 pub struct Drafts {
     pub items: Vec<Draft>,
-    /// Of gathered items.
+    /// Rows of gathered drafts.
     pub rows: Vec<DraftRow>,
-    /// Of joint items.
+    /// Runs of joint drafts.
     pub runs: Vec<DraftRun>,
 }
 
@@ -22,7 +22,7 @@ impl Drafts {
         self.runs.clear();
     }
 
-    /// What the items take if every resident CTA is busy all the time.
+    /// Time of the items in picoseconds, if every resident CTA is busy all the time.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
         self.items
             .iter()
@@ -31,7 +31,7 @@ impl Drafts {
     }
 }
 
-/// A row of a gathered item.
+/// A row of a gathered draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftRow {
     pub token: u32,
@@ -42,34 +42,35 @@ pub struct DraftRow {
 #[derive(Clone, Copy, Debug)]
 pub struct Draft {
     pub kernel: Kernel,
-    /// In decode, `n` is chosen with the splits.
+    /// For decodes, the splitter chooses `n`.
     pub tile: Tile,
-    /// Query heads in a tile.
+    /// Query heads per tile.
     pub pack: u32,
     pub part: u32,
     /// The part's page size.
     pub page_size: u32,
-    /// First page of the table in the plan's page ids.
+    /// Index of the table's first page in the plan's page ids.
     pub table: u32,
-    /// Gathered: first [`DraftRow`]. Contiguous: first query token.
+    /// Gathered drafts: index of the first [`DraftRow`]. Contiguous drafts: the first query token.
     pub rows_begin: u32,
     pub rows: u32,
-    /// Contiguous: of the first row.
+    /// Contiguous drafts: position of the first row.
     pub position: i32,
     pub kv_begin: u32,
     pub kv_end: u32,
     pub flags: u32,
-    /// Even if it is not cut along the keys.
+    /// Rows leave partial states even if the draft is not cut along the keys.
     pub leaves_partial: bool,
-    /// Every row sees a key of any run of the keys.
+    /// Every row belongs to every piece of the draft. Otherwise, rows that see no key of a piece are left out of it.
     pub all_see: bool,
-    /// The row block that it is a tile of has tiles enough: under fixed splits its keys are seldom cut.
+    /// The row block has enough tiles to fill the device. Fixed splits then cut its keys at larger multiples.
     pub many_rows: bool,
-    /// The keys stay the same when queries move on.
+    /// The keys stay the same when queries move to later positions.
     pub growable: bool,
-    /// The row block whose last keys these are, among the plan's, if no other draft ends with them.
+    /// Index of the row block (in the plan) whose last keys only this draft ends with, or [`NO_ROW_BLOCK`].
     pub tail_of: u32,
-    /// Joint: where its [`DraftRun`]s begin, and how many there are. Its keys are theirs, counted through.
+    /// Joint drafts: index of the first [`DraftRun`], and the number of runs. The keys of all runs are numbered
+    /// through: these numbers are the keys of the draft.
     pub runs_begin: u32,
     pub runs: u32,
 }
@@ -77,22 +78,23 @@ pub struct Draft {
 /// Keys of one table that some rows of a joint draft see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftRun {
-    /// First page of the table in the plan's page ids.
+    /// Index of the table's first page in the plan's page ids.
     pub table: u32,
     pub kv_begin: u32,
     pub kv_end: u32,
-    /// Where they stand among the keys of the draft; runs begin where drafts may be cut.
+    /// Number of the first key among the keys of the draft: a multiple of the split alignment, so that cuts fall
+    /// between pages.
     pub start: u32,
-    /// Its first [`DraftRow`].
+    /// Index of the first [`DraftRow`] that sees the keys.
     pub rows_begin: u32,
     pub rows: u32,
-    /// Other drafts read them too.
+    /// Whether other drafts read these keys, too.
     pub is_shared: bool,
     /// As [`Draft::tail_of`].
     pub tail_of: u32,
 }
 
-/// In [`Draft::tail_of`]: of none.
+/// Value of [`Draft::tail_of`] if there is no such row block.
 pub const NO_ROW_BLOCK: u32 = u32::MAX;
 
 impl Draft {
@@ -100,7 +102,7 @@ impl Draft {
         self.kv_end - self.kv_begin
     }
 
-    /// What it takes of every resident CTA.
+    /// Time on every resident CTA in picoseconds, if the units are spread evenly.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
         let partial_rows = if self.leaves_partial { self.rows } else { 0 };
         let unit = cost.fixed_ps(self.kernel, self.tile, self.pack, partial_rows)
@@ -109,7 +111,7 @@ impl Draft {
         unit * units / u64::from(cost.resident_ctas(self.kernel))
     }
 
-    /// It is cut at multiples of this.
+    /// The draft is cut at multiples of this number of keys.
     pub const fn split_alignment(&self) -> u32 {
         split_alignment(self.page_size)
     }
@@ -124,7 +126,7 @@ impl Draft {
     }
 }
 
-/// Cuts fall on multiples of this: whole pages, and no less than a matrix instruction's keys.
+/// Cuts fall on multiples of this number of keys: whole pages, and at least the 16 keys of a matrix instruction.
 pub const fn split_alignment(page_size: u32) -> u32 {
     16u32.next_multiple_of(page_size)
 }

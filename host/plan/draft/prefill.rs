@@ -1,4 +1,4 @@
-//! Prefills: row blocks of many tokens, in tiles of consecutive ones.
+//! Prefills: row blocks of many query tokens, cut into tiles of consecutive tokens.
 
 use std::ops::Range;
 
@@ -9,19 +9,21 @@ use crate::plan::{
     split::{has_many_rows, keys_of_piece},
 };
 
-/// The tiles of a row block are looked at in so many lots.
+/// Forecasts divide the tiles of a row block into at most this many groups, and take the keys of a group's middle tile
+/// for all.
 const ALIKE: u32 = 8;
 
 impl PartInput<'_> {
-    /// The row blocks that run on contiguous rows.
+    /// The row blocks that prefill kernels run, with their query tokens.
     fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>)> {
         let row_blocks = 0..self.part.row_blocks();
         let row_blocks = row_blocks.map(|row_block| (row_block, self.part.q_range(row_block)));
         row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
-    /// Tiles of consecutive tokens: for some that are alike their place among [`TileTable::prefills`], how many units they
-    /// are, and the keys of one. As they are cut where splits are fixed, else before any is cut.
+    /// Counts the tiles of prefills, for forecasts. `add` is called for each group of similar tiles with their index in
+    /// [`TileTable::prefills`], their number of units, and the keys of one unit. Fixed splits are counted as they are
+    /// cut. In other modes, tiles are counted whole.
     ///
     /// [`TileTable::prefills`]: crate::plan::model::TileTable::prefills
     pub fn contiguous_tiles(&self, split: SplitMode, mut add: impl FnMut(usize, u32, f64)) {
@@ -63,7 +65,7 @@ impl PartInput<'_> {
         }
     }
 
-    /// Whether contiguous rows have other tiles in another table.
+    /// Whether any prefill takes another kernel in the other table.
     pub fn differs_in(&self, other: &TileTable) -> bool {
         self.contiguous().any(|(_, tokens)| {
             let rows = tokens.end - tokens.start;
@@ -71,7 +73,7 @@ impl PartInput<'_> {
         })
     }
 
-    /// Tiles of consecutive tokens, each against all keys that any of its rows sees.
+    /// Drafts the prefills: tiles of consecutive tokens, each with all keys that any of its rows sees.
     pub fn draft_contiguous(&self, drafts: &mut Vec<Draft>) {
         let (spec, part) = (&self.model.spec, self.part);
         for (row_block, tokens) in self.contiguous() {

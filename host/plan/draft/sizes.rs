@@ -1,4 +1,5 @@
-//! Which tiles the prompts of a batch take: those that their lengths call for, or wide ones for all.
+//! Chooses the tiles of the prefills of a batch: the tile for the length of each prompt, or the tile of the longest
+//! prompts for all.
 
 use std::cmp::Reverse;
 
@@ -8,19 +9,20 @@ use crate::plan::{
     model::{CtaTimeline, TileTable},
 };
 
-/// A tile's beginning and end, in picoseconds, and those of a wide one.
+/// Fixed cost of a tile (start and end) in picoseconds: of a usual one, and of a wide one.
 const ENDS: [u64; 2] = [2_000_000, 2_600_000];
 
-/// Wide tiles take so many hundredths of the time that their rows would take in others.
+/// Time of the keys in a wide tile, in percent of what the cost model says.
 const WIDE: u64 = 97;
 
-/// Wide tiles for all shall save one part in so many.
+/// Wide tiles for all are chosen if they save more than 1/128 of the time.
 const MARGIN: u64 = 128;
 
-/// With more units for each CTA than this, how they are dealt out makes no difference.
+/// With more units per CTA than this, it does not matter how units are distributed: the time is the work divided by the
+/// CTAs.
 const MOST_UNITS: u64 = 12;
 
-/// Compares tiles. Buffers are reused.
+/// Compares the two choices of tiles. Buffers are reused.
 #[derive(Debug, Default)]
 pub struct PrefillSizes {
     drafts: Vec<Draft>,
@@ -30,7 +32,7 @@ pub struct PrefillSizes {
 }
 
 impl PrefillSizes {
-    /// The tiles with which the prefills of a batch are done first.
+    /// The tiles with which the prefills of a batch finish earlier.
     pub fn choose<'a>(
         &mut self,
         input: &BatchInput<'a>,
@@ -45,7 +47,7 @@ impl PrefillSizes {
         if differ && sooner() { wide } else { tiles }
     }
 
-    /// When all prefills would be done, the longest first.
+    /// Predicted time of all prefills in picoseconds, if the longest units start first.
     fn time<'a>(&mut self, input: &BatchInput<'a>, tiles: &'a TileTable, wide: bool) -> u64 {
         let Self {
             drafts,

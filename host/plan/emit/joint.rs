@@ -11,14 +11,14 @@ use crate::plan::{
     split::Piece,
 };
 
-/// What a piece has of a joint draft.
+/// The runs and rows of a joint draft in a piece.
 #[derive(Debug, Default)]
 pub struct JointPiece {
-    /// Whether it has all of it: all runs, and all rows see one of the keys.
+    /// Whether the piece has all runs, and every row sees one of its keys.
     all: bool,
-    /// Where it has not: its runs.
+    /// Otherwise: the runs of the piece.
     runs: Vec<DraftRun>,
-    /// … and for each row of the draft, its place among those that do, or [`NOWHERE`].
+    /// Otherwise: for each row of the draft, its place among the rows that see a key of the piece, or [`NOWHERE`].
     places: Vec<u32>,
 }
 
@@ -56,7 +56,7 @@ impl JointPiece {
         }
     }
 
-    /// Its runs.
+    /// The runs of the piece.
     pub fn runs<'a>(&'a self, input: &Pieces<'a>, draft: &Draft) -> &'a [DraftRun] {
         match self.all {
             true => input.runs_of(draft),
@@ -64,7 +64,7 @@ impl JointPiece {
         }
     }
 
-    /// The rows that see any of the keys: runs of draft rows.
+    /// The rows that see any of the keys, as ranges of draft rows.
     pub fn rows(&self, draft: &Draft) -> impl Iterator<Item = Range<usize>> {
         let first = draft.rows_begin as usize;
         let all = self.all.then(|| first..first + draft.rows as usize);
@@ -74,7 +74,7 @@ impl JointPiece {
         all.into_iter().chain(seen.map(one))
     }
 
-    /// The place of a row of the draft among those.
+    /// The place of a draft's row among the rows of the piece.
     fn place(&self, row: u32) -> u32 {
         match self.all {
             true => row,
@@ -84,7 +84,8 @@ impl JointPiece {
 }
 
 impl Emitter {
-    /// A joint item, whose runs are kept for later; or, where a piece has one run alone, an item like others.
+    /// Writes a joint item; [`append_runs`](Self::append_runs) writes its runs. A piece with a single run becomes an
+    /// ordinary item.
     #[inline(always)]
     pub fn write_joint(
         &mut self,
@@ -143,7 +144,7 @@ impl Emitter {
             kv_begin: 0,
             kv_end: keys,
             position: smallest,
-            // Where the first run stands is known when all items are in order.
+            // Index among the runs; `append_runs` makes it relative to the item when the order of all items is known.
             slot: first_run,
             merge: runs.len() as u32,
             flags: WorkItem::GATHERED | WorkItem::JOINT,

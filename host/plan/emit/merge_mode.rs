@@ -1,11 +1,11 @@
-//! Who merges partial states.
+//! Where partial states are merged.
 
 use crate::plan::{
     data::{Kernel, MergeMode, Plan, PlanOptions, TileGroup},
     model::DeviceDescription,
 };
 
-/// Who merges the partial states of a plan, as asked for or as is faster.
+/// Where the partial states of a plan are merged: as the options say, or in the faster way.
 pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> MergeMode {
     match options.merge_mode {
         MergeMode::Auto if merges_in_passing(device, options, plan) => MergeMode::Fused,
@@ -14,12 +14,12 @@ pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan
     }
 }
 
-/// Whether the CTAs of a plan merge in less time than a kernel behind them takes to start: tiles of few rows do,
-/// all warps at once, wider ones row by row. A few merges each, or the kernel's many CTAs are faster.
+/// Whether the CTAs of a plan merge faster than a separate kernel. In tiles of few rows, all warps merge at once; wider
+/// tiles merge row by row. With more than a few merges per SM, the many CTAs of the kernel are faster.
 fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
-    // What merges must not depend on the rest of the batch where results shall not.
+    // With fixed splits, results must not depend on the rest of the batch, so the way of merging must not either.
     let fixed = options.split.is_fixed();
     let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;

@@ -27,10 +27,10 @@ pub struct Emitter {
     joint: JointPiece,
 }
 
-/// What becomes of a query token.
+/// The merge of a query token.
 #[derive(Clone, Copy, Debug, Default)]
 struct Token {
-    /// Its items so far; then its merge, or [`NO_MERGE`].
+    /// While items are counted, their number; then the index of its merge, or [`NO_MERGE`].
     merge: u32,
     /// Where the merge's next slot goes.
     next_slot: u32,
@@ -42,7 +42,7 @@ pub struct Pieces<'a> {
     pub drafts: &'a [Draft],
     pub draft_rows: &'a [DraftRow],
     pub draft_runs: &'a [DraftRun],
-    /// A patched plan is to have the pieces of a new one.
+    /// With fixed splits, a patched plan must have the same pieces as a new plan.
     pub fixed_splits: bool,
     /// Every row is written by a merge, of one state or more.
     pub merges_all: bool,
@@ -124,7 +124,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// How many items each query token has; returns how many rows gathered items have at most.
+    /// Counts the items of each query token. Returns the maximum number of rows of gathered items.
     fn count(&mut self, input: &Pieces<'_>, total_q: u32) -> u64 {
         let mut gathered = 0;
         self.tokens.clear();
@@ -165,7 +165,8 @@ impl Emitter {
                 }
             }
         }
-        // The rows of a contiguous item share one choice between slot and output.
+        // A contiguous item writes all its rows to slots or all to the output: if one row leaves a partial state, all
+        // do.
         let contiguous = |piece: &&Piece| !input.drafts[piece.draft as usize].is_gathered();
         let mut changed = plan_has_parts(input);
         while changed {
@@ -186,7 +187,8 @@ impl Emitter {
         gathered
     }
 
-    /// Gives every token that has not exactly one item a merge, and room for its slots; or every token.
+    /// Assigns a merge and its slots to every token that does not have exactly one item, or (`merges_all`) to every
+    /// token.
     fn assign_merges(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         plan.merges.clear();
         let mut slots = 0u32;
@@ -216,15 +218,15 @@ impl Emitter {
         Ok(())
     }
 
-    /// Writes the item of every piece to its place; says whether there are items without rows, because no
-    /// row sees the piece.
+    /// Writes the item of every piece to its place. Returns whether some items have no rows, because no row sees the
+    /// piece.
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> bool {
         plan.growable = true;
         plan.fixed_splits = input.fixed_splits;
         let slides = input.variant.window_left.is_some();
         plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
-        // A planner that makes several attempts has written those of the last one.
+        // Resets the tails that an earlier attempt of the planner wrote.
         for block in &mut plan.row_blocks {
             block.tail = u32::MAX;
         }
@@ -284,8 +286,7 @@ impl Emitter {
         some_without_rows
     }
 
-    /// Writes the rows of a gathered item that see any of its keys; returns the smallest of their positions
-    /// and how many they are.
+    /// Writes the rows of a gathered item that see any of its keys. Returns their smallest position and their number.
     fn write_rows(
         &mut self,
         input: &Pieces<'_>,
@@ -313,7 +314,8 @@ impl Emitter {
                     *limit = stays(&input.variant, position, piece).min(*limit);
                 }
             } else {
-                // What the window has passed stays out of sight, what is still to come does not.
+                // Keys behind the window stay hidden. Keys ahead of the row become visible later, so the plan cannot
+                // grow.
                 plan.growable &= position >= piece.kv_begin as i32;
             }
         }
@@ -372,7 +374,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
     }
 }
 
-/// Writes the rows of an item; the smallest of their positions.
+/// Writes the rows of an item. Returns their smallest position.
 fn write_all(
     candidates: &[DraftRow],
     tokens: &mut [Token],

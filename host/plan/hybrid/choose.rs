@@ -12,8 +12,8 @@ use crate::{
     problem::Spec,
 };
 
-/// How a hybrid batch runs; `decodes` are drafted in the tiles that they have alone. The tickets are for
-/// [`tickets`] to say, when the units are known.
+/// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone. [`tickets`] sets the tickets
+/// later, when the units are known.
 pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -> PodPlan {
     let model = input.model;
     let device = &model.device;
@@ -22,7 +22,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .as_ref()
         .map_or(1.0, |shared| shared.prefill_slowdown);
     let load = |tiles: &TileTable, slowdown: f64| {
-        // Fixed cuts are counted among the tiles.
+        // With fixed splits, `contiguous_tiles` counts the pieces, which cannot be cut further.
         let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
         let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles);
         for part in input.parts(tiles) {
@@ -37,13 +37,13 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         }
         load
     };
-    // Results that do not depend on the batch need the kernels that each request has alone.
+    // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
     let fits = |tiles: &TileTable| {
         !options.split.is_fixed() || all_have_what_they_have_alone(input, tiles)
     };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
-    // One kernel with both is for heads that have nothing else, and for callers that ask for it.
+    // One kernel with both operations is for heads that have no other form, and for callers that ask for it.
     let two_kernels = fused
         .clone()
         .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
@@ -87,21 +87,22 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     }
 }
 
-/// What prefills take of one SM for a row and a key, in nanoseconds.
+/// Time of prefills per pair of a row and a key on one SM, in nanoseconds.
 fn ns_per_pair(model: &Model) -> f64 {
     let (spec, device) = (&model.spec, &model.device);
     let flops_per_ns = device.flops_per_ns * device.prefill.part_of(spec.head_dim_qk);
     spec.flops_per_pair() as f64 / f64::from(spec.q_heads) * f64::from(device.sms) / flops_per_ns
 }
 
-/// How much longer decodes take that share prefixes than their units do, as measured.
+/// Measured time of decodes that share prefixes in addition to the time of their units, in nanoseconds.
 const LAUNCHED_NS: f64 = 8e3;
 
-/// What a plan with prefixes beside the other keys takes at most, in parts of one without.
+/// Prefixes are read beside the other keys if the step then takes less than this part of its time.
 const WORTH_BESIDE: f64 = 0.95;
 
-/// Decodes whose wide prefixes are read by prefills, side by side with the keys that each has of its own: prefixes that many
-/// rows read ask for products, the others for bytes. None where that is not sooner, or not to be had.
+/// Lets prefills read the wide prefixes of decodes, side by side with the keys that each request has alone. Wide
+/// prefixes are limited by tensor cores, the other keys by memory bandwidth. Returns none if this is not faster or not
+/// possible.
 pub fn prefixes_beside(
     input: &BatchInput<'_>,
     drafter: &mut Drafter,
@@ -140,7 +141,7 @@ pub fn prefixes_beside(
         .forecast(device.sms, &load, fused, [decode_ns; 2]);
     let (forecast, choice) = forecast;
     let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
-    // What decodes write to be merged is among what they take.
+    // Partial states of prefills are added here; the time of decodes already has those of decodes.
     let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
     let beside_ns = forecast.fused_ns + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
@@ -161,7 +162,7 @@ pub fn prefixes_beside(
     })
 }
 
-/// Whether every request of a batch computes the same bits by these kernels as alone.
+/// Whether every request of a batch gets the same bits from these kernels as alone.
 fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
     let alone = &input.model.tiles;
     let same = |part: PartInput<'_>| {
@@ -171,7 +172,7 @@ fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> b
     tiles == alone || input.parts(alone).all(same)
 }
 
-/// What decodes take alone, in parts of what their bytes say.
+/// Time of decodes alone, relative to the time that their bytes need.
 fn decode_alone(input: &BatchInput<'_>, decodes: &Drafts) -> f64 {
     let model = input.model;
     let alone = model.device.pod.decode_alone;
@@ -190,8 +191,8 @@ fn decode_alone(input: &BatchInput<'_>, decodes: &Drafts) -> f64 {
     alone + (shared.decode_slowdown - alone) * part
 }
 
-/// How many times the products of a spec's heads prefills make: of padded heads they multiply all columns. Prefills that
-/// run beside decodes may pad heads for which there are others of their own.
+/// How many times the products of the given heads prefills compute: kernels multiply all columns of padded heads.
+/// Prefills beside decodes may pad heads that have their own kernels alone.
 fn padded(spec: &Spec, tiles: &TileTable) -> f64 {
     let kernel = tiles.prefills().first().and_then(|step| step.kernel);
     let columns = |row: &KernelInfo| f64::from(row.head_dim + row.value_dim);
@@ -199,8 +200,8 @@ fn padded(spec: &Spec, tiles: &TileTable) -> f64 {
     kernel.map_or(1.0, |id| columns(id.info()) / given)
 }
 
-/// The mix of CTAs for so many units of decodes and of prefills: as many of each operation as there is work, in lowest
-/// terms, so that both end at about the same time.
+/// The mix of CTAs for the units of decodes and of prefills: in proportion to the work, in lowest terms, so that both
+/// end at about the same time.
 pub fn tickets(config: Option<&PodConfig>, rules: &Rules, units: [u32; 2]) -> Tickets {
     let [decodes, prefill] = units;
     let decode = decodes.div_ceil(config.map_or(1, |config| config.virtual_decodes.max(1)));

@@ -1,33 +1,33 @@
-//! What a hybrid batch takes in each mode.
+//! Predicted times of a hybrid batch in each mode.
 
 use crate::plan::{
     data::{CtaSplit, PodForecast, alike},
     model::{PodConfig, PodDescription, Share},
 };
 
-/// Rounds from which on tiles of all lengths fill the gaps.
+/// With more rounds than this, tiles of different lengths fill the gaps of the last round.
 const MANY: u32 = 16;
 
-/// Classes of tiles by their time: so many for each doubling, from the first one's upper end on.
+/// Tiles are classified by their time: `FINE` classes for each doubling, from `FIRST_NS` on.
 const CLASSES: usize = 96;
 const FINE: f64 = 8.0;
 const FIRST_NS: f64 = 500.0;
 
-/// Launches that are counted one by one; further ones count as the last.
+/// Launches that are counted separately. Further launches count as the last one.
 const LAUNCHES: usize = 4;
 
-/// Partial states of prefills that are cut, written and merged.
+/// Time to write and merge the partial states of prefills that are cut, in nanoseconds.
 const MERGED_NS: f64 = 8e3;
 
 /// The tiles of one launch of prefills.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Tiles {
-    /// A bit for each class that has any.
+    /// One bit for each class that has tiles.
     used: u128,
-    /// How many, and what they take together, by what one takes.
+    /// For each class, the number of tiles and their total time.
     count: [u32; CLASSES],
     ns: [f64; CLASSES],
-    /// All of them, on one CTA.
+    /// Time of all tiles on one CTA.
     work_ns: f64,
 }
 
@@ -39,8 +39,8 @@ impl Tiles {
         work_ns: 0.0,
     };
 
-    /// What they take on so many CTAs, the longest first: no less than a fair part of all, and of those that take as long
-    /// as some tile or longer as many rounds as there are.
+    /// Time of the tiles on a number of CTAs, the longest first: at least the even share of all work, and for each
+    /// class the rounds that its tiles and all longer ones need.
     fn on(&self, ctas: u32) -> f64 {
         let (mut left, mut longer) = (self.used, 0_u32);
         let mut time = self.work_ns / f64::from(ctas);
@@ -59,16 +59,16 @@ impl Tiles {
     }
 }
 
-/// Tiles of prefills, and what each takes on an SM of its own.
+/// The tiles of prefills, and the time of each on an SM of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillLoad {
     launches: [Tiles; LAUNCHES],
-    /// They may be cut along their keys.
+    /// Whether tiles may be cut along their keys.
     divisible: bool,
 }
 
 impl PrefillLoad {
-    /// None yet.
+    /// No tiles yet.
     pub const fn new(divisible: bool) -> Self {
         Self {
             launches: [Tiles::NONE; LAUNCHES],
@@ -76,7 +76,7 @@ impl PrefillLoad {
         }
     }
 
-    /// Adds so many tiles of a launch.
+    /// Adds `count` tiles of a launch that take `ns` each.
     pub fn add(&mut self, launch: usize, count: u32, ns: f64) {
         let tiles = &mut self.launches[launch.min(LAUNCHES - 1)];
         let class = ((FINE * (ns / FIRST_NS).log2()) as usize).min(CLASSES - 1);
@@ -96,17 +96,17 @@ impl PrefillLoad {
         tiles.fold(0, u32::saturating_add)
     }
 
-    /// What they take on so many SMs if no CTA is ever idle.
+    /// Time on a number of SMs if no CTA is ever idle.
     fn busy(&self, ctas: u32) -> f64 {
         self.launches().map(|tiles| tiles.work_ns).sum::<f64>() / f64::from(ctas)
     }
 
-    /// What they take on so many SMs, whole.
+    /// Time on a number of SMs if no tile is cut.
     fn whole(&self, ctas: u32) -> f64 {
         self.launches().map(|tiles| tiles.on(ctas)).sum()
     }
 
-    /// The same, cut along their keys where that is sooner.
+    /// The same, with tiles cut along their keys where that is faster.
     fn on(&self, ctas: u32) -> f64 {
         let of_launch = |tiles: &Tiles| {
             let cut = tiles.work_ns / f64::from(ctas) + MERGED_NS;
@@ -118,8 +118,8 @@ impl PrefillLoad {
         self.launches().map(of_launch).sum()
     }
 
-    /// The same beside decodes, where prefills take `slower` times as long: they are not cut while the decodes fill the
-    /// device for longer.
+    /// The same beside decodes, with which prefills take `slower` times as long. Prefills are not cut if the decodes
+    /// fill the device for longer.
     fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> f64 {
         let whole = self.whole(ctas);
         match whole * slower <= decode_ns {
@@ -128,7 +128,7 @@ impl PrefillLoad {
         }
     }
 
-    /// Numbers of CTAs that are worth a thought: those of whole rounds, and parts of the device.
+    /// Numbers of prefill CTAs to try: those of whole rounds, and parts of the device.
     fn numbers_of_ctas(&self, sms: u32) -> impl Iterator<Item = u32> {
         let least = (sms / LEAST_SHARE).max(1);
         let tiles = self.tiles();
@@ -141,8 +141,8 @@ impl PrefillLoad {
 }
 
 impl PodConfig {
-    /// When the prefills and the decodes of a hybrid batch are done side by side, and with how many CTAs the
-    /// soonest.
+    /// When the prefills and the decodes of a hybrid batch finish side by side, with the numbers of CTAs that finish
+    /// first.
     fn done(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> ([f64; 2], CtaSplit) {
         let decode_ns = decode_ns * self.decode_slowdown;
         if self.shares.is_empty() {
@@ -164,7 +164,7 @@ impl PodConfig {
         best
     }
 
-    /// With so many prefill CTAs.
+    /// How both operations slow each other down with this number of prefill CTAs.
     pub(in crate::plan) fn share(&self, prefill_ctas: u32, sms: u32) -> Share {
         let part = f64::from(prefill_ctas) / f64::from(sms);
         let next = self.shares.partition_point(|share| share.part < part);
@@ -177,18 +177,18 @@ impl PodConfig {
     }
 }
 
-/// Where both are done at the same time neither fills the gaps of the other's last round: that costs such a part,
+/// If both finish at the same time, neither fills the gaps of the other's last round. That costs this part of the time,
 const LAST_OF_BOTH: f64 = 0.03;
-/// and less the further apart they are, up to this part.
+/// and less the further apart their ends are, down to nothing at this part of the time.
 const CLOSE: f64 = 0.3;
 
-/// No fewer prefill CTAs than one for so many SMs are thought of, and between that and all so many numbers.
+/// The fewest prefill CTAs to try are one per `LEAST_SHARE` SMs; `PARTS` steps lead from there to one per SM.
 const LEAST_SHARE: u32 = 4;
 const PARTS: u32 = 9;
 
 impl Share {
-    /// When each is done, when alone they take so long. Of that time the CTAs of the prefill are busy for
-    /// `busy_ns` in the mean.
+    /// When each operation finishes, from their times alone. `busy_ns` is the mean time for which the prefill CTAs are
+    /// busy.
     fn done(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> [f64; 2] {
         let slow_prefill = prefill_ns * self.prefill;
         let behind = decode_ns + busy_ns * self.prefill * self.decode;
@@ -197,7 +197,7 @@ impl Share {
         if slow_prefill <= behind {
             return [slow_prefill, behind + together];
         }
-        // The decodes are done first, and the rest of the prefills has the device.
+        // The decodes finish first, and the rest of the prefills has the device alone.
         let decoded = decode_ns / (1.0 - self.decode);
         let all = prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together;
         [all, decoded.min(all)]
@@ -220,9 +220,9 @@ pub struct FusedChoice {
 }
 
 impl PodDescription {
-    /// Predicts the times of a hybrid batch on so many SMs, and the best configuration of the fused form.
-    /// `fused` are the prefills in each configuration's tiles, where these fit. Of the decodes there are two times: by
-    /// their bytes, and alone.
+    /// Predicts the times of a hybrid batch, and chooses the best configuration of the fused form. `fused` has the
+    /// prefills in the tiles of each configuration, or none if these do not fit. The decodes have two times: by their
+    /// bytes, and alone.
     pub(in crate::plan) fn forecast(
         &self,
         sms: u32,

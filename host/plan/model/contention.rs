@@ -3,20 +3,20 @@
 /// How CTAs that run at the same time share the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contention {
-    /// CTAs that share what one CTA of the device has. Keys take each of them so many times as long.
+    /// Number of CTAs that share the part of one CTA of the device. Each takes this many times as long for its keys.
     pub ctas_sharing: u32,
-    /// How many thousandths of its part of the device a CTA takes where others have nothing to do.
+    /// Speed of a CTA while all others are idle, in thousandths of the speed that its part of the device allows.
     pub solo_speedup: u32,
 }
 
 impl Contention {
-    /// Each has its part, whatever others do.
+    /// Each CTA has its part, whatever others do.
     pub const NONE: Self = Self {
         ctas_sharing: 1,
         solo_speedup: 1000,
     };
 
-    /// Of both: sharing where both do, and no more than either takes.
+    /// The contention of both together: CTAs share if both do in the same way, and speed up no more than either.
     pub fn and(self, other: Self) -> Self {
         if self.ctas_sharing == other.ctas_sharing {
             Self {
@@ -32,8 +32,8 @@ impl Contention {
         }
     }
 
-    /// The speed, in thousandths, of each of `active` among so many: its part of the device or what it can take
-    /// alone, whichever is less, and a little less than either where they are near each other.
+    /// The speed of each of `active` CTAs among `ctas`, in thousandths: as its part of the device or its speed alone
+    /// allow, whichever is less, with a smooth transition between the two.
     pub fn speed(self, active: u64, ctas: u64) -> u64 {
         if self.solo_speedup <= 1000 || active >= ctas {
             return 1000;

@@ -1,4 +1,4 @@
-//! What a unit of work costs on a device: the model that splits, orders and predictions share.
+//! What a unit of work costs on a device: the model for splits, launch orders and forecasts.
 //!
 //! Times are integer picoseconds, so that sums do not depend on their order and plans repeat bit for bit.
 
@@ -8,14 +8,14 @@ use crate::{
     problem::{Compute, Spec},
 };
 
-/// How much faster prefills are with products of 8 bits: 802 and 817 to 847 TFLOP/s where 16 bits reach 771 and 770.
+/// Speed of prefills with 8-bit products, relative to 16 bits: 802 and 817 to 847 TFLOP/s against 771 and 770.
 const F8_OVER_F16: f64 = 1.05;
 
 /// The cost of units, for one specification on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
     decode: KernelCost,
-    /// By their rows, tiles of decodes that differ from it.
+    /// Costs of decode tiles that differ from `decode`, by their rows.
     tiles: Vec<(u32, KernelCost)>,
     prefill: KernelCost,
     q_heads: u32,
@@ -28,12 +28,12 @@ pub struct CostModel {
     launch_ps: u64,
 }
 
-/// The cost of one kernel's units, from its share of the device: an SM's bandwidth and FLOPs over the CTAs
-/// that are resident there.
+/// The cost of one kernel's units, from its share of the device: an SM's bandwidth and FLOPs divided by the CTAs that
+/// are resident there.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct KernelCost {
     resident_ctas: u32,
-    /// Claiming a unit, filling and draining its pipeline; and what is left of that behind others.
+    /// Time to claim a unit, and to fill and drain its pipeline; and what remains of this time behind other units.
     unit_ps: u64,
     queued_ps: u64,
     /// Reading one key and its value, the share of one query head.
@@ -58,8 +58,7 @@ impl CostModel {
                 resident_ctas,
                 unit_ps: (tile.unit_ns * 1e3) as u64,
                 queued_ps: (tile.queued_ns.unwrap_or(tile.unit_ns) * 1e3) as u64,
-                // A KV head that several units read comes from the L2 cache after the first: each bears
-                // its share.
+                // If several units read a KV head, all but the first find it in L2: each bears its share.
                 read_ps_per_key: spec.kv_bytes_per_token() as f64
                     / q_heads
                     / (bytes_per_ps * tile.read),
@@ -79,7 +78,7 @@ impl CostModel {
                 head_dim: None,
                 share: 1,
                 alone: 1.0,
-                // Of the tiles of a prompt that read the same keys all but the first find them in L2.
+                // All tiles of a prompt but the first find the same keys in L2.
                 read: if kernel == Kernel::Prefill { 2.0 } else { 1.0 },
                 flops_per_ns: match (kernel, spec.compute) {
                     (Kernel::Prefill, Compute::F8) => device.flops_per_ns * F8_OVER_F16,
@@ -138,14 +137,14 @@ impl CostModel {
         self.kernel(kernel).resident_ctas
     }
 
-    /// Units of an item whose tiles hold so many query heads.
+    /// Units of an item whose tiles hold `pack` query heads.
     #[must_use]
     pub const fn units_per_item(&self, pack: u32) -> u32 {
         self.q_heads.div_ceil(pack)
     }
 
-    /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its
-    /// query tokens leave a partial state.
+    /// Fixed cost of a unit of `pack` query heads, in picoseconds. `partial_tokens` of its query tokens leave a partial
+    /// state.
     #[must_use]
     pub fn fixed_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
         let cost = self.tile(kernel, tile.m);
@@ -153,42 +152,42 @@ impl CostModel {
         cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
     }
 
-    /// What a unit without partial states costs whatever its keys, where others of its CTA are under way.
+    /// Fixed cost of a unit without partial states behind other units of its CTA, in picoseconds.
     pub fn queued_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
         self.tile(kernel, tile.m).queued_ps
     }
 
-    /// What one more launch costs a step.
+    /// Time that one more launch adds to a step, in picoseconds.
     #[must_use]
     pub const fn launch_ps(&self) -> u64 {
         self.launch_ps
     }
 
-    /// What a step pays for doing without joint tiles.
+    /// Time that separate items for prefixes, instead of joint tiles, add to a step.
     #[must_use]
     pub const fn apart_ps(&self) -> u64 {
         self.apart_ps
     }
 
-    /// What such a step pays for each launch behind the first, beside the launch.
+    /// Time that each launch after the first adds to such a step, in addition to the launch itself.
     #[must_use]
     pub const fn behind_ps(&self) -> u64 {
         self.behind_ps
     }
 
-    /// What a step pays for cutting a joint tile.
+    /// Time that cutting a joint tile adds to a step.
     #[must_use]
     pub const fn cut_ps(&self) -> u64 {
         self.cut_ps
     }
 
-    /// What merging costs a step at least.
+    /// The least time that merging adds to a step.
     #[must_use]
     pub const fn merge_ps(&self) -> u64 {
         self.merge_ps
     }
 
-    /// How much later than the last of its pieces a row is done that is cut into so many.
+    /// Time from the end of a row's last piece to the end of its merge, for a row of `pieces` pieces.
     #[must_use]
     pub const fn merged_after_ps(&self, pieces: u64) -> u64 {
         self.merge_last_ps + pieces * self.merge_state_ps
@@ -202,7 +201,7 @@ impl CostModel {
         read.ceil().max(self.cached_key_ps(kernel, tile) as f64) as u64
     }
 
-    /// What each key adds that another unit reads as well, and reads first.
+    /// What each key adds to a unit if another unit has already read it.
     #[must_use]
     pub fn cached_key_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
         let cost = self.tile(kernel, tile.m);

@@ -15,17 +15,17 @@ pub struct Model {
     pub device: DeviceDescription,
     pub spec: Spec,
     rule: KernelRule,
-    /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
-    /// heads, all where only decode kernels were.
+    /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
+    /// they have only decode kernels.
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
-    /// With the prefills of the longest prompts for all; none where all have the same anyway, and with fixed splits, where
-    /// a request's length alone decides.
+    /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
+    /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
-    /// Those of these that share SMs: with fixed splits they run alone, too.
+    /// The kernels of `tiles` that can share SMs. With fixed splits, they also run alone.
     pub shared: Option<SharedKernels>,
-    /// For each configuration of the fused form; none where it has no kernels for the heads, or with fixed splits none that
-    /// requests have alone.
+    /// The kernels of each configuration of the fused form. None if it has no kernels for the heads or, with fixed
+    /// splits, if requests have other kernels alone.
     pub fused_tiles: Vec<Option<TileTable>>,
     pub cost: CostModel,
 }
@@ -71,7 +71,7 @@ impl Model {
         })
     }
 
-    /// Whether it was made from these.
+    /// Whether the model was made from these arguments.
     pub fn is_of(&self, spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> bool {
         self.spec == *spec && self.rule == options.into() && self.device == *device
     }
@@ -81,7 +81,7 @@ impl Model {
         Some(&self.device.pod.configs[pod?.config? as usize])
     }
 
-    /// The tiles of a hybrid batch's mode.
+    /// The tiles for the mode of a hybrid batch.
     pub fn tiles_of(&self, pod: Option<&PodPlan>) -> &TileTable {
         let config = pod.and_then(|pod| pod.config).map(|config| config as usize);
         let fused = config.and_then(|config| self.fused_tiles.get(config)?.as_ref());

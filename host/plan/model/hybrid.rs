@@ -15,11 +15,12 @@ pub struct PodDescription {
     /// The same where the prefills leave half of the SMs to the decodes.
     #[serde(default = "one")]
     pub apart_loss: f64,
-    /// What decodes take alone, in parts of what their bytes say: the configurations' times are in these parts, too.
+    /// Time of decodes alone, relative to the time that their bytes need. The configurations' times are relative to
+    /// this as well.
     #[serde(default = "one")]
     pub decode_alone: f64,
-    /// What a launch of prefills, all decodes, and both side by side take beside what their tiles and keys do: until they
-    /// run, and from their last key on.
+    /// Fixed times, in addition to those of tiles and keys: of a launch of prefills, of all decodes, and of both side
+    /// by side. They pass before the kernels run and after their last key.
     #[serde(default)]
     pub prefill_ns: f64,
     /// See [`prefill_ns`](Self::prefill_ns).
@@ -28,10 +29,10 @@ pub struct PodDescription {
     /// See [`prefill_ns`](Self::prefill_ns).
     #[serde(default)]
     pub fused_ns: f64,
-    /// What a tile of prefills takes beside its products.
+    /// Time of a prefill tile in addition to its products.
     #[serde(default)]
     pub tile_ns: f64,
-    /// Configurations of the fused form; none: it is not used on this device.
+    /// Configurations of the fused form. If empty, it is not used on this device.
     pub configs: Vec<PodConfig>,
 }
 
@@ -45,49 +46,48 @@ const fn one() -> f64 {
 pub struct PodConfig {
     /// Short name.
     pub name: String,
-    /// One kernel has both, whose CTAs take turns by tickets of their SM, as in the paper; else two kernels share
-    /// the SMs.
+    /// One kernel has both operations, and its CTAs alternate by tickets of their SM, as in the paper. Otherwise two
+    /// kernels share the SMs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_tickets: bool,
-    /// Tile of the prefills. One kernel with both has the tiles of its own, whatever is said here.
+    /// Tile of the prefills. With `by_tickets` it is ignored: the kernel has its own tiles.
     pub prefill: Tile,
-    /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
+    /// Maximum number of query heads of a KV head in the tile, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_pack: Option<u32>,
-    /// Tile of the decodes; none: both kernels are those that run alone, on SMs of their own.
+    /// Tile of the decodes. None: both operations use the kernels that run alone, on SMs of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<Tile>,
-    /// Only for keys and values of so many bits; none: of any.
+    /// Only for keys and values of this number of bits. None: of any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bits: Option<u32>,
     /// Decode units that one CTA runs side by side.
     pub virtual_decodes: u32,
-    /// What prefill alone takes in this shape, in parts of what it takes in its best.
+    /// Time of prefills alone in this shape, relative to their best shape.
     pub prefill_slowdown: f64,
-    /// The same for decode, in parts of what its bytes say (see [`PodDescription::decode_alone`]).
+    /// The same for decodes, relative to the time that their bytes need (see [`PodDescription::decode_alone`]).
     pub decode_slowdown: f64,
-    /// The part of the shorter operation's time that is not hidden; where `shares` say nothing.
+    /// The part of the shorter operation's time that is not hidden. Used if `shares` is empty.
     #[serde(default)]
     pub overlap_loss: f64,
-    /// How two persistent kernels slow each other down, from few prefill CTAs to one on every SM. Without them
-    /// `overlap_loss` counts, and the CTAs are not divided: for one kernel, or where nothing was measured.
+    /// How two persistent kernels slow each other down, from few prefill CTAs to one on every SM. If empty,
+    /// `overlap_loss` is used, and the CTAs are not divided: for one kernel, or if nothing was measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Share>,
 }
 
 impl PodConfig {
-    /// Whether two kernels share SMs, and how they slow each other down there is known.
+    /// Whether two kernels share SMs, with measured shares.
     pub(crate) const fn shares_sms(&self) -> bool {
         !self.by_tickets && self.decode.is_some() && !self.shares.is_empty()
     }
 
-    /// What prefills take while decodes run beside them on such a share, in parts of what they take alone in their best
-    /// shape.
+    /// Time of prefills while decodes run beside them on such a share, relative to prefills alone in their best shape.
     pub(in crate::plan) const fn prefill_slower(&self, share: Share) -> f64 {
         self.prefill_slowdown * share.prefill
     }
 
-    /// Whether prefills and decodes have SMs of their own, and the kernels that run alone.
+    /// Whether prefills and decodes use the kernels that run alone, on SMs of their own.
     pub(in crate::plan) const fn is_apart(&self) -> bool {
         !self.by_tickets && self.decode.is_none()
     }
@@ -97,16 +97,16 @@ impl PodConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// SMs with a prefill CTA, of all.
+    /// The part of all SMs that has a prefill CTA.
     pub part: f64,
-    /// What a prefill takes, in parts of what it takes alone.
+    /// Time of a prefill, relative to its time alone.
     pub prefill: f64,
-    /// What decodes lose of their rate.
+    /// The part of their speed that decodes lose.
     pub decode: f64,
 }
 
 impl Share {
-    /// Between two that were measured.
+    /// Interpolates between two measured shares.
     pub(in crate::plan) fn between(self, other: Self, part: f64) -> Self {
         let way = ((part - self.part) / (other.part - self.part)).clamp(0.0, 1.0);
         let at = |from: f64, to: f64| from + way * (to - from);

@@ -17,7 +17,8 @@ pub struct CtaTimeline {
 }
 
 impl CtaTimeline {
-    /// CtaTimeline of idle CTAs, as wide as can be, for items whose numbers of units `units` divides.
+    /// Starts with idle CTAs, for items whose numbers of units are multiples of `units`. Columns are as wide as
+    /// possible.
     pub fn reset(&mut self, resident_ctas: u32, units: u32) {
         self.ctas_per_column = gcd(resident_ctas, units);
         self.loads.clear();
@@ -35,12 +36,12 @@ impl CtaTimeline {
         }
     }
 
-    /// CtaTimeline that an item of so many units takes.
+    /// The columns that an item takes.
     const fn width(&self, units: u32) -> usize {
         (units / self.ctas_per_column) as usize
     }
 
-    /// What a unit of an item may cost so that the item ends by `until`.
+    /// The most that a unit of an item may cost if the item is to end by `until`.
     pub fn room(&self, units: u32, until: u64) -> u64 {
         let width = self.width(units);
         let columns = width.min(self.loads.len());
@@ -54,7 +55,7 @@ impl CtaTimeline {
         let mut end = start;
         for _ in 0..self.width(units) {
             let load = self.loads.pop_front().unwrap_or_default() + cost;
-            // Often the new load is the greatest; where pieces differ it may belong anywhere among hundreds.
+            // Often the new load is the greatest. With unequal pieces, it may belong anywhere among hundreds.
             match self.loads.back() {
                 Some(&greatest) if greatest > load => {
                     let at = self.loads.partition_point(|&other| other <= load);
@@ -67,8 +68,8 @@ impl CtaTimeline {
         (start, end)
     }
 
-    /// When what would end at `until`, if every CTA were busy until then, does end: those that still have
-    /// something to do take the place of others, but for a time `fixed` in which they only wait.
+    /// When work ends that would end at `until` if every CTA were busy until then. CTAs that still have work are faster
+    /// while others are idle, except for a time `fixed` in which they only wait.
     pub fn sooner(&self, until: u64, fixed: u64, contention: Contention) -> u64 {
         if contention.solo_speedup <= 1000 {
             return until;
@@ -78,7 +79,7 @@ impl CtaTimeline {
         let mut time = done;
         for (active, &load) in (1..=all).rev().zip(&self.loads) {
             let next = load.clamp(done, until);
-            // Most end together, and a speed takes two roots.
+            // Most CTAs end together, and a speed takes two square roots.
             if next == done {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Balance: cuts so that the last resident CTA finishes as early as it can.
+//! Balance: cuts so that the last resident CTA finishes as early as possible.
 
 use super::{
     classes::DraftClasses,
@@ -19,29 +19,30 @@ use crate::plan::{
     draft::{Draft, WORTH_CUTTING},
 };
 
-/// Attempts to split aim at a makespan that grows by one part in so many.
+/// The makespan that attempts aim at grows by 1/64 from attempt to attempt.
 const STEP: u64 = 64;
 
-/// A step may take this many times the bound to be early enough.
+/// A makespan of up to this many times the bound is early enough.
 const EARLY_ENOUGH: f64 = 1.09;
 
-/// What cutting prefills costs a step beside the merge, in picoseconds: their states are written and read.
+/// Time that cutting prefills adds to a step in addition to the merge, in picoseconds: partial states are written and
+/// read.
 const PREFILL_CUT: u64 = 3_500_000;
 
-/// A device whose SMs are all busy has a lower clock than one where some are idle: by one part in so many.
+/// If all SMs are busy, their clock is 1/40 lower than if some are idle.
 const ALL_BUSY: u64 = 40;
 
-/// Pieces of unequal size shall save one part in so many of a step.
+/// Pieces of unequal size must save 1/128 of the bound.
 const MARGIN: u64 = 128;
 
-/// Hundredths of the bound that pieces of equal size may take: where the last ones are quicker, fewer pieces are
-/// better than even CTAs.
+/// Times to try for pieces of equal size, in percent of the bound. CTAs are faster while others are idle: fewer pieces
+/// may be better than evenly loaded CTAs.
 const EVEN: [u32; 7] = [100, 104, 108, 112, 125, 150, 200];
 
-/// Equal pieces are tried where CTAs have so many units each, at most.
+/// Equal pieces are tried if there are at most this many units per CTA.
 const MOST_UNITS: u64 = 4;
 
-/// Splits are not looked for where they could shorten a step by less than this part.
+/// If whole drafts take at most this many times the bound, splits are not tried.
 const GOOD_ENOUGH: f64 = 1.03;
 
 /// The bits of a sort key that hold the cost.
@@ -63,16 +64,16 @@ pub struct Step<'a> {
 pub struct Balancer {
     /// See [`Problem::order`].
     sorted: Vec<(u64, u32)>,
-    /// Pieces of the attempt at hand, of the best one, and those that were chosen.
+    /// Pieces of the current attempt, of the best attempt, and of all operations that are cut.
     attempt: Vec<Piece>,
     best: Vec<Piece>,
     chosen: Vec<Piece>,
     simulation: Simulation,
     /// For [`wrap_around`].
     columns_of: Vec<InColumn>,
-    /// Pieces of equal size that were tried last.
+    /// The pieces of equal size that were tried last.
     tried: Vec<Piece>,
-    /// Where the pieces of each draft go.
+    /// For each draft, where its next piece goes.
     next: Vec<u32>,
 }
 
@@ -103,7 +104,7 @@ impl Balancer {
     }
 
     /// Adds the pieces of an operation to the chosen ones, if cutting any of its drafts shortens the step.
-    /// `decodes_done` is when the decodes are; balancing them changes it.
+    /// `decodes_done` is the time when the decodes finish; balancing the decodes updates it.
     fn balance_op(&mut self, step: &Step<'_>, kernel: Kernel, decodes_done: &mut u64) -> bool {
         let Step {
             input,
@@ -120,8 +121,8 @@ impl Balancer {
         let joint = drafts.iter().any(Draft::is_joint);
         let enough = if joint { WORTH_CUTTING } else { GOOD_ENOUGH };
         let good = (load.bound() as f64 * enough) as u64;
-        // In any order, a unit starts no later than when all others are spread evenly; and no later than
-        // when all launches up to its own are.
+        // In any order, a unit starts no later than when all other units are spread evenly, and no later than when all
+        // launches up to its own are spread evenly.
         let even_in_any_order = || {
             load.work / u64::from(load.ctas) + load.longest <= good
                 || launch_bound(launches, kernel, load.ctas) <= good
@@ -167,11 +168,11 @@ impl Balancer {
         if uncut <= good + merge {
             return false;
         }
-        // Prefills that are cut read more; beside decodes that is a price. Two full waves at most, and none
-        // while the decodes fill the device for longer anyway.
+        // Cut prefills read more, which slows the decodes beside them: at most two full waves, and no cuts if the
+        // decodes fill the device for longer anyway.
         let mut most_units = u32::MAX;
         if kernel == Kernel::Prefill && input.hybrid {
-            // What leaves partial states anyway is another matter.
+            // Prefills that leave partial states anyway may be cut.
             let cut_anyway = drafts
                 .iter()
                 .any(|draft| draft.kernel == kernel && draft.leaves_partial);
@@ -197,8 +198,8 @@ impl Balancer {
         true
     }
 
-    /// Leaves the pieces of the attempt of which all rows are done first in `best`; none where no attempt is done
-    /// before `goal.least`.
+    /// Finds the attempt that merges all rows first, and leaves its pieces in `best`. Returns none if no attempt
+    /// finishes before `goal.least`.
     fn best_attempt(&mut self, step: &Step<'_>, load: &OpLoad, goal: &Goal) -> Option<Done> {
         let Self {
             sorted,
@@ -222,7 +223,7 @@ impl Balancer {
             load,
         };
         let bound = load.bound();
-        // Of what is early enough, that of which all rows are done first.
+        // Among attempts that are early enough, the one that merges all rows first is best.
         let enough = (bound as f64 * EARLY_ENOUGH) as u64;
         let mut best = Done {
             makespan: uncut,
@@ -238,7 +239,7 @@ impl Balancer {
             };
             if done.makespan < goal.least && with_margin < best {
                 (best, found) = (done, true);
-                // Copied: buffers that change places would grow for many steps.
+                // Copied, not swapped: several buffers would have to grow over many steps.
                 best_pieces.clone_from(pieces);
             }
             done.makespan
@@ -260,7 +261,7 @@ impl Balancer {
                     }
                 }
             }
-            // Unequal pieces have to be worth it.
+            // Unequal pieces must save enough.
             margin = bound / MARGIN;
         }
         for rule in [Attempt::WrapAround, Attempt::List] {
@@ -282,7 +283,7 @@ impl Balancer {
         found.then_some(best)
     }
 
-    /// Puts the chosen pieces into `pieces`, by draft; those of one draft stand in the order of their keys already.
+    /// Sorts the chosen pieces by draft into `pieces`. The pieces of a draft are already in the order of their keys.
     fn sort_by_draft(&mut self, drafts: usize, pieces: &mut Vec<Piece>) {
         let Self { chosen, next, .. } = self;
         count(next, drafts, chosen.iter().map(|piece| piece.draft));
@@ -301,13 +302,13 @@ enum Attempt {
     List,
 }
 
-/// What attempts are to reach.
+/// The goal of the attempts.
 struct Goal {
-    /// No attempt is made to be done earlier.
+    /// An attempt that finishes by this time ends the search.
     good: u64,
-    /// Units of all pieces together.
+    /// Maximum number of units of all pieces together.
     most_units: u32,
-    /// When whole drafts are done, and by when pieces have to be.
+    /// When whole drafts finish, and by when pieces must finish.
     uncut: u64,
     least: u64,
 }
@@ -329,7 +330,8 @@ fn sort(classes: &DraftClasses, drafts: &[Draft], kernel: Kernel, sorted: &mut V
     sorted.sort_unstable();
 }
 
-/// What cutting costs the step: a merge, where no row is merged yet, and what cut prefills write and read.
+/// Time that cutting adds to the step: a merge if no row is merged yet, and the states that cut prefills write and
+/// read.
 fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) -> u64 {
     let Step { input, drafts, .. } = *step;
     let merged = drafts.iter().any(|draft| draft.leaves_partial);

@@ -1,5 +1,5 @@
-//! What drafts ask of a CTA. Most drafts of a plan are of a few classes that differ in their keys only, so
-//! costs are computed once for each class.
+//! The cost of drafts. Most drafts of a plan fall into a few classes whose drafts differ only in their keys, so costs
+//! are computed once for each class.
 
 use crate::plan::{
     data::Kernel,
@@ -7,21 +7,21 @@ use crate::plan::{
     model::{Contention, CostModel},
 };
 
-/// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
-/// change from one kernel to the next stand still for a while.
+/// A row tile gets its own launch if its units take at least this many times as long as a launch: SMs are idle for a
+/// while when they change kernels.
 const WORTH_A_LAUNCH: u64 = 3;
 
-/// What a draft asks of a CTA, in picoseconds.
+/// The cost of a draft's units. Times are in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnitCost {
     pub launch: u32,
     pub units: u32,
     pub keys: u32,
-    /// Whatever its keys: as a whole, and as one of several pieces.
+    /// Fixed cost, which does not depend on the keys: of a whole draft, and of one of several pieces.
     pub fixed: u64,
     pub fixed_cut: u64,
     pub key: u64,
-    /// The shortest piece worth cutting: its keys take as long as what it costs anyway.
+    /// Keys of the shortest piece worth cutting: they take as long as the fixed cost.
     pub shortest: u32,
 }
 
@@ -34,12 +34,12 @@ impl UnitCost {
         self.fixed_cut + self.key * keys as u64
     }
 
-    /// What can be cut is no longer than this when it is.
+    /// An upper bound of [`unsplittable`](Self::unsplittable) for drafts that can be cut.
     pub const fn least_divisible(&self) -> u64 {
         self.cut(2 * self.shortest)
     }
 
-    /// The longest unit that is left when the draft is cut into as many pieces as may be.
+    /// Cost of the longest piece if the draft is cut into as many pieces as possible.
     pub const fn unsplittable(&self) -> u64 {
         match self.keys / self.shortest {
             0 | 1 => self.whole(),
@@ -51,12 +51,12 @@ impl UnitCost {
 /// Drafts that differ in their keys only.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftClass {
-    /// One of them.
+    /// One of the drafts.
     pub draft: Draft,
-    /// What each of them asks, but for its keys.
+    /// Cost of each draft; keys and launch are not set.
     pub unit: UnitCost,
     pub count: u64,
-    /// The keys of all, and of the one that has most.
+    /// Keys of all drafts, and of the draft with the most.
     pub keys: u64,
     pub most_keys: u32,
 }
@@ -76,7 +76,7 @@ impl DraftClass {
         class
     }
 
-    /// Of all drafts of the class, with all their units.
+    /// Cost of all units of all drafts of the class.
     pub const fn work(&self) -> u64 {
         let UnitCost {
             units, fixed, key, ..
@@ -84,7 +84,7 @@ impl DraftClass {
         units as u64 * (self.count * fixed + key * self.keys)
     }
 
-    /// The longest unit before any is cut.
+    /// Cost of the longest unit if none is cut.
     pub const fn longest(&self) -> u64 {
         self.unit.fixed + self.unit.key * self.most_keys as u64
     }
@@ -107,7 +107,7 @@ impl DraftClass {
         like(&self.draft) == like(draft)
     }
 
-    /// With the rows of its tile known.
+    /// Computes the cost for the row tile of `draft`.
     fn weigh(&mut self, cost: &CostModel) {
         let Draft {
             kernel,
@@ -134,7 +134,7 @@ impl DraftClass {
     }
 }
 
-/// A draft's class, and what sets it apart.
+/// A draft's class, and what differs from draft to draft.
 #[derive(Clone, Copy, Debug)]
 pub struct OfClass {
     pub class: u32,
@@ -145,7 +145,7 @@ pub struct OfClass {
 /// The classes of a plan's drafts. Buffers are reused.
 #[derive(Debug, Default)]
 pub struct DraftClasses {
-    /// Some may be alike: only the last ones are compared.
+    /// Some classes may be equal: a draft is only compared with recent ones.
     pub classes: Vec<DraftClass>,
     pub of: Vec<OfClass>,
     /// Row tiles of the decodes, ascending, with the time that their units take together.
@@ -155,8 +155,8 @@ pub struct DraftClasses {
 }
 
 impl DraftClasses {
-    /// Finds the classes of the drafts and what they ask. With `join`, tiles with little to do are joined to
-    /// others; with `hybrid`, CTAs count as if each had its part of the device.
+    /// Finds the classes of the drafts and their costs. With `join`, row tiles with little work join larger ones. With
+    /// `hybrid`, contention between CTAs is not counted: each has its part of the device.
     pub fn find(&mut self, cost: &CostModel, drafts: &mut [Draft], join: bool, hybrid: bool) {
         self.classes.clear();
         self.of.clear();
@@ -218,19 +218,19 @@ impl DraftClasses {
         )
     }
 
-    /// The keys of all drafts, those of a draft once for each of its units.
+    /// Keys of all drafts, counted once for each unit.
     pub fn keys_of_units(&self) -> u64 {
         let keys = |class: &DraftClass| u64::from(class.unit.units) * class.keys;
         self.classes.iter().map(keys).sum()
     }
 
-    /// What a draft asks.
+    /// Cost of a draft's units.
     #[inline]
     pub fn unit_cost(&self, draft: u32) -> UnitCost {
         self.cost_of(&self.of[draft as usize])
     }
 
-    /// What each draft asks.
+    /// Cost of each draft's units.
     pub fn unit_costs(&self) -> impl Iterator<Item = UnitCost> {
         self.of.iter().map(|of| self.cost_of(of))
     }
@@ -244,8 +244,8 @@ impl DraftClasses {
         }
     }
 
-    /// Lets the decodes of a row tile that has little to do run in the next larger one that is there: rows
-    /// that nobody has cost less than one more launch. Says whether any do.
+    /// Moves the decodes of a row tile with little work to the next larger row tile in use: empty rows cost less than
+    /// another launch. Returns whether any moved.
     fn join_tiles(&mut self, cost: &CostModel) -> bool {
         self.row_tiles.clear();
         let gathered = |class: &&mut DraftClass| class.draft.is_gathered();

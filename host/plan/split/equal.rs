@@ -2,11 +2,11 @@
 
 use super::{piece::Piece, problem::Problem};
 
-/// Rows of a tile that computes with few keys at a time.
+/// Tiles of up to this many rows compute with few keys at a time.
 const NARROW: u32 = 16;
 
-/// Cuts each draft into the fewest pieces of equal size that take no longer than `until`, the longest to be
-/// launched first. False where a piece would be too short, or nothing is cut.
+/// Cuts each draft into the fewest pieces of equal size that take no longer than `until`. The longest pieces are
+/// launched first. Returns false if a piece would be too short, or if nothing is cut.
 pub fn equal_splits(problem: &Problem<'_>, until: u64, pieces: &mut Vec<Piece>) -> bool {
     pieces.clear();
     for (index, draft, unit) in problem.drafts() {

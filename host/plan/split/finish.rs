@@ -1,4 +1,4 @@
-//! When pieces are done: bounds, and a simulation of the CTAs.
+//! When pieces finish: bounds, and a simulation of the CTAs.
 
 use super::{launch::Launch, piece::Piece, problem::Problem};
 use crate::plan::{
@@ -6,14 +6,14 @@ use crate::plan::{
     model::{CostModel, CtaTimeline},
 };
 
-/// When an attempt is done. The better one is less.
+/// When an attempt finishes, in picoseconds. The better attempt is less.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Done {
-    /// Its last piece.
+    /// End of the last piece.
     pub makespan: u64,
-    /// How much that is later than what is early enough.
+    /// How much later that is than what is early enough.
     pub late: u64,
-    /// All merges.
+    /// End of all merges.
     pub merged: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// When the pieces are done, claimed in launch order, where until `enough` is early enough.
+    /// Simulates CTAs that claim the pieces in launch order. A makespan of up to `enough` is early enough.
     pub fn run(
         &mut self,
         problem: &Problem<'_>,
@@ -88,7 +88,7 @@ impl Simulation {
     }
 }
 
-/// List scheduling of whole drafts is done by then, whatever their order within launches.
+/// List scheduling of whole drafts finishes by this time, in any order within launches.
 pub fn launch_bound(launches: &[Launch], kernel: Kernel, ctas: u32) -> u64 {
     let ctas = u64::from(ctas);
     let (mut before, mut done) = (0, 0);
@@ -99,7 +99,7 @@ pub fn launch_bound(launches: &[Launch], kernel: Kernel, ctas: u32) -> u64 {
     done / ctas
 }
 
-/// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
+/// List scheduling of whole drafts finishes by this time: a unit starts no later than when all units before it are
 /// spread evenly.
 pub fn list_bound(problem: &Problem<'_>) -> u64 {
     let ctas = u64::from(problem.load.ctas);

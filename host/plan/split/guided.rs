@@ -5,11 +5,11 @@ use super::{
     problem::Problem,
 };
 
-/// A piece is no shorter than so many times what it costs whatever its keys.
+/// Least length of a piece, in multiples of the keys that take as long as a unit's fixed cost.
 const LEAST_PIECE: u32 = 14;
 
-/// Cuts into ever shorter pieces, each at most a CTA's fair part of what is left: a CTA that shares its SM may be
-/// faster or slower than others by what the other kernel does there, and a CTA that is free claims the next piece.
+/// Cuts into ever shorter pieces, each at most a CTA's equal share of the remaining work. How fast a CTA is depends on
+/// the other kernel on its SM. A free CTA claims the next piece, and the short last pieces even out the differences.
 pub fn guided_self_scheduling(problem: &Problem<'_>, pieces: &mut Vec<Piece>) {
     pieces.clear();
     let ctas = u64::from(problem.load.ctas);

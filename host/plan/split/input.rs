@@ -9,25 +9,25 @@ use crate::plan::{
 #[derive(Clone, Copy)]
 pub struct SplitInput<'a> {
     pub mode: SplitMode,
-    /// The keys of a piece, in place of the splitter's balance.
+    /// A rule for the keys of a piece, instead of balancing.
     pub chunk: Option<fn(&Chunk) -> u32>,
     pub cost: &'a CostModel,
     pub tiles: &'a TileTable,
-    /// Prefills and decodes run side by side.
+    /// Whether prefills and decodes run side by side.
     pub hybrid: bool,
-    /// Both run on the same SMs: how fast a decode CTA is there depends on the prefill beside it.
+    /// Whether both run on the same SMs. The speed of a decode CTA then depends on the prefill CTA beside it.
     pub shared_sms: bool,
-    /// What prefills take beside the decodes, in parts of what they take alone.
+    /// How many times as long prefills take beside the decodes as alone.
     pub prefill_slower: f64,
-    /// Keys that a section of prefills reads, all heads of them: what a third of L2 holds.
+    /// Keys of all KV heads that fit into a third of L2: the size of a section of prefills.
     pub section_keys: u32,
     pub kv_heads: u32,
-    /// CTAs of each operation, where they share SMs.
+    /// Number of CTAs of each operation, if they share SMs.
     pub ctas: Option<CtaSplit>,
 }
 
 impl<'a> SplitInput<'a> {
-    /// For drafts in these tiles.
+    /// The input for drafts in the given tiles.
     pub fn new(
         model: &'a Model,
         tiles: &'a TileTable,
@@ -47,7 +47,7 @@ impl<'a> SplitInput<'a> {
             chunk: rules.chunk,
             cost: &model.cost,
             tiles,
-            // One after the other, each has the device to itself.
+            // In serial mode, each operation has the device to itself.
             hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
             shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))

@@ -16,9 +16,9 @@ use crate::plan::{
 /// The tile of a class's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClassTile {
-    /// Keys of a piece, if there are so many.
+    /// Keys of a piece, if the draft has that many.
     wanted: u32,
-    /// Keys of a tile, and the launch.
+    /// Keys of a tile, and index of the launch.
     n: u32,
     launch: u32,
 }
@@ -33,10 +33,10 @@ pub struct Launch {
     pub pieces: u32,
     /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
     pub kv_heads_together: u32,
-    /// Its longest unit once it is cut, and before that, in picoseconds.
+    /// Time of its longest unit with cuts and without, in picoseconds.
     pub longest: u64,
     pub longest_whole: u64,
-    /// All its units before any is cut.
+    /// Time of all its units if none is cut, in picoseconds.
     pub work: u64,
 }
 
@@ -45,20 +45,20 @@ pub struct Launch {
 pub struct Launches {
     /// In launch order.
     pub list: Vec<Launch>,
-    /// Of each class.
+    /// The tile of each class.
     tiles: Vec<ClassTile>,
-    /// Place in launch order of the launches as they were found.
+    /// For each launch as it was found, its place in launch order.
     rank: Vec<u32>,
 }
 
 impl Launches {
-    /// Keys of a piece of a draft, as they were wanted of its class.
+    /// Keys per piece that were chosen for a draft's class.
     pub fn wanted(&self, classes: &DraftClasses, draft: usize) -> u32 {
         self.tiles[classes.of[draft].class as usize].wanted
     }
 
-    /// Gives every draft the key tile for pieces of about `keys` keys, and every tile its launch: those with
-    /// the longest units first.
+    /// Assigns a key tile and a launch to every draft; launches with the longest units come first. `keys` is the number
+    /// of keys per piece of a class.
     pub fn choose(
         &mut self,
         input: &SplitInput<'_>,
@@ -123,7 +123,7 @@ impl Launches {
     }
 }
 
-/// The launch of a kernel with a tile, a new one if there is none.
+/// Index of the launch of a kernel with a tile; adds a launch if there is none.
 fn launch_for(
     launches: &mut Vec<Launch>,
     kernel: Kernel,

@@ -1,4 +1,4 @@
-//! List scheduling: pieces for whichever CTAs are free first.
+//! List scheduling: the next piece goes to the CTAs that are free first.
 
 use super::{
     piece::{Piece, cut_before},
@@ -6,8 +6,8 @@ use super::{
 };
 use crate::plan::model::CtaTimeline;
 
-/// Tries to place everything so that it is done by `until`: a draft goes to the CTAs that are free first, and is
-/// cut where it would end too late there. False where a piece would be too short.
+/// Tries to place all drafts so that they finish by `until`: a draft goes to the CTAs that are free first, and is cut
+/// if it would end too late. Returns false if a piece would be too short.
 pub fn list_scheduling(
     problem: &Problem<'_>,
     until: u64,

@@ -1,4 +1,4 @@
-//! What all drafts of an operation ask of the device, and what bounds their time.
+//! The load of an operation's drafts, and lower bounds of their time.
 
 use super::{
     classes::{DraftClass, DraftClasses, UnitCost},
@@ -9,15 +9,15 @@ use crate::plan::{
     model::{Contention, gcd},
 };
 
-/// All drafts of an operation: beside prefill, decodes have resident CTAs of their own.
+/// The load of all drafts of an operation. In hybrid batches, decodes have resident CTAs of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct OpLoad {
     /// CTAs that run at the same time.
     pub ctas: u32,
     pub contention: Contention,
-    /// What the units of every item are a multiple of.
+    /// Greatest common divisor of the numbers of units of all items.
     pub units: u32,
-    /// Of all units together: everything, and their keys.
+    /// Time of all units together: in total, and for their keys only.
     pub work: u64,
     pub keys: u64,
     /// Units before any is cut.
@@ -54,7 +54,7 @@ impl OpLoad {
             }
             loads[kernel as usize].add(class, ctas, contention);
         }
-        // Rarely is one too long for the others.
+        // Single drafts are only checked if a class may have a unit longer than the even share: this is rare.
         let spread = loads.map(|load| load.spread());
         let may_be_long = |class: &DraftClass| {
             class.longest().min(class.unit.least_divisible()) > spread[class.draft.kernel as usize]
@@ -93,13 +93,13 @@ impl OpLoad {
         self.count >= u64::from(self.ctas)
     }
 
-    /// No plan is done earlier: not with every CTA busy all the time, nor with the longest unit that cannot
-    /// be cut. Every CTA that takes part pays the fixed cost of a unit at least once.
+    /// Lower bound of the time: all CTAs are always busy, or the longest unit that cannot be cut runs alone. Every CTA
+    /// in use pays the fixed cost of a unit at least once.
     pub fn bound(&self) -> u64 {
         self.spread().max(self.longest_unsplittable)
     }
 
-    /// The same, were every unit to be cut as one likes.
+    /// The same bound if every unit could be cut anywhere.
     pub fn spread(&self) -> u64 {
         let ctas = u64::from(self.ctas);
         let spread = (self.least_fixed + self.keys / ctas).min(self.work);

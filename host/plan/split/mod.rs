@@ -85,7 +85,7 @@ impl Splitter {
         self.sections
             .assign(input, &self.classes, drafts, &mut self.pieces);
         for launch in &mut self.launches.list {
-            // Kernels of tensor maps know sections.
+            // Only kernels that load queries by tensor maps know sections.
             if launch.id.is_some_and(|id| id.info().query_stages > 0) {
                 launch.kv_heads_together = self.sections.kv_heads_together();
             }
@@ -98,7 +98,7 @@ impl Splitter {
         &self.launches.list
     }
 
-    /// The place of each piece among all in launch order.
+    /// The place of each piece in launch order.
     pub fn place(&self) -> &[u32] {
         &self.order.place
     }
@@ -134,7 +134,7 @@ impl Splitter {
         }
     }
 
-    /// Cuts so that the last resident CTA of each operation finishes as early as it can.
+    /// Cuts so that the last resident CTA of each operation finishes as early as possible.
     fn balance(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let Self {
             classes,

@@ -2,7 +2,7 @@
 
 use super::{launch::Launch, piece::Piece};
 
-/// The bits of an entry of `LaunchOrder::order` that hold the piece, and the most pieces of a plan.
+/// Bits of an entry of `LaunchOrder::order` that hold the index of the piece.
 const PIECE_BITS: u32 = 22;
 
 /// The most pieces of a plan.
@@ -11,11 +11,11 @@ pub const MAX_PIECES: usize = 1 << PIECE_BITS;
 /// Where each piece is launched. Buffers are reused.
 #[derive(Debug, Default)]
 pub struct LaunchOrder {
-    /// The place of each piece among all in launch order.
+    /// The place of each piece in launch order.
     pub place: Vec<u32>,
-    /// Order within the launch and index of each piece, launch after launch.
+    /// For each launch in turn, the order key and the index of each of its pieces.
     order: Vec<u64>,
-    /// Where the pieces of each launch go.
+    /// For each launch, where its next piece goes.
     next: Vec<u32>,
 }
 
@@ -46,7 +46,7 @@ impl LaunchOrder {
         let mut rest = order.as_mut_slice();
         for launch in launches.iter() {
             let (pieces, others) = rest.split_at_mut(launch.pieces as usize);
-            pieces.sort_unstable(); // a no-op where all are alike
+            pieces.sort_unstable(); // a no-op if all order keys are equal
             rest = others;
         }
         place.resize(pieces.len(), 0);
@@ -56,7 +56,7 @@ impl LaunchOrder {
     }
 }
 
-/// Where each of `buckets` begins when there is an element for every key.
+/// Counting sort: the index at which each of `buckets` begins, if there is one element for every key.
 pub fn count(begins: &mut Vec<u32>, buckets: usize, keys: impl Iterator<Item = u32>) {
     begins.clear();
     begins.resize(buckets + 1, 0);

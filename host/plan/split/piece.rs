@@ -15,11 +15,11 @@ pub struct Piece {
     pub order: u64,
 }
 
-/// Times in a launch key are 64 ns apart, and at most this.
+/// Maximum of a time in `Piece::order`, in units of 64 ns.
 const TIME_MASK: u64 = (1 << 18) - 1;
 
 impl Piece {
-    /// A piece with its place in launch order: by launch, by the time when it starts, and the longest first.
+    /// A piece with its place in launch order: by launch, then by start time, then the longest first.
     pub fn new(draft: u32, keys: Range<u32>, launch: u32, start: u64, cost: u64) -> Self {
         let [start, cost] = [start, cost].map(|ps| (ps / 64_000).min(TIME_MASK));
         Self {
@@ -30,7 +30,7 @@ impl Piece {
         }
     }
 
-    /// Behind all pieces of its launch that are in earlier sections; it has no time to start.
+    /// Orders the piece by its section. The section takes the place of the start time, which must be 0.
     pub fn put_into(&mut self, section: u32) {
         self.order |= u64::from(section).min(TIME_MASK) << 18;
     }
@@ -40,11 +40,11 @@ impl Piece {
     }
 }
 
-/// A piece ends with a whole tile where that shortens it by no more than one part in so many.
+/// A piece ends with a whole tile if that shortens it by at most 1/64.
 const ROUNDED_BY: u64 = 64;
 
-/// The last place to cut a draft at or before a key: between tiles, where that shortens the piece by a small
-/// part only, else between parts of a tile.
+/// The last place at or before a key where a draft may be cut: between tiles if that shortens the piece only a little,
+/// otherwise within a tile.
 pub fn cut_before(draft: &Draft, key: u32) -> u32 {
     let alignment = draft.split_alignment();
     let mut step = draft.tile.n.next_multiple_of(alignment);

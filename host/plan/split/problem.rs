@@ -6,8 +6,8 @@ use super::{
 };
 use crate::plan::draft::Draft;
 
-/// The drafts of one operation that are to be cut. An attempt is a function of this and of the time by which
-/// all is to be done; it fills a list of pieces.
+/// The drafts of one operation that are to be cut. An attempt takes this and the time by which all drafts must finish,
+/// and fills a list of pieces.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
     pub drafts: &'a [Draft],

@@ -11,7 +11,7 @@ struct Prompt {
     first: u32,
     pieces: u32,
     keys: u32,
-    /// The longest unit, and all of them.
+    /// Time of the longest unit, and of all units together.
     longest: u64,
     work: u64,
 }
@@ -21,20 +21,21 @@ struct Prompt {
 pub struct Sections {
     kv_heads_together: u32,
     prompts: Vec<Prompt>,
-    /// Where each section begins among the prompts.
+    /// Index of the first prompt of each section.
     begins: Vec<usize>,
 }
 
 impl Sections {
-    /// Gives the prefills their places, section after section: those with the longest tiles first, and within a section
-    /// the longest tiles of all its prompts. Without sections all prompts' tiles of a length run side by side, and the
-    /// keys of each come from memory again for every length.
+    /// Puts the prefills into sections: sections with the longest tiles come first, and within a section the longest
+    /// tiles. Without sections, tiles of equal length of all prompts run at the same time, and the keys of every prompt
+    /// are read from memory again for each length.
     ///
-    /// Pieces stand by draft. Where a prefill is cut, or all keys fit in cache with room for queries, nothing changes.
+    /// `pieces` are sorted by draft. If a prefill is cut, or all keys fit in cache with room for queries, nothing
+    /// changes.
     ///
-    /// KV heads come first: each section of them has all prompts, and prompts take turns where one head's keys are too
-    /// many. On an H100, kept busy: 4 × 7091 with 32/8 heads of 256 5,033 → 4,600 µs, 2 × 3333 with 40/8 773 → 718,
-    /// 1 × 16384 with 64/8 of 128 6,045 → 5,824. Less is read from memory, and that is power.
+    /// KV heads are divided first: a section of KV heads has all prompts. Prompts are divided if even the keys of these
+    /// heads do not fit. Measured on a busy H100: 4 × 7091 with 32/8 heads of 256 5,033 → 4,600 µs, 2 × 3333 with 40/8
+    /// 773 → 718, 1 × 16384 with 64/8 of 128 6,045 → 5,824. Less memory traffic also leaves more power for computing.
     pub fn assign(
         &mut self,
         input: &SplitInput<'_>,
@@ -63,14 +64,14 @@ impl Sections {
         let mut held = u64::MAX;
         for (at, prompt) in self.prompts.iter().enumerate() {
             let keys = u64::from(prompt.keys);
-            // Prompts that fill a section by themselves gain nothing, and stay together.
+            // Prompts that fill a section alone gain nothing from separate sections, and stay together.
             if held >= most && (keys < most || at == 0) {
                 self.begins.push(at);
                 held = 0;
             }
             held += keys;
         }
-        // The last one keeps all CTAs busy until its short tiles are left.
+        // The last section needs enough work to keep all CTAs busy until only its short tiles are left.
         while let Some(&begin) = self.begins.last().filter(|&&begin| begin > 0) {
             let last = &self.prompts[begin..];
             let work: u64 = last.iter().map(|prompt| prompt.work).sum();
@@ -89,8 +90,8 @@ impl Sections {
         }
     }
 
-    /// KV heads of a section: as many as fit in cache, or all; and so many that the last section keeps all CTAs busy until
-    /// its short tiles are left.
+    /// Number of KV heads of a section: as many as fit in cache, or all. A section also needs enough work to keep all
+    /// CTAs busy until only its short tiles are left.
     fn heads(&self, input: &SplitInput<'_>, keys: u64, ctas: u64) -> u64 {
         let (heads, fit) = (u64::from(input.kv_heads), u64::from(input.section_keys));
         if keys <= 2 * fit {
@@ -102,7 +103,7 @@ impl Sections {
         let mut divisors = (1..=heads)
             .rev()
             .filter(|d| heads.is_multiple_of(*d) && busy(*d));
-        // The most that fit, or the fewest.
+        // The most that fit, else the fewest that keep all CTAs busy.
         let mut least = heads;
         divisors
             .find(|&together| {
@@ -117,7 +118,7 @@ impl Sections {
         self.kv_heads_together
     }
 
-    /// Finds the prompts; false where a piece of a prefill is not a whole draft.
+    /// Finds the prompts. Returns false if a prefill is cut.
     fn find(&mut self, classes: &DraftClasses, drafts: &[Draft], pieces: &[Piece]) -> bool {
         self.prompts.clear();
         let mut last = None;

@@ -1,4 +1,4 @@
-//! McNaughton's wrap-around rule: CTAs filled to the end, one group after the other.
+//! McNaughton's wrap-around rule: CTAs are filled to the end, one group after the other.
 
 use std::cmp::Reverse;
 
@@ -7,9 +7,9 @@ use super::{
     problem::Problem,
 };
 
-/// Tries to place everything so that it is done by `until`: fills the CTAs of one column after the other to the
-/// end and cuts what crosses over. The fewest pieces, where pieces are longer than columns. A column is as many
-/// CTAs as an item has units; `columns_of` is a buffer.
+/// Tries to place all drafts so that they finish by `until`: fills one column of CTAs after the other to the end, and
+/// cuts the drafts that cross over. This gives the fewest pieces if drafts are longer than columns. A column has as
+/// many CTAs as an item has units. `columns_of` is a buffer.
 pub fn wrap_around(
     problem: &Problem<'_>,
     until: u64,
@@ -21,7 +21,7 @@ pub fn wrap_around(
     if problem.drafts().any(|(_, _, unit)| unit.units != units) {
         return false;
     }
-    // What is left beside whole columns takes the units of an item in several rounds.
+    // The CTAs that remain after whole columns run the units of an item in several rounds.
     let (full, rest) = (ctas / units, ctas % units);
     let rounds = if rest > 0 {
         u64::from(units.div_ceil(rest))
@@ -64,7 +64,7 @@ pub fn wrap_around(
             begin = end;
         }
     }
-    // Of an attempt that fails no order is wanted.
+    // Ordered only here: a failed attempt needs no order.
     columns_of.sort_unstable();
     for column in columns_of.chunk_by(|a, b| a.0 == b.0) {
         order_column(column, pieces);
@@ -75,8 +75,8 @@ pub fn wrap_around(
 /// The column of a piece, its cost and its index.
 pub type InColumn = (u32, Reverse<u64>, u32);
 
-/// Lets the longest pieces of a column start first: what starts late is then short, and may as well go to
-/// another CTA.
+/// Starts the longest pieces of a column first. The late ones are then short, and it matters little which CTA runs
+/// them.
 fn order_column(column: &[InColumn], pieces: &mut [Piece]) {
     let mut start = 0;
     for &(_, Reverse(cost), at) in column {

@@ -10,8 +10,8 @@ use crate::plan::{
 };
 
 impl Plan {
-    /// What a group is launched as: by the kernel of this name, which where prefill and decode are in one has both.
-    /// Without kernels, on the CPU, the operation.
+    /// The name of the kernel that runs a group. With tickets, this kernel has both operations. On the CPU, which has
+    /// no kernels, the name of the operation.
     #[must_use]
     pub fn kernel_name(&self, group: &TileGroup) -> &'static str {
         let tickets = self.pod.is_some_and(|pod| pod.mode == PodMode::Tickets);

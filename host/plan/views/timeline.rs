@@ -1,4 +1,4 @@
-//! A plan in time: what each resident CTA does, as the cost model has it.
+//! A plan over time: what each resident CTA does, by the cost model.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -52,7 +52,7 @@ impl Schedule {
         busy / (self.makespan_ns * f64::from(self.ctas)).max(f64::MIN_POSITIVE)
     }
 
-    /// Moves the spans to where they begin at `begin_ns` and the last ends at `end_ns`.
+    /// Scales the spans so that they begin at `begin_ns` and the last ends at `end_ns`.
     fn fit(&mut self, begin_ns: f64, end_ns: f64) {
         let ends = self.spans.iter().map(|span| span.end_ns);
         let last = ends.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
@@ -68,7 +68,7 @@ impl Schedule {
         self.makespan_ns = end_ns;
     }
 
-    /// Takes the units of another schedule in, on CTAs `above` its own.
+    /// Adds the units of another schedule. `above` is added to the indices of its CTAs.
     fn join(&mut self, other: Self, above: u32) {
         self.spans.extend(other.spans.into_iter().map(|span| Span {
             cta: span.cta + above,
@@ -119,7 +119,7 @@ impl Plan {
         first
     }
 
-    /// Schedules some groups, one after the other, on as many CTAs as are resident or on so many.
+    /// Schedules the wanted groups, one after the other, on `ctas` CTAs or on all resident ones.
     fn in_turns(
         &self,
         cost: &CostModel,
@@ -138,7 +138,7 @@ impl Plan {
         };
         let (mut makespan, mut busy, mut fixed) = (0, 0, u64::MAX);
         for group in groups() {
-            // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
+            // All groups run on the same CTAs, even if a kernel has fewer CTAs on an SM.
             let units = cost.units_per_item(group.pack);
             let sections = match group.kv_heads_together {
                 0 => 1,
@@ -177,7 +177,7 @@ impl Plan {
                 }
             }
         }
-        // CTAs are quicker while others have nothing to do.
+        // CTAs are faster while others are idle.
         let timeline = CtaTimeline::of(free.into_iter().map(|Reverse((load, _))| load));
         schedule.makespan_ns = timeline.sooner(makespan, fixed, contention) as f64 / 1e3;
         schedule.busy_ns = busy as f64 / 1e3;

@@ -1,4 +1,4 @@
-//! Row blocks that decode, and the items of their keys.
+//! Row blocks that are decodes, and the drafts of their keys.
 
 use std::ops::Range;
 
@@ -13,25 +13,25 @@ use crate::plan::{
 /// What the drafts of a part have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Common {
-    /// Query tokens in a tile, at most.
+    /// Maximum number of query tokens per tile.
     pub per_tile: usize,
     pub split: SplitMode,
-    /// Holds the last number of rows, and the tile for it.
+    /// Template of all drafts. Keeps the number of rows of the last draft and the tile for it.
     pub draft: Draft,
 }
 
-/// A row block that decodes.
+/// A row block that is a decode.
 #[derive(Clone, Copy, Debug)]
 pub struct Decode {
-    /// Its first page among the plan's page ids.
+    /// Index of its first page in the plan's page ids.
     pub table: u32,
     pub kv_len: u32,
-    /// Leading pages that others may share: those that are full.
+    /// Number of leading pages that other row blocks may share: only full pages.
     pub sharable: u32,
     pub first_token: u32,
     pub first_position: i32,
     pub tokens: u32,
-    /// Among the plan's row blocks.
+    /// Index among the plan's row blocks.
     pub row_block: u32,
 }
 
@@ -52,13 +52,13 @@ pub struct ItemKeys<'a> {
     pub row_block: &'a Decode,
     pub start: u32,
     pub end: u32,
-    /// Whether they are the last of the row block.
+    /// Whether these are the row block's last keys.
     pub is_leaf: bool,
 }
 
 impl ItemKeys<'_> {
-    /// Drafts them for consecutive tokens, each of which sees all of them, in tiles of prefills. `position` is the first
-    /// token's.
+    /// Drafts the keys as prefills of consecutive tokens, each of which sees all keys. `position` is the position of
+    /// the first token.
     pub fn draft_wide(
         &self,
         tokens: Range<u32>,
@@ -77,7 +77,7 @@ impl ItemKeys<'_> {
                 table: self.row_block.table,
                 rows_begin: begin,
                 rows: per_tile.min(tokens.end - begin),
-                // The rows of a tile count on from here, and see all keys if it is behind these.
+                // Kernels derive the positions of all rows from this one. Behind the last key, every row sees all keys.
                 position: position.max(self.end as i32),
                 kv_begin: self.start,
                 kv_end: self.end,
@@ -90,8 +90,8 @@ impl ItemKeys<'_> {
         }
     }
 
-    /// Drafts them for rows: those of the row block, or of several that are `shared`.
-    #[inline(always)] // for the many row blocks that share nothing, most of it is constant
+    /// Drafts the keys for rows of the row block, or (`shared`) for rows of several row blocks.
+    #[inline(always)] // most arguments are constant for the many row blocks that share nothing
     pub fn draft(
         &self,
         rows: Range<usize>,
@@ -117,7 +117,8 @@ impl ItemKeys<'_> {
             if !common.draft.all_see {
                 let visible = input.visible(&drafts.rows[begin..next], end);
                 match common.split {
-                    // Whole chunks, or the rows at hand would move the tiles of others.
+                    // Begin at a multiple of the chunk: the key tiles of a row must not depend on the other rows of the
+                    // item.
                     SplitMode::Fixed { tokens } => {
                         kv_begin = kv_begin.max(visible.start / tokens * tokens);
                         // A prompt's first rows see few of its keys.

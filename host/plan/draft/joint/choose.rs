@@ -15,13 +15,13 @@ use crate::plan::{
 #[derive(Debug, Default)]
 pub struct Joiner {
     pub(super) roots: Vec<Root>,
-    /// The nodes of all trees, as far as they have rows.
+    /// The nodes with rows of all trees.
     leaves: Vec<Leaf>,
     inner: Vec<Inner>,
-    /// For each node of a tree, the rows of its item apart.
+    /// For each node of a tree, the rows of its item without joint tiles.
     item_rows: Vec<u32>,
     pub(super) tiles: TileLayout,
-    /// What all trees take by the choice that was made last.
+    /// Predicted time of all trees with the last choice, in picoseconds.
     pub time_ps: u64,
 }
 
@@ -30,47 +30,48 @@ pub struct Joiner {
 pub(super) struct Root {
     pub(super) node: u32,
     size: TreeSize,
-    /// The keys of all its nodes, each once.
+    /// Keys of all nodes, each counted once.
     unique_keys: u64,
-    /// So many keys may its joint tiles read.
+    /// Maximum number of keys that its joint tiles may read.
     most_keys: u64,
-    /// One past the last of its leaves and inner nodes.
+    /// Ends of its leaves and of its inner nodes in the lists of all trees.
     leaves_end: u32,
     inner_end: u32,
-    /// Its items apart, and in joint tiles of the choice at hand, if it can be.
+    /// Load of its separate items, and of joint tiles with the current choice; none if these are impossible or read too
+    /// much.
     apart: Load,
     joint: Option<Load>,
 }
 
-/// How rows are put into joint tiles.
+/// The shape of joint tiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     pub m: u32,
-    /// Query tokens of a tile, at most.
+    /// Maximum number of query tokens per tile.
     pub tokens: u32,
 }
 
 /// A packed forest.
 pub struct JointForest<'a, T> {
     pub packer: &'a Packer,
-    /// Where the rows of each subtree begin.
+    /// For each node, the index of its subtree's first draft row.
     pub rows_begin: &'a [u32],
-    /// A node's table and row block.
+    /// Returns the table and the row block of a node.
     pub table: T,
 }
 
-/// Tiles are tried with so many eighths of the query tokens that fit.
+/// Numbers of query tokens to try, in eighths of the most that fit into a tile.
 const PARTS: [u32; 5] = [8, 6, 4, 3, 2];
 
-/// Attempts between tiles that read few enough bytes and smaller ones that do not.
+/// One more than the attempts between a number of tokens that reads few enough bytes and a smaller one that does not.
 const NARROWED: u32 = 2;
 
-/// Where a tile could hold all rows of a tree, its keys are read at most so many times.
+/// If one tile could hold all rows of a tree, joint tiles may read the tree's keys at most this many times.
 const ONCE: f64 = 1.05;
 
 impl Joiner {
-    /// The best way to form joint tiles, if there is any that is better than none; what it is for the single
-    /// trees is kept for [`joins`](Self::joins).
+    /// The fastest shape of joint tiles, or none if separate items are faster. The load of each tree with this shape is
+    /// kept for [`joins`](Self::joins).
     pub fn choose(&mut self, input: &PartInput<'_>, packer: &Packer) -> Option<Choice> {
         let PartInput {
             model: Model {
@@ -82,7 +83,7 @@ impl Joiner {
         } = *input;
         self.time_ps = 0;
         let joint = device.decode.joint.as_ref()?;
-        // Tensor maps, by which the kernels of such tiles read, see tokens by eights.
+        // Kernels of joint tiles read through tensor maps, which need pages of a multiple of 8 tokens.
         let mapped = part.table.page_size.is_multiple_of(8);
         if !mapped || packer.nodes.iter().all(|node| node.is_leaf) {
             return None;
@@ -106,7 +107,7 @@ impl Joiner {
                 if time < best.0 {
                     best = (time, Some(weighed));
                 }
-                // Where every CTA has enough to do, fewer rows only mean that more is read.
+                // If every CTA has enough work, tiles of fewer rows only read more.
                 let Load { longest, work, .. } = load.joint.and(&load.apart);
                 if longest <= work / ctas {
                     break;
@@ -123,7 +124,7 @@ impl Joiner {
         Some(choice)
     }
 
-    /// Finds the trees.
+    /// Lists the trees and their nodes.
     fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer, bytes: f64) {
         self.roots.clear();
         self.leaves.clear();
@@ -173,7 +174,7 @@ impl Joiner {
         }
     }
 
-    /// Whether a tree goes into joint tiles.
+    /// Whether joint tiles are faster for a tree.
     pub fn joins(&self, root: usize, choice: &Choice, cost: &CostModel) -> bool {
         let at = self
             .roots
@@ -181,7 +182,7 @@ impl Joiner {
         choice.tokens > 0 && at.is_ok_and(|at| self.roots[at].joins(cost))
     }
 
-    /// What all trees take, those apart that are better so.
+    /// The loads of all trees with a choice. Trees that are faster as separate items stay separate.
     fn weigh(&mut self, input: &PartInput<'_>, choice: &Choice) -> Weighed {
         let Model { spec, cost, .. } = input.model;
         let group = spec.group();
@@ -194,7 +195,7 @@ impl Joiner {
         for at in 0..self.roots.len() {
             self.roots[at].joint = None;
             if self.lay_out(at, choice.tokens) {
-                // Each key is read once, and found in the cache by all tiles but one.
+                // One tile reads a key from memory; the other tiles find it in the cache.
                 let tiles = &self.tiles.tiles;
                 let root = &mut self.roots[at];
                 let unique = root.unique_keys;
@@ -225,8 +226,8 @@ impl Joiner {
         weighed
     }
 
-    /// Gives the rows of a tree their tiles, and finds what these read. Not if the tree is a single request,
-    /// or what shares a tile is too much.
+    /// Assigns the rows of a tree to tiles, and counts the keys of these. Returns false if the tree is a single
+    /// request, a leaf has more rows than a tile, or a tile has too many runs.
     pub(super) fn lay_out(&mut self, at: usize, tokens: u32) -> bool {
         let Self {
             roots,
@@ -251,7 +252,7 @@ impl Joiner {
         can
     }
 
-    /// What a tree's items take as they are packed, and the bytes that they move.
+    /// Load of a tree's items as they are packed, and the bytes that they move.
     fn apart(
         &mut self,
         input: &PartInput<'_>,
@@ -259,7 +260,7 @@ impl Joiner {
         first: u32,
         costs: &mut ItemCosts,
     ) -> (Load, u64) {
-        // Rows of children that are not joined to it are the parent's.
+        // The item of a parent has the rows of the children that are not joined to it.
         let item_rows = &mut self.item_rows;
         item_rows.clear();
         for node in nodes {
@@ -290,14 +291,14 @@ impl Joiner {
     }
 }
 
-/// Query tokens of a tile to try: ever fewer, and where these would read too much, some between.
+/// Numbers of query tokens per tile to try: ever fewer until one reads too much, then some above that one.
 struct Steps {
     next: Option<u32>,
     most: u32,
-    /// Not so few.
+    /// Only numbers above this one are tried.
     above: u32,
     part: usize,
-    /// What read few enough bytes last, and what did not.
+    /// The last number that read few enough bytes, and the last one that did not.
     good: Option<u32>,
     too_few: Option<u32>,
     left: u32,
@@ -342,17 +343,17 @@ impl Steps {
     }
 }
 
-/// What a choice makes of all trees.
+/// The loads of all trees with one choice.
 #[derive(Default)]
 struct Weighed {
     joint: Load,
     apart: Load,
-    /// Trees are apart because their tiles would read too much.
+    /// Whether joint tiles of some tree would read too much.
     reads_too_much: bool,
 }
 
 impl Weighed {
-    /// What is joint and what is not are launched one after the other.
+    /// Predicted time. Joint tiles and separate items are launched one after the other.
     fn time_ps(&self, cost: &CostModel) -> u64 {
         let both = self.joint.units > 0 && self.apart.units > 0;
         let launch = if both { cost.launch_ps() } else { 0 };

@@ -1,4 +1,4 @@
-//! What items take.
+//! Predicted times of items.
 
 use crate::plan::{
     data::{Kernel, Tile},
@@ -6,23 +6,23 @@ use crate::plan::{
     model::{Contention, CostModel, Model},
 };
 
-/// A joint tile that is cut does not read as evenly as one that is not: cutting pays where a step takes so many times
-/// what it takes with even CTAs.
+/// Cut joint tiles read less evenly than whole ones. Cutting pays if a step takes more than this many times as long as
+/// with evenly loaded CTAs.
 pub const WORTH_CUTTING: f64 = 1.15;
 
-/// What items take, in picoseconds.
+/// The load of items. Times are in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
-    /// On all CTAs together, of so many units.
+    /// Time of all units together, and their number.
     pub work: u64,
     pub units: u64,
-    /// Of the longest unit.
+    /// Time of the longest unit.
     pub longest: u64,
-    /// More for each CTA, if units are cut.
+    /// Additional time of each CTA if units are cut.
     pub to_cut: u64,
-    /// There are partial states even if none is.
+    /// Whether there are partial states even if no unit is cut.
     pub merged: bool,
-    /// A bit for each row tile, by its logarithm.
+    /// The row tiles in use: bit log₂ `m` is set.
     pub tiles: u32,
 }
 
@@ -38,7 +38,7 @@ impl Load {
         }
     }
 
-    /// Until the last CTA is done and all is merged: with units cut, or as they are.
+    /// Time until the last CTA has finished and all states are merged: with units cut or whole, whichever is less.
     pub fn time_ps(&self, cost: &CostModel) -> u64 {
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let spread = self.work / ctas;
@@ -52,12 +52,12 @@ impl Load {
 }
 
 impl Load {
-    /// Until the last unit is done, if none is cut.
+    /// Time until the last unit has finished, if none is cut.
     fn whole_ps(&self, cost: &CostModel, ctas: u64) -> u64 {
         let tiles = (0..u32::BITS).filter(|bit| self.tiles >> bit & 1 != 0);
         let contentions = tiles.map(|bit| cost.contention(Kernel::Decode, 1 << bit));
         let contention = contentions.reduce(Contention::and).unwrap_or_default();
-        // As if all CTAs that share an SM were there all the time.
+        // All CTAs that share the part of one are counted as if they were active all the time.
         let (ctas, share) = (
             ctas * u64::from(contention.ctas_sharing),
             u64::from(contention.ctas_sharing),
@@ -80,16 +80,16 @@ impl Load {
     }
 }
 
-/// Items together.
+/// Sums over items.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Items {
     pub load: Load,
-    /// That they read, those of each tile.
+    /// Keys read, counted once for each tile.
     pub keys: u64,
     pub states: u64,
 }
 
-/// Items that differ in their keys only, with partial states or without.
+/// Items that differ in their keys only.
 #[derive(Clone, Copy, Debug, Default)]
 struct Alike {
     count: u64,
@@ -97,28 +97,28 @@ struct Alike {
     most_keys: u64,
 }
 
-/// What an item of so many rows takes, in picoseconds.
+/// Costs of items with the same number of rows, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 struct ItemCost {
     rows: u32,
     m: u32,
     units: u64,
-    /// Tiles beside the first.
+    /// Tiles after the first.
     others: u64,
-    /// Of one unit alone, and behind others.
+    /// Fixed cost of a unit that runs alone, and of one behind other units of its CTA.
     fixed: u64,
     queued: u64,
     key: u64,
     cached_key: u64,
-    /// All its rows' partial states, and those of one tile with what a unit costs.
+    /// Cost of the partial states of all rows, and the fixed cost of a unit whose rows leave partial states.
     partials: u64,
     to_cut: u64,
-    /// Those without partial states, and those with.
+    /// Items without partial states, and items with them.
     items: [Alike; 2],
 }
 
-/// The items of the last few numbers of rows: most have as many as one that came shortly before, and what they take is
-/// computed for all of them at once.
+/// Items by their number of rows, for the last few such numbers. Most items have as many rows as a recent one, so that
+/// costs are computed once for all of them.
 #[derive(Debug, Default)]
 pub struct ItemCosts {
     recent: [Option<ItemCost>; 8],
@@ -126,7 +126,7 @@ pub struct ItemCosts {
 }
 
 impl ItemCosts {
-    /// Adds an item of so many rows and keys.
+    /// Adds an item.
     #[inline(always)]
     pub fn add(&mut self, input: &PartInput<'_>, rows: u32, keys: u32, is_partial: bool) {
         let Self { recent, before } = self;
@@ -142,7 +142,7 @@ impl ItemCosts {
         items.most_keys = items.most_keys.max(keys);
     }
 
-    /// All items that were added.
+    /// Takes the sums over all items that were added.
     pub fn take(&mut self) -> Items {
         for cost in self.recent.iter_mut().flatten() {
             cost.add_to(&mut self.before);
@@ -176,7 +176,7 @@ impl ItemCost {
         }
     }
 
-    /// Adds its items to others.
+    /// Adds the items to the sums.
     fn add_to(&self, all: &mut Items) {
         for (items, is_partial) in self.items.iter().zip([false, true]) {
             let Alike {

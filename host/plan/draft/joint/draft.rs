@@ -72,7 +72,7 @@ impl Joiner {
             }
         }
         let alignment = split_alignment(page_size);
-        // A division for each run is spared where it can be.
+        // If the alignment is a power of two, no run needs a division.
         let padded = |keys: u32| match alignment.is_power_of_two() {
             true => (keys + (alignment - 1)) & !(alignment - 1),
             false => keys.next_multiple_of(alignment),

@@ -2,14 +2,14 @@
 
 use kernels_gpu::abi::WorkItem;
 
-/// A leaf as tiles see it.
+/// The rows and keys of a leaf.
 #[derive(Clone, Copy, Debug)]
 pub struct Leaf {
     pub rows: u32,
     pub keys: u32,
 }
 
-/// An inner node with keys: its first row and one past the last, among the rows of the tree.
+/// An inner node with keys. Its rows are the first one and one past the last, among the rows of the tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Inner {
     pub rows: (u32, u32),
@@ -26,7 +26,7 @@ pub struct TreeSize {
 /// The rows of a tree in tiles.
 #[derive(Debug, Default)]
 pub struct TileLayout {
-    /// The tree, the query tokens of a tile at most, and whether it can be.
+    /// What is laid out: the tree, the maximum number of query tokens per tile, and whether the layout is possible.
     pub of: Option<(u32, u32, bool)>,
     /// The tile of each row.
     pub tile_of: Vec<u32>,
@@ -39,12 +39,13 @@ pub struct JointTile {
     pub rows_end: u32,
     pub keys: u32,
     pub runs: u32,
-    /// Where its next run goes, while the tree is drafted.
+    /// Index of its next run, while the tree is drafted.
     pub next_run: u32,
 }
 
 impl TileLayout {
-    /// Tiles of about the same rows and about the same keys; false where a tile would have too much.
+    /// Fills tiles with about equal numbers of rows and keys. Returns false if a leaf has more rows than a tile, or a
+    /// tile has too many runs.
     pub fn fill(&mut self, of: TreeSize, tokens: u32, leaves: &[Leaf], inner: &[Inner]) -> bool {
         let Self { tile_of, tiles, .. } = self;
         tile_of.clear();

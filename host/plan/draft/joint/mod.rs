@@ -1,9 +1,9 @@
-//! Joint tiles: rows that share some of their keys and see others alone, in one tile.
+//! Joint tiles: one tile with rows that share only some of their keys.
 //!
-//! Cutting a prefix off gives every row below it a partial state, for which memory is written and read. Where
-//! tensor cores have products to spare, it is cheaper to let a tile read the keys of all its rows, each
-//! hidden from the rows whose keys they are not: then nothing is left to merge. A prefix is read once for each
-//! tile, as it would be in an item of its own.
+//! If a prefix is an item of its own, every row below it gets a partial state, which is written to memory and read
+//! again. Where tensor cores have time to spare, it is cheaper if a tile reads the keys of all its rows and masks each
+//! key for the rows that do not have it: then there is nothing to merge. Each joint tile reads the prefix once, as a
+//! separate item of the prefix would.
 
 mod choose;
 mod costs;

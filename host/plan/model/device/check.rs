@@ -1,4 +1,4 @@
-//! What a description must be like.
+//! Checks of device descriptions.
 
 use std::ops::RangeInclusive;
 
@@ -8,13 +8,13 @@ use crate::plan::{
     model::PodConfig,
 };
 
-/// A plan has at most so many kinds of launches.
+/// Maximum number of different tiles: a plan has at most this many launches.
 const MAX_TILES: usize = 64;
 
-/// CTAs on an SM, more than any has.
+/// Maximum number of CTAs on an SM: more than any device has.
 const MAX_CTAS: u32 = 64;
 
-/// Whether a value is in its range: NaN is in none.
+/// Checks that a value is in its range. NaN is in no range.
 fn within(name: &str, got: f64, range: RangeInclusive<f64>) -> Result<(), PlanError> {
     match range.contains(&got) {
         true => Ok(()),
@@ -45,7 +45,7 @@ impl PodConfig {
         for share in &self.shares {
             within(&of("a share's part"), share.part, 1e-3..=1.0)?;
             within(&of("a share's prefill"), share.prefill, 1e-3..=1e3)?;
-            // At 1 decodes would never end.
+            // At 1, decodes would never end.
             within(&of("a share's decode"), share.decode, 0.0..=0.999)?;
         }
         if !self.shares.is_sorted_by(|a, b| a.part < b.part) {
@@ -64,7 +64,7 @@ impl DeviceDescription {
     /// [`PlanError::Device`] with the field and its value.
     pub fn check(&self) -> Result<(), PlanError> {
         let wrong = |reason: String| Err(PlanError::Device { reason });
-        // What any machine has, with room: costs are summed in picoseconds, in 64 bits.
+        // Wide ranges around any real machine. Costs are sums of picoseconds in 64 bits, which must not overflow.
         for (name, got, least, most) in [
             ("read_bytes_per_ns", self.read_bytes_per_ns, 0.1, 1e6),
             ("flops_per_ns", self.flops_per_ns, 1.0, 1e8),
@@ -202,7 +202,7 @@ mod tests {
         );
     }
 
-    /// What forecasts of hybrid batches divide by, and look up.
+    /// Values that forecasts of hybrid batches divide by or look up.
     #[test]
     fn wrong_configurations_of_hybrid_batches_say_what_is_wrong() {
         let reason = |change: fn(&mut PodConfig)| {

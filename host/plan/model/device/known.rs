@@ -1,5 +1,5 @@
-//! The devices that are described. Times and rates were measured where the device was at hand: the H200. An H100 has the
-//! same SMs: the rate of its memory was measured, the rest is the H200's.
+//! The known devices. The H200 is the GPU whose times and rates were measured. An H100 has the same SMs: its memory
+//! bandwidth was measured, all other values are those of the H200.
 
 use super::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
@@ -13,7 +13,7 @@ use crate::plan::{
 /// A description, by its name.
 type Known = (&'static str, fn() -> DeviceDescription);
 
-/// All of them.
+/// All known devices.
 pub(super) const KNOWN: [Known; 6] = [
     ("h200", h200),
     ("h100", h100),
@@ -239,7 +239,7 @@ fn rtx4090() -> DeviceDescription {
     }
 }
 
-/// One core; the executor says how many there are.
+/// One core; the executor sets the number of cores.
 fn cpu() -> DeviceDescription {
     DeviceDescription {
         name: "cpu".into(),
@@ -275,7 +275,7 @@ fn cpu() -> DeviceDescription {
     }
 }
 
-/// What Hopper's decode kernels reach, by rows.
+/// Speeds of Hopper's decode kernels, by rows.
 fn hopper_decode_tiles() -> Vec<TileCost> {
     let few_rows = |m, flops_per_ns| TileCost {
         m,
@@ -318,7 +318,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             state_ns: Some(200.0),
             ..rows_64
         },
-        // Heads of 512: by bytes and products, not measured.
+        // Heads of 512: computed from bytes and products, not measured.
         TileCost {
             head_dim: Some(512),
             share: 1,

@@ -70,7 +70,8 @@ impl DeviceDescription {
             ("keys and values", spec.kv_dtype),
             ("outputs", spec.out_dtype),
         ];
-        // Of 8-bit caches what was compiled for some heads; those of others are checked with the dimensions.
+        // Here, an 8-bit cache type needs a kernel for any heads. Whether these heads have one is checked with the
+        // dimensions.
         let of = |element: Element, cap: bool| {
             let is = |id: KernelId| id.info().takes_cache(element) && id.info().cap == cap;
             runnable(self, Op::Decode).any(is)
@@ -83,7 +84,7 @@ impl DeviceDescription {
                 Dtype::BF16 | Dtype::F16 => true,
                 Dtype::F8E4M3 => is_cache && e4m3,
                 Dtype::F8E5M2 => is_cache && e5m2,
-                // Queries are rounded beside the run, and merges write outputs.
+                // F32 queries are rounded before the run, and merges write F32 outputs.
                 Dtype::F32 => !is_cache && Padding::of(spec).is_none(),
             };
             if !there_is {
@@ -119,7 +120,7 @@ impl DeviceDescription {
         }
     }
 
-    /// What asks for products of 8 bits gets them.
+    /// Checks that there are kernels with 8-bit products, if the specification asks for these.
     fn check_compute(&self, spec: &Spec) -> Result<(), Unsupported> {
         let rows = runnable(self, Op::Prefill).map(|id| id.info());
         let mut of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
@@ -144,7 +145,7 @@ impl DeviceDescription {
         })
     }
 
-    /// What attention is to turn has decodes that do.
+    /// Checks that there are decodes that apply the rotary embedding.
     fn check_rotary(&self, spec: &Spec) -> Result<(), Unsupported> {
         let Some(rope) = spec.rotary else {
             return Ok(());
@@ -195,13 +196,13 @@ impl DeviceDescription {
         })
     }
 
-    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads and those of
-    /// 512 are decodes.
+    /// Checks the head dimensions of prefills, because every batch may have prefills. Heads without decode kernels
+    /// always run as prefills; latent heads and heads of 512 always run as decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
         if spec.latent {
             return self.check_latent(spec);
         }
-        // Where there are no prefills for a cache, decodes do their work.
+        // If there are no prefill kernels for a cache, decode kernels run the prefills.
         let rows = |op| {
             let rows = runnable(self, op).map(|id| id.info());
             rows.filter(|row| !row.products_of_8_bits || spec.compute == Compute::F8)
@@ -287,7 +288,7 @@ impl DeviceDescription {
         })
     }
 
-    /// Whether its kernels hide some of the last keys from a query: those of latent heads do not.
+    /// Checks that the kernels support masks of the last keys. Kernels of latent heads do not.
     pub(in crate::plan) fn supports_trees(&self, spec: &Spec) -> Result<(), Unsupported> {
         if !spec.latent || self.is_cpu() {
             return Ok(());

@@ -22,7 +22,7 @@ pub struct Choice {
     pub multi_table: bool,
 }
 
-/// What prefills of some length take.
+/// The kernel and tile for prefills of some length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillTile {
     /// Up to this many query tokens.
@@ -57,7 +57,7 @@ impl Choice {
     }
 }
 
-/// The kernels of decodes, by rows. Latent attention has two sizes of blocks: where a token takes several tiles,
+/// The kernels of decodes, by rows. Latent attention has two sizes of blocks. If a token takes several tiles,
 /// arithmetic is the limit, and long blocks read the queries less often.
 pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
     let rows = &device.decode.rows;
@@ -80,7 +80,7 @@ pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
     choices
 }
 
-/// The one kernel of decodes that was asked for by its tile: among those that run alone, else beside a prefill.
+/// The decode kernel with the tile that was asked for: one that runs alone, else one that runs beside a prefill.
 pub(in crate::plan) fn decode_of_tile(
     device: &DeviceDescription,
     spec: &Spec,
@@ -90,20 +90,19 @@ pub(in crate::plan) fn decode_of_tile(
         return Some(Choice::any(tile.m, tile.n));
     }
     let of_tile = serving(device, spec, Op::Decode).filter(|id| Choice::of(*id).tile == tile);
-    // The deepest, if there are several.
+    // Of those that run alone (or of all), the newest architecture, then the most stages.
     let best = |id: &KernelId| (!id.info().co_resident, id.info().arch, id.info().stages);
     of_tile.max_by_key(best).map(Choice::of)
 }
 
-/// The kernel of a step of the tree: the one with most rows up to those that the step asks for, else the one with
-/// fewest.
+/// The kernel of a step of the decision tree: the one with the most rows up to `rows`, else the one with the fewest.
 pub(super) fn prefill_kernel(kernels: &[KernelId], rows: u32) -> Option<KernelId> {
     let of = |id: &&KernelId| id.info().rows;
     let below = kernels.iter().filter(|id| of(id) <= rows).max_by_key(of);
     below.or_else(|| kernels.iter().min_by_key(of)).copied()
 }
 
-/// The kernel and tile of each step of the tree.
+/// The kernel and tile of each step of the decision tree.
 pub(super) fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>> {
     let kernels = alone(device, spec, Op::Prefill);
     let tile = |step: &QueryStep| {

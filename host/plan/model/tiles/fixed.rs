@@ -1,9 +1,9 @@
 //! The kernels of plans whose splits are fixed.
 //!
-//! Results of a request are to be the same bits alone and in any batch, so its kernel follows from the request alone. A
-//! kernel that runs alone and one that shares SMs add in another order: what may meet prefills, or decodes, on its SM takes
-//! a kernel that shares SMs, also where nothing is beside it. That costs a few parts in a hundred there, and hybrid batches
-//! run side by side.
+//! The results of a request must have the same bits alone and in any batch, so only the request decides its kernel.
+//! Kernels that run alone and kernels that share SMs add in different orders. Requests that may run beside others on an
+//! SM therefore always take a kernel that shares SMs. That costs a few percent if nothing runs beside it, and allows
+//! hybrid batches to run side by side.
 
 use kernels_gpu::registry::{KernelId, Op};
 
@@ -16,11 +16,11 @@ use crate::{
     problem::Spec,
 };
 
-/// Prefills of more new tokens than this take a kernel that shares SMs. Shorter ones are latency, and few.
+/// Prefills of more new tokens than this take a kernel that shares SMs. Shorter ones are rare, and limited by latency.
 const SHORT: u32 = 64;
 
-/// Prefills of more new tokens than this run alone: they take long, and the kernel with the highest rate is worth more to
-/// them than the decodes that could be hidden.
+/// Prefills of more new tokens than this run alone: they take long, and gain more from the fastest kernel than from
+/// hiding decodes.
 const LONG: u32 = 4096;
 
 /// What a plan's options say about its kernels.
@@ -28,9 +28,9 @@ const LONG: u32 = 4096;
 pub(in crate::plan) struct KernelRule {
     /// One tile for all decodes.
     pub decode_tile: Option<Tile>,
-    /// The kernel of a request follows from the request alone.
+    /// Whether only the request decides its kernel.
     pub fixed: bool,
-    /// Decodes are merged by their own CTAs: those that share SMs leave that to others.
+    /// Whether decodes merge in their own CTAs. Kernels that share SMs do not.
     merges: bool,
 }
 
@@ -44,20 +44,20 @@ impl From<&PlanOptions> for KernelRule {
     }
 }
 
-/// The kernels of a configuration in which two share SMs, for a plan whose splits are fixed.
+/// The kernels of a configuration in which two kernels share SMs, for a plan with fixed splits.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::plan) struct SharedKernels {
-    /// Which of the device's configurations.
+    /// Index of the configuration in the device description.
     pub config: usize,
-    /// What they take beside each other.
+    /// The kernels that run beside each other.
     pub beside: TileTable,
-    /// What the prefill and the decode take alone, as the configuration says.
+    /// Slowdowns of the prefill and of the decode alone, as in the configuration.
     pub prefill_slowdown: f64,
     pub decode_slowdown: f64,
 }
 
 impl TileTable {
-    /// The kernels of plans with these options that have nothing beside them.
+    /// The kernels that plans with these options use outside of hybrid batches.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -69,7 +69,7 @@ impl TileTable {
         Self::by_rule(device, spec, options.into()).map(|(tiles, _)| tiles)
     }
 
-    /// The kernels that have nothing beside them, and those among them that share SMs.
+    /// The kernels that are used outside of hybrid batches, and those among them that share SMs.
     pub(in crate::plan) fn by_rule(
         device: &DeviceDescription,
         spec: &Spec,
@@ -87,13 +87,13 @@ impl TileTable {
         })
     }
 
-    /// With kernels that share SMs in the place of those of the same requests; none where there are none for the heads.
+    /// The table with kernels that share SMs for the requests that have such kernels. None if the heads have none.
     fn with_shared(
         &self,
         device: &DeviceDescription,
         spec: &Spec,
     ) -> Option<(Self, SharedKernels)> {
-        // Of those that were measured the one that is best for prefills alone.
+        // Of the measured configurations, the one with the fastest prefills alone.
         let configs = device.pod.configs.iter();
         let measured = configs.filter(|config| config.shares_sms());
         let tables = measured.filter_map(|config| {
@@ -104,14 +104,15 @@ impl TileTable {
             tables.min_by(|a, b| a.0.prefill_slowdown.total_cmp(&b.0.prefill_slowdown))?;
         let mut tiles = self.clone();
 
-        // Tiles of a part of 128 tokens: chunks that begin at multiples of these have the tiles of the whole prompt.
+        // With a power of two of heads per tile, the tokens of a tile divide 128: chunks that begin at multiples of 128
+        // have the tiles of the whole prompt.
         for step in &mut beside.prefill {
             step.pack = 1 << step.pack.trailing_zeros();
         }
         let prefill = *beside.prefill(LONG);
         tiles.prefill = self.with_prefill(prefill)?;
 
-        // Alone there is room for most blocks of keys under way: their number changes no bit.
+        // Alone, there is room for the most stages. Their number changes no bit.
         let of_tile = |id: &KernelId| id.info().co_resident && Choice::of(*id).tile == tile;
         let deepest = serving(device, spec, Op::Decode).filter(of_tile);
         let decode = Choice::of(deepest.max_by_key(|id| id.info().stages)?);
@@ -126,7 +127,7 @@ impl TileTable {
         }
         *replaced = decode;
 
-        // With as many blocks it was measured beside the other prefill.
+        // The decode with that many stages was measured beside another prefill.
         let as_deep = device.pod.configs.iter().find(|config| {
             let table = Self::fused(device, spec, None, config);
             table.is_some_and(|table| matches!(table.decodes(), [only] if *only == decode))
@@ -140,8 +141,8 @@ impl TileTable {
         Some((tiles, shared))
     }
 
-    /// The prefills, with this one for those that are neither short nor long. None where another has its tile, by which
-    /// kernels are found, or has heads of their own dimension and it has not: padding costs more than is gained.
+    /// The prefills, with this one for lengths that are neither short nor long. None if another prefill has the same
+    /// tile (kernels are looked up by tile), or a kernel of another head dimension (padding costs more than is gained).
     fn with_prefill(&self, prefill: PrefillTile) -> Option<Vec<PrefillTile>> {
         let dim = |step: &PrefillTile| step.kernel.map(|id| id.info().head_dim);
         let fits = |step: &PrefillTile| step.tile != prefill.tile && dim(step) == dim(&prefill);
@@ -164,8 +165,8 @@ impl TileTable {
         Some(steps)
     }
 
-    /// Whether a row block of so many query tokens computes the same bits by this table as by another: in one tile of a
-    /// decode, or in tiles of a prefill.
+    /// Whether a row block of `tokens` query tokens gets the same bits from this table as from another: in one tile of
+    /// a decode, or in tiles of a prefill.
     pub(in crate::plan) fn same_bits(&self, other: &Self, kernel: Kernel, tokens: u32) -> bool {
         let same = |a: Option<KernelId>, b: Option<KernelId>| match (a, b) {
             (Some(a), Some(b)) => a.same_bits(b),

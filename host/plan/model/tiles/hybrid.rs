@@ -24,7 +24,7 @@ pub(super) fn ticket_kernels(
     Some((ampere(Op::Prefill)?, vec![Choice::of(ampere(Op::Decode)?)]))
 }
 
-/// Those that run alone, on SMs of their own: for heads and keys whose decodes find no room beside a prefill.
+/// The kernels that run alone, on SMs of their own: for heads and keys whose decodes do not fit beside a prefill.
 pub(super) fn kernels_apart(
     device: &DeviceDescription,
     spec: &Spec,
@@ -34,12 +34,12 @@ pub(super) fn kernels_apart(
     let decodes = decodes(device, spec);
     let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
     let shares = share(Op::Prefill) && share(Op::Decode);
-    // What is turned for prefills is made by a launch in front of them, for which decodes would wait.
+    // With rotary embeddings, a launch in front of the prefills rotates their keys, and decodes would wait for it.
     let may = !shares && spec.rotary.is_none() && !decodes.is_empty();
     may.then_some((prefill, decodes))
 }
 
-/// The prefill of a tile, and of the decodes of a tile that find room beside it those with most bytes under way.
+/// The prefill with its tile, and the decode with its tile that fits beside it and has the most stages.
 pub(super) fn co_resident_kernels(
     device: &DeviceDescription,
     spec: &Spec,

@@ -30,16 +30,16 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TileTable {
     group: u32,
-    /// Query heads of a KV head in a tile of decodes: all of them, but for latent heads that are more than a tile's
+    /// Query heads of a KV head in a tile of decodes: all of them, except for latent heads that are more than a tile's
     /// rows.
     decode_pack: u32,
-    /// By rows, ascending. Empty where only prefill was compiled for the heads.
+    /// Ascending by rows. Empty if only prefill kernels were compiled for the heads.
     decode: Vec<Choice>,
     prefill: Vec<PrefillTile>,
 }
 
 impl TileTable {
-    /// The kernels there are; `decode` is a tile that replaces the choice among those of decodes.
+    /// The kernels for a specification on a device. `decode` is a tile that replaces the choice of decode tiles.
     ///
     /// # Errors
     /// [`PlanError::NoTile`] where an operation has none.
@@ -53,7 +53,7 @@ impl TileTable {
             Some(tile) => decode_of_tile(device, spec, tile).into_iter().collect(),
             None => decodes(device, spec),
         };
-        // Where only prefill was compiled for the heads it takes decodes, too.
+        // If only prefill kernels were compiled for the heads, they run decodes, too.
         let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
         Self {
             group: spec.group(),
@@ -64,8 +64,8 @@ impl TileTable {
         .checked(device, spec, none)
     }
 
-    /// The kernels that share SMs in a configuration of the hybrid form; `decode` is a tile that replaces that of
-    /// the configuration. None where there are none for the heads.
+    /// The kernels of a configuration of hybrid batches. `decode` is a tile that replaces the configuration's decode
+    /// tile. None if the configuration has no kernels for the heads.
     #[must_use]
     pub fn fused(
         device: &DeviceDescription,
@@ -87,7 +87,7 @@ impl TileTable {
             group: spec.group(),
             decode_pack: spec.group(),
             decode: match decode {
-                // What is in one kernel with the prefill cannot be another.
+                // The decode in one kernel with the prefill cannot be replaced by another.
                 Some(tile) if config.by_tickets => decodes
                     .into_iter()
                     .filter(|choice| choice.tile == tile)
@@ -100,7 +100,7 @@ impl TileTable {
         table.checked(device, spec, false).ok()
     }
 
-    /// With the tiles that hold a token: a gathered one brings all its heads.
+    /// Keeps the decode tiles that hold a token with its packed heads: a gathered token brings all of them.
     fn checked(
         mut self,
         device: &DeviceDescription,
@@ -121,7 +121,7 @@ impl TileTable {
         }
         self.decode
             .retain(|choice| choice.tile.m >= self.decode_pack);
-        // Where only decode was compiled for the heads or the cache it takes prefills, too.
+        // If only decode kernels were compiled for the heads or the cache, they run prefills, too.
         let takes_prompts =
             |choice: &Choice| choice.kernel.is_some_and(|id| id.info().takes_prompts);
         let decode_only = spec.kv_dtype != spec.on_kernels().q_dtype && !self.decode.is_empty()
@@ -135,7 +135,7 @@ impl TileTable {
         Ok(self)
     }
 
-    /// The same with the prefills of the longest prompts for all, where others have other kernels.
+    /// The table with the prefill tile of the longest prompts for all. None if no prompt has another kernel.
     #[must_use]
     pub fn wide(&self) -> Option<Self> {
         let last = *self.prefill.last()?;
@@ -174,8 +174,7 @@ impl TileTable {
         !self.prefill.is_empty()
     }
 
-    /// The most query tokens that the tile holds which holds the fewest, at least 1: of the widest of decodes
-    /// and all of prefills.
+    /// Query tokens of the tile that holds the fewest, at least 1: of the widest decode tile and all prefill tiles.
     #[must_use]
     pub fn fewest_tokens(&self) -> u32 {
         let prefill = self.prefill.iter().map(|step| step.tile.m / step.pack);
@@ -183,7 +182,7 @@ impl TileTable {
         prefill.chain(decode).min().unwrap_or(1).max(1)
     }
 
-    /// The smallest tile that covers so many query tokens of decodes; the largest where none does.
+    /// Rows of the smallest decode tile that holds this number of query tokens, or of the largest if none does.
     #[must_use]
     pub fn row_tile(&self, tokens: u32) -> u32 {
         let rows = tokens * self.decode_pack;
@@ -192,26 +191,26 @@ impl TileTable {
         tiles.find(|m| *m >= rows).unwrap_or(largest)
     }
 
-    /// What decodes in tiles of `m` rows take.
+    /// The kernel for decodes in tiles of `m` rows.
     #[must_use]
     pub fn decode(&self, m: u32) -> Option<&Choice> {
         self.decode.iter().find(|choice| choice.tile.m == m)
     }
 
-    /// What decodes take, by rows.
+    /// The kernels for decodes, by rows.
     #[must_use]
     pub fn decodes(&self) -> &[Choice] {
         &self.decode
     }
 
-    /// What a prefill of so many query tokens takes.
+    /// The kernel and tile for a prefill of this number of query tokens.
     #[must_use]
     pub fn prefill(&self, tokens: u32) -> &PrefillTile {
         let step = self.prefill.iter().find(|step| tokens <= step.up_to);
         step.unwrap_or(&self.prefill[self.prefill.len() - 1])
     }
 
-    /// What prefills take, by their query tokens.
+    /// The kernels and tiles for prefills, by their query tokens.
     #[must_use]
     pub fn prefills(&self) -> &[PrefillTile] {
         &self.prefill

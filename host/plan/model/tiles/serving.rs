@@ -35,19 +35,19 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
     };
     let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
-    // Decodes turn queries and keys themselves; prefills of Hopper read what was turned.
+    // Decodes rotate queries and keys themselves; Hopper prefills read queries and keys that are already rotated.
     let turns = match (spec.rotary.is_some(), row.op) {
         (true, Op::Prefill) => row.arch == Arch::Sm90a,
         (turned, _) => row.turns == turned,
     };
-    // Executors choose by the pool where each token has scales.
+    // If each token has scales, the executor chooses the kernel by the pool.
     turns && !row.by_token
         && hooks.is_none()
         && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
         && row.latent == spec.latent
         && (has_heads(row, &on) || has_heads(row, spec))
-        // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
+        // Tensor maps pad 16-bit heads. Kernels that load row by row cannot pad.
         && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
         && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
         && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
@@ -57,7 +57,7 @@ pub(super) fn has_heads(row: &KernelInfo, spec: &Spec) -> bool {
     (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
 }
 
-/// Whether there may be a kernel of the variant in the place of this one: of the library's own it is known.
+/// Whether a kernel of the variant may replace this one. For the library's own variants this is known.
 pub(in crate::plan) fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
     match BUILT_IN.iter().find(|hooks| hooks.name == name) {
         Some(hooks) => hooks.replaces(row),
@@ -88,7 +88,7 @@ pub(super) fn serving<'a>(
     runnable(device, op).filter(|id| serves(id.info(), spec))
 }
 
-/// Those of the newest architecture that has any: its instructions are there to be used.
+/// The kernels of the newest architecture that has any, because they use its instructions.
 fn newest(kernels: impl Iterator<Item = KernelId> + Clone) -> Vec<KernelId> {
     let arch = kernels.clone().map(|id| id.info().arch).max();
     kernels.filter(|id| Some(id.info().arch) == arch).collect()

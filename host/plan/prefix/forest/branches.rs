@@ -1,32 +1,31 @@
-//! Where a table goes on from a node.
+//! How tables continue from a node.
 
 use super::NO_NODE;
 
-/// A hash table of `(node, page)` with open addressing; nothing is ever removed but all at once.
+/// A hash table with open addressing, from `(node, next page)` to a child. Entries are only removed all at once.
 #[derive(Debug, Default)]
 pub(super) struct Branches {
     keys: Vec<u64>,
     children: Vec<u32>,
 }
 
-/// Where a branch belongs that is not there, until another is added.
+/// The free slot for a branch that was not found. It is valid until another branch is added.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     slot: usize,
     key: u64,
 }
 
-/// No branch has this key: page ids are below the size of their pool.
+/// The key of a free slot. No branch has it, because page ids are less than the size of their pool.
 const FREE: u64 = u64::MAX;
 
 impl Branches {
-    /// Empties the table and makes room for the branches of so many members: a leaf each, and an inner
-    /// node for all but one.
+    /// Empties the table and makes room for the branches of `members` members: one leaf each, and one inner node fewer.
     pub(super) fn clear(&mut self, members: usize) {
         let slots = (members * 4).next_power_of_two();
         self.keys.clear();
         self.keys.resize(slots, FREE);
-        // What stands at a free slot does not matter.
+        // The children of free slots are never read.
         self.children.resize(slots, NO_NODE);
     }
 
@@ -42,7 +41,7 @@ impl Branches {
         (slot, key)
     }
 
-    /// Where a branch leads to; or, where there is none, its place for [`insert_at`](Self::insert_at).
+    /// The child of a branch. If there is none, the place for [`insert_at`](Self::insert_at).
     pub(super) fn get(&self, node: u32, page: u32) -> Result<u32, Place> {
         let (slot, key) = self.slot(node, page);
         match self.keys[slot] == key {
@@ -51,7 +50,7 @@ impl Branches {
         }
     }
 
-    /// Adds a branch that was looked for last, and not found.
+    /// Adds a branch that the last [`get`](Self::get) did not find.
     pub(super) fn insert_at(&mut self, Place { slot, key }: Place, child: u32) {
         (self.keys[slot], self.children[slot]) = (key, child);
     }

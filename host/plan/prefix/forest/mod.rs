@@ -1,9 +1,9 @@
 //! The prefix forest: which tables begin with the same pages.
 //!
-//! Tables enter one by one, as into a radix tree whose edges are runs of pages. Each is first compared with
-//! the one before it, whole slices at a time, so that a batch in the order of its tree hardly searches;
-//! where they part, one look into a hash table of `(node, next page)` finds the branch or says that there
-//! is none. Pages are compared only as far as they are shared, so the time is linear in those.
+//! Tables are inserted one by one, as into a radix tree whose edges are runs of pages. Each is first compared with the
+//! previous table, whole slices at a time: a batch in the order of its tree needs hardly any search. Where the two
+//! differ, a lookup of `(node, next page)` in a hash table finds the branch, if there is one. Pages are only compared
+//! as far as they are shared, so the time is linear in the shared pages.
 
 mod branches;
 #[cfg(test)]
@@ -24,10 +24,10 @@ pub struct Member<'a> {
 
 /// A run of pages that the members below share, or (a leaf) the rest of one member's table.
 ///
-/// Nodes stand in preorder: parents before children, each subtree in one run.
+/// Nodes are in preorder: parents come before children, and each subtree is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The node before it on the way, or [`NO_NODE`].
+    /// The parent, or [`NO_NODE`].
     pub parent: u32,
     /// One past the last node of its subtree.
     pub subtree_end: u32,
@@ -63,7 +63,7 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Builds the forest of `members` members; false where no two share a page, and no nodes are listed.
+    /// Builds the forest of `members` members. If no two share a page, returns false and lists no nodes.
     pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) -> bool {
         self.leaves = members;
         self.growing.clear();
@@ -102,8 +102,8 @@ impl Forest {
         shares
     }
 
-    /// Where a new leaf belongs: the node it hangs on, the pages that lead there, and the place of its branch if that was
-    /// looked for.
+    /// Where a new leaf belongs: its parent, the number of pages down to there, and the place of its branch if it was
+    /// looked up.
     fn descend<'a>(
         &mut self,
         index: u32,
@@ -112,7 +112,7 @@ impl Forest {
         member: &impl Fn(u32) -> Member<'a>,
     ) -> (u32, u32, Option<Place>) {
         let (mut node, mut depth) = (NO_NODE, 0);
-        // Most tables that part do so at their first page.
+        // Most tables that differ do so in their first page.
         let with_previous = if previous.pages.first() == current.pages.first() {
             let limit = previous.sharable.min(current.sharable);
             shared(previous.pages, current.pages, 0, limit)
@@ -203,7 +203,7 @@ impl Forest {
                 growing[node as usize].next_sibling = first_child;
                 growing[parent as usize].first_child = node;
                 if first_child != NO_NODE {
-                    break; // the parent hangs on its own parent already
+                    break; // the parent is already linked to its own parent
                 }
                 node = parent;
             }
@@ -217,7 +217,7 @@ impl Forest {
                 let is_leaf = next < self.leaves;
                 self.nodes.push(Node {
                     parent,
-                    // Until the subtree ends: where its children's list goes on.
+                    // Until the subtree ends, this is the node's next sibling.
                     subtree_end: if is_leaf {
                         entry + 1
                     } else {
@@ -244,7 +244,7 @@ impl Forest {
     }
 }
 
-/// Where `a` and `b`, equal up to `depth`, part: no later than `end`.
+/// The index at which `a` and `b`, which are equal up to `depth`, differ: at most `end`.
 #[inline(always)]
 fn shared(a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
     let range = depth as usize..end as usize;

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::plan::{data::Join, prefix::forest::NO_NODE};
 
-/// Inner nodes are joined over at most so many levels; keeps packing linear. Where a forest is deeper, the
-/// result is compared with the other rules'.
+/// Inner nodes are joined over at most this many levels, which keeps packing linear. If a forest is deeper, the result
+/// is compared with those of simpler rules.
 pub const MAX_LEVELS: usize = 12;
 
 /// What the dynamic program keeps of an inner node.
@@ -36,7 +36,7 @@ pub struct Choice {
 }
 
 impl Packer {
-    /// The fewest bytes.
+    /// Decides so that the fewest bytes move.
     pub fn exact(&mut self) {
         self.approximate = false;
         self.summarise();
@@ -129,7 +129,7 @@ impl Packer {
         }
     }
 
-    /// The node, if it is one of the simple ones.
+    /// The node as a [`Uniform`], if it is one.
     fn uniform(&self, index: usize) -> Option<Uniform> {
         let Inner {
             empty_rows: 0,
@@ -155,8 +155,8 @@ impl Packer {
         })
     }
 
-    /// The best cost of a subtree that a run of keys reaches, and the way to it; `self.choices` then holds
-    /// the children that it speaks of.
+    /// The best cost of a subtree that a run of keys reaches, and the children to cut for it. `self.choices` then holds
+    /// these children.
     fn weigh(&mut self, index: usize, run: Run) -> Weighed {
         let node = self.nodes[index];
         let inner = self.inner[self.inner_of[index] as usize];
@@ -193,7 +193,7 @@ impl Packer {
                 all.leaves = inner.leaves;
             }
         }
-        // Children that no run may join any more.
+        // Children that cannot be joined, because the run already spans the maximum of levels.
         let (mut cut_bytes, mut cut_rows) = (0, 0);
         if inner.has_inner_children || inner.leaf_rows.is_none() {
             let mut choices = std::mem::take(&mut self.choices);
@@ -248,12 +248,12 @@ impl Packer {
             }
             return self.knapsack(none, cost, run_bytes, fixed_rows);
         }
-        // What fits one tile is cut as a whole or not at all.
+        // Children that fit one tile together are all cut, or none is.
         all.cost = cost + tiles * run_bytes - gain;
         if all.cost < none.cost { all } else { none }
     }
 
-    /// The best choice where cut children may fill several tiles: the densest first.
+    /// The best choice if cut children may fill several tiles: those that save most per row are cut first.
     fn knapsack(&mut self, none: Weighed, cost: u64, run_bytes: u64, fixed_rows: u32) -> Weighed {
         // Most gain per row first; the order among equals is that of the children.
         let denser = |a: &Choice, b: &Choice| {
@@ -263,7 +263,7 @@ impl Packer {
         if !self.choices.is_sorted_by(|a, b| denser(a, b).is_le()) {
             self.choices.sort_by(denser);
         }
-        // Of equal children every number is tried; among others the best may be missed by part of a tile.
+        // Among equal children, every number is tried. Among others, the best choice may be missed by part of a tile.
         let alike = |a: &Choice, b: &Choice| (a.gain, a.rows) == (b.gain, b.rows);
         let any_number = |choice: &Choice| choice.count == 1 || choice.rows == 1;
         let exact = self.choices.is_sorted_by(alike) && self.choices.iter().all(any_number);
@@ -273,7 +273,7 @@ impl Packer {
         let (mut rows, mut saved, mut leaves) = (fixed_rows, 0, 0);
         for (at, choice) in self.choices.iter().enumerate() {
             let all_rows = rows + choice.rows * choice.count;
-            // All of them, or so many that they fill the tile at hand or the last but one.
+            // All of them, or as many as fill the current tile or the last but one.
             let fill = |tiles: u64| {
                 (tiles as u32 * self.costs.tile_tokens).saturating_sub(rows) / choice.rows
             };
@@ -336,7 +336,7 @@ impl Packer {
         }
     }
 
-    /// Where a choice was not certainly the best, a simpler rule may have found a better one.
+    /// If some choice may not be the best, compares the result with those of simpler rules.
     fn keep_the_best(&mut self) {
         let mut best = self.bytes();
         let decisions = |nodes: &[PackNode], kept: &mut Vec<_>| {
@@ -358,5 +358,5 @@ impl Packer {
     }
 }
 
-/// In [`PackNode::joined`], while its parent chooses: to be cut.
+/// Value of [`PackNode::joined`] while the parent chooses: the child is cut.
 const CUT: u32 = u32::MAX;

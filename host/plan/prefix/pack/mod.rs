@@ -30,7 +30,7 @@ pub struct PackCosts {
 impl PackCosts {
     fn tiles(&self, rows: u32) -> u64 {
         if rows <= self.tile_tokens {
-            return u64::from(rows > 0); // nearly always: spares the division
+            return u64::from(rows > 0); // the usual case, without a division
         }
         u64::from(rows.div_ceil(self.tile_tokens))
     }
@@ -55,7 +55,7 @@ pub struct PackNode {
 }
 
 impl PackNode {
-    /// Without keys of its own: its rows are its parent's.
+    /// Whether the node has no keys of its own. Its rows then belong to its parent's item.
     pub const fn is_empty(&self) -> bool {
         self.begin == self.end
     }
@@ -68,8 +68,7 @@ pub struct Packer {
     pub nodes: Vec<PackNode>,
     costs: PackCosts,
     inner: Vec<Inner>,
-    /// Of each of those, the best cost of the subtree, by the number of ancestors that the run of keys comes
-    /// down.
+    /// For each inner node, the best cost of its subtree, by the number of ancestors that the run of keys has passed.
     best: Vec<[u64; MAX_LEVELS]>,
     /// For each node that is no leaf, its entry in `inner`.
     inner_of: Vec<u32>,

@@ -1,15 +1,16 @@
-//! Leaves of a kind that fit one tile: all are cut, or none.
+//! Inner nodes whose leaves are alike and fit one tile: all leaves are cut, or none.
 
 /// Where the run of keys that reaches a node begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// So many ancestors above.
+    /// Number of ancestors above the node.
     pub above: u32,
-    /// At this key.
+    /// The first key.
     pub start: u32,
 }
 
-/// The best way to cut a node's children: those of the first choices, and so many of the uniform leaves.
+/// The best way to cut a node's children: the first `choices` of the packer's choices, and `leaves` of the uniform
+/// leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
     pub cost: u64,
@@ -17,16 +18,16 @@ pub struct Weighed {
     pub leaves: u32,
 }
 
-/// Most inner nodes: leaves of a kind that fit one tile, which are all cut or all joined.
+/// Most inner nodes: leaves with equal numbers of rows that fit one tile. They are all cut or all joined.
 #[derive(Clone, Copy, Debug)]
 pub struct Uniform {
     pub leaves: u32,
-    /// Of the leaves' own keys.
+    /// Bytes of the leaves' own keys.
     pub bytes: u64,
-    /// Of a leaf's partial state.
+    /// Bytes of a leaf's partial state.
     pub partial_bytes: u64,
     pub kv_bytes: u64,
-    /// One past the node's keys.
+    /// One past the node's last key.
     pub end: u32,
 }
 

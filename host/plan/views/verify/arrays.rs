@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Plan {
-    /// What the plan knows of the batch's tables, which keeping and patching it relies on.
+    /// Checks what the plan knows of the batch's tables: keeping and patching plans relies on it.
     pub(super) fn verify_tables(&self, batch: &Batch) -> Result<(), Defect> {
         ensure!(
             self.ancestors == batch.ancestors,
@@ -36,7 +36,7 @@ impl Plan {
             );
             for (row_block, block) in blocks.unwrap_or_default().iter().enumerate() {
                 let tokens = part.q_range(row_block);
-                // Keys without queries may stay unread.
+                // A row block without queries may have keys that nothing reads.
                 if tokens.is_empty() && block.tokens == 0 {
                     continue;
                 }
@@ -120,8 +120,8 @@ impl Plan {
         Ok(())
     }
 
-    /// For each item, itself; for each run, the joint item that it belongs to. Behind the items of the groups
-    /// stand the runs of joint items, each once.
+    /// For each item, its own index; for each run, the joint item that it belongs to. The runs of joint items follow
+    /// the items of the groups, each once.
     pub(super) fn owners(&self) -> Result<Vec<u32>, Defect> {
         let launched = self.launched();
         let mut owners: Vec<u32> = (0..launched as u32).collect();

@@ -100,7 +100,7 @@ impl Plan {
             ensure!(item.kv_begin < item.kv_end, "item {index} has no keys");
             let rows = self.expand(index, item)?;
             if item.is_joint() {
-                // Its runs are what it computes.
+                // A joint item computes its runs, which are checked instead.
                 let smallest = rows.iter().map(|row| row.position).min();
                 ensure!(
                     smallest == Some(item.position),
@@ -155,7 +155,7 @@ impl Plan {
         for (token, items) in covered.iter_mut().enumerate() {
             items.sort_unstable();
             self.verify_coverage(batch, &row_blocks, token, items)?;
-            // The runs of an item leave one state.
+            // All runs of a joint item leave one state together.
             items.dedup_by_key(|item| (item.3, item.4, item.5));
             self.verify_states(token, items, merge_of[token], &mut writers)?;
         }
@@ -186,7 +186,7 @@ impl Plan {
         );
         let position =
             part.first_position(row_block) + (token - part.q_range(row_block).start) as i32;
-        // Where all keys of an item are seen wherever its rows stand, prefills of a prefix count on from the first.
+        // Prefills of a prefix number their rows from any position behind its keys, if every such row sees all of them.
         let variant = &self.spec.variant;
         let anywhere =
             !item.is_gathered() && variant.window_left.is_none() && variant.hooks.is_none();
@@ -212,7 +212,7 @@ impl Plan {
             planned == Some(own),
             "item {index} reads other pages than those of token {token}"
         );
-        // The same pages may stand in another part's tables, too, which executors do not look into.
+        // Executors read only the tables of the item's part, even if another part's tables have the same pages.
         let of_part = &self.parts[item.part as usize].pages;
         let end = u64::from(item.table) + u64::from(item.kv_end.div_ceil(page_size));
         ensure!(
