@@ -1,5 +1,5 @@
-//! Prefills of 8-bit keys, or of keys that are turned by their positions: which pages of 64 they bring to another place, each
-//! once in a launch, and the pool that they then read.
+//! The pages of 64 keys that prefills convert: from 8 bits, or by applying the rotary embedding. A launch converts each
+//! page once, into a pool that it then reads.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -30,21 +30,21 @@ use crate::{
 /// The pages, launch after launch, in the order in which tiles need them.
 #[derive(Debug, Default)]
 pub(super) struct Conversion {
-    /// What each is made of.
+    /// The source of each converted page.
     pub(super) pages: Vec<ConvertedPage>,
     /// The tables of the row blocks.
     pub(super) ids: Vec<u32>,
-    /// Of a launch: the tables of the plan.
+    /// For the current launch, by the table in the plan: the table of converted pages.
     tables: HashMap<u32, Table>,
-    /// Full pages of a launch, by their place in their table and the first page id.
+    /// Full pages of the current launch, by their place in their table and their first page id.
     known: HashMap<(u32, u32), u32>,
 }
 
-/// Where a table lies among the ids.
+/// The place of a table among the ids.
 #[derive(Clone, Copy, Debug)]
 struct Table {
     begin: u32,
-    /// Where it would begin if it began with key 0: perhaps before the first of the ids, and then wrapped around.
+    /// Where it would begin if it began with key 0. This may be before the first id, and is then wrapped around.
     page_0: u32,
 }
 
@@ -54,10 +54,11 @@ impl Conversion {
         self.ids.clear();
     }
 
-    /// Adds what the items of a launch see, and has them speak of converted pages. The launch's pages.
+    /// Adds the pages that the items of a launch see, and makes the items refer to converted pages. Returns the pages
+    /// of the launch.
     ///
-    /// The items are put in order of their tables: what is converted is used by all tiles of a request before the next
-    /// request is begun. One after the other by length, the first wave of tiles would need the keys of all requests.
+    /// Sorts the items by their tables: all tiles of a request use its converted pages before the next request begins.
+    /// If they were sorted by length, the first wave of tiles would need the keys of all requests.
     pub(super) fn add(&mut self, plan: &Plan, items: &mut [WorkItem]) -> Range<u32> {
         self.tables.clear();
         self.known.clear();
@@ -74,7 +75,7 @@ impl Conversion {
         first..self.pages.len() as u32
     }
 
-    /// Adds what is seen of an item's table.
+    /// Adds the pages of an item's table that are seen.
     fn add_table(&mut self, plan: &Plan, item: &WorkItem) {
         let seen = plan.keys_seen(plan.row_block_of(item));
         let pages = converted_pages(&seen);
@@ -89,7 +90,7 @@ impl Conversion {
         self.tables.insert(item.table, Table { begin, page_0 });
     }
 
-    /// The converted page of an item's table at a place in it: one that is known, or a new one.
+    /// The converted page at a place of an item's table: a known page, or a new one.
     fn page(&mut self, plan: &Plan, item: &WorkItem, page: u32, end: u32) -> u32 {
         let page_size = plan.parts[item.part as usize].page_size;
         let ids = |table: u32, key: u32, keys: u32| {
@@ -118,7 +119,7 @@ impl Conversion {
     }
 }
 
-/// What the kernel calls the elements of a pool.
+/// The kernel's number for the element type of a pool.
 pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
     match dtype {
         Dtype::F8E4M3 => Ok(cache::E4M3),
@@ -132,7 +133,7 @@ pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
 }
 
 impl Workspace {
-    /// The pool of converted keys and values; of a plan without prefills it has no pages.
+    /// The pool of converted keys and values. It has no pages if the plan has no prefills.
     pub(super) fn converted_pool(&self) -> KvPool {
         let spec = match self.spec.compute {
             Compute::F16 => self.spec.with_kv_dtype(self.spec.on_kernels().q_dtype),
@@ -149,7 +150,7 @@ impl Workspace {
         )
     }
 
-    /// Has a prefill of converted pages convert those of a pool of 8 bits: the launch's own entries of the list.
+    /// Makes a prefill convert the pages of an 8-bit pool that its launch lists.
     pub(super) fn convert_for(
         &self,
         params: &mut PrefillParams,
@@ -162,7 +163,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// What converts entries of the list.
+    /// The parameters that convert entries of the list.
     fn conversion_of(&self, pool: &KvPool, pages: Range<u32>) -> Result<ConvertParams, Error> {
         check_pool(pool)?;
         pool.check_dtype(&self.spec)?;
@@ -221,7 +222,7 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// The launch that turns keys by their positions for a prefill.
+    /// The launch that applies the rotary embedding to the keys of a prefill.
     pub(super) fn prepare_turn(
         &self,
         workspace: &Workspace,

@@ -29,7 +29,7 @@ use walk::{Walk, slab};
 pub struct DecodeCall<'a> {
     /// The heads: dimensions 64, 128, 256 or 512, latent ones of 576 and 512, or by kernels for pairs of KV heads 80 or 96.
     pub spec: &'a Spec,
-    /// How the launch goes about it.
+    /// How the launch is divided.
     pub tile: DecodeTile,
     /// The group's items, longest first.
     pub items: DeviceArray<WorkItem>,
@@ -51,51 +51,52 @@ pub struct DecodeCall<'a> {
     pub lse: Option<&'a DeviceTensor<2>>,
     /// Where partial states go. Without slots, no row may have one.
     pub partials: &'a PartialStates,
-    /// One counter for each merge and KV head, zero before and after: the last item to arrive at a merge does it. None:
-    /// another call merges ([`Gpu::merge_states`]).
+    /// One counter for each merge and KV head, zero before and after the launch: the last item to arrive does the
+    /// merge. None: another call merges ([`Gpu::merge_states`]).
     pub arrivals: Option<DeviceArray<u32>>,
-    /// One word, zero before and after, that no other launch at the same time has.
+    /// One word, zero before and after the launch. No other launch may use it at the same time.
     pub ticket: DeviceArray<u32>,
-    /// Which of `items` are the launch's, where that is to change while the launch stays in a captured graph;
-    /// `items` are then those of the whole plan, with room for the largest. None: all of them are.
+    /// In a captured graph: says which of `items` belong to this launch, for the plan at hand. `items` are then those
+    /// of the whole plan, with room for the largest plan. None: all items belong to the launch.
     pub record: Option<DeviceArray<LaunchRecord>>,
-    /// What the spec's variant and the batch have beside that.
+    /// Further inputs of the spec's variant and the batch.
     pub extras: Extras,
 }
 
-/// By which shapes the tensor maps of a launch were made.
+/// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodeShapes {
-    /// Of keys and values.
+    /// Shapes of keys and of values.
     pub(super) maps: [ShapeId; 2],
-    /// The queries are those of [`RunTensors::unpadded`](super::RunTensors), where there are such.
+    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
     pub(super) unpadded: bool,
-    /// So are the outputs: no launch of the run writes padded ones.
+    /// Whether the outputs are, too: then no launch of the run writes padded ones.
     pub(super) writes_unpadded: bool,
 }
 
-/// How a launch goes about it.
+/// How a launch is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeTile {
     /// The kernel, a [`Op::Decode`] for these heads; one that runs beside a prefill leaves merges to others.
     pub kernel: KernelId,
-    /// No item has more query tokens × query heads per KV head (but for latent heads that are more). A kernel that loads pages has tiles of so many rows;
-    /// one that loads rows cuts items to its own.
+    /// Maximum of query tokens × query heads per KV head of an item (except for latent heads, which may be more). A
+    /// kernel that loads pages has tiles of this many rows; a kernel that loads rows cuts items to its own tiles.
     pub rows: u32,
-    /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
-    /// for more than 16 rows always claim one.)
+    /// Units (items × KV heads) that a CTA claims at a time: 1, or several if they are short. Kernels for more than 16
+    /// rows always claim one.
     pub run: u32,
-    /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
+    /// Whether the launch reads several times as many bytes as L2 holds. Affects only the speed; a record overrides it.
     pub long: bool,
 }
 
-/// How much faster keys come where rows of 64, 160 or 192 bytes are taken two at a time: 1.17 times on an H200 for the first.
+/// Speedup of loading keys if rows of 64, 160 or 192 bytes are loaded two at a time: 1.17 times on an H200 for 64
+/// bytes.
 const PAIRS_GAIN: f64 = 1.1;
 
 impl Gpu {
-    /// What decodes that are to run by `kernel` do run by: by itself, or where it loads pages and tensor maps cannot
-    /// describe the pool (pages of a multiple of 8 tokens) by the one that does the same row by row. Joint items are
-    /// for the former alone.
+    /// The kernel that runs decodes planned for `kernel`: `kernel` itself, or the kernel that does the same row by row
+    /// if `kernel` loads pages and tensor maps cannot describe the pool (they need pages of a multiple of 8 tokens).
+    /// Only kernels that load pages support joint items.
     #[must_use]
     pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {
         let loads = match kernel.info().loads {
@@ -118,8 +119,8 @@ impl Gpu {
         }
     }
 
-    /// The kernel that reads two KV heads of the spec at a time, where there is one, they lie side by side, and its units, half
-    /// as many, keep the GPU busy; else the one given.
+    /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and half
+    /// as many units still keep the GPU busy. Otherwise the given kernel.
     pub(super) fn of_pairs(
         &self,
         kernel: KernelId,
@@ -139,7 +140,7 @@ impl Gpu {
         pair.unwrap_or(kernel)
     }
 
-    /// All checks of a launch by `kernel`, and what it takes.
+    /// Checks a launch by `kernel` and makes its parameters.
     pub(super) fn prepare_decode(
         &self,
         kernel: KernelId,
@@ -197,7 +198,7 @@ pub(super) fn extent(
     }
 }
 
-/// Everything that does not depend on the GPU.
+/// Checks everything that does not depend on the GPU.
 fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     let DecodeCall {
         spec,
@@ -386,7 +387,7 @@ fn parameters(
     Ok((parameters, shapes))
 }
 
-/// How the accelerator walks a pool for a kernel that takes several KV heads of 16 bits at a time: their slabs may overlap.
+/// The tensor map of a pool for a kernel that reads several 16-bit KV heads at a time: their slabs may overlap.
 fn overlapping(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Option<PaddedPool>, Error> {
     if row.kv_heads == 1 || pool.dtype.bytes() != 2 {
         return Ok(None);
@@ -397,7 +398,7 @@ fn overlapping(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Option<Pa
     pool.transpose()
 }
 
-/// Heads and strides of a pool whose KV heads are taken so many at a time, as one row.
+/// Heads and strides of a pool of which `heads` KV heads are read at a time, as one row.
 fn side_by_side(spec: &Spec, strides: &KvStrides, heads: u32) -> (Spec, KvStrides) {
     let spec = Spec {
         kv_heads: spec.kv_heads / heads,
@@ -411,7 +412,7 @@ fn side_by_side(spec: &Spec, strides: &KvStrides, heads: u32) -> (Spec, KvStride
     (spec, strides)
 }
 
-/// What all decode kernels take, for items that come in so many pieces.
+/// Parameters of all decode kernels, for items in `pieces` pieces.
 pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionParams, Error> {
     let DecodeCall {
         spec,

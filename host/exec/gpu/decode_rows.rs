@@ -12,7 +12,7 @@ use super::{
 use crate::Error;
 
 impl Gpu {
-    /// The launch of a [`Gpu::decode`] whose checks were made.
+    /// The launch of a [`Gpu::decode`] that was checked.
     pub(super) fn prepare_decode_rows(
         &self,
         kernel: &Kernel,

@@ -1,7 +1,7 @@
 //! Queries and outputs in F32, beside keys and values of fewer bits.
 //!
-//! Kernels read queries of 16 bits: a small one rounds them before the run. Outputs come from partial states, which are F32
-//! anyway: every row has one, and the merging kernel writes it as it is.
+//! Kernels read 16-bit queries, so a small kernel rounds them before the run. Outputs come from partial states, which
+//! are F32: every row has one, and the merging kernel writes it without rounding.
 
 use std::ptr;
 
@@ -23,7 +23,7 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// Checks of a tensor that kernels of attention do not see.
+/// Checks a tensor that attention kernels do not see.
 fn check(
     name: &'static str,
     tensor: &DeviceTensor<3>,

@@ -1,9 +1,9 @@
-//! Keys that a run is given, in the place of a plan's page ids.
+//! Indices of keys that a run is given, instead of the plan's page ids.
 
 use super::{RunTensors, Workspace, launch_plan::GroupLaunch};
 use crate::Error;
 
-/// Whether indices, if there are any, are those of the plan's query tokens, and its kernels read keys by them.
+/// Checks that indices, if given, match the plan's keys, and that its kernels read keys by indices.
 pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let Some(indices) = tensors.indices else {
         return Ok(());

@@ -13,18 +13,18 @@ use super::{
 };
 use crate::{Error, tensor::ShapeError};
 
-/// By which shapes the tensor maps of a launch were made.
+/// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LatentShapes {
     pub(super) q: ShapeId,
-    /// Of the halves of the keys, where they come by boxes.
+    /// Shapes of the two halves of the keys, if they are loaded by tensor maps.
     pub(super) halves: Option<[ShapeId; 2]>,
 }
 
 /// Bytes of an element.
 const ELEMENT: u64 = 2;
 
-/// Values are read as a part of the keys.
+/// Checks that keys and values are the same pool: values are read as a part of the keys.
 pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
     match (pool.k, pool.k_strides) == (pool.v, pool.v_strides) {
         true => Ok(()),
@@ -33,7 +33,7 @@ pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
 }
 
 impl Gpu {
-    /// A launch whose call was checked as far as decodes have it in common.
+    /// The launch of a call that passed the checks of all decodes.
     pub(super) fn prepare_latent(
         &self,
         kernel: &Kernel,
@@ -46,7 +46,7 @@ impl Gpu {
             let rule = format!("0: {} leaves merges to others", row.name);
             return Err(extent("arrivals", "counters", call.merges.len, rule));
         }
-        // As the planner has it: equal tiles, as few as hold all heads.
+        // The same division as the planner's: equal tiles, as few as can hold all heads.
         let tiles = spec.q_heads.div_ceil(row.rows);
         let heads = spec.q_heads.div_ceil(tiles);
         if call.tile.rows > row.rows {
@@ -59,7 +59,7 @@ impl Gpu {
             let pool = call.pool;
             vectors("the pool", pool.k, strides, [pool.pages, 1], pool.dtype)?;
         }
-        // The largest power of two that divides page and block; keys that are converted come one by one.
+        // The largest power of two that divides both page and block. Keys that are converted are loaded one by one.
         let both = strides
             .page_size
             .trailing_zeros()
@@ -102,7 +102,7 @@ impl Gpu {
                 (Some(halves), fits("pages", walk.dims[4] as usize, COUNTED)?)
             }
         };
-        // Where keys come one by one, a map that is not looked at.
+        // If keys are loaded one by one, these maps are not used.
         let [left_map, right_map] = match &halves {
             Some([left, right]) => [left.1, right.1],
             None => [q_map; 2],

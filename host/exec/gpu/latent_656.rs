@@ -1,4 +1,4 @@
-//! New keys of latent attention into rows of 656 bytes, on the GPU.
+//! Quantises new keys of latent attention into rows of 656 bytes, on the GPU.
 
 use bytemuck::Zeroable;
 use kernels_gpu::{
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{Error, problem::Dtype};
 
-/// Elements of 16 bits, and numbers of 8, that a lane brings at a time.
+/// Elements that a lane loads (16 bits each) or stores (8 bits each) at a time.
 const VECTOR: usize = 8;
 
 impl Gpu {
@@ -48,7 +48,7 @@ impl Gpu {
     }
 }
 
-/// All checks; the parameters of the launch.
+/// Checks the call and makes the parameters of the launch.
 fn parameters(
     pool: &KvPool,
     slots: DeviceArray<u32>,

@@ -46,7 +46,7 @@ impl Launch {
         }
     }
 
-    /// A line for people, on the standard error.
+    /// Prints a line to standard error, for `TANDEM_TRACE`.
     #[cold]
     fn print(&self, kernel: &Kernel, stream: Stream) {
         let [x, y, z] = self.grid;
@@ -112,8 +112,8 @@ impl Gpu {
 }
 
 impl Launch {
-    /// [`Gpu::launch`] in the current context, by the addresses of the parameters: of all kernels the first, of those of a
-    /// variant also of what it is given.
+    /// [`Gpu::launch`] in the current context. `parameters` are addresses: of the kernel's parameters and, for kernels
+    /// of a variant, of the data of its hooks.
     ///
     /// # Safety
     /// As [`Gpu::launch`].

@@ -1,4 +1,4 @@
-//! What a run launches, in which order: a plan as the GPU executor sees it. Needs no GPU.
+//! The launches of a run and their order: a plan as the GPU executor sees it. Needs no GPU.
 
 use std::ops::Range;
 
@@ -25,18 +25,18 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GroupLaunch {
     pub(super) key: LaunchKey,
-    /// Among the items, in the launch plan's order.
+    /// Index of the first item, in the launch plan's order.
     pub(super) first: u32,
     pub(super) items: u32,
     /// Units that a CTA of the decode kernel claims at a time.
     pub(super) run: u32,
-    /// It reads several times what an L2 cache holds.
+    /// Whether it reads several times as many bytes as L2 holds.
     pub(super) long: bool,
-    /// It has joint items.
+    /// Whether it has joint items.
     pub(super) joint: bool,
     /// As [`TileGroup::kv_heads_together`].
     pub(super) kv_heads_together: u32,
-    /// Pages of 8-bit keys that it converts, among the launch plan's.
+    /// Pages that it converts, as a range of the launch plan's converted pages.
     pub(super) converted: Range<u32>,
 }
 
@@ -52,26 +52,26 @@ pub(super) struct PartNeeds {
 #[derive(Debug, Default)]
 pub(super) struct LaunchPlan {
     pub(super) launches: Vec<GroupLaunch>,
-    /// The items in launch order, where they are not the plan's own: ordered by part, or with tables of converted pages.
+    /// The items in launch order, if they differ from the plan's: ordered by part, or with tables of converted pages.
     pub(super) items: Option<Vec<WorkItem>>,
-    /// What prefills convert from 8 bits to 16.
+    /// The pages that prefills convert.
     pub(super) conversion: Conversion,
-    /// Whether decode merges what it can itself.
+    /// Whether decodes merge their states where they can.
     pub(super) fused: bool,
-    /// Whether prefill leaves partial states, and whether one merge may have some of prefill and of decode.
+    /// Whether prefills leave partial states, and whether a merge may have states of both prefills and decodes.
     pub(super) prefill_merges: bool,
     pub(super) mixed: bool,
-    /// How prefills and decodes share the GPU, where there are both.
+    /// How prefills and decodes share the GPU, if the plan has both.
     pub(super) pod: PodMode,
-    /// CTAs of each where they share SMs.
+    /// Number of CTAs of each, if they share SMs.
     pub(super) resident: CtaSplit,
-    /// Where they are in one kernel: how its CTAs take turns.
+    /// How the CTAs alternate, if one kernel has both.
     pub(super) tickets: Option<Tickets>,
-    /// Merges for the merging kernel.
+    /// Number of merges that the merging kernel does.
     pub(super) left: u32,
-    /// Which merges these are; where not all of them are.
+    /// These merges, if they are not all of the plan's.
     pub(super) left_rows: Vec<MergeRow>,
-    /// The most slots of one of them.
+    /// The most slots of any of these merges.
     pub(super) most_slots: u32,
     pub(super) total_q: u32,
     /// As [`Plan::fixed_splits`].
@@ -79,21 +79,21 @@ pub(super) struct LaunchPlan {
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
     pub(super) parts: Vec<PartNeeds>,
-    /// Page ids, where the plan is of a batch whose keys runs are given
+    /// Number of page ids, if runs are given the indices of keys instead
     /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
     pub(super) indices: Option<u32>,
-    /// Where some launches pad heads and others do not: the query tokens of those that do, if the others have none
-    /// between them and leave nothing to be merged.
+    /// If only some launches pad heads: the range of query tokens of these launches. None if the other launches have
+    /// tokens in this range, or if prefills leave partial states.
     pub(super) padded: Option<Range<u32>>,
-    /// Which merges are left, while they are divided.
+    /// Which merges are left to the merging kernel, while they are divided.
     leaves: Vec<bool>,
 }
 
 impl LaunchPlan {
-    /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
+    /// Fills the launch plan from a plan. States are merged by `merge_mode`, if that is possible.
     ///
     /// # Errors
-    /// [`Error::NoInstance`] where it is not for a GPU.
+    /// [`Error::NoInstance`] if the plan is not for a GPU.
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) -> Result<(), Error> {
         self.total_q = plan.total_q;
         self.fixed_splits = plan.fixed_splits;
@@ -156,7 +156,7 @@ impl LaunchPlan {
         Ok(())
     }
 
-    /// Has prefills of 8-bit keys read converted ones.
+    /// Lets prefills read converted pages, if keys are converted.
     fn convert(&mut self, plan: &Plan) {
         self.conversion.clear();
         if !plan.spec.converts() {
@@ -171,7 +171,7 @@ impl LaunchPlan {
         }
     }
 
-    /// Decode can do the merges that all states of come from decode, but for kernels that share SMs.
+    /// Decodes can do the merges whose states all come from decodes, except for kernels that share SMs.
     fn divide_merges(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.left_rows.clear();
         self.leaves.clear();
@@ -187,10 +187,10 @@ impl LaunchPlan {
             }
         }
         self.prefill_merges = any;
-        // Decodes share merges with prefills of other parts, and of their prefixes.
+        // Decodes share merges with prefills of other parts, and with prefills of their prefixes.
         let merges = |row: &QueryRow| self.leaves.get(row.merge as usize) == Some(&true);
         self.mixed = any && (plan.parts.len() > 1 || plan.rows.iter().any(merges));
-        // In one kernel with a prefill decode keeps to its stream of keys.
+        // In one kernel with a prefill, decodes only stream keys and do not merge.
         let in_one = self.pod == PodMode::Tickets;
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
         if self.fused {
@@ -206,7 +206,7 @@ impl LaunchPlan {
         self.most_slots = slots.max().unwrap_or(0);
     }
 
-    /// Decodes by kernels that share SMs keep to their stream of keys and leave merges to others, wherever they run.
+    /// Leaves the merges of decodes by kernels that share SMs to the merging kernel: these kernels only stream keys.
     fn leave_those_of_shared_sms(&mut self, plan: &Plan) {
         let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
         for group in plan.groups.iter().filter(shares) {
@@ -290,7 +290,7 @@ fn launch(
     })
 }
 
-/// From the first query token of an item to the last.
+/// The range from the first query token of an item to the last.
 fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let rows = item.rows_begin..item.rows_begin + item.rows;
     if !item.is_gathered() {
@@ -302,12 +302,14 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     first..tokens.max().map_or(first, |last| last + 1)
 }
 
-/// Bytes of keys and values from which on a launch is long. On an H200 (L2 of 50 MB) decodes of fewer do better
-/// where their keys leave L2 first and so keep little of what was there before, longer ones the other way round.
+/// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
+/// are faster if their keys are evicted from L2 first, which keeps earlier contents; longer ones are faster the other
+/// way round.
 const LONG: u64 = 200_000_000;
 
-/// Units that a CTA claims at a time: short ones by several, or the ticket is what takes time. On an H200 two of 256
-/// keys at a time take 7 % less than one by one, four of 64 keys 25 %; longer ones are better spread one by one.
+/// Units that a CTA claims at a time. Several short ones, because otherwise claiming takes most of the time: on an
+/// H200, two of 256 keys at a time take 7 % less than one by one, four of 64 keys 25 %. Longer ones are spread better
+/// one by one.
 fn run_length(keys_per_item: u64) -> u32 {
     match keys_per_item {
         0..=64 => 4,

@@ -30,9 +30,9 @@ pub struct LaunchKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchSet {
     pub(super) keys: Vec<LaunchKey>,
-    /// Prefill and decode that are one launch, by their places among the keys.
+    /// Pairs of a prefill and a decode that are one launch, by their indices among the keys.
     pub(super) pairs: Vec<[usize; 2]>,
-    /// Who merges, whatever a plan says; automatic is the kernel.
+    /// Where states are merged, whatever the plan says. `Auto` means the merging kernel.
     pub(super) merge_mode: MergeMode,
 }
 
@@ -94,7 +94,7 @@ impl LaunchSet {
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
-        // What is one kernel by tickets is captured for a plan at hand: see `and`.
+        // Kernels with tickets are only captured for a given plan: see `and`.
         let tables = device.pod.configs.iter();
         let tables = tables.filter(|config| !config.by_tickets);
         let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
@@ -116,7 +116,7 @@ impl LaunchSet {
         }
     }
 
-    /// None where the device is no GPU.
+    /// Adds a launch. `kernel` is none if the device is not a GPU.
     fn add(&mut self, kernel: Option<KernelId>, pack: u32) {
         let key = |kernel| LaunchKey {
             kernel,
@@ -150,7 +150,7 @@ impl LaunchSet {
             for [prefill, decode] in pairs(&keys) {
                 let place = |key| self.keys.iter().position(|known| *known == key);
                 let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
-                // Each launch is one of one pair at most.
+                // A launch belongs to at most one pair.
                 if !self
                     .pairs
                     .iter()
@@ -193,8 +193,8 @@ impl LaunchSet {
         parts.max().unwrap_or(0)
     }
 
-    /// Which launch of the set does what a plan's does: by the kernel that it names, or by one of another architecture
-    /// that cuts its items.
+    /// The launch of the set that does the work of a plan's launch: with the same kernel, or with a kernel of another
+    /// architecture that cuts its items.
     fn place(&self, launch: &GroupLaunch) -> Option<usize> {
         let LaunchKey { kernel, pack, part } = launch.key;
         let same = |key: &LaunchKey| {
@@ -210,7 +210,7 @@ impl LaunchSet {
         named.or_else(|| keys.position(same))
     }
 
-    /// For each launch of the set what it has to do, and last what the merging kernel has to do.
+    /// Writes the record of each launch of the set, and last the record of the merging kernel.
     pub(super) fn records(
         &self,
         launch_plan: &LaunchPlan,
@@ -223,7 +223,7 @@ impl LaunchSet {
                     launch: format!("{:?}", launch.key),
                 });
             };
-            // A record says one run of items: a second launch would take the place of the first.
+            // A record holds one range of items: a second launch would overwrite the first.
             if records[at].count > 0 {
                 return Err(Error::NotCaptured {
                     launch: format!(
@@ -247,7 +247,7 @@ impl LaunchSet {
     }
 }
 
-/// Which of a run's launches are a prefill and the decode that goes with it in one kernel.
+/// The pairs of a prefill and a decode of a run that one kernel can run together.
 pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
     let of = |op, part| {
         let wanted = move |key: &LaunchKey| key.kernel.info().op == op && key.part == part;

@@ -29,7 +29,7 @@ pub struct PartialStates {
 }
 
 impl PartialStates {
-    /// They, and the logs that are wanted, are F32.
+    /// Checks that the states, and `lse` if given, are F32.
     pub(super) fn check_f32(&self, lse: Option<&DeviceTensor<2>>) -> Result<(), Error> {
         self.out.check_f32("partial_out")?;
         self.lse.check_f32("partial_lse")?;
@@ -38,9 +38,9 @@ impl PartialStates {
 }
 
 impl Gpu {
-    /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
-    /// many of `rows` are there when it runs; sinks are checked already. `most_slots` is what the longest row has, where
-    /// that is known.
+    /// Checks [`merge_states`](Self::merge_states) and makes its launch. The record says how many of `rows` there are
+    /// when it runs; sinks must be checked already. `most_slots` is the number of slots of the longest row, if that is
+    /// known.
     #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare_merge(
         &self,
@@ -57,7 +57,7 @@ impl Gpu {
         let kernel = |shape| self.pass(Op::Merge(shape), element(out.dtype));
         let few = kernel(FEW)?;
         let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
-        // Where there is room, several warps share the slots of a row.
+        // If there are few rows, several warps share the slots of a row.
         let warps = (resident / parameters.chunks.max(1)).min(THREADS / FEW_CHUNKS);
         let (kernel, threads, chunks) = match warps {
             0 if most_slots.is_some_and(|most| most <= SECTION) => {
@@ -81,7 +81,7 @@ impl Gpu {
     }
 }
 
-/// All checks; the parameters of the launch.
+/// Checks the call and makes the parameters of the launch.
 fn parameters(
     partials: &PartialStates,
     rows: DeviceArray<MergeRow>,
@@ -116,7 +116,7 @@ fn parameters(
 
     partials.out.check_dense("partial_out", 0)?;
     partials.lse.check_dense("partial_lse", 0)?;
-    // Tokens may be apart, heads follow each other.
+    // There may be gaps between tokens, but not between heads.
     out.check_dense("out", 1)?;
     out.check_rows("out")?;
     if let Some(lse) = lse {

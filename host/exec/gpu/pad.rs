@@ -1,9 +1,9 @@
 //! Heads whose dimension lies between those of the kernels.
 //!
-//! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
-//! neighbour among them. Queries are brought into that form before the run, outputs back behind it. Kernels that were
-//! compiled for the dimension read queries as they are, and write outputs so where no others write any of the same tokens;
-//! where all launches of a run are such there is nothing to bring.
+//! Keys and values stay in place: tensor maps read them in overlapping slabs, without a byte of a neighbouring head.
+//! Queries are copied to padded heads before the run, and outputs are copied back after it. Kernels that were compiled
+//! for the head dimension read the given queries directly. They also write the given outputs directly, unless other
+//! launches write padded outputs of the same tokens. If all launches of a run are such, nothing is copied.
 
 use std::{ops::Range, ptr};
 
@@ -26,14 +26,14 @@ use crate::{
     problem::{Dtype, Padding},
 };
 
-/// A pool of heads that are padded, as the accelerator walks it: places are heads of pages.
+/// The tensor map of a pool whose heads are padded. A place is a head of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PaddedPool {
     padding: Padding,
     strides: KvStrides,
     /// Places of a page.
     pub(super) places_per_page: u32,
-    /// All places: what is read behind them is zero.
+    /// Number of all places. Reads behind them give zeros.
     pub(super) places: u32,
 }
 
@@ -97,7 +97,7 @@ impl PaddedPool {
     }
 }
 
-/// Queries or outputs of a run, and how they are brought from one form to the other.
+/// Queries or outputs of a run, and their padded form.
 struct Pad<'a> {
     name: &'static str,
     tensor: &'a DeviceTensor<3>,
@@ -106,7 +106,7 @@ struct Pad<'a> {
 }
 
 impl Pad<'_> {
-    /// All checks of the tensor, which the run itself does not see; some of its tokens are brought.
+    /// Checks the tensor, which the run itself does not see, and makes the parameters to copy some of its tokens.
     fn parameters(&self, padding: &Padding, some: &Range<usize>) -> Result<PadParams, Error> {
         let Self {
             name,
@@ -176,7 +176,7 @@ impl Gpu {
                 back: true,
             },
         ];
-        // Of a captured graph's plans nothing is known.
+        // The plans of a captured graph are not known yet.
         let apart = match workspace.captured() {
             true => None,
             false => workspace.launch_plan.padded.clone(),
@@ -215,14 +215,14 @@ impl Gpu {
             if !workspace.run.writes_padded() {
                 return Ok(());
             }
-            // In a graph the last launch may have nothing to do, and end before those that it would wait for.
+            // In a graph, the last launch may have no work, and end before the launches that it would wait for.
             let overlap = self.overlaps() && !workspace.captured() && workspace.run.ends_decodes();
             self.pad(&behind, overlap, stream)
         }
     }
 
-    /// In the current context, which is this GPU's. With `overlap` it may begin before the launch in front of it ends,
-    /// and waits for that one.
+    /// Copies between the two forms, in the current context, which must be this GPU's. With `overlap`, the launch may
+    /// begin before the previous one ends, and waits for it.
     ///
     /// # Safety
     /// The parameters describe memory as [`PadParams`] says.

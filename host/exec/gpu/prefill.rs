@@ -1,4 +1,4 @@
-//! Prefill items: which kernels run them, and those of Hopper.
+//! Prefill items: the choice of the kernel, and the launches of Hopper's kernels.
 
 mod maps;
 
@@ -21,16 +21,15 @@ use super::{
 use crate::{Error, problem::Spec};
 use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map, query_map};
 
-/// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
-/// it.
+/// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
     /// The kernel, a [`Op::Prefill`] for these heads.
     pub kernel: KernelId,
-    /// No item has more query tokens × packed query heads. Kernels of Hopper have tiles of so many rows, those of
-    /// Ampere cut items to their own.
+    /// Maximum of query tokens × packed query heads of an item. Hopper kernels have tiles of this many rows; Ampere
+    /// kernels cut items to their own tiles.
     pub rows: u32,
     /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
@@ -46,7 +45,7 @@ pub struct PrefillCall<'a> {
     pub out: &'a DeviceTensor<3>,
     /// `[tokens, q_heads]` F32, natural log, if wanted.
     pub lse: Option<&'a DeviceTensor<2>>,
-    /// Where items that have a slot leave their state; needed if any has.
+    /// Where items with a slot write their partial states; required if there are any.
     pub partials: Option<&'a PartialStates>,
     /// One number that is 0 before the launch, and again after it.
     pub ticket: DeviceArray<u32>,
@@ -57,7 +56,7 @@ pub struct PrefillCall<'a> {
 }
 
 impl Gpu {
-    /// What prefills that are to run by `kernel` do run by: by itself, or where it is not loaded by the one of Ampere
+    /// The kernel that runs prefills planned for `kernel`: `kernel` itself, or if it is not loaded the Ampere kernel
     /// that does the same.
     #[must_use]
     pub fn prefill_kernel(&self, kernel: KernelId) -> KernelId {
@@ -67,7 +66,7 @@ impl Gpu {
         }
     }
 
-    /// All checks of a launch by `kernel`, and what it takes; none without items.
+    /// Checks a launch by `kernel` and makes its parameters. None without items.
     pub(super) fn prepare_prefill(
         &self,
         kernel: KernelId,
@@ -109,16 +108,16 @@ impl Gpu {
     }
 }
 
-/// What the maps of a launch are made by.
+/// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shapes {
     pub(super) q: ShapeId,
     pub(super) out: ShapeId,
-    /// Of keys and values, where they come by pages.
+    /// Shapes of keys and values, if they are loaded by pages.
     pub(super) pages: Option<[ShapeId; 2]>,
-    /// Where these lie.
+    /// Where keys and values are.
     pub(super) source: Source,
-    /// The queries are [`RunTensors::unpadded`](super::RunTensors), where there are such.
+    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
     pub(super) unpadded: bool,
 }
 
@@ -127,11 +126,12 @@ pub(super) struct Shapes {
 pub(super) enum Source {
     /// In the pool of the run.
     Pool,
-    /// In the workspace, where the prefill itself brings those of the run's pool.
+    /// In the workspace: the prefill itself converts those of the run's pool.
     Converted,
-    /// In the workspace, where a launch before it brought them.
+    /// In the workspace: a launch before the prefill widened them.
     Widened,
-    /// There, turned. Values are in the pool of the run, unless they were brought along.
+    /// In the workspace: a launch before the prefill rotated the keys. Values are in the run's pool, unless `values`
+    /// says that they were copied along.
     Turned { values: bool },
 }
 
@@ -140,7 +140,7 @@ pub(super) fn describes_values(pool: &KvPool, spec: &Spec) -> bool {
     heads_in_token(&pool.v_strides, spec, spec.head_dim_v).is_some()
 }
 
-/// All checks that do not depend on how keys are loaded.
+/// Checks everything that does not depend on how keys are loaded.
 pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     let PrefillCall {
         spec, q, pool, out, ..
@@ -208,7 +208,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What all prefill kernels take, for units of so many tiles per item and `pack` heads.
+/// Parameters of all prefill kernels, for `cuts` tiles per item and `pack` heads per unit.
 pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionParams, Error> {
     let PrefillCall {
         spec, q, pool, out, ..
@@ -226,7 +226,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
     })
 }
 
-/// All checks; the parameters of the launch.
+/// Checks the call and makes the parameters of the launch.
 fn parameters(
     call: &PrefillCall<'_>,
     row: &KernelInfo,
@@ -242,7 +242,7 @@ fn parameters(
         heads_in_token(k_strides, spec, row.head_dim),
         heads_in_token(v_strides, spec, row.value_dim),
     ];
-    // Kernels take the keys' coordinates for values, too, unless these are in pages of their own.
+    // Kernels also use the keys' coordinates for values, unless values have pages of their own.
     let coordinates_fit = in_token[0] == in_token[1] || call.extras.values.is_some();
     let mut box_tokens = maps::box_tokens(k_strides.page_size, row.keys);
     if call.extras.values.is_some() {
@@ -275,7 +275,7 @@ fn parameters(
         (v_shape, v_map) = maps.make("the value pool", pool.v, v.shape(pool.dtype, box_tokens))?;
         pages = Some([k_shape, v_shape]);
     } else if row.products_of_8_bits {
-        // Converted pages as a whole.
+        // Converted pages are loaded whole.
         box_tokens = k_strides.page_size;
     } else if !row.head_dim.is_multiple_of(64) && k_strides.page_size.is_multiple_of(8) {
         let shape = |strides, dim| cut_page_map(strides, call, dim, box_tokens);
@@ -298,7 +298,7 @@ fn parameters(
         (v_shape, v_map) = maps.make("the value pool", values.v, shape)?;
         pages = Some([k_shape, v_shape]);
     } else {
-        // Row by row.
+        // Keys are loaded row by row.
         [attention.k_strides, attention.v_strides] = vectors_of(pool, spec.kv_heads)?;
         box_tokens = 1;
     }

@@ -78,7 +78,7 @@ impl Gpu {
         if !workspace.loaded {
             return Err(Error::NoPlan);
         }
-        // Tensor maps are made in it, too, whatever context the thread has.
+        // Tensor maps are also made in this context, whatever context the thread has.
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises.
         unsafe {
@@ -93,7 +93,7 @@ impl Gpu {
         }
     }
 
-    /// Everything before the launches.
+    /// Checks and prepares everything before the launches.
     ///
     /// # Safety
     /// As [`Gpu::run_with`].
@@ -145,11 +145,11 @@ impl Gpu {
     }
 }
 
-/// What no launch checks for itself.
+/// Checks what no single launch checks.
 fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let launch_plan = &workspace.launch_plan;
     let got = tensors.pools.len();
-    // A graph has launches for parts that the plan at hand may lack, and for no more than there are pools.
+    // A graph may have launches for parts that this plan lacks, but not for more parts than there are pools.
     let set = workspace.options.launches.as_ref().map(LaunchSet::parts);
     let expected = launch_plan.parts.len().max(set.unwrap_or(0));
     if got < expected || got > expected && set.is_none() {
@@ -176,7 +176,7 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let spec = &workspace.spec;
     check_sinks(spec, tensors.sinks)?;
     check_indices(workspace, tensors)?;
-    // What is converted was checked as it was given.
+    // Tensors that are converted were checked before.
     let spec = &spec.on_kernels();
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),

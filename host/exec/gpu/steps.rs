@@ -1,5 +1,5 @@
-//! The launches of a run: in which order they come, and on which streams. [`tensors`] and [`extras`] are what a run is
-//! given, [`step`] is one launch.
+//! The launches of a run, their order and their streams. [`tensors`] and [`extras`] are the arguments of a run,
+//! [`step`] is one launch.
 
 mod extras;
 mod step;
@@ -19,20 +19,21 @@ use crate::{Error, plan::pod::PodMode, problem::Spec};
 /// The launches of a workspace's runs, kept from layer to layer: only addresses change there.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Merging last.
+    /// In launch order; merging comes last.
     pub(super) steps: Vec<Step>,
-    /// So many steps on the caller's stream, then so many (`aside`) on a second one; the rest is launched behind both.
+    /// The first `first` steps run on the caller's stream, the next `aside` steps on a second stream. The rest is
+    /// launched after both.
     first: usize,
     aside: usize,
-    /// The tensors that the steps were made for; none: there are no steps.
+    /// The tensors that the steps were made for. None if there are no steps.
     tensors: Option<OwnedTensors>,
-    /// What hooks of the variant are given.
+    /// The data of the variant's hooks.
     own: Vec<u8>,
-    /// The number of the [`Gpu`] whose kernels they are.
+    /// The number of the [`Gpu`] whose kernels the steps launch.
     gpu: u64,
 }
 
-/// [`RunTensors`] that outlive a call; of sinks and indices their number.
+/// [`RunTensors`] that outlive a call. Of sinks and indices, only the number is kept.
 #[derive(Debug)]
 struct OwnedTensors {
     q: DeviceTensor<3>,
@@ -45,7 +46,7 @@ struct OwnedTensors {
     indices: Option<usize>,
 }
 
-/// Whether they differ in nothing but the address.
+/// Whether two tensors differ at most in their address.
 fn alike<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
     (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
 }
@@ -64,14 +65,14 @@ impl Run {
         }
     }
 
-    /// Forgets the launches: for another plan, or other tensors.
+    /// Forgets the launches, for another plan or other tensors.
     pub(super) fn forget(&mut self) {
         self.tensors = None;
         self.steps.clear();
     }
 
-    /// Takes over tensors that differ from those it was made for in nothing but addresses. False where they differ in
-    /// more; then, as after an error, it has to be made.
+    /// Updates the launches for tensors that differ only in addresses. Returns false if they differ in more. Then, and
+    /// after an error, the launches must be made again.
     pub(super) fn follow(
         &mut self,
         spec: &Spec,
@@ -154,13 +155,13 @@ impl Run {
         self.steps.iter().any(Step::writes_padded)
     }
 
-    /// Whether all of it is on the caller's stream, and something is.
+    /// Whether there are launches, and all of them are on the caller's stream.
     pub(super) fn is_in_line(&self) -> bool {
         self.aside == 0 && !self.steps.is_empty()
     }
 
-    /// Whether the last launch is one of decodes or their merges, and on the caller's stream: such wait for those in
-    /// front of them, so that what waits for the last waits for all.
+    /// Whether the last launch is a decode or a merge, and all launches are on the caller's stream. Decodes and merges
+    /// wait for the launches before them, so waiting for the last one means waiting for all.
     pub(super) fn ends_decodes(&self) -> bool {
         let last = self.steps.last();
         self.aside == 0 && last.is_some_and(|step| step.is_decode() || step.is_merge())
@@ -171,20 +172,20 @@ impl Run {
         let (captured, launch_plan) = (workspace.captured(), &workspace.launch_plan);
         let concurrent =
             |step: &Step| step.is_co_resident_decode() || step.is_decode() && !captured;
-        // Prefills and decodes run at the same time as the plan says, or in a captured graph those that are made for
-        // it.
+        // Prefills and decodes overlap if the plan says so; in a captured graph, if the decode kernels are made for it.
         let apart = !captured && launch_plan.pod == PodMode::Serial;
         let overlap =
             !apart && self.steps.iter().any(concurrent) && self.steps.iter().any(Step::is_prefill);
         if overlap {
-            // The prefills stay on the caller's stream, and are launched first: their CTAs then find every SM empty,
-            // and those of the decodes what they leave.
+            // The prefills stay on the caller's stream and are launched first: their CTAs find every SM empty, and the
+            // CTAs of the decodes take the remaining room.
             let turn = |step: &Step| u32::from(concurrent(step)) + 2 * u32::from(step.is_merge());
             self.steps.sort_by_key(turn);
             self.aside = self.steps.iter().filter(|step| concurrent(step)).count();
             let merging = self.steps.last_mut().filter(|step| step.is_merge());
             let merges = usize::from(merging.is_some());
-            // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
+            // If only decodes leave states, the merge follows the decodes on their stream: the prefills may take
+            // longer.
             if let Some(merge) = merging.filter(|_| !captured && !launch_plan.prefill_merges) {
                 merge.launch.overlap = gpu.overlaps();
                 self.aside += 1;
@@ -211,9 +212,9 @@ impl Run {
         });
     }
 
-    /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
-    /// waits for its states on the device. Those that share SMs with prefills do not wait themselves. A prefill waits for
-    /// what turns its keys.
+    /// Chains steps on one stream by dependent launches. A decode after a decode takes over SMs as that one leaves
+    /// them. A merge waits for its states on the device. Decodes that share SMs with prefills cannot wait themselves. A
+    /// prefill may follow the launch that rotates its keys.
     fn chain(&mut self, gpu: &Gpu) {
         let mut behind_decode = false;
         let mut behind_turn = false;
@@ -238,7 +239,7 @@ impl Run {
 }
 
 impl Gpu {
-    /// Launches a run: on the caller's stream, or also on one that forks from it and joins it again.
+    /// Launches a run on the caller's stream, or also on a second stream that forks from it and joins it again.
     ///
     /// # Safety
     /// - The memory of the workspace's run is valid, and stays so until the work on the stream is done.
@@ -271,14 +272,15 @@ impl Gpu {
             workspace.fork.hold(lane)?;
         }
         let launched = launch(first, stream).and_then(|()| launch(aside, lane));
-        // Also after an error: what the caller puts on the stream next waits for what the lane has.
+        // Also after an error: later work on the caller's stream must wait for the work on the second stream.
         // SAFETY: as above.
         let joined = unsafe { done.record(lane).and_then(|()| done.hold(stream)) };
         launched.and(joined)?;
         launch(behind, stream)
     }
 
-    /// Whether the kernels say when others may start, and wait for those before them.
+    /// Whether the kernels support dependent launches: they signal when others may start, and wait for those before
+    /// them.
     pub(super) fn overlaps(&self) -> bool {
         self.arch() == "sm_90a"
     }

@@ -23,7 +23,7 @@ use crate::{
     problem::{Padding, Spec},
 };
 
-/// Copies of plans under way at most, before a further one waits for the first.
+/// Maximum number of pending copies of plans. A further copy waits for the first of them.
 const IN_FLIGHT: usize = 4;
 
 /// The memory, streams and events that one thread needs to run plans. All are allocated when it is made.
@@ -38,7 +38,7 @@ pub struct Workspace {
     pub(super) launch_plan: LaunchPlan,
     pub(super) loaded: bool,
     pub(super) run: Run,
-    /// A graph was captured that has no kernel for joint tiles where plans name one.
+    /// Whether a graph was captured without a kernel for joint tiles, although its plan names one.
     pub(super) one_table: bool,
     pub(super) maps: Maps,
     pub(super) fork: OwnedEvent,
@@ -53,7 +53,7 @@ pub struct Workspace {
     pub(super) context: PrimaryContext,
 }
 
-/// A plan on its way to the device.
+/// Host memory from which a plan is copied to the device.
 struct Staging {
     memory: PinnedMemory,
     copied: OwnedEvent,
@@ -61,7 +61,7 @@ struct Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // The driver may still copy from it. A device that is lost copies no more.
+        // The driver may still copy from this memory. A device that is lost copies no more.
         let _ = self.copied.wait();
     }
 }
@@ -141,7 +141,7 @@ impl Gpu {
 }
 
 impl Workspace {
-    /// Whether the decodes of a launch merge what they can.
+    /// Whether decodes merge their states where they can.
     pub(super) fn decode_merges(&self) -> bool {
         match &self.options.launches {
             Some(set) => set.merge_mode == MergeMode::Fused,
@@ -149,7 +149,7 @@ impl Workspace {
         }
     }
 
-    /// Whether its runs are for graphs that serve one plan after the other.
+    /// Whether its runs are for captured graphs that run several plans, one after the other.
     pub(super) fn captured(&self) -> bool {
         self.options.launches.is_some()
     }
@@ -179,8 +179,8 @@ impl Workspace {
         &self.layout
     }
 
-    /// How heads are padded, unless all launches of the plan at hand, or of the captured graph, are by kernels that were
-    /// compiled for them.
+    /// How heads are padded. None if all kernels of the current plan, or of the captured graph, were compiled for these
+    /// heads.
     pub(super) fn pads(&self) -> Option<Padding> {
         let own = |kernel| has_own_heads(kernel, &self.spec);
         let all_own = match &self.options.launches {
@@ -205,7 +205,7 @@ impl fmt::Debug for Workspace {
     }
 }
 
-// Everything in it belongs to a context, not to a thread; what it launches is plain data.
+// All its resources belong to a context, not to a thread, and its launches are plain data.
 const _: fn() = || {
     const fn sendable<T: Send>() {}
     sendable::<Workspace>();

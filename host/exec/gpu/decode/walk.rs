@@ -1,4 +1,4 @@
-//! How the tensor memory accelerator walks a page pool.
+//! How tensor maps describe a page pool.
 
 use kernels_gpu::abi::KvStrides;
 
@@ -9,12 +9,12 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// How the accelerator walks a pool: two ways to reach a head, see [`DecodeParams`].
+/// The tensor map of a pool, with two ways to reach a head: see [`DecodeParams`].
 pub struct Walk {
     pub half_per_head: u32,
     pub page_per_page: u32,
     pub page_per_head: u32,
-    /// Of the tensor map; the last counts places outside of which nothing may be read.
+    /// Dimensions of the tensor map. The last one counts the places that may be read.
     pub dims: [u64; 5],
     strides: [u64; 4],
 }
@@ -43,7 +43,7 @@ impl Walk {
         let slabs = dim / columns;
         let line = bytes(columns);
         let groups = u64::from(s.page_size / 8);
-        // The stride between heads leads nowhere where there is one.
+        // With a single head, the stride between heads does not matter.
         if s.head == dim || kv_heads == 1 {
             return Ok(Self {
                 half_per_head: slabs,
@@ -73,7 +73,7 @@ impl Walk {
         })
     }
 
-    /// Of boxes with so many slabs of a head.
+    /// The shape with boxes of `slabs` slabs of a head and `piece_tokens` tokens.
     pub fn shape(&self, dtype: Dtype, slabs: u32, piece_tokens: u32) -> MapShape {
         MapShape {
             dtype,
@@ -84,7 +84,7 @@ impl Walk {
     }
 }
 
-/// Elements of a line in shared memory: 128 bytes, or a row where that is less.
+/// Elements of a line in shared memory: 128 bytes, or a row if that is less.
 pub fn slab(dim: u32, dtype: Dtype) -> u32 {
     dim.min(128 / dtype.bytes())
 }
@@ -141,7 +141,7 @@ mod tests {
         );
     }
 
-    /// Latent attention has such pools, and knows pages alone.
+    /// Latent attention has such pools, and its kernels only step from page to page.
     #[test]
     fn a_single_head_is_walked_by_pages_whatever_lies_between_its_tokens() {
         let spec = Spec::latent(16, 512, 64);

@@ -51,9 +51,10 @@ impl Making<'_> {
         self.one_table |=
             workspace.captured() && planned.info().multi_table && !kernel.info().multi_table;
         let co_resident = kernel.info().co_resident;
-        // A decode that the plan has share SMs leaves merges to others, also where another kernel does its work.
+        // If the plan names a kernel that shares SMs, the decode leaves merges to the merging kernel, also if another
+        // kernel runs it.
         let merges = workspace.decode_merges() && !planned.info().co_resident;
-        // No CTA claims several units while others have none.
+        // A CTA claims several units at a time only if there are enough for all CTAs.
         let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
         let partials = workspace.partials();
@@ -87,7 +88,7 @@ impl Making<'_> {
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
         if co_resident && !workspace.captured() {
             step.launch.grid[0] = units.min(match workspace.launch_plan.resident.decode {
-                // Without prefills two find room on an SM, and have twice the bytes under way.
+                // Without prefills, two CTAs fit on an SM and have twice the bytes in flight.
                 0 => 2 * gpu.multiprocessors,
                 resident => resident,
             });

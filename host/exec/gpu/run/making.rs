@@ -1,4 +1,4 @@
-//! What makes the launches of a run, group by group, and the merges behind them.
+//! Makes the launches of a run, group by group, and the merges after them.
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
@@ -17,18 +17,18 @@ use crate::{
     problem::Padding,
 };
 
-/// What makes the launches of a run.
+/// Makes the launches of a run.
 pub(super) struct Making<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) workspace: &'a Workspace,
     pub(super) tensors: &'a RunTensors<'a>,
     pub(super) maps: Maps,
-    /// A captured decode took a kernel whose tiles have one table, in the place of one whose tiles have several.
+    /// Whether a captured decode uses a kernel with one table per tile instead of a kernel with several.
     pub(super) one_table: bool,
 }
 
 impl Making<'_> {
-    /// Merging last.
+    /// Makes all launches; merging comes last.
     pub(super) fn all(&mut self, steps: &mut Vec<Step>) -> Result<(), Error> {
         let workspace = self.workspace;
         let launch_plan = &workspace.launch_plan;
@@ -50,7 +50,7 @@ impl Making<'_> {
             }
             return Ok(());
         };
-        // A graph has joint tiles if the plan that is in the workspace when it is captured has some.
+        // A graph supports joint tiles if the plan in the workspace has some when the graph is captured.
         let joint = launch_plan.launches.iter().any(|launch| launch.joint);
         let launch = |&key: &LaunchKey| GroupLaunch {
             key,
@@ -58,9 +58,9 @@ impl Making<'_> {
             items: workspace.bound.items,
             run: 1,
             long: false,
-            // Plans give joint tiles to no other kernels.
+            // Plans give joint tiles only to these kernels.
             joint: joint && key.kernel.info().multi_table,
-            // The launch's record says it.
+            // The launch reads it from its record.
             kv_heads_together: 0,
             converted: 0..0,
         };
@@ -73,7 +73,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// The launches of all groups; those of a pair are one, where there is a kernel for that.
+    /// The launches of all groups. A pair of prefill and decode is one launch, if there is a kernel for both.
     fn groups(
         &mut self,
         launches: &[GroupLaunch],
@@ -116,8 +116,8 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// A launch of a group: by the kernel that the plan names, or by the one that does the same with the instructions
-    /// of an architecture. None where there is nothing to launch.
+    /// A launch of a group: by the kernel that the plan names, or by the kernel of `arch` that does the same. None if
+    /// there is nothing to launch.
     fn group(
         &mut self,
         index: usize,
@@ -152,7 +152,7 @@ impl Making<'_> {
         }
     }
 
-    /// Whether the heads, if they are padded, are loaded in a way that does.
+    /// Checks that the kernel can pad heads, if they are padded.
     pub(super) fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
         match Padding::of(&self.workspace.spec) {
             Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
@@ -167,7 +167,7 @@ impl Making<'_> {
         }
     }
 
-    /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
+    /// The launch of the merges that decodes leave: at most `rows`, and in a captured graph as many as the record says.
     fn merge(&self, rows: usize, record: Option<usize>) -> Result<Step, Error> {
         let workspace = self.workspace;
         let mut step = self.gpu.prepare_merge(
@@ -178,7 +178,7 @@ impl Making<'_> {
             self.tensors.lse,
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
-            // A captured graph serves plans that are not known yet.
+            // The plans of a captured graph are not known yet.
             record.is_none().then_some(workspace.launch_plan.most_slots),
         )?;
         if let Parameters::Merge(params) = &mut step.parameters {
@@ -188,7 +188,7 @@ impl Making<'_> {
     }
 }
 
-/// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
+/// The items of a launch and, in a captured graph, the record that says which items are its own.
 pub(super) fn place(
     workspace: &Workspace,
     index: usize,
@@ -200,7 +200,7 @@ pub(super) fn place(
     (DeviceArray::new(items, launch.items as usize), record)
 }
 
-/// The kernel that does what a planned one does with the instructions of an architecture.
+/// The kernel of an architecture that does the same as the planned kernel.
 pub(super) fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
     planned.on(arch).ok_or_else(|| Error::NoInstance {
         kernel: "attention",

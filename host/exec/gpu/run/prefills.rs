@@ -1,4 +1,4 @@
-//! The launch of a group of prefills, and what comes before it where keys and values are converted.
+//! The launch of a group of prefills, and the launch that converts its keys and values before it.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ impl Making<'_> {
                 there: "with these those of Hopper",
             });
         }
-        // Only in one kernel with the decodes do those of Ampere read a record.
+        // Ampere prefills read a record only in one kernel with the decodes.
         if of_ampere && arch.is_none() && captured {
             return Err(Error::NoInstance {
                 kernel: "prefill",
@@ -76,8 +76,8 @@ impl Making<'_> {
             spec.rotary = None;
             extras.values = describes_values(pool, &spec).then_some(*pool);
         }
-        // A launch with heads of its own dimension writes its outputs beside padded ones, or else leaves no partial
-        // states: states of such a run are padded, too.
+        // A launch whose kernel was compiled for these heads either writes its outputs between padded ones, or leaves
+        // no partial states: the states of a run with padded heads are padded, too.
         let given = tensors.unpadded.filter(|_| own_heads);
         let beside_padded = given.is_some_and(|given| given.out.is_none());
         let leaves_states = given.is_none() || beside_padded;
@@ -142,7 +142,7 @@ impl Making<'_> {
         }
     }
 
-    /// What comes before a prefill whose keys have scales of their own, or are turned by their positions.
+    /// The launch before a prefill whose keys have a scale for each token, or need the rotary embedding.
     pub(super) fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
         let (workspace, part) = (self.workspace, launch.key.part as usize);
         let (gpu, pool) = (self.gpu, &self.tensors.pools[part]);
@@ -162,12 +162,12 @@ impl Making<'_> {
     }
 }
 
-/// Whether a kernel was compiled for heads that others pad.
+/// Whether a kernel was compiled for these heads, which other kernels pad.
 pub(in crate::exec::gpu) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
     Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
-/// Whether prefills read keys that a launch before them multiplied by the scales of their tokens.
+/// Whether a launch before the prefills multiplies keys by the scales of their tokens.
 fn widens(spec: &Spec, pool: &KvPool) -> bool {
     spec.converts() && spec.compute == Compute::F16 && matches!(pool.scales, KvScales::Token { .. })
 }

@@ -1,4 +1,4 @@
-//! What some variants and batches have beside queries, keys and values: checks, and what kernels take of it.
+//! Inputs of some variants and batches besides queries, keys and values: their checks and kernel parameters.
 
 use kernels_gpu::{
     abi::{AttentionParams, RotaryParams},
@@ -16,7 +16,7 @@ use crate::{
     tensor::{ShapeError, check_softmax},
 };
 
-/// What some variants and batches have beside queries, keys and values.
+/// Inputs of some variants and batches besides queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Extras {
@@ -24,23 +24,24 @@ pub struct Extras {
     pub sinks: Option<DeviceArray<f32>>,
     /// `[tokens]`: as [`Batch::ancestors`](crate::problem::Batch::ancestors).
     pub ancestors: Option<DeviceArray<u64>>,
-    /// Heads of the pool are smaller than the spec says, and padded.
+    /// How heads are padded, if the heads of the pool are smaller than the spec says.
     pub(in crate::exec::gpu) padding: Option<Padding>,
-    /// Columns between the 64th of an output's head, or a partial state's, and the next: heads of the launch are not
-    /// padded, those of others are.
+    /// Additional columns between the 64th column of a head and the next, in outputs and partial states. This launch
+    /// does not pad heads, but other launches of the run do.
     pub(in crate::exec::gpu) gap: u32,
     /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
     pub(in crate::exec::gpu) kv_heads_together: u32,
-    /// A prefill multiplies by scales of 8-bit keys and values.
+    /// Whether a prefill multiplies by the scales of 8-bit keys and values.
     pub(in crate::exec::gpu) scaled: bool,
-    /// How decodes turn queries and keys, and prefills queries.
+    /// The rotary embedding that decodes apply to queries and keys, and prefills to queries.
     pub(in crate::exec::gpu) rotary: RotaryParams,
-    /// Where values are, if not in the pool of the keys: keys are in pages that were made of those of the pool.
+    /// The pool of the values, if it is not that of the keys: keys are then in pages that were made from those of the
+    /// pool.
     pub(in crate::exec::gpu) values: Option<KvPool>,
 }
 
 impl Extras {
-    /// Whether there is what the spec asks for, of so many query tokens.
+    /// Checks that the inputs that the spec needs are there, for this number of query tokens.
     pub(in crate::exec::gpu) fn check(&self, spec: &Spec, tokens: usize) -> Result<(), Error> {
         check_sinks(spec, self.sinks)?;
         let Some(ancestors) = self.ancestors else {
@@ -58,8 +59,8 @@ impl Extras {
         Ok(())
     }
 
-    /// What runs in the place of a prefill's kernel: itself, or one that takes sinks, masks and scales and turns queries where
-    /// there are any.
+    /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports sinks, masks, scales and the
+    /// rotary embedding, if any of these is needed.
     pub(in crate::exec::gpu) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
         let row = kernel.info();
         let scaled = self.scaled && !row.co_resident;
@@ -82,7 +83,7 @@ impl Extras {
         })
     }
 
-    /// What every attention kernel takes: the heads, the tensors and these.
+    /// Parameters of every attention kernel: heads, tensors and these inputs.
     pub(in crate::exec::gpu) fn parameters(
         &self,
         spec: &Spec,
@@ -113,7 +114,7 @@ impl Extras {
     }
 }
 
-/// Whether there are sinks if the spec has any.
+/// Checks that there are sinks exactly if the spec has them.
 pub(in crate::exec::gpu) fn check_sinks(
     spec: &Spec,
     sinks: Option<DeviceArray<f32>>,
@@ -130,7 +131,7 @@ pub(in crate::exec::gpu) fn check_sinks(
     }
 }
 
-/// Whether the hooks of the spec's variant, if it has any, are as the spec says and are given what is theirs.
+/// Checks that the hooks of the spec's variant, if any, match the spec and are given valid data.
 pub(in crate::exec::gpu) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
     let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
     let expected = hooks.map_or(0, |hooks| hooks.own_bytes);

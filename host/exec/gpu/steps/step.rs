@@ -1,4 +1,4 @@
-//! A launch that was checked: its kernel, its parameters, and how they follow tensors that lie elsewhere.
+//! A launch that was checked: its kernel and parameters, and how these are updated for tensors at other addresses.
 
 use std::ffi::c_void;
 
@@ -33,7 +33,7 @@ pub(in crate::exec::gpu) struct Step {
     pub(in crate::exec::gpu) parameters: Parameters,
 }
 
-/// What a kernel takes, and by which shapes the tensor maps in it were made.
+/// The parameters of a kernel, and the shapes of the tensor maps in them.
 #[derive(Clone, Copy, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -45,9 +45,9 @@ pub(in crate::exec::gpu) enum Parameters {
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
     PrefillRows(GatherPrefillParams),
-    /// What widens the keys of the prefill behind it.
+    /// Widens the keys for the prefill after it.
     Widen(WidenParams),
-    /// What turns keys for the prefill behind it.
+    /// Rotates the keys for the prefill after it.
     Turn(TurnParams),
     /// A prefill and a decode in one.
     Pod(PodParams),
@@ -55,7 +55,7 @@ pub(in crate::exec::gpu) enum Parameters {
 }
 
 impl Step {
-    /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
+    /// Updates the launch for tensors that differ only in their addresses.
     pub(super) fn follow(
         &mut self,
         spec: &Spec,
@@ -226,7 +226,7 @@ impl Step {
     pub(in crate::exec::gpu) fn write_unpadded(&mut self, out: &DeviceTensor<3>) {
         if let Parameters::Decode(params, shapes) = &mut self.parameters {
             params.attention.out = out.address;
-            // Checked where outputs are brought back.
+            // The stride was checked where outputs are unpadded.
             params.attention.out_token_stride = out.strides[0] as u32;
             params.out_columns = out.shape[2] as u32;
             shapes.writes_unpadded = true;
@@ -257,7 +257,7 @@ fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) 
     params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
 }
 
-/// What a tensor map would have checked.
+/// Checks what making a tensor map would check.
 pub(in crate::exec::gpu) fn check_pool(pool: &KvPool) -> Result<(), Error> {
     check_address("the key pool", pool.k, pool.pages == 0, VECTOR_BYTES)?;
     check_address("the value pool", pool.v, pool.pages == 0, VECTOR_BYTES)

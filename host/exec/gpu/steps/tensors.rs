@@ -34,25 +34,25 @@ pub struct RunTensors<'a> {
     /// The bytes of the data of the variant's [hooks](crate::problem::Variant::hooks). A captured graph
     /// keeps these bytes; put data that changes behind a device address among them.
     pub own: &'a [u8],
-    /// Where merges write, if that is not `out`: kernels of attention then write partial states alone, and no 16-bit
-    /// outputs.
+    /// Where merges write, if not to `out`. Attention kernels then write only partial states, and no 16-bit outputs.
     pub(in crate::exec::gpu) merged: Option<&'a DeviceTensor<3>>,
-    /// Where `q` and `out` have padded heads: for kernels that were compiled for the heads as they are.
+    /// The unpadded tensors, if `q` and `out` have padded heads: for kernels that were compiled for the heads as they
+    /// are.
     pub(in crate::exec::gpu) unpadded: Option<Unpadded>,
 }
 
-/// Queries as a run was given them, and outputs if kernels may write these: where they may not, they write padded ones
-/// beside the others'.
+/// The queries that a run was given, and the outputs if kernels may write to them directly. If not, they write padded
+/// outputs, as other kernels of the run do.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::exec::gpu) struct Unpadded {
     pub(in crate::exec::gpu) q: DeviceTensor<3>,
     pub(in crate::exec::gpu) out: Option<DeviceTensor<3>>,
-    /// The outputs, whoever writes them.
+    /// The outputs that the run was given.
     pub(in crate::exec::gpu) given: DeviceTensor<3>,
 }
 
 impl<'a> RunTensors<'a> {
-    /// Queries and outputs of a launch, as they were given if it takes them so.
+    /// Queries and outputs of a launch: with `unpadded`, those that the run was given, as far as possible.
     pub(in crate::exec::gpu) fn of_launch(&self, unpadded: bool) -> [&DeviceTensor<3>; 2] {
         match &self.unpadded {
             Some(Unpadded { q, out, .. }) if unpadded => [q, out.as_ref().unwrap_or(self.out)],

@@ -42,7 +42,7 @@ impl Workspace {
         self.array(&self.layout.page_ids)
     }
 
-    /// What prefills convert.
+    /// The pages that prefills convert.
     pub(in crate::exec::gpu) fn conversions(&self) -> DeviceArray<ConvertedPage> {
         self.array(&self.layout.conversions)
     }
@@ -51,7 +51,8 @@ impl Workspace {
         self.array(&self.layout.converted_ids)
     }
 
-    /// Addresses of the converted keys, of their values, of their flags and of what CTAs share that work by.
+    /// Addresses of the converted keys, of the converted values, of their flags, and of the words by which CTAs share
+    /// this work.
     pub(in crate::exec::gpu) fn converted(&self) -> [u64; 4] {
         let [k, v] = &self.layout.converted;
         [
@@ -63,7 +64,7 @@ impl Workspace {
         .map(|range| self.memory.address() + range.start)
     }
 
-    /// Ancestors of the plan's query tokens. A captured launch has them for every plan, if the bound has room for them.
+    /// Ancestors of the plan's query tokens. A captured launch always reads them, if the bound has room for them.
     pub(in crate::exec::gpu) fn ancestors(&self) -> Option<DeviceArray<u64>> {
         let some = match self.captured() {
             true => self.bound.ancestors > 0,
@@ -72,7 +73,7 @@ impl Workspace {
         some.then(|| self.array(&self.layout.ancestors))
     }
 
-    /// How decodes and the launches before prefills turn queries and keys; zeros where nothing is turned.
+    /// The rotary embedding that decodes and the launches before prefills apply. Zeros if there is none.
     pub(in crate::exec::gpu) fn rotary(&self) -> RotaryParams {
         let Some(rope) = self.spec.rotary else {
             return RotaryParams::default();
@@ -87,7 +88,7 @@ impl Workspace {
         }
     }
 
-    /// Room for queries of so many tokens in 16 bits, rounded.
+    /// Room for the queries of this many tokens, rounded to 16 bits.
     pub(in crate::exec::gpu) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
@@ -149,7 +150,7 @@ impl Workspace {
         DeviceArray::new(tickets + launch as u64 * 4, 1)
     }
 
-    /// What CTAs of a kernel that has prefill and decode in one count with.
+    /// The counters of a kernel with prefill and decode in one.
     pub(in crate::exec::gpu) fn counters(&self) -> DeviceArray<u32> {
         self.array(&self.layout.counters)
     }

@@ -1,4 +1,4 @@
-//! A plan on its way to the device, and what lies there.
+//! Copies a plan to the device, and checks the copy in debug mode.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::{
     problem::Spec,
 };
 
-/// Room between two arrays that is copied along rather than making two copies: what the bus moves in the time
-/// that one more copy takes.
+/// Two arrays with at most this many bytes between them are copied together: one more copy would take as long as these
+/// bytes.
 const GAP: u64 = 64 << 10;
 
 impl Workspace {
@@ -123,7 +123,7 @@ impl Workspace {
         // SAFETY: the caller vouches for the stream.
         let queued = queued.and_then(|()| unsafe { copied.record(stream) });
         if queued.is_err() {
-            // No event says when the copies before it are done with the staging memory.
+            // No event says when the copies that were queued finish, so wait before the staging memory is used again.
             // SAFETY: as above.
             let _ = unsafe { cuStreamSynchronize(stream) };
         }
@@ -136,8 +136,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// What is put on the stream from now on finds the plan that was uploaded last. In the current context, which is the
-    /// workspace's.
+    /// Later work on the stream waits for the plan that was uploaded last. The current context must be the workspace's.
     ///
     /// # Safety
     /// The stream is one of the device's primary context, or null.
@@ -148,7 +147,7 @@ impl Workspace {
         unsafe { self.staging[last].copied.hold(stream) }
     }
 
-    /// The debug mode: waits for the stream and checks what lies on the device.
+    /// The debug mode: waits for the stream and checks the plan on the device.
     ///
     /// # Safety
     /// The stream is one of the device's primary context, or null, and is not being captured.
@@ -169,7 +168,7 @@ impl Workspace {
             )
             .check("cuMemcpyDtoH")?;
         }
-        // Indices that take the place of page ids are looked at by kernels.
+        // Indices instead of page ids are only checked by kernels.
         let pages = |pool: &KvPool| match tensors.indices {
             Some(_) => u32::MAX,
             None => pool.pages,
@@ -216,12 +215,12 @@ fn put<T: Pod>(array: &[T], to: &Range<u64>, bytes: &mut [u8]) {
     bytes[to.start as usize..][..array.len()].copy_from_slice(array);
 }
 
-/// The part of a place that an array takes.
+/// The part of its place that an array fills.
 fn filled<T>(array: &[T], place: &Range<u64>) -> Range<u64> {
     place.start..place.start + size_of_val(array) as u64
 }
 
-/// Ascending ranges, those with little between them as one; empty ones left out.
+/// Joins ascending ranges with little between them, and drops empty ones.
 fn joined(ranges: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
     let mut rest = ranges.iter().filter(|range| !range.is_empty()).peekable();
     std::iter::from_fn(move || {
