@@ -93,7 +93,7 @@ impl Gpu {
     }
 }
 
-/// Keys and values for rows that have both, and scales.
+/// The error of an append of keys and values to rows that contain their scales.
 pub(super) fn in_rows() -> Error {
     Error::NoInstance {
         kernel: "append",

@@ -1,4 +1,4 @@
-//! The crate `cudarc`: its streams, contexts and device memory, as they are (feature `cudarc`).
+//! Streams, contexts and device memory of the crate `cudarc` (feature `cudarc`).
 //!
 //! Constructors here turn its objects into the plain descriptions that every call of [`gpu`](super) takes; lengths
 //! are checked, and element types are those of the memory. `cudarc` orders work on several streams by events: each
@@ -11,13 +11,13 @@ use crate::{Error, tensor::Element};
 
 pub use cudarc::driver::SyncOnDrop;
 
-/// A stream of `cudarc`, which must live until the work that is put on it is done.
+/// A stream of `cudarc`. It must live until the work on it is done.
 #[must_use]
 pub fn stream(stream: &CudaStream) -> Stream {
     Stream::from_raw(stream.cu_stream().cast())
 }
 
-/// Refuses memory that is shorter than what it is to hold.
+/// Refuses memory that is too short for what it must hold.
 fn check_elements<T>(
     tensor: &'static str,
     memory: &impl DeviceSlice<T>,

@@ -1,4 +1,4 @@
-//! The crate `cust`: its streams, contexts and device memory, as they are (feature `cust`).
+//! Streams, contexts and device memory of the crate `cust` (feature `cust`).
 //!
 //! [`stream`] and the constructors here turn its objects into the plain descriptions that every call of
 //! [`gpu`](super) takes; lengths are checked. [`Gpu::run_and_wait`] is safe from end to end: it borrows all
@@ -16,13 +16,13 @@ use crate::{
     problem::{Dtype, KvLayout, Spec},
 };
 
-/// A stream of `cust`, which must live until the work that is put on it is done.
+/// A stream of `cust`. It must live until the work on it is done.
 #[must_use]
 pub fn stream(stream: &cust::stream::Stream) -> Stream {
     Stream::from_raw(stream.as_inner().cast())
 }
 
-/// Refuses memory that is shorter than what it is to hold.
+/// Refuses memory that is too short for what it must hold.
 fn check_bytes<T: DeviceCopy>(
     tensor: &'static str,
     memory: &DeviceSlice<T>,

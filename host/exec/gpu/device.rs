@@ -1,4 +1,4 @@
-//! What to plan for on a GPU.
+//! The device description of a GPU.
 
 use super::Gpu;
 use crate::{Error, plan::DeviceDescription, problem::Spec};

@@ -13,7 +13,7 @@ const YOUNG: [(&str, &str); 3] = [
     ("cuTensorMapEncodeTiled", "12.0"),
 ];
 
-/// What a call answered, as an error of this library.
+/// Converts the result of a driver call to an error of this library.
 pub trait Check {
     /// Turns every code but success into an error that names the call.
     fn check(self, call: &'static str) -> Result<(), Error>;
@@ -58,7 +58,7 @@ fn describe(code: Code, function: unsafe fn(Code, *mut *const c_char) -> Code) -
         .into_owned()
 }
 
-/// Opens the driver, or says why that cannot be.
+/// Opens the driver, or returns why this is not possible.
 pub fn initialise() -> Result<(), Error> {
     libcuda::driver().map_err(|missing| Error::NoDriver {
         searched: missing.searched.clone(),
@@ -77,8 +77,8 @@ pub fn version() -> Result<(u32, u32), Error> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// Copies to the device, and waits until the bytes are there: the copy itself returns when they are on their way, and
-/// streams that do not block would not wait for them.
+/// Copies to the device and waits until the bytes have arrived. The copy call itself may return earlier, and
+/// non-blocking streams would not wait for the bytes.
 ///
 /// # Safety
 /// So many bytes are at both addresses, and the context of the device's is current.
@@ -102,7 +102,7 @@ pub fn current() -> Result<Context, Error> {
     Ok(context)
 }
 
-/// Makes a context current for as long as it lives, and then what was current before.
+/// Makes a context current during its own lifetime, and then restores the previous one.
 pub struct Current {
     before: Context,
     switched: bool,

@@ -1,4 +1,4 @@
-//! What kernels are about to read, checked on the host: the debug mode of a workspace.
+//! Checks on the host what kernels are about to read: the debug mode of a workspace.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::{
     plan::{Plan, WorkspaceLayout, conversion::converted_pages},
 };
 
-/// What is known of the plan whose arrays are looked at.
+/// What is known of the plan whose arrays are checked.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     rows: u32,
@@ -65,8 +65,8 @@ fn read<T: Pod>(bytes: &[u8], place: &Range<u64>, index: u32) -> T {
     bytemuck::pod_read_unaligned(&bytes[at..at + size_of::<T>()])
 }
 
-/// Checks the first bytes of a workspace, as they came back from the device, for tensors of `tokens` query
-/// tokens and pools of so many `pages`.
+/// Checks the first bytes of a workspace, copied back from the device, for tensors of `tokens` query tokens and pools
+/// with these numbers of `pages`.
 pub(super) fn inspect(
     bytes: &[u8],
     layout: &WorkspaceLayout,
@@ -133,7 +133,7 @@ pub(super) fn inspect(
                 return broken("the start of its table", item.table, known.page_ids);
             };
             let capacity = (table.pages.end - item.table) * page_size;
-            // The keys of a joint item are its runs'.
+            // The keys of a joint item are those of its runs.
             let keys = if item.is_joint() {
                 0..0
             } else {
@@ -175,7 +175,7 @@ fn check_pages(
     Ok(())
 }
 
-/// An item and the runs that it has, as far as these are in the workspace.
+/// An item and its runs, as far as these are in the workspace.
 fn with_runs(bytes: &[u8], layout: &WorkspaceLayout, index: u32) -> impl Iterator<Item = u32> {
     let item: WorkItem = read(bytes, &layout.items, index);
     let all = (layout.items.end - layout.items.start) / size_of::<WorkItem>() as u64;
@@ -187,7 +187,7 @@ fn with_runs(bytes: &[u8], layout: &WorkspaceLayout, index: u32) -> impl Iterato
     std::iter::once(index).chain(runs)
 }
 
-/// The tokens, states and merges of an item: what is out of its array, its value, and the limit.
+/// Checks the tokens, states and merges of an item. Returns what is out of its array, its value, and the limit.
 fn check_rows(
     bytes: &[u8],
     layout: &WorkspaceLayout,

@@ -1,4 +1,4 @@
-//! Tensor maps that were made, kept by what they are made of.
+//! A cache of tensor maps, by shape and address.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Error, problem::Dtype};
 
-/// Everything of a tensor map but the address.
+/// Everything in a tensor map except the address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MapShape {
     pub(super) dtype: Dtype,
@@ -21,22 +21,23 @@ pub(super) struct MapShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ShapeId(u32);
 
-/// The maps of a workspace's runs: pools of a model's layers come again and again, every step, and so do the tensors
-/// that go from layer to layer.
+/// The tensor maps of a workspace's runs. Every step uses the same pools of a model's layers, and the same tensors
+/// between layers.
 #[derive(Debug, Default)]
 pub(super) struct Maps {
     shapes: Vec<MapShape>,
     made: HashMap<(DevicePtr, ShapeId), [u64; 16]>,
 }
 
-/// Tokens of a page in a box, at most: blocks of keys are multiples of so many, or of a divisor.
+/// Maximum number of tokens of a page in a box. Blocks of keys are multiples of this number or of a divisor.
 pub(super) const BOX_TOKENS: u32 = 32;
 
-/// Shapes and maps that are kept at most: queries and outputs have as many tokens as a step has.
+/// Maximum numbers of shapes and maps that are kept. Their number grows, because the shapes of queries and outputs
+/// depend on the tokens of a step.
 const MOST: (usize, usize) = (256, 4096);
 
 impl Maps {
-    /// Forgets, if it knows too many. Ids are void then.
+    /// Forgets all maps if there are too many. Ids are then invalid.
     pub(super) fn tidy(&mut self) {
         if self.shapes.len() > MOST.0 || self.made.len() > MOST.1 {
             self.shapes.clear();
@@ -44,7 +45,7 @@ impl Maps {
         }
     }
 
-    /// The map, and what to ask for it at another [address](Self::at) by.
+    /// The map of a shape at an address, and the id of the shape, to get its map at another [address](Self::at).
     pub(super) fn make(
         &mut self,
         tensor: &'static str,

@@ -34,7 +34,7 @@ use crate::{Error, tensor::Element};
 pub struct DeviceBuffer<T> {
     address: DevicePtr,
     len: usize,
-    /// It lives as long as the memory does, with or without a GPU.
+    /// Keeps the context alive as long as the memory, with or without a GPU.
     context: PrimaryContext,
     values: PhantomData<T>,
 }
@@ -119,7 +119,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(values)
     }
 
-    /// Counted when they were allocated: the product does not wrap.
+    /// Checked at allocation: the product does not overflow.
     fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
@@ -239,20 +239,20 @@ impl OwnedStream {
     }
 }
 
-/// A stream in capture. It leaves it when this is dropped, also where the work panics: a stream that stays in capture
-/// refuses all that is not to be captured.
+/// A stream in capture. The capture ends when this is dropped, also if the work panics: a stream that stays in capture
+/// refuses all work that cannot be captured.
 struct Capture<'a>(&'a OwnedStream);
 
 impl<'a> Capture<'a> {
     fn begin(stream: &'a OwnedStream) -> Result<Self, Error> {
-        /// Calls of other threads are none of this capture's business.
+        /// The capture ignores calls of other threads.
         const THREAD_LOCAL: u32 = 1;
         // SAFETY: the stream lives.
         unsafe { cuStreamBeginCapture(**stream, THREAD_LOCAL) }.check("cuStreamBeginCapture")?;
         Ok(Self(stream))
     }
 
-    /// What was captured.
+    /// Ends the capture and returns what was captured.
     fn end(self) -> Result<Template, Error> {
         ManuallyDrop::new(self).leave()
     }

@@ -197,9 +197,9 @@ impl fmt::Debug for GpuBuilder<'_> {
 pub struct Gpu {
     kernels: Kernels,
     modules: Modules,
-    /// Those of variants; they stay loaded as long as their kernels.
+    /// Modules of variants, which stay loaded as long as their kernels are used.
     variants: Vec<Modules>,
-    // Behind the modules: it is released after them.
+    // Declared after the modules, so that it is released after them.
     context: resources::PrimaryContext,
     device: driver::Device,
     name: String,
@@ -207,7 +207,7 @@ pub struct Gpu {
     multiprocessors: u32,
     /// Shared memory of an SM.
     shared_per_sm: u32,
-    /// No other one of the process has it.
+    /// A number that no other `Gpu` of the process has.
     number: u64,
 }
 
@@ -235,7 +235,7 @@ impl Gpu {
     }
 
     fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
-        // Of the next one; none has 0.
+        // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         driver::initialise()?;
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! The kernels in the program, and how they get into the driver.
+//! The kernels in the program, and how they are loaded into the driver.
 
 mod arch;
 mod kernel;
@@ -49,7 +49,7 @@ impl fmt::Display for Compiling {
 /// Called with every module before the driver compiles it.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(Compiling);
 
-/// What a GPU is called, and what it can run.
+/// The name of a GPU, and what it can run.
 pub(super) struct GpuName<'a> {
     pub(super) device: &'a str,
     pub(super) compute: (u32, u32),
@@ -65,7 +65,8 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Loads what suits the GPU: machine code, or with `progress` PTX where there is none or the driver refuses it.
+    /// Loads the modules for the GPU: machine code or, with `progress`, PTX if there is no machine code or the driver
+    /// refuses it.
     pub(super) fn load(
         modules: &[Module],
         gpu: &GpuName<'_>,
@@ -74,13 +75,13 @@ impl Modules {
     ) -> Result<Self, Error> {
         let (arch, chosen) = choose(modules, gpu.device, gpu.compute)?;
         let runs = Arch::parse(arch).is_some_and(|arch| arch.cubin_runs_on(gpu.compute));
-        // Unpacking takes longer than loading, and goes on all cores.
+        // Unpacking takes longer than loading, so it runs on all cores.
         let cubins: Vec<Option<_>> = chosen
             .par_iter()
             .map(|module| module.cubin.as_ref().filter(|_| runs).map(Image::unpack))
             .collect();
         let _current = Current::enter(context)?;
-        // Filled one by one, so that an error unloads what was loaded before it.
+        // Filled one by one, so that an error unloads the modules that were loaded before.
         let mut loaded = Self {
             arch,
             handles: Vec::with_capacity(chosen.len()),
@@ -135,7 +136,7 @@ impl Modules {
         self.entry(info, Some(info.family), info.name, max_shared)
     }
 
-    /// The same for an entry in the place of a kernel, in the module of a family or in any.
+    /// The same for an entry that replaces a kernel, in the module of a family or in any module.
     pub(super) fn entry(
         &self,
         info: &'static KernelInfo,
@@ -145,7 +146,7 @@ impl Modules {
     ) -> Result<Kernel, Error> {
         let _current = Current::enter(self.context)?;
         let symbol = CString::new(name).unwrap_or_default();
-        // Elsewhere it is not looked for: tools that watch the driver take a refused look for an error.
+        // Other modules are not searched: tools that watch the driver report a failed search as an error.
         let of_family = |&&(of, _): &&(&str, _)| family.is_none_or(|family| of == family.name());
         for &(_, module) in self.handles.iter().filter(of_family) {
             let mut function = Function::NULL;
@@ -179,7 +180,7 @@ impl Drop for Modules {
     }
 }
 
-/// Has the driver compile a module's PTX.
+/// Lets the driver compile a module's PTX.
 fn compile(module: &Module) -> Result<driver::Module, Error> {
     let mut ptx = module.ptx.unpack().map_err(damaged)?.into_owned();
     let version = ptx_version(&String::from_utf8_lossy(&ptx[..ptx.len().min(4096)]));

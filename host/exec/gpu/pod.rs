@@ -1,4 +1,4 @@
-//! Prefill and decode in one kernel, by tickets of the SM: the paper's form of POD-Attention.
+//! Prefill and decode in one kernel, by tickets of the SM: POD-Attention as in the paper.
 
 use kernels_gpu::{
     abi::{GatherDecodeParams, GatherPrefillParams, PodParams},
@@ -16,7 +16,7 @@ use super::{
 use crate::{Error, problem::Spec};
 
 impl Gpu {
-    /// The kernel that has prefill and decode of these heads in one, if the GPU has one, and the decodes that a CTA
+    /// The kernel with prefill and decode for these heads, if the GPU has one, and the number of decodes that a CTA
     /// runs side by side.
     pub(super) fn pod(&self, spec: &Spec) -> Option<(&Kernel, u32)> {
         let spec = &spec.on_kernels();
@@ -25,15 +25,16 @@ impl Gpu {
                 && check_serves(*id, Op::Pod, spec, [spec.q_dtype, spec.kv_dtype]).is_ok()
         };
         let kernel = self.kernels.get(KernelId::all().find(serves)?)?;
-        // As many CTAs as it is made for, with as many decodes as they then have memory for.
+        // The number of CTAs per SM that the kernel is made for, with as many decodes as their memory then allows.
         let shape = Shape::new(kernel.info.head_dim, kernel.info.keys);
         let share = (self.shared_per_sm / shape.ctas_per_sm).saturating_sub(Sm::RESERVED);
         let decodes = shape.virtual_decodes(share.min(kernel.max_dynamic_shared))?;
         Some((kernel, decodes))
     }
 
-    /// The one launch of a prefill and a decode, whose checks were made. `tickets` are those of a period, none of
-    /// either: as many as each has CTAs. `counters` are zero, and again after the launch.
+    /// The single launch of a prefill and a decode, which were checked. `tickets` are the numbers of prefill and decode
+    /// CTAs in a period; if both are 0, they are in proportion to the CTAs that each needs. `counters` are zero before
+    /// and after the launch.
     pub(super) fn prepare_pod(
         &self,
         (kernel, virtual_decodes): (&Kernel, u32),

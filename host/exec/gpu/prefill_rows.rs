@@ -35,7 +35,7 @@ impl Gpu {
     }
 }
 
-/// All checks; the parameters of the launch.
+/// Checks the call and makes the parameters of the launch.
 fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, Error> {
     check(call)?;
     let (spec, pool, pack) = (call.spec, call.pool, call.pack);
@@ -73,8 +73,8 @@ pub(super) fn vectors_of(pool: &KvPool, kv_heads: u32) -> Result<[KvStrides; 2],
     ])
 }
 
-/// Strides in vectors, if rows begin at vectors and all of the pool, of so many pages and KV heads, can be counted in
-/// them.
+/// Strides in vectors. Checks that rows begin at vectors, and that 32 bits can count the vectors of a pool with these
+/// pages and KV heads.
 pub(super) fn vectors(
     tensor: &'static str,
     address: u64,
@@ -100,7 +100,8 @@ pub(super) fn vectors(
     }
     let reach = |count: u32, stride: u32| u64::from(count) * u64::from(stride / elements);
     let last = |count: u32, stride| reach(count.saturating_sub(1), stride);
-    // Where pages lie one behind the other that is all; heads or tokens of a page may be further apart than pages are.
+    // If pages follow one another, their strides give the reach. Heads or tokens of a page may also be further apart
+    // than pages.
     let row = last(pages, strides.page)
         + last(strides.page_size, strides.token)
         + last(kv_heads, strides.head);

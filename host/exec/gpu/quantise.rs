@@ -183,7 +183,7 @@ fn row_parameters(
     })
 }
 
-/// Where the scales of an append to a pool come from, as kernels take it.
+/// The source of an append's scales, as kernel parameters.
 pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
     match (scales, &pool.scales) {
         (_, KvScales::InRow) => Err(super::append::in_rows()),
@@ -198,7 +198,7 @@ pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
     }
 }
 
-/// All checks; the parameters of the launch.
+/// Checks the call and makes the parameters of the launch.
 fn parameters(
     spec: &Spec,
     pool: &KvPool,
@@ -303,7 +303,7 @@ impl Side<'_> {
         source.check_dense(name, 2)?;
         source.check_address(name, VECTOR_BYTES)?;
         check_address(self.pool_name, self.pool, source.is_empty(), 8)?;
-        // A row is a part of a warp.
+        // A row must fit in a warp.
         if !self.dim.is_multiple_of(NUMBERS) || self.dim > 32 * NUMBERS {
             return Err(Error::Extent {
                 tensor: name,

@@ -20,16 +20,15 @@ use crate::{
 pub(super) struct Kernels {
     /// By [`KernelId::index`].
     loaded: Vec<Option<Kernel>>,
-    /// Those that are not attention.
+    /// Kernels that are not attention.
     others: Vec<Kernel>,
-    /// Variants, and their kernels with the rows in whose place they stand.
+    /// The variants, with their kernels and the rows of the registry that these replace.
     hooks: Vec<Hooks>,
     hooked: Vec<(HooksName, Kernel)>,
 }
 
 impl Kernels {
-    /// Those of the modules' architecture, but not those that want more shared memory than a CTA can have.
-    ///
+    /// The kernels of the modules' architecture, except those that need more shared memory than a CTA can have.
     /// # Errors
     /// [`Error::NoKernel`] where one is missing.
     pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
@@ -53,7 +52,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Takes up the kernels of a variant: of a family, or of all.
+    /// Adds the kernels of a variant: those of one family, or all.
     ///
     /// # Errors
     /// [`Error::NoKernel`] where one is missing.
@@ -84,7 +83,7 @@ fn runs_on(modules: &Modules, row: &KernelInfo) -> bool {
     row.arch != Arch::Sm90a || modules.arch() == "sm_90a"
 }
 
-/// The kernel, unless it wants more shared memory than a CTA can have.
+/// The kernel, unless it needs more shared memory than a CTA can have.
 fn within(kernel: Kernel) -> Option<Kernel> {
     (kernel.info.shared_bytes <= kernel.max_dynamic_shared).then_some(kernel)
 }
@@ -114,7 +113,7 @@ impl Gpu {
         })
     }
 
-    /// The kernel of a variant in the place of one that takes a soft cap.
+    /// The kernel of a variant that replaces a kernel with a soft cap.
     pub(super) fn hooked(&self, name: HooksName, row: &KernelInfo) -> Result<Kernel, Error> {
         let tile = |row: &KernelInfo| {
             let dims = [row.head_dim, row.value_dim];
@@ -131,7 +130,7 @@ impl Gpu {
         })
     }
 
-    /// One that is not attention.
+    /// A kernel that is not attention.
     pub(super) fn pass(&self, op: Op, element: Element) -> Result<&Kernel, Error> {
         let is = |kernel: &&Kernel| (kernel.info.op, kernel.info.element) == (op, element);
         let found = self.kernels.others.iter().find(is);
@@ -142,8 +141,8 @@ impl Gpu {
         })
     }
 
-    /// So many CTAs of a kernel, or as many as find room at the same time: one that does not would begin its first
-    /// unit when the others have done the rest.
+    /// A launch of `ctas` CTAs, but at most as many as are resident at the same time: a further CTA would begin its
+    /// first unit only when the others have done the rest.
     pub(super) fn resident(&self, kernel: &Kernel, ctas: u32) -> Launch {
         let most = self.multiprocessors * kernel.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
@@ -152,7 +151,7 @@ impl Gpu {
     }
 }
 
-/// What outputs of a type are made of.
+/// The element of outputs of a type.
 pub(super) const fn element(dtype: Dtype) -> Element {
     match dtype {
         Dtype::BF16 => Element::Bf16,
@@ -163,7 +162,7 @@ pub(super) const fn element(dtype: Dtype) -> Element {
     }
 }
 
-/// Whether an attention kernel was compiled for these heads and elements.
+/// Checks that an attention kernel was compiled for these heads and elements.
 pub(super) fn check_serves(
     id: KernelId,
     op: Op,
@@ -201,7 +200,7 @@ pub(super) fn check_serves(
     })
 }
 
-/// The head dimensions of a spec, as one number where they are one.
+/// The head dimensions of a spec: one number if they are equal.
 fn named(spec: &Spec) -> String {
     match (spec.head_dim_qk, spec.head_dim_v) {
         (qk, v) if qk == v => qk.to_string(),

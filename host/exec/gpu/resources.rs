@@ -29,7 +29,7 @@ impl PrimaryContext {
         Ok(context)
     }
 
-    /// Once more, for what outlives this one.
+    /// Retains the context once more, for objects that outlive this one.
     pub(super) fn again(&self) -> Result<Self, Error> {
         Self::of(self.device)
     }
@@ -62,7 +62,7 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// All zero. Waits for the device.
+    /// Allocates memory that is all zero. Waits for the device.
     pub(super) fn zeroed(context: Context, bytes: usize) -> Result<Self, Error> {
         let _current = Current::enter(context)?;
         let mut memory = Self {
@@ -73,13 +73,13 @@ impl DeviceMemory {
         unsafe {
             cuMemAlloc(&mut memory.address, bytes.max(1)).check("cuMemAlloc")?;
             cuMemsetD8(memory.address, 0, bytes).check("cuMemsetD8")?;
-            // Streams that do not wait for the default stream are to find it so.
+            // Non-blocking streams must also find the memory zeroed.
             cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")?;
         }
         Ok(memory)
     }
 
-    /// Copies bytes to a place in it. Waits for the copy.
+    /// Copies bytes to an offset in the memory. Waits for the copy.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
         let _current = Current::enter(self.context)?;
         // SAFETY: the memory is ours, and the caller's layout has room there.
@@ -144,7 +144,7 @@ impl Drop for PinnedMemory {
 #[derive(Debug)]
 pub struct OwnedStream {
     handle: Stream,
-    /// It lives as long as the stream does, with or without a GPU.
+    /// Keeps the context alive as long as the stream, with or without a GPU.
     context: PrimaryContext,
 }
 
@@ -181,7 +181,7 @@ impl Drop for OwnedStream {
     }
 }
 
-/// A point in the work of a stream. Methods that take a stream want the context current.
+/// A point in the work of a stream. Methods that take a stream require that the context is current.
 #[derive(Debug)]
 pub(super) struct OwnedEvent {
     handle: Event,
@@ -198,7 +198,7 @@ impl OwnedEvent {
         Ok(Self { handle, context })
     }
 
-    /// Moves the event to the end of what is on the stream now.
+    /// Moves the event to the end of the work that is on the stream now.
     ///
     /// # Safety
     /// The stream is one of this context, or null.
@@ -207,7 +207,7 @@ impl OwnedEvent {
         unsafe { cuEventRecord(self.handle, stream) }.check("cuEventRecord")
     }
 
-    /// What is put on the stream from now on waits for the event.
+    /// Later work on the stream waits for the event.
     ///
     /// # Safety
     /// The stream is one of this context, or null.
@@ -216,7 +216,7 @@ impl OwnedEvent {
         unsafe { cuStreamWaitEvent(stream, self.handle, 0) }.check("cuStreamWaitEvent")
     }
 
-    /// Waits on the host until the event has passed; an event that was never recorded has.
+    /// Waits on the host until the event has passed. An event that was never recorded has passed.
     pub(super) fn wait(&self) -> Result<(), Error> {
         let _current = Current::enter(self.context)?;
         // SAFETY: the event lives.

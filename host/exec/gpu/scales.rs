@@ -62,7 +62,7 @@ pub enum KvScales {
 }
 
 impl KvScales {
-    /// Checks them for a pool of some type and queries of so many tokens; what kernels take.
+    /// Checks the scales for a pool and this number of query tokens, and makes the kernel parameters.
     pub(super) fn parameters(
         &self,
         spec: &Spec,
@@ -133,7 +133,7 @@ impl KvScales {
         }
     }
 
-    /// Whether a kernel of attention takes scales of this granularity.
+    /// Checks that an attention kernel supports scales of this granularity.
     pub(super) fn check_kernel(&self, row: &KernelInfo) -> Result<(), Error> {
         let in_row = matches!(self, Self::InRow);
         if (row.latent && row.cache.is_some()) != in_row {
@@ -164,7 +164,7 @@ impl KvScales {
         })
     }
 
-    /// Whether those of a token's neighbouring KV heads can be copied two at a time.
+    /// Whether the scales of neighbouring KV heads of a token can be copied two at a time.
     pub(super) fn come_in_pairs(&self) -> bool {
         match self {
             Self::Token { k, v } => [k, v].into_iter().all(|scales| {
@@ -177,7 +177,7 @@ impl KvScales {
         }
     }
 
-    /// Whether they differ in nothing but addresses.
+    /// Whether two sets of scales differ at most in addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
         fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
             (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
@@ -200,7 +200,7 @@ impl KvScales {
     }
 }
 
-/// Whether 32 bits count how far two axes reach.
+/// Checks that 32 bits can count the reach of two axes.
 fn reach<const RANK: usize>(
     what: &'static str,
     tensor: &DeviceTensor<RANK>,
@@ -216,7 +216,7 @@ fn reach<const RANK: usize>(
 const KEYS: &str = "the scales of keys";
 const VALUES: &str = "the scales of values";
 
-/// Scales of keys and of values; `strides` are those of requests and of heads.
+/// Parameters for scales of keys and of values. `strides` returns the strides of requests and of heads.
 fn pair<const RANK: usize>(
     k: &DeviceTensor<RANK>,
     v: &DeviceTensor<RANK>,
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use crate::problem::KvLayout;
 
-    /// Kernels count those of all requests, and of a page, in 32 bits.
+    /// Kernels count the scales of all requests, and of a page, in 32 bits.
     #[test]
     fn all_scales_can_be_counted() {
         let spec = Spec::new(8, 8, 128).with_kv_dtype(Dtype::F8E4M3);
@@ -276,7 +276,7 @@ mod tests {
         let error = check(by_head(1 << 30)).unwrap_err();
         assert!(error.to_string().contains("of a page"), "{error}");
     }
-    /// A kernel of two KV heads copies eight bytes, which must be two heads' and aligned.
+    /// A kernel of two KV heads copies eight bytes: these must be the scales of the two heads, and aligned.
     #[test]
     fn scales_of_neighbouring_heads_are_copied_together_where_they_lie_so() {
         let at = |address, strides: [usize; 3]| {

@@ -213,7 +213,7 @@ impl Run {
     }
 
     /// Chains steps on one stream by dependent launches. A decode after a decode takes over SMs as that one leaves
-    /// them. A merge waits for its states on the device. Decodes that share SMs with prefills cannot wait themselves. A
+    /// them. A merge waits for its states on the device. Decodes that share SMs with prefills do not wait themselves. A
     /// prefill may follow the launch that rotates its keys.
     fn chain(&mut self, gpu: &Gpu) {
         let mut behind_decode = false;

@@ -10,7 +10,7 @@ use crate::{
     problem::{Dtype, ProblemError},
 };
 
-/// What vector loads ask of an address.
+/// The alignment of addresses for vector loads, in bytes.
 pub(super) const VECTOR_BYTES: u32 = 16;
 
 /// A tensor in device memory. It owns nothing: the memory may come from any CUDA crate.
@@ -104,7 +104,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         self
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the tensor has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
@@ -114,12 +114,12 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         check_address(tensor, self.address, self.is_empty(), align)
     }
 
-    /// Whether the axes from `first` on lie one in the other without gaps.
+    /// Checks that the axes from `first` on are dense.
     pub(super) fn check_dense(&self, tensor: &'static str, first: usize) -> Result<(), Error> {
         let mut dense = 1;
         for axis in (first..RANK).rev() {
             let got = self.strides[axis];
-            // The stride of an axis with one element leads nowhere.
+            // The stride of an axis with one element does not matter.
             if got != dense && self.shape[axis] > 1 {
                 return Err(Error::Stride {
                     tensor,
@@ -166,10 +166,10 @@ impl<const RANK: usize> DeviceTensor<RANK> {
 }
 
 impl DeviceTensor<3> {
-    /// Whether tokens are where vector loads can be, and none reaches into the next.
+    /// Checks that tokens are aligned for vector loads, and that no token reaches into the next.
     pub(super) fn check_rows(&self, tensor: &'static str) -> Result<(), Error> {
         let (got, row) = (self.strides[0], self.shape[1] * self.shape[2]);
-        // The stride of a single token leads nowhere.
+        // The stride of a single token does not matter.
         if got.is_multiple_of(8) && (got >= row || self.shape[0] <= 1) {
             return Ok(());
         }
@@ -197,7 +197,7 @@ pub struct DeviceArray<T> {
     values: PhantomData<fn() -> T>,
 }
 
-// By hand: a derive would ask the same of `T`.
+// Not derived: a derive would require the same traits of `T`.
 impl<T> Clone for DeviceArray<T> {
     fn clone(&self) -> Self {
         *self
@@ -243,10 +243,10 @@ pub(super) fn check_address(
     }
 }
 
-/// The most of what kernels divide.
+/// The largest number that kernels divide.
 pub(super) const COUNTED: u32 = Divisor::LIMIT - 1;
 
-/// A number that kernels take in 32 bits, if it is at most `limit`.
+/// Converts a number to the 32 bits of kernel parameters, if it is at most `limit`.
 pub(super) fn fits(what: &'static str, got: usize, limit: u32) -> Result<u32, ProblemError> {
     match u32::try_from(got) {
         Ok(fitting) if fitting <= limit => Ok(fitting),

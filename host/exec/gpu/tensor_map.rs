@@ -60,12 +60,12 @@ struct Encoded([u64; 16]);
 impl TensorMap<'_> {
     /// The 128 bytes that a kernel takes, as a parameter or in memory aligned to 64 bytes.
     ///
-    /// Boxes that reach over the tensor's edge read zeros there. Lines come into L2 by an inner row of the boxes in
-    /// use, 128 or 64 bytes: by 256 each line was asked for twice, and decode took up to 7 % longer.
+    /// Boxes that reach over the tensor's edge read zeros there. L2 promotion is the inner row of the boxes in use, 128
+    /// or 64 bytes: with 256 bytes, each line was requested twice, and decode took up to 7 % longer.
     ///
     /// # Errors
-    /// [`Error::TensorMap`] for what the accelerator cannot do, [`Error::NullPointer`], and
-    /// [`Error::OldDriver`] or [`Error::NoDriver`] where the driver does not know tensor maps.
+    /// [`Error::TensorMap`] if tensor maps cannot describe the tensor, [`Error::NullPointer`], and
+    /// [`Error::OldDriver`] or [`Error::NoDriver`] if the driver does not know tensor maps.
     pub fn encode(&self) -> Result<[u64; 16], Error> {
         self.check()?;
         driver::initialise()?;

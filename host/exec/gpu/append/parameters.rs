@@ -1,4 +1,4 @@
-//! What a call of append asks for: all checks, and the parameters of the launch.
+//! Checks an append call, and makes the parameters of its launch.
 
 use kernels_gpu::{
     abi::{AppendParams, AppendTensor, KvStrides},
@@ -26,7 +26,7 @@ struct Side<'a> {
     head_dim: u32,
 }
 
-/// All checks; the parameters of the launch, and the bytes of a vector.
+/// Checks the call. Returns the parameters of the launch and the bytes of a vector.
 pub(super) fn parameters(
     spec: &Spec,
     pool: &KvPool,
@@ -92,7 +92,7 @@ pub(super) fn row_parameters(
     both_parameters(&[side], fits("pages", pages, u32::MAX)?, slots)
 }
 
-/// The parameters for one side or two that were checked, and the bytes of a vector.
+/// The parameters for keys, values or both, which were checked, and the bytes of a vector.
 fn both_parameters(
     sides: &[Side<'_>],
     pages: u32,
@@ -166,7 +166,7 @@ impl Side<'_> {
         source.check_address(name, 1)
     }
 
-    /// Whether all rows start at multiples of `bytes` and are multiples of it long.
+    /// Whether the starts and the lengths of all rows are multiples of `bytes`.
     fn check_vectors(&self, bytes: u32) -> Result<(), Error> {
         let element = self.source.dtype.bytes();
         if !(self.head_dim * element).is_multiple_of(bytes) {
@@ -217,7 +217,7 @@ impl Side<'_> {
         let per_token = heads * per_head;
         let vectors_per_token = fits("KV heads × head dimension", per_token, COUNTED)?;
         let [source_token, source_head, _] = self.source.strides;
-        // Heads that follow each other on both sides are one long row.
+        // Heads that are contiguous in source and pool are copied as one long row.
         let dim = self.head_dim as usize;
         let one_row = heads == 1 || source_head == dim && self.strides.head as usize == dim;
         Ok(AppendTensor {

@@ -1,4 +1,4 @@
-//! Plans as launches: their order, and who merges which rows.
+//! Plans as launches: their order, and where rows are merged.
 
 use super::*;
 use crate::{
@@ -73,7 +73,7 @@ fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
     );
 }
 
-/// Those that share SMs also where a graph's decodes merge what they can.
+/// Kernels that share SMs leave merges, also in a graph whose decodes merge.
 #[test]
 fn decodes_that_share_sms_leave_their_merges() {
     let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1024 });
@@ -87,7 +87,7 @@ fn decodes_that_share_sms_leave_their_merges() {
     assert_eq!(launch_plan.left, 3);
 }
 
-/// No item leads to them: only the merging kernel writes their zeros.
+/// Tokens without an item: only the merging kernel writes their zeros.
 #[test]
 fn tokens_without_keys_are_left_to_the_merging_kernel() {
     let mut table = PageTable::new(16, 4000);

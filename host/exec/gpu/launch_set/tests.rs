@@ -32,7 +32,7 @@ fn a_launch_set_has_a_record_for_each_launch_or_says_what_is_missing() {
     assert_eq!(own.clone().and(&hybrid), own);
 }
 
-/// Tiles of two sizes, and one kernel that would cut both: one of the two would be lost.
+/// Tiles of two sizes, and one kernel that would cut both: one of the two launches would be lost.
 #[test]
 fn a_launch_of_the_set_does_one_of_the_plans() {
     let mut options = PlanOptions::default().with_pod(PodMode::Serial);
@@ -60,7 +60,7 @@ fn a_launch_of_the_set_does_one_of_the_plans() {
     assert_eq!(records[0].count, one.items.len() as u32);
 }
 
-/// Decodes alone take kernels that share SMs then.
+/// With fixed splits, decodes alone take kernels that share SMs, too.
 #[test]
 fn plans_with_fixed_splits_have_launches() {
     let device = DeviceDescription::named("h200").unwrap();

@@ -2,7 +2,7 @@
 
 use crate::{Error, exec::gpu::embedded::Module};
 
-/// An architecture in numbers: `sm_90a` is 9.0 and *specific*, its code runs there and nowhere else.
+/// An architecture in numbers: `sm_90a` is 9.0 and *specific*, so that its code runs only on 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Arch {
     compute: (u32, u32),
@@ -20,12 +20,12 @@ impl Arch {
         })
     }
 
-    /// Whether PTX for it runs on a GPU: on its own and all later ones, unless it is specific.
+    /// Whether PTX for this architecture runs on a GPU: on its own and all later ones, unless it is specific.
     pub(super) fn ptx_runs_on(self, gpu: (u32, u32)) -> bool {
         self.compute == gpu || !self.specific && self.compute < gpu
     }
 
-    /// Whether machine code for it does: within its generation only.
+    /// Whether machine code for this architecture runs on a GPU: only within its generation.
     pub(super) fn cubin_runs_on(self, gpu: (u32, u32)) -> bool {
         self.ptx_runs_on(gpu) && self.compute.0 == gpu.0
     }

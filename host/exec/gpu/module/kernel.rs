@@ -15,7 +15,7 @@ use crate::{
 /// A kernel that is ready to be launched.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// Its row.
+    /// Its row in the registry.
     pub info: &'static KernelInfo,
     /// Threads of a block at most.
     pub max_threads: u32,
@@ -51,8 +51,8 @@ impl Kernel {
             function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
             max_dynamic_shared,
         )?;
-        // All of an SM's memory for shared memory, so that blocks of several kernels find room on it; but passes have
-        // their loads in flight in L1, which is not cut down there.
+        // Configures all of an SM's memory as shared memory, so that blocks of several kernels fit on it. Passes keep
+        // their L1, which holds their loads in flight.
         if info.is_attention() || info.shared_bytes > SMALL {
             set(function_attribute::PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
@@ -69,7 +69,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// CTAs of so much shared memory that an SM holds at the same time, at least 1. In the current context.
+    /// CTAs with this much shared memory that an SM holds at the same time, at least 1. In the current context.
     pub(in crate::exec::gpu) fn resident(&self, shared: u32) -> Result<u32, Error> {
         let mut blocks = 0;
         // SAFETY: writes one integer.
@@ -86,5 +86,5 @@ impl Kernel {
     }
 }
 
-/// A kernel with no more shared memory than this, in bytes, is left all of the L1 cache.
+/// A kernel with at most this much shared memory, in bytes, keeps all of the L1 cache.
 const SMALL: u32 = 1 << 10;

@@ -1,4 +1,4 @@
-//! Tensor maps of queries, outputs and pages: what Hopper's prefill fetches in one go.
+//! Tensor maps of queries, outputs and pages, by which Hopper's prefills load and store.
 
 use kernels_gpu::abi::{KvStrides, PageCoordinates};
 
@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{Error, problem::Spec};
 
-/// How a tensor map can describe a pool of heads of so many elements: side by side in a token, or filling a
-/// page one after the other. None where it cannot.
+/// How a tensor map can describe a pool with heads of `dim` elements: with heads side by side in a token (true), or
+/// filling a page one after the other (false). None if it cannot.
 pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Option<bool> {
     if !strides.page_size.is_multiple_of(8) {
         None
@@ -25,7 +25,7 @@ pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Opti
     }
 }
 
-/// Tokens that one box fetches: of one page and one block of keys.
+/// Tokens that one box loads: within one page and one block of keys.
 pub(super) const fn box_tokens(page_size: u32, keys: u32) -> u32 {
     gcd(gcd(page_size, keys), BOX_TOKENS)
 }
@@ -34,7 +34,7 @@ const fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
+/// The map whose boxes have 64 columns of the queries (or outputs) of a tile: see [`PrefillParams::q_map`].
 pub(super) fn query_map(tensor: &DeviceTensor<3>, call: &PrefillCall<'_>, rows: u32) -> MapShape {
     let pack = u64::from(call.pack);
     let [tokens, _, dim] = tensor.shape.map(|extent| extent as u64);
@@ -48,13 +48,13 @@ pub(super) fn query_map(tensor: &DeviceTensor<3>, call: &PrefillCall<'_>, rows: 
             1,
             u64::from(call.spec.q_heads) / pack,
         ],
-        // Of the dimension with one coordinate any will do.
+        // The stride of a dimension with one coordinate does not matter.
         strides: [head, token, head, pack * head],
         box_dims: [64, call.pack, rows / call.pack, 1, 1],
     }
 }
 
-/// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
+/// Coordinates in the maps of a pool whose heads are side by side in a token, or fill a page.
 pub(super) fn page_coordinates(
     pool: &KvPool,
     spec: &Spec,
@@ -77,7 +77,7 @@ pub(super) fn page_coordinates(
     })
 }
 
-/// Coordinates in the maps of a pool whose heads have no whole slabs of 64 columns.
+/// Coordinates in the maps of a pool whose heads are not a multiple of 64 columns.
 pub(super) const fn cut_coordinates(pool: &KvPool) -> PageCoordinates {
     PageCoordinates {
         step_in_token: 1,
@@ -87,8 +87,8 @@ pub(super) const fn cut_coordinates(pool: &KvPool) -> PageCoordinates {
     }
 }
 
-/// 64 columns of tokens of a page in a box, where the head has no whole slabs: what it lacks of them is zero. Columns
-/// are one dimension, so heads have one of their own and may lie anywhere.
+/// The map whose boxes have 64 columns of tokens of a page, for heads that are not a multiple of 64 columns: missing
+/// columns are zero. Columns are one dimension and heads are another, so that heads may be anywhere.
 pub(super) fn cut_page_map(
     strides: &KvStrides,
     call: &PrefillCall<'_>,
@@ -115,8 +115,8 @@ pub(super) fn cut_page_map(
     }
 }
 
-/// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
-/// [`PageCoordinates`].
+/// The map whose boxes have tokens of a page: one group of 8 after the other, and within a group one slab of 64 columns
+/// after the other. See [`PageCoordinates`].
 pub(super) fn page_map(
     pool: &KvPool,
     strides: &KvStrides,
@@ -127,7 +127,7 @@ pub(super) fn page_map(
 ) -> MapShape {
     let (heads, slabs, pages) = (spec.kv_heads, dim / 64, pool.pages);
     let bytes = |elements: u32| u64::from(elements) * 2;
-    // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
+    // The hardware has five dimensions: heads share one with the slabs of 64 columns, or with the pages.
     let (slab_dim, page_dim, page_stride) = if in_token {
         (slabs * heads, pages, strides.page)
     } else {

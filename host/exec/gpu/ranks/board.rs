@@ -1,4 +1,4 @@
-//! Where ranks of one process say on the host what they are about to do.
+//! A board on the host where the ranks of one process announce their next runs.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -13,9 +13,9 @@ pub(super) struct Board {
 }
 
 struct Notes {
-    /// Of each rank the last two announcements, by their number: a rank that is one ahead waits for the others.
+    /// For each rank its last two announcements, by their number: a rank that is one ahead waits for the others.
     announced: Vec<[(u64, usize); 2]>,
-    /// Who will not go on, and why.
+    /// The rank that stopped, and why.
     stopped: Vec<(u32, String)>,
 }
 
@@ -31,7 +31,7 @@ impl Board {
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        // What a rank notes is one assignment: a panic leaves nothing half done.
+        // A rank writes with one assignment, so that a panic leaves nothing half done.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

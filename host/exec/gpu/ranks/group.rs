@@ -1,4 +1,4 @@
-//! Groups of ranks: their memory, and what they are made of.
+//! Groups of ranks, and their memory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,12 +47,12 @@ impl RankOptions {
     }
 }
 
-/// What ranks of a group have in common.
+/// What the ranks of a group have in common.
 pub(super) struct Group {
     pub(super) q_heads: usize,
     pub(super) head_dim: usize,
     pub(super) dtype: Dtype,
-    /// The most of a run.
+    /// Maximum number of query tokens of a run.
     pub(super) tokens: usize,
     pub(super) timeout: Duration,
     pub(super) members: Vec<Member>,
@@ -62,7 +62,7 @@ pub(super) struct Group {
 /// A rank's memory, which all ranks read.
 pub(super) struct Member {
     pub(super) device: Device,
-    /// For what is said to it while its kernels wait.
+    /// A stream to write to this rank's memory while its kernels wait.
     pub(super) stream: OwnedStream,
     pub(super) memory: DeviceMemory,
     pub(super) context: PrimaryContext,
@@ -172,7 +172,7 @@ impl Gpu {
     }
 }
 
-/// Whether results of these heads are merged.
+/// Checks that results of these heads can be merged.
 pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
     spec.check()?;
     crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
@@ -186,7 +186,7 @@ pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
     }
 }
 
-/// Whether a group that was made for so many tokens has room for the results.
+/// Checks that a group made for this number of tokens has room for the results.
 pub(super) fn check_tokens(got: usize, most: usize) -> Result<(), Error> {
     if got <= most {
         return Ok(());
@@ -212,7 +212,7 @@ impl Group {
         self.members[rank].memory.address()
     }
 
-    /// Where the results of a rank lie in a turn: outputs, then LSEs.
+    /// The places of a rank's results in a turn: outputs, then LSEs.
     pub(super) fn results(&self, rank: usize, turn: usize) -> [DevicePtr; 2] {
         let rows = self.tokens * self.q_heads;
         let (out, lse) = (out_bytes(rows, self.head_dim), lse_bytes(rows));
@@ -223,7 +223,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A kernel on one GPU may still read what is on another, and freeing that waits for the other alone.
+        // A kernel on one GPU may still read the memory of another GPU, and freeing memory waits only for its own GPU.
         for member in &self.members {
             if let Ok(_current) = Current::enter(member.context.raw()) {
                 // SAFETY: waits; kernels wait for no rank longer than the timeout.

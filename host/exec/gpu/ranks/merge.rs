@@ -1,4 +1,4 @@
-//! The launch that merges.
+//! The launch that merges the results of ranks.
 
 use std::{mem::offset_of, ops::Range, time::Duration};
 
@@ -29,7 +29,7 @@ pub(super) struct RankStep {
     pub(super) parameters: RankMergeParams,
 }
 
-/// A rank's part in merges, however the results come.
+/// A rank's part in merges, independent of how the results are exchanged.
 pub(super) struct Merge {
     pub(super) q_heads: usize,
     pub(super) head_dim: usize,
@@ -43,8 +43,8 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// All checks of a launch, and the launch that they allow: of the rows of `out`, of none where there is no `out`.
-    /// `states` says where outputs and LSEs of a rank are, `signals` which word of its memory is to be written.
+    /// Checks a launch and makes it, for the rows of `out`, or for no rows if there is no `out`. `states` are the
+    /// addresses of a rank's outputs and LSEs, `signals` says which word of its memory is written.
     #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare(
         &self,
@@ -100,7 +100,7 @@ impl Merge {
             reserved: 0,
         };
         let kernel = *gpu.pass(Op::MergeRanks, element(self.dtype))?;
-        // No more than are resident: what follows of a large merge is not to wait for others again.
+        // At most as many CTAs as are resident: later CTAs of a large merge must not wait for the other ranks again.
         let most = gpu.multiprocessors * BLOCKS;
         let blocks = chunks.div_ceil(THREADS).clamp(1, most);
         Ok(RankStep {
@@ -112,7 +112,7 @@ impl Merge {
 }
 
 impl Rank {
-    /// A launch that reads the results of this turn from where all ranks have them.
+    /// A launch that reads the results of this turn directly from the memory of all ranks.
     pub(super) fn prepare(
         &self,
         gpu: &Gpu,
@@ -142,7 +142,7 @@ impl Rank {
     }
 }
 
-/// Whether the rows of the output are there, and of the group's heads.
+/// Checks that the output has these rows and the heads of the group.
 fn check(
     group: &Merge,
     rows: &Range<usize>,

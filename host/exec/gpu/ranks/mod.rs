@@ -54,7 +54,7 @@ pub use nccl::{NcclId, NcclRank};
 pub struct Rank {
     group: Arc<Group>,
     rank: u32,
-    /// Announcements, and how many of them the others agreed with.
+    /// Number of announcements, and how many of them the others agreed with.
     steps: u64,
     agreed: u64,
     announced: usize,
@@ -121,7 +121,7 @@ impl Rank {
                 // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {
                     gpu.run_with(workspace, &own, stream)?;
-                    // In a graph the last launch may have nothing to do, and end before those that it would wait for.
+                    // In a graph, the last launch may have no work, and end before the launches that it would wait for.
                     let waits = !workspace.captured() && workspace.run.is_in_line();
                     merge.launch.overlap = gpu.overlaps() && waits;
                     gpu.launch(&merge.kernel, &merge.launch, &merge.parameters, stream)
@@ -262,7 +262,7 @@ impl Rank {
             let by = self.rank + 1;
             if let Ok(_current) = Current::enter(member.context.raw()) {
                 let stream = *member.stream;
-                // Not on the default stream, which waits for streams that block, and so for the kernels that wait for this
+                // Not on the default stream: it waits for blocking streams, and so for the kernels that wait for this
                 // rank.
                 // SAFETY: a word of the group's memory. Where the driver refuses, the wait ends by its timeout.
                 unsafe {
@@ -274,7 +274,7 @@ impl Rank {
         }
     }
 
-    /// Waits until all ranks have announced, once for each announcement.
+    /// Waits until all ranks have announced: once for each announcement.
     fn agree(&mut self, tokens: usize) -> Result<(), Error> {
         if tokens != self.announced || self.steps == 0 {
             return Err(RankError::NotAnnounced {
@@ -298,7 +298,7 @@ impl Drop for Rank {
         if std::thread::panicking() {
             self.stop("its thread panicked");
         } else {
-            // Hosts that still wait for its announcement need not; kernels that wait for it end by their timeout.
+            // Other hosts stop waiting for its announcement at once. Kernels that wait for it end by their timeout.
             self.group.board.stop(self.rank, "it was dropped");
         }
     }
@@ -314,7 +314,7 @@ impl std::fmt::Debug for Rank {
     }
 }
 
-// A rank goes to the thread that runs it.
+// A rank can be sent to the thread that runs it.
 const _: fn() = || {
     const fn sendable<T: Send>() {}
     sendable::<Rank>();

@@ -52,7 +52,7 @@ pub struct NcclRank {
     device: Device,
     stream: OwnedStream,
     memory: DeviceMemory,
-    // Behind what lies in it.
+    // Declared after the objects that live in it, so that it is released after them.
     context: PrimaryContext,
 }
 
@@ -112,7 +112,7 @@ impl Gpu {
     }
 }
 
-/// Of so many tokens, outputs and then LSEs.
+/// Bytes of the results of `tokens` tokens: outputs, then LSEs.
 fn state_bytes(tokens: usize, q_heads: usize, head_dim: usize) -> usize {
     lse_at(tokens, q_heads, head_dim) + (tokens * q_heads * 4).next_multiple_of(16)
 }
@@ -133,8 +133,8 @@ impl NcclRank {
         let said = tokens as u64;
         let own = u64::from(self.rank) * 8;
         let mut all = [0_u64; MAX_GROUP];
-        // All of it on this stream. The default stream waits for streams that block, and so for runs on them whose other
-        // ranks never come.
+        // All on this stream: the default stream waits for blocking streams, and so for runs on them whose other ranks
+        // never come.
         let stream = *self.stream;
         // SAFETY: words of our memory; the stream is ours and idle. What is not pinned was read when the call returns.
         let code = unsafe {
@@ -234,8 +234,7 @@ impl NcclRank {
         }
     }
 
-    /// Waits until the work on the stream is done, for as long as others may take. A rank that does not come ends the
-    /// group.
+    /// Waits until the work on the stream is done, up to the timeout. A rank that does not come ends the group.
     ///
     /// # Errors
     /// [`RankError::Collective`], [`RankError::Nccl`], [`Error::Driver`].
@@ -253,7 +252,7 @@ impl NcclRank {
         }
     }
 
-    /// An error that NCCL found since.
+    /// Checks for an error that NCCL found asynchronously.
     fn healthy(&mut self) -> Result<i32, Error> {
         // SAFETY: the communicator lives.
         let found = unsafe { self.nccl.async_error(self.comm) };
@@ -266,7 +265,7 @@ impl NcclRank {
         }
     }
 
-    /// Waits until what was begun is under way.
+    /// Waits until a call that NCCL began has been queued.
     fn settled(&mut self, call: &'static str, code: i32) -> Result<(), Error> {
         let begin = Instant::now();
         match code {
@@ -296,7 +295,7 @@ impl NcclRank {
         .into())
     }
 
-    /// Ends what the communicator does on the GPU, and for good.
+    /// Aborts the communicator and its work on the GPU for good.
     fn abort(&mut self) {
         self.announced = None;
         // SAFETY: it is not used behind this.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{Error, problem::Dtype};
 
-/// Whether rows of 16-bit elements are vectors: dense, of whole vectors, at multiples of one.
+/// Checks that rows of 16-bit elements are dense, consist of whole vectors, and are aligned to vectors.
 fn check_rows<const RANK: usize>(
     name: &'static str,
     tensor: &DeviceTensor<RANK>,

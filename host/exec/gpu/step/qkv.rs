@@ -24,7 +24,7 @@ use crate::{
     step::{Pairing, RmsNorm, RopeTable},
 };
 
-/// Elements of a head that are a multiple of this have whole pairs of vectors.
+/// If the elements of a head are a multiple of this, they are whole pairs of vectors.
 const PAIR: u32 = 2 * VECTOR;
 
 /// The frequencies of a model in device memory.
@@ -119,7 +119,7 @@ impl Gpu {
     ) -> Result<(), Error> {
         let mut params = parameters(spec, step, slots, q, pool, scales)?;
         let all = spec.total_heads() as u32;
-        // Two heads of a thread share its sines, where threads for half of the heads fill the machine.
+        // A thread handles two heads, which share its sines, if threads for single heads would more than fill the GPU.
         let alone = (slots.len as u64 * u64::from(all)) << params.lanes_log;
         let heads = match alone <= u64::from(self.multiprocessors) * FILLED {
             true => 1,
@@ -137,10 +137,10 @@ impl Gpu {
     }
 }
 
-/// Threads of an SM that have enough loads under way.
+/// Threads per SM that have enough loads in flight.
 const FILLED: u64 = 512;
 
-/// All checks; the parameters of the launch but for what depends on the heads of a thread.
+/// Checks the call and makes the parameters of the launch, except those that depend on the heads per thread.
 fn parameters(
     spec: &Spec,
     step: &QkvStep<'_>,
@@ -179,7 +179,8 @@ fn parameters(
     let norm = step.norm.map_or(RmsNorm::new(0.0), |norm| norm.norm);
     let weights = |of: fn(QkNorm) -> DeviceTensor<1>| step.norm.map(of);
     let lanes = dim / PAIR;
-    // Where nothing is turned, a thread's vectors are half a head apart: neighbours read neighbouring bytes.
+    // Without a rotary embedding, a thread's vectors are half a head apart, so that neighbouring threads read
+    // neighbouring bytes.
     let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
         (lanes, 0, 0, 1.0, 0);
     if let Some((rope, of_tokens)) = step.rope {

@@ -66,7 +66,7 @@ impl Gpu {
                 rule: format!("at most {}", longest * VECTOR),
             });
         }
-        // Few rows wait for their longest thread; many fill the machine with fewer threads each.
+        // With few rows, the work per thread limits the time; with many, fewer threads per row already fill the GPU.
         let few = tokens <= self.multiprocessors as usize;
         let wanted = if few { 1 } else { 2 };
         let fitting = |&&vectors: &&u32| vectors >= wanted && of_row <= vectors * norm::MOST;
