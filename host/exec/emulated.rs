@@ -52,10 +52,10 @@ use crate::{
     tensor::{Element, HeadTensors},
 };
 
-/// Under which the stand-in is known.
+/// The name of the stand-in for the driver.
 const NAME: &str = "the emulator";
 
-/// Runs of a process take turns: the emulated GPU is one.
+/// Runs of a process take turns, because there is only one emulated GPU.
 static TURNS: Mutex<()> = Mutex::new(());
 
 /// The emulated GPU of the process.
@@ -234,19 +234,19 @@ impl Emulated {
     }
 }
 
-/// What goes wrong in a run is forgotten on the emulated GPU: the next one begins anew.
+/// Clears errors of a run on the emulated GPU, so that the next run starts without them.
 fn alone<T>(result: Result<T, Error>) -> Result<T, Error> {
     result.inspect_err(|_| ptx_gpu::forget_failure())
 }
 
-/// Waits for runs of other threads; launches until the next turn are in the order of these settings.
+/// Waits for runs of other threads. Launches until the next turn use the schedule of these settings.
 fn turn(settings: &Settings) -> MutexGuard<'static, ()> {
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     ptx_gpu::configure(settings.clone());
     turn
 }
 
-/// Copies of what a run is given.
+/// Device copies of the arguments of a run.
 struct Memory<'a> {
     gpu: &'a Gpu,
     buffers: Vec<DeviceBuffer<u8>>,
@@ -266,7 +266,7 @@ impl Memory<'_> {
         buffer.map_or(Ok(Vec::new()), DeviceBuffer::read)
     }
 
-    /// Scales of a pool of so many pages.
+    /// The scales of a pool with this number of pages.
     fn scales(
         &mut self,
         spec: &Spec,

@@ -10,7 +10,7 @@ pub use cpu::Cpu;
 #[cfg(feature = "emulator")]
 pub use emulated::Emulated;
 
-/// Whether merging takes partial states of these heads; the same rule on the CPU and on GPUs.
+/// Checks that partial states of these heads can be merged. The rule is the same on the CPU and on GPUs.
 pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), crate::Error> {
     use kernels_gpu::passes::merge::CHUNK;
     if head_dim == 0 || !head_dim.is_multiple_of(CHUNK) {

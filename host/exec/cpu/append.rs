@@ -142,7 +142,7 @@ impl Cpu {
     }
 }
 
-/// Where a token goes; none where it is left out.
+/// Where a token goes. None if it is not written.
 fn place(slot: impl Integer) -> Option<i64> {
     let slot = slot.value();
     (slot != -1 && slot != i64::from(NO_SLOT)).then_some(slot)
@@ -154,7 +154,7 @@ fn check_slots(slots: &[impl Integer], limit: u64) -> Result<(), Error> {
         let places = slots.iter().map(|&slot| place(slot)).enumerate();
         places.filter_map(|(index, place)| Some((place?, index)))
     };
-    // Chunks of a prompt ascend, and so cannot meet.
+    // Slots of a prompt's chunk ascend, and so cannot be equal.
     let (mut last, mut ascend) = (-1, true);
     for (got, index) in places() {
         if u64::try_from(got).map_or(true, |got| got >= limit) {
@@ -185,14 +185,14 @@ fn check_slots(slots: &[impl Integer], limit: u64) -> Result<(), Error> {
     }
 }
 
-/// All was checked. Bytes are moved, whatever they mean.
+/// Copies the rows after all checks. The bytes are not interpreted.
 fn copy(rows: &TensorRef<'_, 3>, slots: &[impl Integer], pool: TensorMut<'_, 4>) {
     let size = rows.dtype().bytes() as usize;
     let ([_, mut heads, dim], row_strides) = (rows.shape(), rows.strides());
     let ([_, page_size, ..], pool_strides) = (pool.shape(), pool.strides());
     let mut bytes = dim * size;
     let (mut row_head, mut pool_head) = (row_strides[1] * size, pool_strides[2] * size);
-    // Heads that follow each other on both sides are one long row.
+    // Heads that are contiguous in source and pool are copied as one long row.
     if (row_head, pool_head) == (bytes, bytes) {
         (heads, bytes) = (heads.min(1), heads * bytes);
         (row_head, pool_head) = (bytes, bytes);

@@ -12,7 +12,7 @@ struct Line([f32; 16]);
 pub(super) struct Buffer(Vec<Line>);
 
 impl Buffer {
-    /// The first `len` numbers, with whatever they were left at; finite unless NaN was put there.
+    /// The first `len` numbers, with their previous values: finite unless NaN was written there.
     pub(super) fn floats(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(16);
         if self.0.len() < lines {

@@ -1,4 +1,4 @@
-//! What a run is given, beside what its plan says.
+//! Checks of the arguments of a run against its plan.
 
 use kernels_gpu::abi::KvStrides;
 
@@ -60,7 +60,7 @@ pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
     Ok(())
 }
 
-/// Checks tensors whose types are known when the program runs; returns their pools.
+/// Checks tensors whose types are known only at run time. Returns their pools.
 pub(super) fn check_tensors<'a>(
     plan: &Plan,
     q: &TensorRef<'_, 3>,
@@ -149,7 +149,7 @@ pub(super) fn check_tensors<'a>(
     pools.collect()
 }
 
-/// How the pages of a pool lie, as plans and kernels count.
+/// The strides of a pool's pages, as plans and kernels count them.
 fn kv_strides(tensor: &'static str, pool: &TensorRef<'_, 4>) -> Result<KvStrides, Error> {
     let ([_, page_size, _, dim], strides) = (pool.shape(), pool.strides());
     check_together(tensor, dim, strides[3])?;
@@ -216,7 +216,7 @@ fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
     }
 }
 
-/// How many pages a pool must have for a part of a plan.
+/// The number of pages that a pool must have for a part of a plan.
 fn pages_of(plan: &Plan, part: &PlannedPart) -> u32 {
     let pages = plan
         .page_ids

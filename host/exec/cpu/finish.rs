@@ -25,7 +25,7 @@ pub(super) struct Finish<'a, V> {
 }
 
 impl<V: Variant> Finish<'_, V> {
-    /// Writes every query token's output, and its LSE where it is wanted. Tokens lie `token_stride` elements
+    /// Writes every query token's output, and its LSE if it is needed. Tokens are `token_stride` elements
     /// apart, the heads of one `head_stride`.
     pub(super) fn write<O: Element>(
         &self,
@@ -94,7 +94,7 @@ impl<V: Variant> Finish<'_, V> {
         }
     }
 
-    /// Combines the states of a merge, in its order; returns the log-sum.
+    /// Merges the states of a row, in the order of the merge's slots. Returns the log-sum.
     fn merge(&self, merge: usize, head: usize, state: &mut Vec<f32>) -> f32 {
         let slots = self.plan.slots_of(&self.plan.merges[merge]);
         let states = || {
@@ -113,7 +113,7 @@ impl<V: Variant> Finish<'_, V> {
             });
             return 0.0;
         }
-        // With all log-sums at hand the weights come first, and outputs are read once.
+        // The weights are computed first, from all log-sums, so that outputs are read only once.
         let mut softmax = Softmax::EMPTY;
         let max = states()
             .map(|at| self.lse[at])

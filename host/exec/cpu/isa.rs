@@ -14,7 +14,7 @@ use super::{
     wide::inner::{self as wide, Block},
 };
 
-/// What the machine can do.
+/// An instruction set for which the kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Isa {
     /// Vectors of 16.
@@ -23,24 +23,24 @@ pub(super) enum Isa {
     /// Vectors of 8.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Whatever the target's baseline has; on AArch64 that is vectors of 4 with fused multiply-add.
+    /// The baseline of the target. On AArch64 that is vectors of 4 with fused multiply-add.
     Portable,
 }
 
-/// The kernels that know nothing of variants.
+/// The kernels that do not depend on the variant.
 pub(super) struct Kernels {
     /// Rows of a pool as f32.
     pub(super) load: fn(&PoolRows<'_>, &mut [f32]),
-    /// By the number of rows they are for, ascending.
+    /// Ascending by the number of rows that they are for.
     pub(super) narrow: [Narrow; 4],
-    /// By the rows of their blocks, ascending.
+    /// Ascending by the rows of their blocks.
     pub(super) wide: [Wide; 2],
 }
 
-/// Kernels for up to so many rows. See [`narrow`](super::narrow).
+/// Kernels for up to `rows` rows. See [`narrow`](super::narrow).
 pub(super) struct Narrow {
     pub(super) rows: usize,
-    /// Queries, keys, where the products go.
+    /// Queries, keys, products.
     pub(super) products: fn(&[f32], &TileRows<'_>, &mut Logits),
     /// The state of a row, its logits.
     pub(super) weigh: fn(&mut Softmax, &mut [f32; KEYS]) -> f32,
@@ -49,7 +49,7 @@ pub(super) struct Narrow {
     pub(super) accumulate: fn(&Logits, &[f32; narrow::MAX_ROWS], &TileRows<'_>, &mut [f32]),
 }
 
-/// Kernels for blocks of so many rows. See [`wide`](super::wide).
+/// Kernels for blocks of `rows` rows. See [`wide`](super::wide).
 pub(super) struct Wide {
     pub(super) rows: usize,
     /// Keys, head dimension, queries, products.
@@ -59,8 +59,9 @@ pub(super) struct Wide {
     pub(super) absorb: fn(&mut Block<'_>, Range<u32>, &mut [f32], &[f32], usize, &mut [f32]),
 }
 
-/// Compiles everything for an instruction set. For 1, 2, 4 and 8 rows registers hold the products of so many
-/// keys, and so many vectors of each output; for a block of rows in `$vectors` vectors, those of `$wide` keys.
+/// Compiles all kernels for an instruction set. For 1, 2, 4 and 8 rows, registers hold the products of `narrow` keys
+/// and `outputs` vectors of each output. For a block of rows in `$vectors` vectors, they hold the products of `$wide`
+/// keys.
 macro_rules! compile {
     ($kernels:ident, $module:ident, $(features = $features:literal,)? simd = $simd:ident, new = $new:expr,
      narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal],

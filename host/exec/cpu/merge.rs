@@ -57,7 +57,7 @@ pub fn merge_states<T: Element>(
     let tokens = check(partials, rows, merge_slots, out.len(), lse.as_deref())?;
     let (heads, dim) = (partials.q_heads, partials.head_dim_v);
 
-    // Rows are handed out by output token, so that threads own what they write.
+    // Rows are distributed by output token, so that threads own what they write.
     let mut row_of = vec![None; tokens];
     for row in rows {
         row_of[row.token as usize] = Some(row);

@@ -64,7 +64,7 @@ pub struct Cpu {
 /// Outputs of any type.
 struct Outputs<'a> {
     elements: SliceMut<'a>,
-    /// Elements from a token to the next: no fewer than the heads of one take.
+    /// Elements from a token to the next, at least those of the heads of a token.
     token: usize,
     /// Elements from a head to the next.
     head: usize,
@@ -91,7 +91,7 @@ fn dense<'a, Q: Element, O: Element>(
     (q, out)
 }
 
-/// States that items leave behind.
+/// The partial states of items.
 #[derive(Debug, Default)]
 struct Workspace {
     out: Vec<f32>,
@@ -254,7 +254,7 @@ impl Cpu {
         let [token, head, _] = out.strides();
         let row = plan.spec.q_heads as usize * plan.spec.head_dim_v as usize;
         let out = Outputs {
-            // That of a single token leads nowhere.
+            // The stride of a single token does not matter.
             token: if plan.total_q > 1 {
                 token
             } else {
@@ -376,7 +376,7 @@ impl Cpu {
         let mut workspace = workspaces.pop().unwrap_or_default();
         drop(workspaces);
         let states = rows * plan.spec.q_heads as usize;
-        // Every element is written before it is read: what is there from another run does not matter.
+        // Every element is written before it is read, so values from an earlier run do not matter.
         workspace.out.resize(
             workspace
                 .out
@@ -399,14 +399,14 @@ struct Task<'a> {
     lse: &'a mut [f32],
 }
 
-/// Cuts the workspace up: a task for each KV head, or for several of them where the rows are few. Then
-/// reading is what takes time, and of keys that lie side by side all heads should be read together.
+/// Divides the workspace into tasks: one for each KV head, or for several KV heads if the rows are few. Few rows are
+/// limited by reading, and keys of adjacent heads should be read together.
 fn tasks<'a>(plan: &Plan, workspace: &'a mut Workspace) -> Vec<Task<'a>> {
     let spec = &plan.spec;
     let (group, dim) = (spec.group() as usize, spec.head_dim_v as usize);
     let (mut out, mut lse) = (&mut workspace.out[..], &mut workspace.lse[..]);
     let mut tasks = Vec::with_capacity(plan.items.len());
-    // A few for each thread: plans for as many workers are balanced already.
+    // A few tasks per thread are enough: plans for this number of workers are already balanced.
     let wanted = 2 * rayon::current_num_threads();
     let together = (plan.items.len() * spec.kv_heads as usize / wanted)
         .clamp(1, spec.kv_heads as usize) as u32;

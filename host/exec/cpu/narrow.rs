@@ -1,9 +1,8 @@
 //! Few rows: the lanes of a vector are neighbouring elements of a head.
 //!
-//! This is a decode step, and bound by memory. All heads of a unit go through the keys together, a tile at a
-//! time, for in most layouts they lie side by side. Keys and values become f32 on their way into registers,
-//! and while a tile is computed on, the next one is asked for bit by bit: memory has something to do all the
-//! time.
+//! These are decodes, which are limited by memory. All heads of a unit go through the keys together, one tile at a
+//! time, because they are adjacent in most layouts. Keys and values become f32 on their way into registers. While a
+//! tile is computed, the next one is prefetched little by little, so that memory is always busy.
 
 use std::ops::Range;
 
@@ -19,16 +18,16 @@ use super::{
 
 pub(super) mod inner;
 
-/// A KV head on its way through the keys.
+/// The state of a KV head while it goes through the keys.
 struct Head {
     kv_head: u32,
     logits: Logits,
     softmax: [Softmax; MAX_ROWS],
-    /// What earlier outputs are still to be multiplied by.
+    /// The factor by which earlier outputs must still be multiplied.
     factor: [f32; MAX_ROWS],
 }
 
-/// Leaves the states of a unit in `out` and `lse`.
+/// Writes the states of a unit to `out` and `lse`.
 pub(super) fn attend<V: Variant>(
     unit: &Unit<'_, V>,
     isa: Isa,
@@ -43,7 +42,7 @@ pub(super) fn attend<V: Variant>(
         .iter()
         .find(|kernels| rows <= kernels.rows)
         .expect("the rows are few");
-    // Rows up to what the kernel computes are zero, and never looked at.
+    // The kernel's rows beyond those of the unit are zero, and their results are not used.
     let padded = kernels.rows;
     let (dim_qk, dim_v) = (
         unit.spec.head_dim_qk as usize,
@@ -52,7 +51,7 @@ pub(super) fn attend<V: Variant>(
     let mut heads: Vec<Head> = unit.kv_heads.clone().map(Head::new).collect();
     let queries = scratch.queries.floats(heads.len() * padded * dim_qk);
     let outputs = scratch.outputs.floats(heads.len() * padded * dim_v);
-    // What a variant makes of the keys (or values) of a tile.
+    // Keys (or values) of a tile that differ from those of the pool.
     let made = scratch.keys.floats(KEYS * dim_qk.max(dim_v));
     queries.fill(0.0);
     outputs.fill(0.0);
@@ -141,7 +140,7 @@ fn mask(row: &Row, keys: &Range<u32>, hidden: f32, logits: &mut [f32; KEYS]) {
     let &Row { first, last, .. } = row;
     row.hide_other_branches(keys.clone(), hidden, logits.iter_mut());
     let begin = keys.start as i32;
-    // The last position that counts: the last one seen, or the tile's last key.
+    // The last position to consider: the last one that is seen, or the tile's last key.
     let last = last.min(keys.end as i32 - 1);
     if first > begin || last < begin + KEYS as i32 - 1 {
         for (logit, key) in logits.iter_mut().zip(begin..) {

@@ -1,4 +1,4 @@
-//! ⊕ over what ranks computed, each from its own keys.
+//! Merges the results of ranks, each of which has its own keys.
 
 use std::f32::consts::LOG2_E;
 
@@ -10,7 +10,7 @@ use crate::{
     tensor::{Element, ShapeError},
 };
 
-/// What a rank computed, in host memory.
+/// The results of a rank, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RankState<'a, T> {
     /// `[tokens, q_heads, head_dim_v]`.

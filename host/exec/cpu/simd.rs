@@ -1,7 +1,7 @@
 //! Vectors of f32, one type of them for each instruction set.
 //!
-//! Left to itself the compiler finds vectors in some loops over arrays and not in others; kernels that
-//! say what they want run at full speed whatever is changed around them.
+//! The compiler vectorises only some loops over arrays. Kernels with explicit vectors run at full speed, whatever
+//! changes around them.
 
 use kernels_gpu::math::exp2_with;
 
@@ -10,7 +10,7 @@ use crate::tensor::Element;
 /// The most numbers in a vector.
 const MAX_LANES: usize = 16;
 
-/// An instruction set. A value of it is the proof that this machine has it, so its methods are safe.
+/// An instruction set. A value of this type proves that the machine has it, so its methods are safe.
 pub(super) trait Simd: Copy {
     /// A vector.
     type F: Copy;
@@ -34,7 +34,7 @@ pub(super) trait Simd: Copy {
         self.load(&numbers)
     }
 
-    /// To the first numbers of a slice, which has enough.
+    /// Stores to the first numbers of a slice, which has enough.
     fn store(self, x: Self::F, to: &mut [f32]);
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -43,10 +43,10 @@ pub(super) trait Simd: Copy {
 
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
 
-    /// `a · b + c`, fused where the machine does that.
+    /// `a · b + c`, fused if the machine can do that.
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
-    /// The larger; `a` where one is NaN.
+    /// The larger number, or `a` if one is NaN.
     fn larger(self, a: Self::F, b: Self::F) -> Self::F;
 
     /// 2ˣ for `x ≤ 0`; NaN stays.
@@ -70,7 +70,7 @@ pub(super) fn load<S: Simd, const N: usize>(simd: S, from: &[f32]) -> [S::F; N] 
     vectors
 }
 
-/// Has memory brought into the cache that will be read soon.
+/// Prefetches memory that will be read soon.
 #[inline(always)]
 pub(super) fn prefetch<T>(memory: &[T]) {
     #[cfg(target_arch = "x86_64")]
@@ -83,7 +83,7 @@ pub(super) fn prefetch<T>(memory: &[T]) {
     let _ = memory;
 }
 
-/// Arrays, for the compiler to make of them what it can.
+/// Arrays, which the compiler may vectorise.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -159,7 +159,7 @@ impl Simd for Portable {
     }
 }
 
-/// Fused where the target always has it: elsewhere that would be a library call.
+/// Fused only if the target always has the instruction: otherwise it would be a library call.
 #[inline(always)]
 fn mul_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
@@ -188,7 +188,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx2(());
 
-    /// Safe methods on the strength of `self`.
+    /// Safe methods, because `self` proves that the machine has the instructions.
     macro_rules! simd {
         ($isa:ident, $vector:ty, $lanes:literal, load = $load:ident, store = $store:ident, splat = $splat:ident,
          add = $add:ident, sub = $sub:ident, mul = $mul:ident, mul_add = $mul_add:ident, max = $max:ident,
@@ -248,7 +248,7 @@ mod x86 {
 
                 #[inline(always)]
                 fn larger(self, a: Self::F, b: Self::F) -> Self::F {
-                    // Gives its second operand where one is NaN.
+                    // Returns its second operand if one is NaN.
                     unsafe { $max(b, a) }
                 }
 
@@ -305,11 +305,11 @@ mod x86 {
         to
     }
 
-    /// The largest of 8 lanes; numbers only, where there are any.
+    /// The largest of 8 lanes. NaN is ignored if there are numbers.
     #[target_feature(enable = "avx2,fma")]
     #[inline]
     fn largest(x: __m256) -> f32 {
-        // The instruction gives its second operand where one is NaN.
+        // The instruction returns its second operand if one is NaN.
         let number = _mm256_max_ps(x, _mm256_set1_ps(f32::NEG_INFINITY));
         let four = _mm_max_ps(
             _mm256_castps256_ps128(number),
@@ -319,7 +319,7 @@ mod x86 {
         _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
     }
 
-    /// The larger of the two halves' lanes; numbers only, where there are any.
+    /// The larger of the lanes of two halves. NaN is ignored if there are numbers.
     #[target_feature(enable = "avx512f,avx512dq")]
     #[inline]
     fn halve(x: __m512) -> __m256 {

@@ -1,4 +1,4 @@
-//! Where the states of each query token lie in the workspace, and whether a plan can be run at all.
+//! Where the states of each query token are in the workspace, and checks that a plan can be run.
 
 use kernels_gpu::abi::{DIRECT, WorkItem};
 
@@ -9,19 +9,19 @@ use crate::plan::{BrokenPlan, Plan, PlannedPart};
 pub(super) struct Sources {
     /// Rows of all items.
     pub(super) rows: usize,
-    /// For each query token.
+    /// The source of each query token.
     pub(super) of_token: Vec<Source>,
     /// For each slot, its row.
     pub(super) of_slot: Vec<Row>,
 }
 
-/// What becomes the output of a query token.
+/// The source of a query token's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Nothing,
     /// The state of its only item.
     Row(Row),
-    /// The plan's merge of this index.
+    /// The plan's merge with this index.
     Merge(usize),
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Row {
     pub(super) before: usize,
     /// Rows of the item.
     pub(super) of_item: usize,
-    /// Which of the item's rows.
+    /// Index among the item's rows.
     pub(super) index: usize,
 }
 
@@ -45,7 +45,7 @@ impl Row {
 }
 
 impl Sources {
-    /// Fails where running the plan would read or write what it must not.
+    /// Fails if running the plan would read or write out of bounds.
     pub(super) fn of(plan: &Plan) -> Result<Self, BrokenPlan> {
         plan.check_slots()?;
         let mut sources = Self {

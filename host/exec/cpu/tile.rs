@@ -1,4 +1,4 @@
-//! Keys and values of a tile where they lie, and the memory that is asked for meanwhile.
+//! Keys and values of a tile in their pool, and the prefetching of the next tile.
 
 use std::ops::Range;
 
@@ -18,24 +18,24 @@ pub(super) struct TileRows<'a> {
     pub(super) pool: Slice<'a>,
     /// Where each row begins, for head 0.
     pub(super) places: &'a [usize],
-    /// How far the head is from head 0.
+    /// Elements from head 0 to this head.
     pub(super) head: usize,
     pub(super) dim: usize,
-    /// Where rows begin that will be needed for the next tile, in the order of memory: this head's share of
-    /// the rows of all heads.
+    /// Where the rows of the next tile begin that this head prefetches, in the order of memory: its share of the rows
+    /// of all heads.
     pub(super) ahead: &'a [usize],
 }
 
 impl TileRows<'_> {
-    /// A row; the last where there are not so many.
+    /// A row, or the last one if there are fewer.
     #[inline(always)]
     pub(super) fn get<'p, T>(&self, pool: &'p [T], index: usize) -> &'p [T] {
         let at = self.places[index.min(self.places.len() - 1)] + self.head;
         &pool[at..at + self.dim]
     }
 
-    /// Has the next elements that will be needed brought into the cache: those after row and element `from`,
-    /// which moves on. Little by little, for a processor can wait for a few reads only beside its work.
+    /// Prefetches the next elements, after row and element `from`, which moves on. Only a few at a time: a processor
+    /// can have only a few pending reads in addition to its work.
     #[inline(always)]
     pub(super) fn ask_for<T>(&self, pool: &[T], from: &mut (usize, usize), elements: usize) {
         let (row, element) = *from;
@@ -51,16 +51,16 @@ impl TileRows<'_> {
     }
 }
 
-/// Where the keys (or values) of a tile lie, and what to ask for meanwhile.
+/// Where the keys (or values) of a tile are, and what to prefetch.
 pub(super) struct Places {
     pool: Pool,
-    /// For head 0; the next tile's.
+    /// For head 0: the places of this tile and of the next.
     tile: [usize; KEYS],
     next: [usize; KEYS],
-    /// Rows of the next tile, of all heads, as they follow one another in memory: only so do the hardware's
-    /// own prefetchers recognise a stream, and without them there are too few reads under way.
+    /// Rows of the next tile, of all heads, in the order of memory: only then do the hardware's prefetchers recognise a
+    /// stream, and without these too few reads are pending.
     ahead: Vec<usize>,
-    /// Where they lie when a variant made something else of them.
+    /// Their places if the variant or scales change them.
     made: [usize; KEYS],
 }
 
@@ -76,7 +76,7 @@ impl Places {
         }
     }
 
-    /// Goes on to the next tile; `after` comes after that.
+    /// Moves on to the next tile; `after` is the tile after that one.
     pub(super) fn advance<V: Variant>(&mut self, unit: &Unit<'_, V>, after: &Range<u32>) {
         self.tile = self.next;
         unit.places(self.pool, after.clone(), &mut self.next);
@@ -98,7 +98,7 @@ impl Places {
         }
     }
 
-    /// The share of a head, of those of the unit, in what is asked for.
+    /// The part of the rows to prefetch that one head of the unit prefetches.
     fn share(&self, head: usize, heads: usize) -> &[usize] {
         let rows = self.ahead.len() / heads;
         &self.ahead[head * rows..(head + 1) * rows]
@@ -106,7 +106,7 @@ impl Places {
 }
 
 impl<V: Variant> Unit<'_, V> {
-    /// The keys (or values) of a tile, from the pool or as the variant makes them.
+    /// The keys (or values) of a tile, from the pool or changed by the variant.
     pub(super) fn tile_rows<'a>(
         &'a self,
         head: u32,

@@ -1,4 +1,4 @@
-//! A piece of work: one item and some KV heads; how its queries, keys and values become f32.
+//! A piece of work (one item and some KV heads), and how its queries, keys and values become f32.
 
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ impl<'a> Pools<'a> {
     }
 }
 
-/// Which of the two.
+/// The pool of the keys or that of the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pool {
     Keys,
@@ -82,11 +82,11 @@ pub(super) struct PoolRows<'a> {
     keys: Range<u32>,
     dim: usize,
     pages: &'a [u32],
-    /// Where the item ends: keys before it will be read as well.
+    /// Where the item ends: keys before it will be read, too.
     end: u32,
 }
 
-/// How many keys before a row is needed it is asked for.
+/// A row is prefetched this many keys before it is needed.
 const AHEAD: u32 = 16;
 
 impl PoolRows<'_> {
@@ -126,19 +126,19 @@ impl PoolRows<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     token: u32,
-    /// Which of the group's heads.
+    /// Index of the head in its group.
     member: u32,
     position: i32,
     /// First key position that it sees.
     pub(super) first: i32,
     /// Last key position that it sees, inclusive.
     pub(super) last: i32,
-    /// Which of the last keys it sees.
+    /// Mask of the last keys that it sees.
     ancestors: u64,
 }
 
 impl Row {
-    /// Hides the keys of other branches of its tree: `logit` gives a place for each key.
+    /// Hides the keys of other branches of its tree. `logits` has one place for each key.
     pub(super) fn hide_other_branches<'l>(
         &self,
         keys: Range<u32>,
@@ -156,7 +156,7 @@ impl Row {
     }
 }
 
-/// Copies rows of a pool as f32, compiled for what the machine can do.
+/// Copies rows of a pool as f32, compiled for the machine's instruction set.
 pub(super) type LoadRows = fn(&PoolRows<'_>, &mut [f32]);
 
 /// One item and some KV heads.
@@ -166,12 +166,12 @@ pub(super) struct Unit<'a, V> {
     pub(super) kv_heads: Range<u32>,
     /// Key positions.
     pub(super) keys: Range<u32>,
-    /// Token by token, the heads of a group together; the same for all KV heads.
+    /// Token by token, with the heads of a group together. The same for all KV heads.
     pub(super) rows: Vec<Row>,
     q: Queries<'a>,
     pools: &'a Pools<'a>,
     pages: &'a [u32],
-    /// What turns queries and keys before the variant sees them.
+    /// The rotary embedding, applied to queries and keys before the variant sees them.
     rotary: Option<&'a RopeTable>,
     load: LoadRows,
 }
@@ -228,7 +228,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         }
     }
 
-    /// The query of a row as it enters the product with the keys.
+    /// Loads the query of a row, ready for the product with the keys.
     pub(super) fn load_query(&self, row: &Row, kv_head: u32, to: &mut [f32]) {
         let head = self.head(row, kv_head);
         let start = row.token as usize * self.q.token + head as usize * self.q.head;
@@ -246,7 +246,7 @@ impl<'a, V: Variant> Unit<'a, V> {
             };
             transform(to, |x, dim| self.variant.query(x, dim, at));
         }
-        // Here it costs one multiplication a query instead of one a logit.
+        // Scaling costs one multiplication per element of a query here, instead of one per logit.
         let of_logits = match V::TRANSFORMS_LOGITS {
             true => 1.0,
             false => self.variant.params().scale_log2,
@@ -258,7 +258,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         }
     }
 
-    /// What keys and values are multiplied by for a row, where that is the same for all of them.
+    /// The scales of keys and of values for a row, if they are the same for all keys; otherwise 1.
     pub(super) fn row_scales(&self, row: &Row, kv_head: u32) -> [f32; 2] {
         if self.pools.scales.by_key() {
             return [1.0; 2];
@@ -272,7 +272,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         self.pools.scales.at(self.spec.kv_heads, at)
     }
 
-    /// Whether the keys (or values) are others than those of the pool.
+    /// Whether the keys (or values) differ from those of the pool.
     pub(super) const fn makes(&self, pool: Pool) -> bool {
         let transforms = match pool {
             Pool::Keys => V::TRANSFORMS_KEY || self.rotary.is_some(),
@@ -281,7 +281,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         transforms || self.pools.scales.by_key()
     }
 
-    /// Multiplies keys (or values) of one head by their own scales, unless those were in the rows.
+    /// Multiplies keys (or values) of one head by the scales of their tokens, unless the rows contain these.
     fn scale_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {
         if !matches!(self.pools.scales, KvScales::Token { .. }) {
             return;
@@ -303,7 +303,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         }
     }
 
-    /// A pool, and how its elements lie.
+    /// A pool and its strides.
     pub(super) const fn pool(&self, pool: Pool) -> (Slice<'a>, &'a KvStrides) {
         match pool {
             Pool::Keys => (self.pools.k, &self.pools.k_strides),
@@ -319,7 +319,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         }
     }
 
-    /// Where some keys (or values) of head 0 begin.
+    /// Writes where some keys (or values) of head 0 begin.
     pub(super) fn places(&self, pool: Pool, keys: Range<u32>, to: &mut [usize]) {
         let (_, strides) = self.pool(pool);
         let mut page = (keys.start / strides.page_size) as usize;
@@ -385,7 +385,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         (self.load)(&rows, to);
     }
 
-    /// Keys (or values) of rows that carry their scales.
+    /// Loads keys (or values) from rows that contain their scales.
     fn widen_rows(&self, of: Pool, keys: Range<u32>, to: &mut [f32]) {
         let (pool, strides) = self.pool(of);
         let bytes = pool.bytes();
@@ -397,10 +397,10 @@ impl<'a, V: Variant> Unit<'a, V> {
         }
     }
 
-    /// Whether products are anything but logits.
+    /// Whether hooks must change the products.
     pub(super) const HAS_LOGIT_HOOKS: bool = V::TRANSFORMS_LOGITS || V::MASKS;
 
-    /// A logit (or weight) of a key within the row's visible interval; −∞ (or 0) where it is hidden.
+    /// The logit (or weight) of a key within the row's visible interval; −∞ (or 0) if hooks hide it.
     #[inline(always)]
     pub(super) fn logit(&self, dot: f32, row: &Row, kv_head: u32, key: u32) -> f32 {
         let query = Query {
@@ -424,7 +424,7 @@ impl<'a, V: Variant> Unit<'a, V> {
     }
 }
 
-/// What stands in place of the logit of a key that a row does not see.
+/// The logit (or weight) of a key that a row does not see.
 pub(super) const fn hidden(softmax: bool) -> f32 {
     if softmax { f32::NEG_INFINITY } else { 0.0 }
 }

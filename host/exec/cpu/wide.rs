@@ -1,8 +1,8 @@
 //! Many rows: the lanes of a vector are query rows.
 //!
-//! Logits and outputs lie transposed, `[key][row]` and `[element][row]`, in blocks of `R` rows. So the
-//! softmax works lane by lane, and both products have one form: each number of a key (or value) is
-//! broadcast and multiplied with a vector of queries (or weights), `M × R` sums being kept in registers.
+//! Logits and outputs are transposed, `[key][row]` and `[element][row]`, in blocks of `R` rows. The softmax then works
+//! lane by lane, and both products have the same form: each number of a key (or value) is broadcast and multiplied with
+//! a vector of queries (or weights), with `M × R` sums in registers.
 
 use kernels_gpu::variant::Variant;
 
@@ -18,7 +18,7 @@ pub(super) mod inner;
 /// first-level cache of 48.
 const KEYS: usize = 64;
 
-/// Leaves the states of a unit in `out` and `lse`.
+/// Writes the states of a unit to `out` and `lse`.
 pub(super) fn attend<V: Variant>(
     unit: &Unit<'_, V>,
     isa: Isa,
@@ -61,7 +61,7 @@ fn attend_head<V: Variant>(
         .collect();
     let queries = scratch.queries.floats(blocks.len() * dim_qk * lanes);
     let outputs = scratch.outputs.floats(blocks.len() * dim_v * lanes);
-    // Products past the last key are computed and never looked at.
+    // Products past the last key are computed, but not used.
     let logits = scratch.logits.floats((KEYS + MAX_M) * lanes);
     let keys = scratch.keys.floats((KEYS + MAX_M) * dim_qk);
     let values = scratch.values.floats((KEYS * dim_v).max(dim_qk));
@@ -115,7 +115,7 @@ fn attend_head<V: Variant>(
     }
 }
 
-/// Queries of a block, transposed; rows that are not there are zero.
+/// The queries of a block, transposed. Missing rows are zero.
 fn pack_queries<V: Variant>(
     unit: &Unit<'_, V>,
     kv_head: u32,

@@ -186,7 +186,7 @@ impl Cpu {
     }
 }
 
-/// All of them, to be checked.
+/// All given scales, to be checked.
 fn view<'a>(scales: &'a AppendScales<'_>) -> KvScales<'a> {
     match scales {
         AppendScales::Given(scales) => *scales,
@@ -204,7 +204,7 @@ fn view<'a>(scales: &'a AppendScales<'_>) -> KvScales<'a> {
     }
 }
 
-/// What makes the largest finite number of a row the largest of the type.
+/// The scale that makes the largest finite number of a row the largest of the type.
 fn scale_of<S: Element>(row: &[S], dtype: Dtype) -> f32 {
     let largest_of_type = match dtype {
         Dtype::F8E5M2 => 57344.0,

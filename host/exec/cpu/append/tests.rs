@@ -211,7 +211,7 @@ fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() 
             }
         );
     }
-    // The first that comes to a place where another is, whatever the order of the places.
+    // The first entry whose place is already taken, whatever the order of the places.
     let twice = append_slots(&[5, 3, -1, -1, 5, 3]);
     assert!(
         matches!(

@@ -11,14 +11,13 @@ use super::super::{
 };
 use crate::tensor::{Element, with_elements};
 
-/// The most rows that are still few.
+/// The most rows that count as few.
 pub(in super::super) const MAX_ROWS: usize = 8;
 
 /// Logits of a tile and one KV head: `[row][key]`.
 pub(in super::super) type Logits = [[f32; KEYS]; MAX_ROWS];
 
-/// Products of `R` queries with the keys of a tile, `K` of them at a time; what stands behind them is of no
-/// meaning.
+/// Products of `R` queries with the keys of a tile, `K` keys at a time. Values behind these products have no meaning.
 #[inline(always)]
 pub(in super::super) fn products<S: Simd, const R: usize, const K: usize>(
     simd: S,
@@ -83,7 +82,7 @@ pub(in super::super) fn hooks<V: Variant>(
     }
 }
 
-/// Turns the logits of a row into weights; returns what earlier outputs are multiplied by.
+/// Turns the logits of a row into weights. Returns the factor for earlier outputs.
 #[inline(always)]
 pub(in super::super) fn weigh<S: Simd>(
     simd: S,
@@ -147,7 +146,7 @@ fn accumulate_at<S: Simd, T: Element, const R: usize, const N: usize>(
             sums[r][n] = simd.mul(before[n], simd.splat(factor[r]));
         }
     }
-    // Each of these calls asks for its part of the rows, from the first on.
+    // Each of these calls prefetches its part of the rows, from the first on.
     let step = N * S::LANES;
     let before = at * rows.ahead.len();
     let mut asked = (before / dim, before % dim);

@@ -15,7 +15,7 @@ pub(super) const MAX_M: usize = 8;
 /// The most lanes of a block.
 const MAX_R: usize = 32;
 
-/// Some rows and the states of their softmax, in as many lanes as the kernels of the machine take.
+/// Some rows and the states of their softmax, in as many lanes as the machine's kernels have.
 pub(in super::super) struct Block<'a> {
     pub(super) rows: &'a [Row],
     softmax: bool,
@@ -54,8 +54,8 @@ pub(in super::super) fn products<S: Simd, const N: usize, const M: usize>(
     }
 }
 
-/// Adds some keys to the states of a block: hides what is hidden, turns logits into weights, and adds the
-/// weighted values to the outputs, `M` elements of them together.
+/// Adds some keys to the states of a block: hides keys, turns logits into weights, and adds the weighted values to the
+/// outputs, `M` elements at a time.
 #[inline(always)]
 pub(in super::super) fn absorb<S: Simd, const N: usize, const M: usize>(
     simd: S,
@@ -123,7 +123,7 @@ pub(in super::super) fn hooks<V: Variant>(
 
 impl<'a> Block<'a> {
     pub(super) fn new(rows: &'a [Row], softmax: bool) -> Self {
-        // Lanes without a row see what the last row sees.
+        // Lanes without a row see the same keys as the last row.
         let row = |lane: usize| rows[lane.min(rows.len() - 1)];
         Self {
             rows,
@@ -165,8 +165,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Turns logits into weights; returns what earlier outputs are multiplied by. The rules are those of
-    /// [`Softmax`], lane by lane.
+    /// Turns logits into weights. Returns the factor for earlier outputs. The rules are those of [`Softmax`], lane by
+    /// lane.
     #[inline(always)]
     fn weigh<S: Simd, const N: usize>(&mut self, simd: S, logits: &mut [f32]) -> [S::F; N] {
         let lanes = N * S::LANES;
@@ -213,7 +213,7 @@ impl<'a> Block<'a> {
         factor
     }
 
-    /// Normalises the outputs and turns them back: `[row][element]`.
+    /// Normalises the outputs and transposes them back: `[row][element]`.
     pub(super) fn finish(&self, outputs: &[f32], lanes: usize, out: &mut [f32], lse: &mut [f32]) {
         let dim = outputs.len() / lanes;
         for (r, (out, lse)) in out.chunks_exact_mut(dim).zip(lse).enumerate() {
