@@ -61,7 +61,7 @@ pub fn attention_heads<Q: Element, T: Element>(
     ))
 }
 
-/// With the variant that the spec describes: compiled here, and not by each program that calls it.
+/// The spec's variant: compiled here, and not again in each program that calls it.
 fn standard(
     spec: &Spec,
     batch: &Batch,
@@ -101,8 +101,8 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
     ))
 }
 
-/// The rows of queries in f64, by token and head. A function of its own for each variant is enough; with one for each
-/// type of queries and keys, programs take a third longer to compile.
+/// The rows of queries in f64, by token and head. Not generic over the types of queries and keys: with one function for
+/// each type, programs take a third longer to compile.
 type Rows<'a> = &'a (dyn Fn(usize) -> Vec<f64> + Sync);
 
 fn rows_of<Q: Element>(spec: &Spec, q: &[Q]) -> impl Fn(usize) -> Vec<f64> + Sync {
@@ -119,7 +119,7 @@ fn rows_of<Q: Element>(spec: &Spec, q: &[Q]) -> impl Fn(usize) -> Vec<f64> + Syn
 trait Pool: Sync {
     fn key(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
     fn value(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
-    /// Of keys and values.
+    /// The scales of a key and of its value.
     fn scales(&self, kv_heads: u32, at: ScaleAt) -> [f64; 2];
 }
 

@@ -155,14 +155,14 @@ pub enum MaskedHeads {
 pub struct BlockSparse {
     spec: Spec,
     masked: MaskedHeads,
-    /// Query heads of a KV head of the whole.
+    /// Query heads per KV head of the given specification.
     group: u32,
     pages: u32,
     strided: Strided,
     runs: Vec<Rows>,
 }
 
-/// A run in the making.
+/// A run while prompts are added.
 #[derive(Clone, Debug)]
 struct Rows {
     q_indptr: Vec<u32>,
@@ -296,7 +296,7 @@ impl BlockSparse {
         Ok(())
     }
 
-    /// What the first tokens of a block of queries see: as many as stand in one block of keys.
+    /// What the first tokens of a block of queries see: those tokens that are in one block of keys.
     fn seen(&self, mask: &BlockMask, query: u32, rest: &Range<u32>) -> Seen {
         const KEYS: u32 = BlockMask::KEYS;
         let block = |key: u32| key * KEYS..((key + 1) * KEYS).min(mask.keys);
@@ -314,11 +314,11 @@ impl BlockSparse {
         let mut blocks: Vec<_> = chosen(own).collect();
         let mut after = tokens;
         if mask.sees(query, own) {
-            // The keys of a table end with the last of its queries.
+            // The keys of a table end with the key of its last query.
             blocks.push(own * KEYS..position + tokens);
             after = 0;
         }
-        // Without their own block queries stand behind all that they see.
+        // Without their own block, queries come after all keys that they see.
         Seen {
             blocks,
             tokens,
@@ -356,7 +356,7 @@ impl BlockSparse {
 struct Seen {
     /// Keys, block by block.
     blocks: Vec<Range<u32>>,
-    /// How many queries.
+    /// Number of queries.
     tokens: u32,
     /// As [`Part::keys_after`].
     after: u32,

@@ -44,22 +44,22 @@ pub struct PagesByHead {
     table: PageTable,
 }
 
-/// How the pages of a pool are numbered in the view that tables speak of.
+/// How tables number the pages of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strided {
-    /// Pages of the view from one page of the pool to the next.
+    /// Number of pages of the view from one page of the pool to the next.
     step: u32,
-    /// Pages of the view.
+    /// Number of pages of the view.
     pub(super) pages: u32,
 }
 
 impl Strided {
-    /// The pool as it is.
+    /// The pool as it is: pages with all heads.
     pub(super) const fn whole(pages: u32) -> Self {
         Self { step: 1, pages }
     }
 
-    /// What each head has of a page is a page.
+    /// The part of a page that belongs to one head is a page of its own.
     pub(super) fn by_head(
         strides: KvStrides,
         pages: u32,
@@ -70,7 +70,7 @@ impl Strided {
         let step = step.ok_or(ProblemError::UnevenHeads { page, head })?;
         let of_view = match u64::from(pages) {
             0 => 0,
-            // Behind the last page's heads the view has nothing.
+            // The view ends with the heads of the last page.
             pages => (pages - 1) * u64::from(step) + u64::from(kv_heads),
         };
         problem::fits("pages × heads of the pool", of_view, u32::MAX.into())?;
@@ -80,7 +80,7 @@ impl Strided {
         })
     }
 
-    /// A page of the pool, or what a head has of it.
+    /// The id of a page of the pool, or of a head's part of it.
     pub(super) const fn id(&self, page: u32, head: u32) -> u32 {
         page * self.step + head
     }
@@ -128,7 +128,7 @@ impl PagesByHead {
         if got != expected as usize {
             return Err(ProblemError::HeadLists { got, expected });
         }
-        // A list without keys is one that nothing is seen of.
+        // A list without keys is allowed: its queries see nothing.
         let short = lists.iter().find(|(_, keys)| (1..tokens).contains(keys));
         if let (Some(&(_, keys)), true) = (short, self.spec.variant.causal) {
             return Err(ProblemError::BlockTokens { tokens, keys });
@@ -171,7 +171,7 @@ impl PagesByHead {
     }
 }
 
-/// The strides of what one head has of each page, as pages.
+/// The strides of the parts of pages that belong to one head, as pages.
 pub(crate) fn by_head(strides: KvStrides) -> Option<KvStrides> {
     let KvStrides { page, head, .. } = strides;
     if head == 0 || !page.is_multiple_of(head) {

@@ -45,7 +45,7 @@ impl Batch {
         );
         let table = &part.table;
         let page_size = table.page_size;
-        // Per request: pages taken out so far, and the most that may be (its new keys stay).
+        // For each request: the pages that were moved so far, and the most that may be (its new keys stay).
         let mut taken = vec![0; part.row_blocks()];
         let most: Vec<usize> = (0..part.row_blocks())
             .map(|r| {
@@ -88,7 +88,7 @@ struct Group {
     pages: usize,
 }
 
-/// Runs of at least two requests of which all have the same next page.
+/// Runs of at least two neighbouring requests that all have the same next page.
 fn groups(
     table: &PageTable,
     requests: Range<usize>,
@@ -139,7 +139,7 @@ fn shared_part(part: &Part, groups: &[Group], taken: &[usize]) -> Part {
             .table
             .push(pages, pages.len() as u32 * part.table.page_size);
         shared.q_indptr.push(end);
-        // The queries' own keys follow, so none of these is hidden.
+        // The queries' own keys come after these keys, so the mask hides none of them.
         shared.keys_after.push(end - covered);
         covered = end;
     };

@@ -1,4 +1,4 @@
-//! Rows of latent attention that carry their scales: the 656 bytes that DeepSeek-V3.2 caches of a token.
+//! Rows of latent attention that contain their scales: the 656 bytes that DeepSeek-V3.2 caches for a token.
 //!
 //! | bytes | |
 //! |---|---|
@@ -6,11 +6,12 @@
 //! | 512 to 527 | four scales in f32 of the machine's order, one for each 128 of the numbers |
 //! | 528 to 655 | 64 elements in bf16: the last of the key, which carry the position |
 //!
-//! A number stands for its product with its scale. The CPU and the reference compute it in f32 and round it to bf16. The
-//! kernel of 64 rows rounds scale and product to f16, over a power of two of the key; the kernel of 16 rows takes numbers as
-//! they are and multiplies sums and weights by scales, so nothing is rounded. With powers of two as scales, which are what is
-//! appended, all speak of the same keys; otherwise an element of a key differs by 2⁻⁸ of itself at most. Of a key whose scales
-//! lie more than 2²¹ apart the kernel of 64 rows rounds the small elements to 2⁻³¹ of the largest that it can have.
+//! The value of a number is its product with its scale. The CPU and the reference compute it in f32 and round it to
+//! bf16. The kernel of 64 rows rounds scale and product to f16, relative to a power of two of the key. The kernel of 16
+//! rows multiplies sums and weights by the scales, so it rounds nothing. If scales are powers of two, as appends write
+//! them, all read the same keys. Otherwise an element of a key differs by at most 2⁻⁸ of itself. If the scales of a key
+//! differ by a factor of more than 2²¹, the kernel of 64 rows rounds its small elements to 2⁻³¹ of the largest element
+//! that the key can have.
 
 use half::bf16;
 
@@ -19,22 +20,22 @@ use crate::tensor::{Element, F8E4M3};
 /// Bytes of a token of latent attention with [scales in its row](super::KvScales::InRow).
 pub const LATENT_656_BYTES: u32 = 656;
 
-/// Numbers of 8 bits: a value.
+/// 8-bit numbers of a row: these are the value.
 pub(crate) const NUMBERS: usize = 512;
 /// Elements of a key.
 pub(crate) const ELEMENTS: usize = 576;
-/// Numbers that have one scale.
+/// Numbers that share a scale.
 const TILE: usize = 128;
 /// Where the scales and the elements of 16 bits begin.
 const SCALES_AT: usize = NUMBERS;
 const ROPE_AT: usize = SCALES_AT + NUMBERS / TILE * 4;
 
-/// The largest finite number of F8E4M3: scales leave none above it.
+/// The largest finite number of F8E4M3. With its scale, no number exceeds it.
 const LARGEST: f32 = 448.0;
-/// The smallest scale that is computed: its inverse is finite, too.
+/// The smallest scale that is computed. Its inverse is still finite.
 const SMALLEST: f32 = 1.0 / (1_u128 << 100) as f32;
 
-/// The first elements of a key, as many as are asked for.
+/// Writes the first `to.len()` elements of a key.
 pub(crate) fn widen(row: &[u8], to: &mut [f32]) {
     let (numbers, rest) = to.split_at_mut(to.len().min(NUMBERS));
     for (tile, to) in numbers.chunks_mut(TILE).enumerate() {
@@ -49,7 +50,7 @@ pub(crate) fn widen(row: &[u8], to: &mut [f32]) {
     }
 }
 
-/// The nearest bf16, ties to even. Without a branch, so that rows are widened by vectors.
+/// The nearest bf16, ties to even. There is no branch, so that loops over rows vectorise.
 #[inline(always)]
 fn rounded(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -83,7 +84,7 @@ fn scale_of(numbers: &[f32]) -> f32 {
         return 1.0;
     }
     let least = (largest / LARGEST).max(SMALLEST);
-    // The next power of two, by the exponent: one more where there is any mantissa.
+    // The next power of two, by the exponent: one more if any bit of the mantissa is set.
     let (exponent, mantissa) = (least.to_bits() >> 23, least.to_bits() & 0x007f_ffff);
     f32::from_bits((exponent + u32::from(mantissa != 0)) << 23)
 }

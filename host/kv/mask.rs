@@ -166,7 +166,7 @@ impl DraftTree<'_> {
             );
             let first_token = qo_indptr[qo_indptr.len() - 1];
             let paths = (0..tokens).map(|token| tree.path(token));
-            // How far a key is follows from the token's depth, so each token needs its own row where that counts.
+            // The distance to a key depends on the token's depth, so each token needs its own row if distances matter.
             if spec.counts_distances() {
                 for (path, token) in paths.clone().zip(first_token + 1..) {
                     context.table.push(tree.context, tree.context_len);

@@ -45,7 +45,7 @@ pub struct PageCopy {
 pub struct PagePool {
     page_size: u32,
     refs: Vec<u32>,
-    /// Free pages; the last is the next to go.
+    /// Free pages. The last one is allocated next.
     free: Vec<u32>,
 }
 

@@ -68,10 +68,10 @@ impl Pin {
 #[derive(Clone, Debug, Default)]
 struct Node {
     parent: usize,
-    /// The tokens of the edge that leads here, `page_size` for each of `pages`.
+    /// The tokens of the edge to this node, `page_size` for each of `pages`.
     tokens: Vec<u32>,
     pages: Vec<u32>,
-    /// By the tokens of the first page of their edges.
+    /// Children, by the tokens of the first page of their edges.
     children: HashMap<Box<[u32]>, usize>,
     /// Time of the last use: no two nodes have the same, and parents are later than their children.
     used: u64,
@@ -178,7 +178,7 @@ impl PrefixCache {
     /// Frees up to `wanted` pages, the least recently used first. Returns the number of pages freed.
     pub fn evict(&mut self, pool: &mut PagePool, wanted: u32) -> u32 {
         let (mut freed, mut after) = (0, 0);
-        // What becomes a leaf on the way was used later than what hung on it, so it is still to come.
+        // A node that becomes a leaf here was used later than its children, so the loop still reaches it.
         while freed < wanted
             && let Some((&used, &leaf)) = self
                 .leaves
@@ -191,7 +191,7 @@ impl PrefixCache {
         freed
     }
 
-    /// Evicts from the end of a leaf's edge, and the leaf when nothing is left of it.
+    /// Evicts pages from the end of a leaf's edge, and the leaf if none are left.
     fn trim(&mut self, pool: &mut PagePool, leaf: usize, wanted: u32) -> u32 {
         let node = &mut self.nodes[leaf];
         let unused = node
@@ -220,8 +220,8 @@ impl PrefixCache {
         freed as u32
     }
 
-    /// Follows `tokens` as far as they are cached, with each node on the way and the pages of its edge that
-    /// agree; returns the last one.
+    /// Follows `tokens` as far as they are cached. Calls back with each node on the way and the number of pages of its
+    /// edge that agree. Returns the last node.
     fn walk(&self, tokens: &[u32], mut visit: impl FnMut(usize, usize)) -> usize {
         let (mut node, mut rest) = (ROOT, tokens);
         while let Some(child) = self.child(node, rest) {
@@ -267,7 +267,7 @@ impl PrefixCache {
             ..Node::default()
         });
         self.nodes[parent].children.insert(first, upper);
-        // The lower part moves under the upper one; its index, and so its place among the leaves, stays.
+        // The lower part becomes a child of the upper part. It keeps its index, and so its place among the leaves.
         let lower_first = self.nodes[node].tokens[..self.page_size].into();
         self.nodes[upper].children.insert(lower_first, node);
         self.nodes[node].parent = upper;

@@ -79,7 +79,7 @@ pub enum AppendScales<'a> {
     },
 }
 
-/// Where a scale stands.
+/// What a scale is looked up by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaleAt {
     /// The query token.
@@ -88,11 +88,11 @@ pub(crate) struct ScaleAt {
     pub(crate) head: u32,
     /// Page of the key.
     pub(crate) page: u32,
-    /// Its place in the page.
+    /// Offset of the key in the page.
     pub(crate) offset: u32,
 }
 
-/// Whether there are rows that [carry their scales](KvScales::InRow) for these heads.
+/// Checks that there are rows that [contain their scales](KvScales::InRow) for these heads.
 pub(crate) fn check_in_row(spec: &Spec, dtype: Dtype) -> Result<(), ShapeError> {
     let heads = (spec.head_dim_qk, spec.head_dim_v) == (ELEMENTS as u32, NUMBERS as u32);
     if spec.latent && heads && dtype == Dtype::F8E4M3 {
@@ -110,7 +110,7 @@ impl KvScales<'_> {
     /// Bytes of a row that [contains its scales](Self::InRow).
     pub const IN_ROW_BYTES: u32 = LATENT_656_BYTES;
 
-    /// Elements of a row in the pool, where a key (or value) has `dim`.
+    /// Elements of a row in the pool, if a key (or value) has `dim` elements.
     pub(crate) fn row_elements(
         &self,
         spec: &Spec,
@@ -138,7 +138,7 @@ impl KvScales<'_> {
             offset,
         } = at;
         match *self {
-            // Rows are widened as a whole.
+            // Reading a row already applies its scales.
             Self::One | Self::InRow => [1.0; 2],
             Self::Tensor { k, v } => [k, v],
             Self::Head { k, v } => [k[head as usize], v[head as usize]],
@@ -158,7 +158,7 @@ impl KvScales<'_> {
         }
     }
 
-    /// Whether there is a scale for all keys of a part.
+    /// Checks that there is a scale for every key of a part.
     pub(crate) fn check(
         &self,
         dtype: Dtype,

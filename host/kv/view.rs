@@ -173,7 +173,8 @@ impl<'a, T: Element> KvView<'a, T> {
         &self.v[row(self.v_strides, page, offset, head, head_dim)]
     }
 
-    /// Whole pages in the slices. The last one ends with its last row, which a stride of pages may lead beyond.
+    /// Number of whole pages in the slices. The last page ends with its last row, even if the page stride leads beyond
+    /// it.
     #[cfg(feature = "emulator")]
     pub(crate) fn pages(&self, spec: &Spec) -> u32 {
         let of = |len, strides, dim| pages_in(len, strides, spec.kv_heads, self.stored(dim));
@@ -184,7 +185,7 @@ impl<'a, T: Element> KvView<'a, T> {
         ))
     }
 
-    /// A key as numbers, before any scale that is not in its row.
+    /// The numbers of a key, before scales that are not in its row.
     pub(crate) fn wide_key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
         self.wide(
             &self.k[row(self.k_strides, page, offset, head, self.stored(head_dim))],
@@ -192,7 +193,7 @@ impl<'a, T: Element> KvView<'a, T> {
         )
     }
 
-    /// A value, likewise.
+    /// The numbers of a value, likewise.
     pub(crate) fn wide_value(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
         self.wide(
             &self.v[row(self.v_strides, page, offset, head, self.stored(head_dim))],
@@ -360,7 +361,7 @@ pub struct KvTensors<'a> {
     pub scales: KvScales<'a>,
 }
 
-/// Whole pages in so many elements.
+/// Number of whole pages in this number of elements.
 fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u32 {
     if strides.page_size == 0 || heads == 0 {
         return 0;

@@ -3,7 +3,7 @@
 /// An integer that holds a page id or a slot, or a reference to one. Block tables are `Vec<usize>` in one program
 /// and `u32` in another; slot mappings are often i64, with −1 for tokens that are not written. This trait is sealed.
 pub trait Integer: Copy + Send + Sync + sealed::Sealed {
-    /// The number itself. Numbers above `i64::MAX`, which are no valid ids, become `i64::MAX`.
+    /// The number itself. Numbers above `i64::MAX` are not valid ids, and become `i64::MAX`.
     fn value(self) -> i64;
 }
 

@@ -2,22 +2,22 @@
 
 use super::{Dtype, Spec};
 
-/// How heads become such as kernels have.
+/// How heads are padded to a head dimension that kernels have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Padding {
     /// Elements of a head.
     pub(crate) dim: u32,
-    /// Elements of a head that the kernel computes with.
+    /// Elements of a head in the kernel.
     pub(crate) kernel_dim: u32,
     /// Slabs of 64 elements that the head has.
     pub(crate) slabs: u32,
-    /// Elements from one slab to the next: where that is less than 64 they overlap.
+    /// Elements from one slab to the next. If less than 64, slabs overlap.
     pub(crate) step: u32,
 }
 
 impl Padding {
-    /// None where kernels have heads of these dimensions, or none can be made to have them: slabs start at multiples
-    /// of 16 bytes, at equal distances.
+    /// None if kernels have this head dimension, or if it cannot be padded: slabs must start at multiples of 16 bytes,
+    /// at equal distances.
     pub(crate) const fn of(spec: &Spec) -> Option<Self> {
         let dim = spec.head_dim_qk;
         if spec.head_dim_v != dim || dim == 0 || !dim.is_multiple_of(16) || dim > 256 {
@@ -35,7 +35,7 @@ impl Padding {
         }
     }
 
-    /// Of a row of one head or several, in as many slabs as it takes.
+    /// The padding of a row of one or several heads, in as many slabs as it needs.
     pub(crate) const fn of_row(dim: u32) -> Option<Self> {
         let slabs = dim.div_ceil(64);
         let step = if slabs == 1 {
@@ -53,7 +53,7 @@ impl Padding {
         })
     }
 
-    /// Columns between the 64th of a padded head's output and the next, where the head has two slabs.
+    /// For heads of two slabs: additional columns between the 64th column of a padded head's output and the next.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) const fn gap(&self) -> u32 {
         64 - self.step
@@ -61,7 +61,7 @@ impl Padding {
 }
 
 impl Spec {
-    /// The heads and types as kernels compute with them; scale and everything else stay.
+    /// The heads and types that kernels compute with. Scale and everything else stay.
     pub(crate) const fn on_kernels(mut self) -> Self {
         let rows = self.dtype_of_rows();
         if self.rounds_queries() {
@@ -77,7 +77,7 @@ impl Spec {
         self
     }
 
-    /// The type that kernels have queries in: where they are F32, that of the keys, or beside keys of 8 bits that of the
+    /// The type of queries in kernels. F32 queries take the type of the keys or, if keys have 8 bits, that of the
     /// outputs.
     const fn dtype_of_rows(&self) -> Dtype {
         match (self.q_dtype, self.kv_dtype, self.out_dtype) {
@@ -88,17 +88,17 @@ impl Spec {
         }
     }
 
-    /// Whether queries are rounded before kernels of a GPU read them.
+    /// Whether queries are rounded before the kernels of a GPU read them.
     pub(crate) const fn rounds_queries(&self) -> bool {
         matches!(self.q_dtype, Dtype::F32)
     }
 
-    /// Whether a GPU's outputs come from merges, which alone write F32.
+    /// Whether outputs on a GPU come from merges: only these write F32.
     pub(crate) const fn has_f32_outputs(&self) -> bool {
         matches!(self.out_dtype, Dtype::F32)
     }
 
-    /// Whether a GPU has queries of its kernels in a place of their own.
+    /// Whether a GPU copies queries to the workspace before its kernels read them.
     pub(crate) const fn moves_queries(&self) -> bool {
         Padding::of(self).is_some() || self.rounds_queries()
     }

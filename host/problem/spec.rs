@@ -221,21 +221,22 @@ impl Spec {
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }
 
-    /// Whether it matters how far a key is from a query, beside the causal mask.
+    /// Whether distances between queries and keys matter, other than for the causal mask.
     pub(crate) fn counts_distances(&self) -> bool {
-        // Sigmoid weights alone are the same at any distance.
+        // Among hooks, only sigmoid weights do not depend on the distance.
         let hooks = |hooks: HooksName| hooks != SIGMOID.name;
         let variant = &self.variant;
         variant.window_left.is_some() || self.rotary.is_some() || variant.hooks.is_some_and(hooks)
     }
 
-    /// Whether prefills on a GPU bring keys and values to another place before they use them: of another type, or turned.
+    /// Whether keys and values are copied before prefills on a GPU use them: converted to another type, or with rotary
+    /// embedding.
     pub(crate) const fn converts(&self) -> bool {
         let others = self.kv_dtype.bytes() == 1 || self.rotary.is_some();
         others && !self.latent && self.head_dim_qk == self.head_dim_v
     }
 
-    /// Bytes of a number that prefills leave of a [converted](Self::converts) one.
+    /// Bytes of an element that was [converted](Self::converts) for prefills.
     pub(crate) const fn converted_bytes(&self) -> usize {
         match self.compute {
             Compute::F16 => 2,

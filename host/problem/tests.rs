@@ -436,7 +436,7 @@ proptest! {
         prop_assert!(range.start <= range.end && range.end <= kv_len);
     }
 
-    /// Whatever the arrays hold, the check answers and never panics.
+    /// Whatever the arrays contain, the check returns and never panics.
     #[test]
     fn checking_never_panics(
         qo in prop::collection::vec(0u32..20, 0..5), q in prop::collection::vec(0u32..20, 0..5),

@@ -18,7 +18,7 @@ pub(super) struct Row<'a, V> {
     pub(super) spec: &'a Spec,
     pub(super) token: u32,
     pub(super) head: u32,
-    /// In base 2.
+    /// Logits in base 2.
     pub(super) sink: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ impl<V: Variant> Row<'_, V> {
             .map(|seen| seen.logit)
             .chain(self.sink)
             .fold(f64::NEG_INFINITY, f64::max);
-        // A sink weighs, and has no value.
+        // A sink has a weight, but no value.
         let weighs = |sink: f64| {
             if sink == f64::NEG_INFINITY {
                 0.0
@@ -166,7 +166,7 @@ impl<V: Variant> Row<'_, V> {
     }
 }
 
-/// A rotary embedding by its definition.
+/// The rotary embedding by its definition.
 struct Turns {
     rope: Rope,
     inverse_frequencies: Vec<f64>,
@@ -196,9 +196,9 @@ impl Turns {
 struct Seen<'a> {
     logit: f64,
     view: &'a dyn Pool,
-    /// Its page, and its place in it.
+    /// Its page, and its offset in the page.
     place: (u32, u32),
-    /// Of the value.
+    /// Scale of the value.
     scale: f64,
     at: Key,
 }

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ProblemError, Spec, fits};
 
-/// The most operations of a batch, minutes of the fastest GPU: with all that costs are weighed by, sums of
-/// them stay within 64 bits.
+/// The most operations of a batch: minutes on the fastest GPU. Sums of costs, with all their weights, then stay within
+/// 64 bits.
 const MAX_WORK: u64 = 1 << 58;
 
 /// The requests of one step: ragged queries and paged keys.
@@ -81,7 +81,7 @@ impl Batch {
     pub fn of_top_k(tokens: u32, k: u32) -> Result<Self, ProblemError> {
         let all = u64::from(tokens) * u64::from(k);
         fits("query tokens × their keys", all, u32::MAX.into())?;
-        // The run's indices stand in their place.
+        // These page ids stand for the indices that are passed to the run.
         let mut table = PageTable::new(1, all as u32);
         for token in 0..tokens {
             table.try_push(token * k..(token + 1) * k, k)?;
@@ -216,14 +216,14 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether sums of costs stay within what 64 bits count.
+    /// Checks that sums of costs stay within 64 bits.
     fn check_work(&self, spec: &Spec) -> Result<(), ProblemError> {
         let work = |pairs: fn(&Part) -> u64| {
             let parts = self.parts.iter().map(pairs);
             let pairs = parts.fold(0, u64::saturating_add);
             pairs.saturating_mul(spec.flops_per_pair())
         };
-        // A look at each row block only where all queries on all keys would be too much.
+        // Each row block is looked at only if all queries times all keys would be too much.
         if work(Part::most_pairs) <= MAX_WORK {
             return Ok(());
         }

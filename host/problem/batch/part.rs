@@ -143,8 +143,8 @@ impl Part {
         Ok(())
     }
 
-    /// Row blocks that span requests have no order among their queries, so nothing may be hidden from any, nor depend on
-    /// how far a key is.
+    /// The queries of row blocks that span requests have no order: nothing may be hidden from them, and nothing may
+    /// depend on distances.
     pub(super) fn check_shared_blocks(
         &self,
         part: usize,

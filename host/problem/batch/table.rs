@@ -206,7 +206,7 @@ impl PageTable {
         let slot = |position: u32| {
             let page = u64::from(pages[(position / self.page_size) as usize]);
             let slot = page * u64::from(self.page_size) + u64::from(position % self.page_size);
-            // The last of 32 bits is that of tokens without a slot.
+            // The largest 32-bit number is the slot of tokens that are not written.
             fits("a slot", slot, u64::from(u32::MAX) - 1)?;
             Ok(slot as u32)
         };
@@ -300,12 +300,12 @@ impl PageTable {
     }
 }
 
-/// Whether any id is `pool_pages` or more, of which there are no more than 2³¹. All are looked at: that vectorises, a search
-/// with an early exit does not.
+/// Whether any id is `pool_pages` (at most 2³¹) or more. All ids are looked at: this loop vectorises, but a search with
+/// an early exit does not.
 fn any_from(ids: &[u32], pool_pages: u32) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        /// Vectors that have a maximum: half the instructions, of twice the width.
+        /// With an instruction set whose vectors have a maximum: half the instructions, and twice the width.
         #[target_feature(enable = "avx2")]
         fn largest(ids: &[u32]) -> u32 {
             ids.iter().fold(0, |largest, &id| largest.max(id))
