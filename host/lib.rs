@@ -135,7 +135,7 @@
 //! - internals for tools and tests: parts of plans, tiles and their costs, calls of single kernels and their parameters.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What only internals that are not public call.
+// Functions that only non-public internals call.
 #![cfg_attr(not(feature = "unstable"), allow(dead_code, unused_imports))]
 
 pub use error::Error;
@@ -148,7 +148,7 @@ pub use exec::gpu;
 /// The 16-bit floats of tensors, in the version that this crate uses.
 pub use half;
 
-/// Names that are of this crate alone, unless its feature `unstable` is on.
+/// Names that are private to this crate, unless its feature `unstable` is on.
 macro_rules! unstable {
     ($($(#[$attribute:meta])* use $first:ident $(:: $rest:tt)+;)+) => { $(
         #[cfg(feature = "unstable")]
@@ -251,12 +251,12 @@ unstable! {
     }
 }
 
-/// The programs of the front page.
+/// The programs of the README.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// Its symbols stand in for the driver's; a dependency that nobody names is not linked.
+// Its symbols replace those of the driver. Without a use, a dependency is not linked.
 #[cfg(feature = "cust")]
 use libcuda_link as _;
 
@@ -266,7 +266,7 @@ pub mod plan;
 pub mod problem;
 pub mod tensor;
 
-// Files of modules stand here as they are, for rustfmt finds none that a macro names.
+// Module files are declared here directly, because rustfmt does not find those that a macro declares.
 #[cfg(feature = "unstable")]
 pub mod exec;
 #[cfg(not(feature = "unstable"))]

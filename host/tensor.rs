@@ -40,10 +40,10 @@ impl<'a> HeadTensors<'a> {
     }
 }
 
-/// Whether a variant whose weights are a softmax, or are none, is what a specification says.
+/// Checks that a variant's weights are a softmax exactly if the specification says so.
 pub(crate) fn check_softmax(spec: &crate::problem::Spec, softmax: bool) -> Result<(), ShapeError> {
     let variant = &spec.variant;
-    // Code that the specification does not name is taken as it is.
+    // A variant that the specification does not name is accepted as it is.
     if variant.hooks.is_some() && variant.adds_up == softmax {
         return Err(ShapeError::Softmax { softmax });
     }

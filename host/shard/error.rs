@@ -1,4 +1,4 @@
-//! Why a batch is not dealt out, and what is wrong with shares.
+//! Why a batch cannot be distributed, and what is wrong with shares.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! What ranks are predicted to take: each its plan, then the exchange.
+//! Predicted times of ranks: each runs its plan, then the exchange.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +8,13 @@ use crate::{
     problem::Spec,
 };
 
-/// What joins the GPUs of a host.
+/// The link between the GPUs of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What a GPU reads from the others, from all of them together.
+    /// Bandwidth at which a GPU reads from all other GPUs together.
     pub read_bytes_per_ns: f64,
-    /// What an exchange takes that moves nothing: a launch, a word to the others, and a look at their memory.
+    /// Time of an exchange without data: a launch, a signal to the others, and a read of their signals.
     pub exchange_ns: f64,
 }
 
@@ -25,7 +25,7 @@ impl Link {
         exchange_ns: 5_000.0,
     };
 
-    /// The time of an exchange: of so many tokens of some heads a rank reads the results of all other ranks of its
+    /// The time of an exchange, in which a rank reads the results of this number of tokens from all other ranks of its
     /// group.
     #[must_use]
     pub fn exchange_ns(&self, spec: &Spec, tokens: u64, ranks: u32) -> f64 {
@@ -39,23 +39,24 @@ impl Link {
     }
 }
 
-/// Results of up to so many query tokens are small enough to be merged whole on every rank.
+/// Results of up to this many query tokens are small enough that every rank merges all of them.
 pub const MERGED_WHOLE: u32 = 512;
 
-/// What the ranks of a batch are predicted to take.
+/// Predicted times of the ranks of a batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// Attention of each rank.
+    /// Time of each rank's attention.
     pub attention_ns: Vec<f64>,
-    /// The exchange of each, behind the last of its group.
+    /// Time of each rank's exchange, which starts when the last rank of its group is done.
     pub exchange_ns: Vec<f64>,
     /// When the last rank is done.
     pub total_ns: f64,
 }
 
 impl Forecast {
-    /// Of plans of shares, one for each. Ranks of a group merge all tokens each, or each as many as its part of them.
+    /// The forecast for plans of shares, one plan for each share. With `merge_all`, every rank of a group merges all
+    /// tokens; otherwise each merges an equal part of them.
     #[must_use]
     pub fn new(
         shares: &[Share],
@@ -86,7 +87,7 @@ impl Forecast {
         }
     }
 
-    /// How far the ranks are apart: the mean of their attention over the longest.
+    /// The balance of the ranks: the mean of their attention times divided by the longest.
     #[must_use]
     pub fn balance(&self) -> f64 {
         let longest = self
@@ -99,16 +100,16 @@ impl Forecast {
     }
 }
 
-/// A run alone on a stream, from one event to the next, beyond its units and its first launch: the same 8 µs in all
+/// Time of a run alone on a stream, between two events, in addition to its units and its first launch: 8 µs in all
 /// decodes that were measured on an H200.
 const ALONE_NS: f64 = 8_000.0;
 
-/// Products that go on for long reach a GPU's power limit, and become slower by up to this share: after half of that time
-/// by half of it. Measured on one H200: 1.5 % of 1.5 ms, 3.4 % of 3 ms, 6.2 % of 24 ms.
+/// Long computations reach a GPU's power limit and become slower by up to `POWER_LOSS`: by half of it after
+/// `POWER_HALF_NS`. Measured on one H200: 1.5 % at 1.5 ms, 3.4 % at 3 ms, 6.2 % at 24 ms.
 const POWER_LOSS: f64 = 0.07;
 const POWER_HALF_NS: f64 = 3e6;
 
-/// A plan alone: its units, its launches and its merges.
+/// Time of a plan alone: its units, its launches and its merges.
 fn attention(plan: &Plan, device: &DeviceDescription) -> f64 {
     let merges = match plan.merges.is_empty() {
         true => 0.0,

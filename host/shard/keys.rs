@@ -1,19 +1,19 @@
-//! Keys over ranks, page by page.
+//! Distributes keys over ranks, page by page.
 //!
-//! A rank's keys of a row block are runs of neighbours. Queries that see all of them are a row block without a mask. Under
-//! a causal mask a query sees the runs before its own position, and of the run that it stands in a beginning. Between two
-//! runs of a rank nothing of that changes, so that one row block serves all queries from the beginning of a run to that of
-//! the next: the mask cuts off the end of its own run, as it does everywhere.
+//! A rank's keys of a row block are runs of consecutive keys. Queries that see all of them become a row block without a
+//! mask. Under a causal mask, a query sees all runs before its position, and a beginning of the run that contains its
+//! position. One row block therefore serves all queries from the beginning of a run to the beginning of the next: the
+//! mask cuts off the end of its last run, as in any other batch.
 
 use std::ops::Range;
 
 use super::{Keys, ShardError};
 use crate::problem::{Batch, PageTable, Part, Spec};
 
-/// Page ids that the cuts of one row block may take.
+/// Maximum number of page ids for the cuts of one row block.
 const MOST_PAGES: usize = 1 << 25;
 
-/// Runs of pages with one owner, in order; neighbours have different ones.
+/// Runs of pages with one owner, in order. Neighbouring runs have different owners.
 pub(super) fn runs(deal: Keys, ranks: u32, pages: u32) -> Vec<(Range<u32>, u32)> {
     let mut runs: Vec<(Range<u32>, u32)> = Vec::new();
     let mut push = |run: Range<u32>, owner: u32| match runs.last_mut() {
@@ -91,7 +91,7 @@ pub(super) fn deal(
     Ok(dealt.with_ancestors(batch.ancestors.clone()))
 }
 
-/// A part of a rank in the making.
+/// A part of a rank's batch, while it is made.
 struct Dealt<'a> {
     whole: &'a Part,
     part: Part,
@@ -111,7 +111,7 @@ impl<'a> Dealt<'a> {
         }
     }
 
-    /// A row block of the next queries.
+    /// Adds a row block of the next queries.
     fn push<'p>(
         &mut self,
         queries: u32,
@@ -128,7 +128,7 @@ impl<'a> Dealt<'a> {
         Ok(())
     }
 
-    /// At most one run: positions stay what they are, so that every mask does.
+    /// Adds at most one run. Positions do not change, so all masks stay valid.
     fn one_run(
         &mut self,
         spec: &Spec,
@@ -143,7 +143,7 @@ impl<'a> Dealt<'a> {
         };
         let keys = keys_of(&run, &whole.table, kv_len);
         let first = i64::from(whole.first_position(row_block));
-        // Queries that stand before the run see nothing of it.
+        // Queries before the run see none of its keys.
         let blind = match spec.variant.causal {
             true => (i64::from(keys.start) - first).clamp(0, queries.into()) as u32,
             false => 0,
@@ -159,7 +159,7 @@ impl<'a> Dealt<'a> {
         Ok(())
     }
 
-    /// Several runs, and no mask but the causal one.
+    /// Adds several runs. The causal mask is the only mask.
     fn runs(
         &mut self,
         spec: &Spec,
@@ -185,7 +185,7 @@ impl<'a> Dealt<'a> {
             let kv_len = keys.iter().map(|run| run.len() as u32).sum();
             return self.push(queries, own(pages, runs), kv_len, queries);
         }
-        // The first query that stands in each run or behind it.
+        // The first query in or behind each run.
         let begins =
             |run: &Range<u32>| (i64::from(run.start) - first).clamp(0, queries.into()) as u32;
         let ends = keys[1..].iter().map(begins).chain([queries]);
@@ -207,7 +207,7 @@ impl<'a> Dealt<'a> {
         let (mut begin, mut before) = (begin, 0);
         for (index, (run, end)) in keys.iter().zip(ends).enumerate() {
             if end > begin {
-                // Where the last of the queries stands, and what of the run it does not reach.
+                // The position after the last of these queries, and the end of the part of the run that it sees.
                 let position = (first + i64::from(end)) as u32;
                 let reach = position.min(run.end);
                 let kv_len = before + (reach - run.start);

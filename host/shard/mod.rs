@@ -235,7 +235,7 @@ impl Sharding {
         Ok(())
     }
 
-    /// The heads of a rank, and nothing else yet.
+    /// A share with the heads of a rank, and no batch yet.
     fn heads_of(&self, spec: &Spec, index: u32) -> Share {
         let mut own = *spec;
         own.q_heads = spec.q_heads / self.heads;

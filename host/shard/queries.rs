@@ -1,14 +1,14 @@
-//! Queries over ranks, each of which has all keys.
+//! Distributes queries over ranks, each of which has all keys.
 
 use std::ops::Range;
 
 use super::ShardError;
 use crate::problem::{Batch, PageTable, Part, Spec};
 
-/// Long prompts are cut at multiples of so many tokens: whole tiles of every kernel.
+/// Long prompts are cut at multiples of this number of tokens: whole tiles of every kernel.
 const STEP: u32 = 128;
 
-/// Which tokens each rank has.
+/// The tokens of each rank.
 pub(super) struct Deal<'a> {
     spec: &'a Spec,
     tokens: Vec<Vec<Range<u32>>>,
@@ -34,7 +34,7 @@ impl<'a> Deal<'a> {
                 tokens[rank as usize].push(cut(run)..cut(run + 1));
             }
         }
-        // Neighbours stay together, for they may share prefixes.
+        // Neighbouring requests stay together, because they may share prefixes.
         let short: Vec<_> = (0..batch.requests()).filter(|r| !long(r)).collect();
         let work = |&request: &usize| {
             let queries = u64::from(batch.q_len(request));
@@ -55,7 +55,7 @@ impl<'a> Deal<'a> {
         Ok(Self { spec, tokens })
     }
 
-    /// The batch of a rank, and the tokens that are its own.
+    /// The batch of a rank, and the runs of tokens that it has.
     pub(super) fn of(
         &self,
         batch: &Batch,
@@ -107,13 +107,13 @@ impl<'a> Deal<'a> {
                     continue;
                 }
                 let begin = own + (piece.start - run.start);
-                // Tokens that this part has no keys for.
+                // Tokens without keys in this part.
                 match part.q_indptr.last() {
                     None => part.q_indptr.push(begin),
                     Some(&end) if end < begin => push(&mut part, begin, &[], 0, begin - end)?,
                     Some(_) => {}
                 }
-                // The piece ends so many tokens before its row block does.
+                // Number of tokens from the end of the piece to the end of its row block.
                 let cut = block.end - piece.end;
                 let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
                 if !variant.causal
@@ -132,7 +132,7 @@ impl<'a> Deal<'a> {
                 let kv_len = kv_len.saturating_sub(hidden);
                 let end = begin + piece.len() as u32;
                 let pages = whole.table.pages(row_block);
-                // Without a key, the position does not matter, and may not be negative.
+                // Without keys, the position does not matter, but it may not be negative.
                 let after = match kv_len {
                     0 => piece.len() as u32,
                     _ => after.saturating_sub(cut),

@@ -1,4 +1,4 @@
-//! What goes wrong among ranks that run.
+//! Errors of ranks that run.
 
 use thiserror::Error;
 

@@ -1,10 +1,10 @@
-//! Whether shares are those of the batch: each query sees each of its keys once.
+//! Verifies shares against their batch: each query sees each of its keys once.
 
 use super::{ShardDefect, Sharding, Share};
 use crate::problem::{Batch, Spec};
 
-/// Keys that a query sees on one page: part, page id, offsets on the page, and where masks of the last keys matter how
-/// far the first of them stands before the query.
+/// Keys that a query sees on one page: part, page id and offsets on the page. If masks of the last keys matter, also
+/// the distance of the first key from the query.
 type Seen = (usize, u32, u32, u32, i32);
 
 impl Sharding {

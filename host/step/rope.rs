@@ -31,7 +31,7 @@ pub enum Pairing {
 }
 
 impl Pairing {
-    /// The elements of a pair, where so many are turned.
+    /// The elements of a pair, if `dim` elements are rotated.
     pub(crate) const fn elements(self, pair: usize, dim: usize) -> [usize; 2] {
         match self {
             Self::HalfSplit => [pair, pair + dim / 2],
@@ -209,7 +209,7 @@ impl Rope {
     /// # Errors
     /// [`StepError::Rope`].
     pub fn table(&self) -> Result<RopeTable, StepError> {
-        // A turn is 2⁶⁴: products with positions wrap around where whole turns are lost anyway.
+        // A full turn is 2⁶⁴: products with positions overflow exactly at full turns, which do not matter.
         let of_turn = |frequency: f64| ((frequency / TAU).fract() * 2_f64.powi(64)) as u64;
         let frequencies = self.inverse_frequencies()?;
         Ok(RopeTable {
@@ -220,7 +220,7 @@ impl Rope {
         })
     }
 
-    /// Whether it means something, for heads of so many elements.
+    /// Checks the embedding for heads of this dimension.
     pub(crate) fn check_heads(&self, head_dim: u32) -> Result<(), StepError> {
         self.check()?;
         let got = self.dim;
@@ -286,7 +286,7 @@ pub struct RopeTable {
     dim: u32,
     pairing: Pairing,
     magnitude: f32,
-    /// By how much each pair is turned from a position to the next, of a turn of 2⁶⁴.
+    /// The rotation of each pair from one position to the next, in units of 2⁻⁶⁴ turns.
     turns: Vec<u64>,
 }
 
@@ -313,12 +313,12 @@ impl RopeTable {
         })
     }
 
-    /// Turns a head by its position.
+    /// Rotates a head by its position.
     pub(crate) fn turn(&self, head: &mut [f32], position: i64) {
         self.turn_by(head, self.sines(position));
     }
 
-    /// Turns a head by the sines of its position.
+    /// Rotates a head by the sines and cosines of its position.
     pub(super) fn turn_by(&self, head: &mut [f32], sines: impl Iterator<Item = [f32; 2]>) {
         for (pair, [sine, cosine]) in sines.enumerate() {
             let [a, b] = self.pairing.elements(pair, self.dim as usize);

@@ -100,7 +100,7 @@ impl Sampling {
 #[repr(transparent)]
 pub struct Draw(pub(super) DrawParams);
 
-/// Number `position` of a seed: SplitMix64, which can begin anywhere.
+/// Number `position` of a seed: SplitMix64, which can start at any position.
 fn random(seed: u64, position: u64) -> u64 {
     const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
     let mix = |mut z: u64| {
@@ -108,7 +108,7 @@ fn random(seed: u64, position: u64) -> u64 {
         z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ z >> 31
     };
-    // Mixed, so that the numbers of neighbouring seeds are not each other's.
+    // Mixed, so that neighbouring seeds do not give the same numbers at shifted positions.
     let start = mix(seed.wrapping_add(GAMMA));
     mix(start.wrapping_add(GAMMA.wrapping_mul(position.wrapping_add(1))))
 }

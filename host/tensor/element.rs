@@ -21,14 +21,14 @@ mod sealed {
 
     macro_rules! elements {
         ($($element:ty => $variant:ident),+) => {
-            /// Elements whose type is known when the program runs: what is done with them is compiled once,
-            /// in this crate, and not in each program that uses it.
+            /// Elements whose type is known only at run time. Code for them is compiled once, in this crate, and not in
+            /// each program that uses it.
             #[derive(Clone, Copy, Debug)]
             pub enum Slice<'a> {
                 $($variant(&'a [$element]),)+
             }
 
-            /// As [`Slice`], to write.
+            /// As [`Slice`], with write access.
             #[derive(Debug)]
             pub enum SliceMut<'a> {
                 $($variant(&'a mut [$element]),)+
@@ -47,7 +47,7 @@ mod sealed {
                     }
                 }
 
-                /// None where the bytes are not aligned or not whole elements.
+                /// None if the bytes are not aligned, or not whole elements.
                 pub fn from_bytes(dtype: Dtype, bytes: &'a [u8]) -> Option<Self> {
                     match dtype {
                         $(Dtype::$variant => bytemuck::try_cast_slice(bytes).ok().map(Self::$variant),)+
@@ -181,7 +181,7 @@ impl Element for F8E4M3 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let bits = u32::from(self.0);
-        // Only the all-ones pattern is special: what would be infinity elsewhere are numbers here.
+        // Only the all-ones pattern is special (NaN): patterns of infinity in other formats are numbers here.
         widen::<4, 3>(bits >> 7, bits & 0x7f, 0x7f)
     }
 
@@ -212,8 +212,8 @@ fn widen<const E: u32, const M: u32>(sign: u32, magnitude: u32, special: u32) ->
     let rebias = 127 - ((1 << (E - 1)) - 1);
     let aligned = magnitude << (23 - M);
     let normal = f32::from_bits(aligned + (rebias << 23));
-    // With one more in the exponent the mantissa stands behind a hidden one, which the subtraction takes
-    // off again: no denormal is ever touched.
+    // With 1 added to the exponent, the mantissa follows a hidden one, which the subtraction removes again. No denormal
+    // is involved.
     let smallest_normal = f32::from_bits((rebias + 1) << 23);
     let subnormal = f32::from_bits(aligned + ((rebias + 1) << 23)) - smallest_normal;
     let mut bits = if magnitude >> M == 0 {
@@ -237,7 +237,7 @@ fn narrow<const E: u32, const M: u32>(x: f32, max: u8, nan: u8) -> u8 {
         return sign | nan;
     }
     let bias = (1 << (E - 1)) - 1;
-    // Below the smallest normal the steps stay as wide as there.
+    // Below the smallest normal number, the steps stay as wide as at this number.
     let exponent = ((x.to_bits() >> 23 & 0xff) as i32 - 127).max(1 - bias);
     let step = f64::from(exponent - M as i32).exp2();
     let steps = (f64::from(x.abs()) / step).round_ties_even();

@@ -51,7 +51,7 @@ impl<const RANK: usize> Layout<RANK> {
         Self { shape, strides }
     }
 
-    /// Whether so many elements hold it.
+    /// Checks that this number of elements is enough.
     fn within(self, got: usize) -> Result<Self, ShapeError> {
         let axes = self.shape.iter().zip(self.strides);
         let needed = match self.shape.contains(&0) {

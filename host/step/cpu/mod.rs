@@ -12,7 +12,7 @@ pub use sample::sample;
 
 use crate::{Error, step::RmsNorm, tensor::Element};
 
-/// Whole rows in a slice.
+/// Checks that a slice has whole rows.
 fn rows_of(tensor: &'static str, elements: usize, width: usize) -> Result<usize, Error> {
     if width > 0 && elements.is_multiple_of(width) {
         return Ok(elements / width);
@@ -33,9 +33,9 @@ fn rows_of(tensor: &'static str, elements: usize, width: usize) -> Result<usize,
     })
 }
 
-/// What a row is multiplied by before its weights.
+/// The factor of a row, before its weights.
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
-    // So many sums, that they are a vector of the CPU's.
+    // Several sums, so that they fill a vector of the CPU.
     const LANES: usize = 16;
     let mut sums = [0.0_f32; LANES];
     let chunks = x.chunks_exact(LANES);

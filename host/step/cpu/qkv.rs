@@ -97,7 +97,7 @@ pub fn qkv<T: Element, C: Element>(
     };
     let values = |out: &mut [f32], token| heads.read(token, v..v + kv_heads, None, false, out);
 
-    // Keys and values first: the append has checks of its own.
+    // Keys and values come first, because the append has its own checks.
     let row = kv_heads * heads.dim;
     let (mut k, mut v) = (vec![0.0; tokens * row], vec![0.0; tokens * row]);
     let rows = k.par_chunks_mut(row).zip(v.par_chunks_mut(row));
@@ -144,13 +144,13 @@ impl<T> QkvStep<'_, T> {
     }
 }
 
-/// The heads of a projection, and the sines of its tokens.
+/// The heads of a projection, and the sines and cosines of its tokens.
 struct Heads<'a, T> {
     step: &'a QkvStep<'a, T>,
     dim: usize,
     /// Elements of a token.
     row: usize,
-    /// Of each token, for each pair.
+    /// For each token and pair.
     sines: Vec<[f32; 2]>,
 }
 
@@ -209,7 +209,7 @@ impl<'a, T: Element> Heads<'a, T> {
     }
 }
 
-/// Into pages of the type of the projection, or of 8 bits.
+/// Appends to pages of the projection's type, or of 8 bits.
 #[expect(clippy::too_many_arguments, reason = "those of the appends")]
 fn append<C: Element>(
     spec: &Spec,

@@ -59,7 +59,7 @@ fn choose(logits: &[f32], draw: &DrawParams) -> u32 {
     }
     let weigh = |logit: f32| weight(logit, logits[first], draw.scale);
     let mut weights: Vec<u32> = logits.iter().map(|&logit| weigh(logit)).collect();
-    // Keys below it do not stay.
+    // Logits whose keys are below this one are dropped.
     let mut least = 0;
     let k = draw.top_k as usize;
     if k > 0 && k < keys.len() {
