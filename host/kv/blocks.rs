@@ -175,7 +175,7 @@ struct Rows {
 pub struct BlockSparseRun {
     /// Its query heads.
     pub q_heads: Range<u32>,
-    /// What it computes.
+    /// Its batch.
     pub batch: Batch,
 }
 

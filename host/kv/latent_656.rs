@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn rounding_is_that_of_bf16() {
         for step in 0..=0xf_ffff_u32 {
-            // Every exponent, and the bits around the last that is kept.
+            // Every exponent, and the bits around the last bit that is kept.
             let x = f32::from_bits(step << 12 | step & 0xfff);
             let (got, right) = (rounded(x), bf16::from_f32(x).to_f32());
             assert!(
@@ -163,12 +163,12 @@ mod tests {
         for (index, (&x, &y)) in elements.iter().zip(&back).enumerate() {
             let close = match index {
                 512.. => x == y,
-                // Half of the last of four bits, and of what is subnormal.
+                // Half of the last of four bits, and half of the smallest subnormal.
                 _ => (x - y).abs() <= x.abs() / 16.0 + magnitude[index / 128] / 448.0 / 512.0,
             };
             assert!(close, "{x:e} became {y:e} at {index}");
         }
-        // What came back is kept.
+        // Numbers that were read back are kept exactly.
         assert_eq!(round_trip(&back), back);
     }
 

@@ -124,12 +124,13 @@ pub struct WorkspaceLayout {
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
-    /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. Of
-    /// queries that are F32 it has what kernels read.
+    /// Padded queries and padded outputs, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. F32
+    /// queries are rounded to the first of these.
     pub padded: [Range<u64>; 2],
-    /// Keys and values that prefills converted, 16 bits each, or 8 where [they compute in those](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
+    /// Keys and values that prefills converted, of 16 bits each, or of 8 bits if [prefills compute in 8
+    /// bits](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
-    /// `[converted_pages, kv_heads, 2]` u32: which parts of these are there.
+    /// `[converted_pages, kv_heads, 2]` u32: which keys and which values are already converted.
     pub converted_done: Range<u64>,
     /// Three u32 by which CTAs share that work.
     pub conversion_control: Range<u64>,

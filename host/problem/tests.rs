@@ -59,7 +59,7 @@ fn a_cache_without_pages_has_the_largest_that_it_allows() {
         (33, 0, 67)
     );
     assert_eq!(ragged.pages(2)[..2], [33, 34]);
-    // What is empty may begin anywhere.
+    // Empty row blocks may begin anywhere.
     assert_eq!(table(1024, &[0..5, 7..7, 512..1000]).page_size, 128);
     assert_eq!(table(1000, std::slice::from_ref(&(0..999))).page_size, 8);
     assert_eq!(table(0, std::slice::from_ref(&(0..0))).row_blocks(), 1);

@@ -242,7 +242,7 @@ fn narrow<const E: u32, const M: u32>(x: f32, max: u8, nan: u8) -> u8 {
     let step = f64::from(exponent - M as i32).exp2();
     let steps = (f64::from(x.abs()) / step).round_ties_even();
     let unbiased = (exponent + bias - 1) as u64;
-    // `steps` has the hidden one of a normal number, and a carry into the next exponent, in bit M.
+    // In `steps`, the hidden one of a normal number is in bit M, and so is a carry into the next exponent.
     let bits = steps.min(f64::from(1 << (M + 1))) as u64 + (unbiased << M);
     sign | bits.min(max.into()) as u8
 }

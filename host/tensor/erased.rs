@@ -270,7 +270,7 @@ mod tests {
             fails([usize::MAX, 2, 1], [usize::MAX, 1, 1]),
             short(usize::MAX)
         );
-        // What is empty needs nothing.
+        // An empty tensor needs no elements.
         assert!(TensorRef::strided(&elements, [0, 9], [1000, 1]).is_ok());
         assert!(TensorRef::new::<bf16>(&[], [7, 0]).is_ok());
     }

@@ -84,7 +84,7 @@ pub(super) fn check_tensors<'a>(
         check_shape(tensor, &names, &shape, &expected)?;
         check_together(tensor, shape[2], strides[2])?;
     }
-    // Each token is written by one thread, which has the memory from its first element to that of the next.
+    // One thread writes each token. It owns the memory from the token's first element to that of the next token.
     let ([_, heads_of_out, dim], [token, head, _]) = (out.shape(), out.strides());
     let stride = |dimension, got, least: usize| Error::Stride {
         tensor: "out",

@@ -1,4 +1,4 @@
-//! ⊕ over partial states, row by row.
+//! Merging partial states, row by row.
 
 use kernels_gpu::{
     abi::MergeRow,

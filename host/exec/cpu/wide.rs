@@ -79,7 +79,7 @@ fn attend_head<V: Variant>(
             .chunks_exact(dim_qk * lanes)
             .zip(outputs.chunks_exact_mut(dim_v * lanes));
         for (block, (queries, outputs)) in blocks.iter_mut().zip(operands) {
-            // Only the keys that some row of the block sees.
+            // Only keys that some row of the block sees.
             let seen = block.seen(&tile);
             if seen.is_empty() {
                 continue;

@@ -74,7 +74,7 @@ impl Gpu {
         unsafe { self.append(parameters, 1, stream) }
     }
 
-    /// Launches the kernel for keys and values, or for the first of them alone.
+    /// Launches the kernel for keys and values, or only for the first of them.
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv), for what the parameters point to.

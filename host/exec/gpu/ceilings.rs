@@ -1,4 +1,4 @@
-//! The limits of the hardware, to measure by: see [`kernels_gpu::measure::ceilings`].
+//! Measurements of the hardware's limits: see [`kernels_gpu::measure::ceilings`].
 
 use kernels_gpu::{
     abi::CeilingParams,
@@ -10,7 +10,7 @@ use super::{DevicePtr, Gpu, Stream, launch::Launch};
 use crate::Error;
 
 impl Gpu {
-    /// Reads memory as fast as that can be done, in whole tiles of 64 KB.
+    /// Reads memory at full speed, in whole tiles of 64 KB.
     ///
     /// # Safety
     /// `bytes` from `source` on can be read and 4 from `sink` on be written until the work on `stream` is done,
@@ -38,8 +38,8 @@ impl Gpu {
         unsafe { self.launch(kernel, &launch, &params, stream) }
     }
 
-    /// Multiplies matrices as fast as that can be done, on all SMs, so many rounds; the operations that it
-    /// takes. A round is about half a microsecond.
+    /// Multiplies matrices at full speed on all SMs, for this number of rounds of about half a microsecond. Returns the
+    /// number of operations.
     ///
     /// # Safety
     /// 4 bytes from `sink` on can be written until the work on `stream` is done, a stream of the device's

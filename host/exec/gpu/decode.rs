@@ -23,8 +23,7 @@ use crate::{
 };
 use walk::{Walk, slab};
 
-/// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the memory that goes
-/// with it.
+/// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
     /// The heads: dimensions 64, 128, 256 or 512, latent ones of 576 and 512, or by kernels for pairs of KV heads 80 or 96.
@@ -45,7 +44,7 @@ pub struct DecodeCall<'a> {
     pub q: &'a DeviceTensor<3>,
     /// Keys and values, of the queries' type or of 8 bits; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
-    /// As `q`; of heads of 80 or 96 elements those from the 64th on are the last of 128 columns.
+    /// As `q`. Heads of 80 or 96 elements have 128 columns: elements from the 64th on are in the last columns.
     pub out: &'a DeviceTensor<3>,
     /// `[tokens, q_heads]` F32, dense, natural log, if wanted.
     pub lse: Option<&'a DeviceTensor<2>>,
@@ -77,7 +76,7 @@ pub(super) struct DecodeShapes {
 /// How a launch is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeTile {
-    /// The kernel, a [`Op::Decode`] for these heads; one that runs beside a prefill leaves merges to others.
+    /// The kernel, an [`Op::Decode`] for these heads. Kernels that share SMs with a prefill do not merge.
     pub kernel: KernelId,
     /// Maximum of query tokens × query heads per KV head of an item (except for latent heads, which may be more). A
     /// kernel that loads pages has tiles of this many rows; a kernel that loads rows cuts items to its own tiles.
@@ -343,7 +342,7 @@ fn parameters(
         _ => overlapping(spec, pool, row)?,
     };
     let page_size = pool.k_strides.page_size;
-    // The largest power of two that divides page and chunk.
+    // The largest power of two that divides the page size, at most a box.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
     let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
     let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);

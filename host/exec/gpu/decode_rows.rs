@@ -29,7 +29,7 @@ impl Gpu {
                 there: "those with at most 16",
             });
         }
-        // Larger items are cut.
+        // Items that are larger than a tile are cut.
         let tile_tokens = rows / group;
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
         let attention = attention(call, cuts)?;

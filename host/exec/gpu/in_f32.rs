@@ -1,4 +1,4 @@
-//! Queries and outputs in F32, beside keys and values of fewer bits.
+//! Queries and outputs in F32, with keys and values of fewer bits.
 //!
 //! Kernels read 16-bit queries, so a small kernel rounds them before the run. Outputs come from partial states, which
 //! are F32: every row has one, and the merging kernel writes it without rounding.

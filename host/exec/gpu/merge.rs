@@ -1,4 +1,4 @@
-//! ⊕ over partial states, on the GPU.
+//! Merging partial states on the GPU.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,7 @@ use crate::{Error, exec::check_merged_heads, problem::Dtype};
 pub struct PartialStates {
     /// `[slots, q_heads, head_dim_v]`, normalised; the head dimension is a multiple of 8.
     pub out: DeviceTensor<3>,
-    /// `[slots, q_heads]`, base 2; −∞ where a state saw no key (its output is not looked at then).
+    /// `[slots, q_heads]`, base 2; −∞ if a state saw no key (its output is then not read).
     pub lse: DeviceTensor<2>,
 }
 

@@ -20,7 +20,7 @@ use super::driver::{
 use super::embedded::{Image, Module};
 use crate::Error;
 
-/// A module that the driver is about to compile: a minute or more where it has not done so before.
+/// A module that the driver is about to compile: this takes a minute or more, unless the driver has cached it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiling {
@@ -28,9 +28,9 @@ pub struct Compiling {
     pub arch: &'static str,
     /// The family of kernels in it.
     pub family: &'static str,
-    /// Which module it is, from 1 on.
+    /// Number of the module, from 1 on.
     pub number: usize,
-    /// Of how many.
+    /// Number of all modules.
     pub of: usize,
 }
 

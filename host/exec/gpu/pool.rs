@@ -100,7 +100,7 @@ impl KvPool {
         if !whole || step(self.k_strides) != step(self.v_strides) {
             return None;
         }
-        // Behind the last page's heads the view has nothing.
+        // The view ends with the heads of the last page.
         let last = self
             .pages
             .saturating_sub(1)
@@ -113,7 +113,7 @@ impl KvPool {
         })
     }
 
-    /// Tokens of a page, which keys and values have alike.
+    /// Tokens of a page. Checks that keys and values have the same number.
     pub(super) fn page_size(&self) -> Result<u32, Error> {
         let page_size = self.k_strides.page_size;
         check_page_size(page_size)?;
@@ -128,7 +128,7 @@ impl KvPool {
         }
     }
 
-    /// Its elements are those of the specification.
+    /// Checks that its elements have the specification's type.
     pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
         match self.dtype {
             got if got == spec.kv_dtype => Ok(()),

@@ -26,7 +26,7 @@ use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
-    /// The kernel, a [`Op::Prefill`] for these heads.
+    /// The kernel, an [`Op::Prefill`] for these heads.
     pub kernel: KernelId,
     /// Maximum of query tokens × packed query heads of an item. Hopper kernels have tiles of this many rows; Ampere
     /// kernels cut items to their own tiles.

@@ -136,7 +136,8 @@ mod tests {
         assert!(of(&dense, 250_000).is_ok());
         let error = of(&dense, 270_000).unwrap_err();
         assert!(error.to_string().contains("vectors of 16 bytes"), "{error}");
-        // Heads one behind the other as a whole, of 64 GiB or more: the last of them would be read from the first.
+        // Heads that follow one another as a whole, 64 GiB or more in total: with 32 bits, the last head would be read
+        // from the first.
         let by_head = |pages: u32| KvStrides {
             page: 16 * 128,
             token: 128,

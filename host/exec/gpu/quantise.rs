@@ -93,7 +93,7 @@ impl Gpu {
         unsafe { self.quantise(&params, rows.dtype, 1, stream) }
     }
 
-    /// Launches the kernel for keys and values, or for the first of them alone.
+    /// Launches the kernel for keys and values, or only for the first of them.
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv), for what the parameters point to.
@@ -114,7 +114,7 @@ impl Gpu {
     }
 }
 
-/// The parameters for rows of one tensor, as those of the keys.
+/// The parameters for rows of one tensor, in the place of the keys.
 fn row_parameters(
     rows: &DeviceTensor<3>,
     scales: Option<&DeviceTensor<1>>,

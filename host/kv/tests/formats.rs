@@ -174,7 +174,8 @@ fn kv_shared(batch: &Batch) -> Batch {
     shared
 }
 
-/// A row block of several requests knows no distances: each of its queries has as many keys of its own between as it has.
+/// A row block of several requests has no distances: between each of its queries and its keys are as many keys as the
+/// query's request has of its own.
 #[test]
 fn what_distances_count_for_is_not_shared() {
     let mut table = PageTable::new(4, 40);
@@ -241,7 +242,7 @@ fn a_draft_tree_sees_context_and_ancestors() {
         spec().with_hooks(&ALIBI),
     ] {
         let got = memory.attend(&spec, &DraftTree::batch(&spec, 4, 40, &[tree, tree]));
-        // The same as token-level rows: each path written out behind the context.
+        // The same as token-level rows, in which each path is written out after the context.
         let paths: [&[u32]; 5] = [&[50], &[51], &[50, 52], &[50, 55], &[50, 55, 90]];
         let row = |path: &&[u32]| {
             mask::slots(&[3, 7], 4, 6)

@@ -25,7 +25,7 @@ fn an_empty_pool_says_what_to_do() {
     );
 }
 
-/// The sum of both once wrapped, and the sequence was cut to what was left.
+/// In an earlier version the sum of both wrapped, and the sequence was cut to the rest.
 #[test]
 fn more_tokens_than_32_bits_count_are_no_pages_at_all() {
     let mut pool = PagePool::new(4, 16);
@@ -150,10 +150,10 @@ fn the_least_recently_used_goes_first_and_pins_stay() {
     assert_eq!(pool.free_pages(), 16);
 }
 
-/// What a serving loop may do.
+/// Operations of a serving loop.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Starts a request on what is cached, with the rest of its prompt appended.
+    /// Starts a request on the cached pages, with the rest of its prompt appended.
     Start {
         family: u32,
         len: u32,
@@ -224,7 +224,7 @@ impl Server {
         }
     }
 
-    /// Prompts of a family start alike; every other one of its lengths turns off half-way.
+    /// Prompts of a family start alike; every other one branches off half-way.
     fn prompt(family: u32, len: u32) -> Vec<u32> {
         (0..len)
             .map(|i| {

@@ -1,4 +1,4 @@
-//! What a plan is, and what is asked of a planner: plain data.
+//! Plans, and the input of a planner: plain data.
 
 mod bound;
 mod error;

@@ -48,7 +48,7 @@ impl Kernel {
 pub struct TileGroup {
     /// The operation.
     pub kernel: Kernel,
-    /// The kernel that runs it; none: the executor takes tiles of any size.
+    /// The kernel that runs it. None: the executor takes tiles of any size.
     pub id: Option<KernelId>,
     /// Its tile.
     pub tile: Tile,
@@ -57,14 +57,14 @@ pub struct TileGroup {
     pub pack: u32,
     /// The items, longest first.
     pub items: Range<u32>,
-    /// KV heads whose tiles of all items come before those of the next ones, where a GPU's L2 does not hold the keys of all;
-    /// divides them. 0: all heads of an item come before the next item.
+    /// If a GPU's L2 does not hold the keys of all KV heads: the number of KV heads whose tiles of all items come
+    /// before those of the next heads, a divisor of the KV heads. 0: all heads of an item come before the next item.
     #[serde(default)]
     pub kv_heads_together: u32,
 }
 
 impl TileGroup {
-    /// Units of an item: how many tiles it takes to have all query heads.
+    /// Units of an item: the number of tiles that have all query heads.
     #[must_use]
     pub const fn units_per_item(&self, spec: &Spec) -> u32 {
         spec.q_heads.div_ceil(self.pack)
@@ -89,7 +89,7 @@ pub struct PlannedRowBlock {
     pub first_token: u32,
     /// Query tokens.
     pub tokens: u32,
-    /// Where the first of them stands.
+    /// Position of the first query token.
     pub position: i32,
     /// Keys.
     pub kv_len: u32,
@@ -211,7 +211,7 @@ impl Plan {
         &self.items[first..first + item.merge as usize]
     }
 
-    /// Items that are launched; those behind them are runs.
+    /// Number of items that are launched. The items after them are runs.
     #[must_use]
     pub fn launched(&self) -> usize {
         self.groups

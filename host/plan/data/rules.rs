@@ -23,11 +23,11 @@ pub struct Rules {
 pub struct Join {
     /// Keys of the parent.
     pub parent_keys: u32,
-    /// Keys of the parent's item: with those of the ancestors that it was joined to.
+    /// Keys of the parent's item, including those of the ancestors that it was joined to.
     pub item_keys: u32,
     /// Query tokens below the child.
     pub rows: u32,
-    /// Query tokens below the parent, less those of the children that were joined to it.
+    /// Query tokens below the parent, without those of the children that were joined to it.
     pub rows_left: u32,
     /// Query tokens that a tile holds at most.
     pub tile_tokens: u32,
@@ -53,7 +53,7 @@ impl Join {
 /// What a rule for cutting sees of the drafts that cost the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Keys of all drafts of the plan, those of a draft once for each of its units.
+    /// Keys of all drafts of the plan, each draft's counted once for each of its units.
     pub keys_of_units: u64,
     /// CTAs of the operation that run at the same time.
     pub ctas: u32,

@@ -1,4 +1,4 @@
-//! What no kernel of a device does, and what comes nearest.
+//! What no kernel of a device supports, and what comes nearest.
 
 use thiserror::Error;
 
@@ -59,7 +59,7 @@ pub enum Unsupported {
         soft_cap: bool,
         /// What there is.
         there: String,
-        /// The smallest of them that holds such heads, where one does.
+        /// The smallest of them that holds such heads, if there is one.
         nearest: Option<(u32, u32)>,
     },
     /// A variant of hooks for other heads or types, or on another device.
@@ -82,7 +82,7 @@ pub enum Unsupported {
         /// What there is.
         there: String,
     },
-    /// Outputs in F32, merged by those who write 16 bits.
+    /// Outputs in F32, with fused merges, which write 16 bits.
     #[error(
         "outputs in F32 come from a merge of partial states by a kernel, and the CTAs of {device} that merge as they attend \
          (MergeMode::Fused) write 16 bits: give MergeMode::Auto or Kernel"
@@ -143,7 +143,7 @@ pub enum Unsupported {
         /// What there is.
         there: String,
     },
-    /// A tile that was asked for by hand.
+    /// A tile that the options ask for.
     #[error(
         "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}: {there}, or leave the choice to \
          the planner",
@@ -165,7 +165,7 @@ pub enum Unsupported {
     },
 }
 
-/// Head dimensions as people write them: one number where they are the same.
+/// Head dimensions as text: one number if they are equal.
 pub fn dims(qk: u32, v: u32) -> String {
     match qk == v {
         true => qk.to_string(),

@@ -44,7 +44,7 @@ pub struct Pieces<'a> {
     pub draft_runs: &'a [DraftRun],
     /// With fixed splits, a patched plan must have the same pieces as a new plan.
     pub fixed_splits: bool,
-    /// Every row is written by a merge, of one state or more.
+    /// Whether a merge writes every row, even from a single state.
     pub merges_all: bool,
     /// Ascending by draft, then by key.
     pub pieces: &'a [Piece],

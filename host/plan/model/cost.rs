@@ -36,11 +36,11 @@ struct KernelCost {
     /// Time to claim a unit, and to fill and drain its pipeline; and what remains of this time behind other units.
     unit_ps: u64,
     queued_ps: u64,
-    /// Reading one key and its value, the share of one query head.
+    /// Time to read one key and its value: the share of one query head.
     read_ps_per_key: f64,
-    /// One row of the tile against one key.
+    /// Time to compute one row of the tile with one key.
     compute_ps_per_pair: f64,
-    /// Writing and reading back one query token's partial state, the share of one query head.
+    /// Time to write and read back one query token's partial state: the share of one query head.
     partial_ps_per_token: f64,
     contention: Contention,
 }

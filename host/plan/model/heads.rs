@@ -1,4 +1,4 @@
-//! What follows from heads and device: tiles and costs.
+//! The tiles and costs for some heads on a device.
 
 use super::{
     CostModel, DeviceDescription, PodConfig, TileTable,
@@ -9,7 +9,7 @@ use crate::{
     problem::Spec,
 };
 
-/// What follows from heads, device and options alone; a planner keeps it from batch to batch.
+/// What depends only on heads, device and options. A planner keeps it from batch to batch.
 #[derive(Debug)]
 pub struct Model {
     pub device: DeviceDescription,

@@ -1,4 +1,4 @@
-//! The resident CTAs in time, as a plan fills them.
+//! The resident CTAs over time, as the units of a plan fill them.
 //!
 //! Persistent CTAs claim units in launch order, so a launch behaves as list scheduling: each unit goes to
 //! the CTA that is free first. All units of an item cost the same and are claimed one after the other, so

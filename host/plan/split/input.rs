@@ -5,7 +5,7 @@ use crate::plan::{
     model::{CostModel, Model, TileTable},
 };
 
-/// What the splitter reads beside the drafts.
+/// What the splitter reads, in addition to the drafts.
 #[derive(Clone, Copy)]
 pub struct SplitInput<'a> {
     pub mode: SplitMode,

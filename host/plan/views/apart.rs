@@ -7,11 +7,11 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, WorkItem};
 use crate::plan::data::{BrokenPlan, Plan, TileGroup};
 
 impl Plan {
-    /// The same work for executors that know no joint items: every run is an item of its own, with a partial
-    /// state for each row that has several. A plan that has none is returned as it is.
+    /// The same work for executors without joint items: every run becomes an item, with a partial state for each row
+    /// that has several items. A plan without joint items is returned unchanged.
     ///
     /// # Errors
-    /// Where a joint item, or what it needs, points outside the plan.
+    /// If a joint item, or anything that it refers to, points outside the plan.
     pub fn without_joint_items(&self) -> Result<Cow<'_, Self>, BrokenPlan> {
         if !self.items.iter().any(WorkItem::is_joint) {
             return Ok(Cow::Borrowed(self));
@@ -59,7 +59,8 @@ impl Plan {
         Ok(Cow::Owned(plan))
     }
 
-    /// Whether there are no more slots than merges take and rows may leave unused: before memory is taken for them.
+    /// Checks the number of slots before memory is allocated for them: at most those of merges, and one unused slot for
+    /// each row.
     pub(crate) fn check_slots(&self) -> Result<(), BrokenPlan> {
         let taken = self.merge_slots.len();
         match self.slots as usize <= taken + self.rows.len() {
@@ -73,7 +74,7 @@ impl Plan {
         }
     }
 
-    /// Whether everything is there that taking it apart looks at.
+    /// Checks all indices that taking joint items apart follows.
     fn check_joint(&self) -> Result<(), BrokenPlan> {
         let broken = |array, index, field, got| BrokenPlan {
             array,
@@ -108,7 +109,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Tells every row its merge, and that it has none where its state is the only one.
+    /// Sets the merge of every row. A row has none if its state is the only one.
     fn tell_merges(&mut self) {
         let merge_of: HashMap<u32, u32> = (0..)
             .zip(&self.merges)
@@ -133,15 +134,15 @@ impl Plan {
 #[derive(Default)]
 struct States {
     slots: u32,
-    /// By the row, its states in the order of its keys.
+    /// For each row, its states in the order of its keys.
     of_row: HashMap<u32, Vec<u32>>,
-    /// Rows by the slot that they had, or by their token where they had none.
+    /// Rows by their old slot, or by their token if they had no slot.
     by_slot: HashMap<u32, u32>,
     by_token: HashMap<u32, u32>,
 }
 
 impl States {
-    /// A slot for one more state of a row.
+    /// A new slot for another state of a row.
     fn next(&mut self, row: u32, token: u32, slot: u32) -> u32 {
         let next = self.slots;
         self.slots += 1;
@@ -154,7 +155,7 @@ impl States {
         next
     }
 
-    /// All merges, in the order of their tokens.
+    /// Writes all merges, in the order of their tokens.
     fn merge(&self, old: &Plan, plan: &mut Plan) {
         let mut merges: Vec<(u32, Vec<u32>)> = old
             .merges

@@ -24,21 +24,21 @@ pub struct Span {
     pub end_ns: f64,
 }
 
-/// A plan in time. Launches follow one another in the plan's order; within and across them, a unit goes to
-/// the CTA that is free first. Where prefills and decodes overlap each have CTAs of their own.
+/// A plan over time. Launches follow one another in the plan's order. Within and across launches, a unit goes to the
+/// CTA that is free first. If prefills and decodes overlap, each have CTAs of their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// CTAs.
     pub ctas: u32,
     /// Number of CTAs of the prefills, which come first and run side by side with the others; 0 if nothing overlaps.
     pub prefill_ctas: u32,
-    /// All units, in launch order, of prefills before those of decodes where they overlap. The last ends at the
-    /// makespan.
+    /// All units, in launch order. If prefills and decodes overlap, those of the prefills come first. The last unit
+    /// ends at the makespan.
     pub spans: Vec<Span>,
-    /// When the last unit ends: what the plan is predicted to take, without its merges. Of a hybrid batch that is the
-    /// [forecast](crate::plan::pod::PodForecast) for the form it runs in.
+    /// When the last unit ends: the predicted time of the plan, without its merges. For a hybrid batch it is the
+    /// [forecast](crate::plan::pod::PodForecast) for the form in which the batch runs.
     pub makespan_ns: f64,
-    /// What all units take together if none waits for another.
+    /// The sum of the times of all units.
     pub busy_ns: f64,
 }
 

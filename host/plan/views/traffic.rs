@@ -14,7 +14,7 @@ pub struct Traffic {
     pub kv_bytes: u64,
     /// Partial states, written once and read once.
     pub partial_bytes: u64,
-    /// Floating-point operations on the pairs of a row and a key that an item holds, masked ones included.
+    /// Floating-point operations on all pairs of a row and a key of an item, masked pairs included.
     pub flops: u64,
 }
 

@@ -315,7 +315,7 @@ fn any_from(ids: &[u32], pool_pages: u32) -> bool {
             return unsafe { largest(ids) } >= pool_pages;
         }
     }
-    // An id beyond the last page shows in a sign bit.
+    // For an id beyond the last page, the sign bit of the id or of its sum with `beyond` is set.
     let beyond = (1u32 << 31) - pool_pages;
     let signs = |(of, past): (u32, u32), &id: &u32| (of | id, past | id.wrapping_add(beyond));
     let (of, past) = ids.iter().fold((0, 0), signs);

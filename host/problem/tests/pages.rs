@@ -23,7 +23,7 @@ fn block_tables_may_be_of_any_integer_and_longer_than_needed() {
             (&[7, 3][..], 20)
         );
     }
-    // Nothing is needed of a request without keys.
+    // A request without keys needs no pages.
     all.try_push([-1_i64; 4], 0).unwrap();
     assert_eq!((all.pages(6), all.kv_len(6)), (&[][..], 0));
     let batch = Batch::new((0..8).collect(), all);
@@ -99,7 +99,7 @@ fn slots_are_where_the_positions_lie() {
 }
 
 proptest! {
-    /// Whatever follows the pages in use, and in whatever type: the same table.
+    /// Whatever follows the pages in use, and whatever the integer type: the table is the same.
     #[test]
     fn the_pages_in_use_are_all_that_counts(
         rows in prop::collection::vec((prop::collection::vec(0..500_u32, 0..9), 0..17_u32, 0..4_usize), 0..6),

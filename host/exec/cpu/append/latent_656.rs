@@ -15,8 +15,8 @@ impl Cpu {
     /// - `slots`: `[tokens]`, as in [`append_paged_kv`](Self::append_paged_kv)
     /// - `pool`: `[pages, page_size, 656]` of F8E4M3, with any strides of pages and tokens
     ///
-    /// The scale of 128 numbers is the smallest power of two by which the largest finite magnitude among them is at most 448,
-    /// and 1 where they are zeros. NaN stays NaN, infinities become the largest number.
+    /// The scale of 128 numbers is the smallest power of two by which the largest finite magnitude among them is at
+    /// most 448, and 1 if all are zero. NaN stays NaN, infinities become the largest number.
     ///
     /// ```
     /// use tandem_attn::{

@@ -39,7 +39,7 @@ proptest! {
         let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
         Cpu::append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
 
-        // Keys and values one at a time, out of fused rows, by slots of 64 bits: the same pools.
+        // Keys and values one at a time, from fused rows, with 64-bit slots: the pools must be the same.
         let signed: Vec<i64> = slots.iter().map(|&slot| if slot == NO_SLOT { -1 } else { slot.into() }).collect();
         let widths = [spec.head_dim_qk, spec.head_dim_v].map(|dim| (heads * dim) as usize);
         let fused = fuse(&k, widths[0], &v, widths[1]);
@@ -56,7 +56,7 @@ proptest! {
             prop_assert_eq!(&pool, right);
         }
 
-        // Quantised one at a time, as both at once.
+        // Quantised one at a time: the same as both at once.
         let of_heads: Vec<f32> = (0..heads).map(|head| 0.5 + head as f32).collect();
         let empty = |pool: &[f32]| vec![F8E4M3(0); pool.len()];
         let (mut k_narrow, mut v_narrow) = (empty(&k_pool), empty(&v_pool));

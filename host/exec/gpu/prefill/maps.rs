@@ -156,7 +156,7 @@ pub(super) fn page_map(
 mod tests {
     use super::*;
 
-    /// A pool whose heads lie one behind the other as a whole: all heads are more than 32 bits count.
+    /// A pool whose heads follow one another as a whole: 32 bits cannot count all heads.
     #[test]
     fn heads_that_are_far_apart_are_read_row_by_row() {
         let spec = Spec::new(64, 64, 128);
@@ -167,7 +167,7 @@ mod tests {
             page_size: 16,
         };
         assert_eq!(heads_in_token(&strides, &spec, 128), None);
-        // As many as wrap around to the stride of a page.
+        // The stride between heads times their number wraps around to the stride of a page.
         let wraps = KvStrides {
             page: 1 << 12,
             head: (1 << 26) + (1 << 6),

@@ -12,7 +12,7 @@ fn check(spec: &Spec, pool: &KvPool) -> Result<QuantiseParams, Error> {
     parameters(spec, pool, AppendScales::Given, slots, [&k, &v])
 }
 
-/// One number of tokens goes to the kernel, and the type that it writes is the pool's.
+/// The kernel takes a single number of tokens, and writes the pool's type.
 #[test]
 fn a_pool_is_as_the_specification_and_the_keys_say() {
     let spec = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);

@@ -88,7 +88,7 @@ impl RankTensors {
     }
 }
 
-/// Bytes of a rank's memory before its results.
+/// Bytes of a rank's memory in front of its results.
 const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
 
 impl Gpu {

@@ -122,7 +122,8 @@ fn lse_at(tokens: usize, q_heads: usize, head_dim: usize) -> usize {
 }
 
 impl NcclRank {
-    /// Says how many query tokens the next runs have, and waits until all ranks have said the same: once for each step.
+    /// Announces the number of query tokens of the next runs, and waits until all ranks have announced the same: once
+    /// for each step.
     ///
     /// # Errors
     /// [`RankError::Disagree`] on all ranks, [`RankError::Collective`], [`RankError::Nccl`], [`Error::Extent`].

@@ -134,7 +134,7 @@ impl Making<'_> {
         Ok(step)
     }
 
-    /// The pages of 8-bit keys that a prefill's launch converts.
+    /// The pages of keys that a prefill's launch converts.
     fn converted(&self, launch: &GroupLaunch) -> Range<u32> {
         match self.workspace.captured() {
             true => 0..self.workspace.bound.converted_pages,

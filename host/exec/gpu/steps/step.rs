@@ -222,7 +222,7 @@ impl Step {
         matches!(&self.parameters, Parameters::Decode(_, shapes) if shapes.unpadded)
     }
 
-    /// Has such a decode write these outputs.
+    /// Makes such a decode write these outputs.
     pub(in crate::exec::gpu) fn write_unpadded(&mut self, out: &DeviceTensor<3>) {
         if let Parameters::Decode(params, shapes) = &mut self.parameters {
             params.attention.out = out.address;

@@ -8,7 +8,7 @@ fn h200() -> (PodDescription, u32) {
     (device.pod, device.sms)
 }
 
-/// Tiles that take so long on the whole device.
+/// Tiles that take this long on the whole device.
 fn load(ns: f64, tiles: u32) -> PrefillLoad {
     let mut load = PrefillLoad::new(true);
     load.add(0, tiles, ns * 132.0 / f64::from(tiles.max(1)));
@@ -21,16 +21,16 @@ fn tiles_take_rounds() {
     near(load(100e3, 264).whole(132), 100e3);
     near(load(100e3, 256).whole(132), 100e3 * 264.0 / 256.0);
     near(load(100e3, 264).whole(88), 150e3);
-    // One tile for each of half the SMs takes as long as one for each of all.
+    // One tile on each of half of the SMs takes as long as one on each of all SMs.
     near(load(50e3, 66).whole(132), load(100e3, 132).whole(132));
     near(load(0.0, 0).whole(132), 0.0);
-    // A long tile among short ones, and launches one behind the other.
+    // A long tile among short ones, and several launches one after the other.
     let mut mixed = load(10e3, 264);
     mixed.add(0, 1, 90e3);
     near(mixed.whole(132), 90e3);
     mixed.add(1, 1, 20e3);
     near(mixed.whole(132), 110e3);
-    // Cut, the long one is no longer what takes time.
+    // If it is cut, the long tile no longer limits the time.
     assert!(mixed.on(132) < 55e3, "{}", mixed.on(132));
 }
 
@@ -44,24 +44,24 @@ fn the_shortest_forecast_wins() {
     let (even, _) = forecast(load(400e3, 1024), 400e3);
     assert_eq!(even.best(), PodMode::Fused);
     assert!(even.fused_ns < 0.75 * even.serial_ns && even.fused_ns > even.peak_ns());
-    // Prefill is what takes long: it has every SM that saves it a round.
+    // The prefill takes longer: it gets every SM that saves it a round.
     let (_, choice) = forecast(load(700e3, 512), 400e3);
     let ctas = choice.unwrap().ctas;
     assert!(ctas.prefill >= 128, "{ctas:?}");
     let (_, choice) = forecast(load(700e3, 8192), 400e3);
     assert_eq!(choice.unwrap().ctas, CtaSplit::new(sms, sms));
-    // Decode takes long: it has some SMs to itself.
+    // The decodes take longer: they get some SMs for themselves.
     let (_, choice) = forecast(load(120e3, 256), 400e3);
     let ctas = choice.unwrap().ctas;
     assert!(ctas.prefill < sms && ctas.decode > sms, "{ctas:?}");
-    // Nearly nothing to hide.
+    // There is nearly nothing to hide.
     let (lopsided, _) = forecast(load(1000e3, 1024), 5e3);
     assert_ne!(lopsided.best(), PodMode::Fused);
     // Prefills on a few of the SMs overlap with decodes.
     let (apart, _) = forecast(load(10e3, 16), 400e3);
     assert_ne!(apart.best(), PodMode::Serial);
 
-    // Tiles for half of the SMs are cut, if they may be.
+    // Tiles for half of the SMs are cut, if cuts are allowed.
     let half = load(100e3, 64);
     let whole = PrefillLoad {
         divisible: false,

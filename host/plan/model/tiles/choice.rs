@@ -14,7 +14,7 @@ use crate::{
 /// A kernel that can be chosen, and its tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The kernel; none: the executor takes tiles of any size.
+    /// The kernel. None: the executor takes tiles of any size.
     pub kernel: Option<KernelId>,
     /// Its tile.
     pub tile: Tile,
@@ -27,11 +27,11 @@ pub struct Choice {
 pub struct PrefillTile {
     /// Up to this many query tokens.
     pub up_to: u32,
-    /// The kernel; none: the executor takes tiles of any size.
+    /// The kernel. None: the executor takes tiles of any size.
     pub kernel: Option<KernelId>,
     /// The tile.
     pub tile: Tile,
-    /// Query heads that it holds, a divisor of the group.
+    /// Query heads per tile, a divisor of the group.
     pub pack: u32,
 }
 
@@ -134,7 +134,7 @@ pub(super) fn prefill_tile(
     }
 }
 
-/// As many query heads of a KV head as a tile of `m` rows may hold: a divisor of their number.
+/// The most query heads of a KV head that a tile of `m` rows may hold: a divisor of their number.
 fn packed_heads(spec: &Spec, m: u32, most: Option<u32>) -> u32 {
     let (group, most) = (spec.group(), most.unwrap_or(u32::MAX).min(m));
     let mut fitting = (1..=group.min(most)).rev();

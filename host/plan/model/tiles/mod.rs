@@ -116,7 +116,7 @@ impl TileTable {
         };
         let widest = self.decode.iter().map(|choice| choice.tile.m).max();
         if let (true, Some(rows)) = (spec.latent && device.decode.keys.is_none(), widest) {
-            // Equal tiles, as few as hold all heads.
+            // Equal tiles, as few as can hold all heads.
             self.decode_pack = self.group.div_ceil(self.group.div_ceil(rows));
         }
         self.decode

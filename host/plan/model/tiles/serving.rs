@@ -79,7 +79,7 @@ pub(in crate::plan) fn runnable(
     })
 }
 
-/// Those that were compiled for these heads.
+/// The runnable kernels that were compiled for these heads.
 pub(super) fn serving<'a>(
     device: &'a DeviceDescription,
     spec: &'a Spec,
@@ -97,7 +97,7 @@ fn newest(kernels: impl Iterator<Item = KernelId> + Clone) -> Vec<KernelId> {
 /// The kernels of an operation that run alone.
 pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) -> Vec<KernelId> {
     let mut kernels = newest(serving(device, spec, op).filter(|id| !id.info().co_resident));
-    // Those of the heads' own dimension, if there are any: padding costs time.
+    // Only kernels of the heads' own dimension, if there are any: padding costs time.
     let own = |id: &KernelId| has_heads(id.info(), spec);
     if kernels.iter().any(own) {
         kernels.retain(own);

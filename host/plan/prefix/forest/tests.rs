@@ -9,7 +9,7 @@ fn forest(tables: &[&[u32]]) -> Vec<Node> {
             sharable: pages.len() as u32,
         }
     };
-    // Twice, so that nothing of the first build may stay.
+    // Built twice, so that nothing of the first build may remain.
     forest.build(tables.len() as u32, member);
     forest.build(tables.len() as u32, member);
     forest.nodes

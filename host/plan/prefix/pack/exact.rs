@@ -1,4 +1,4 @@
-//! The fewest bytes, by dynamic programming over the forest.
+//! Packing with the fewest bytes, by dynamic programming over the forest.
 
 use super::{
     PackCosts, PackNode, Packer,
@@ -166,7 +166,7 @@ impl Packer {
             ..
         } = self.costs;
         let run_bytes = kv_bytes * u64::from(node.end - run.start);
-        // A row whose run starts at its first key leaves no partial state, unless it is cut further down.
+        // A row whose run starts at the row's first key leaves no partial state, unless it is cut further down.
         let is_partial = u64::from(run.start > 0);
         let join_rows = |tiles: u64, rows: u32| {
             tiles * run_bytes + is_partial * partial_bytes * u64::from(rows)
@@ -255,7 +255,7 @@ impl Packer {
 
     /// The best choice if cut children may fill several tiles: those that save most per row are cut first.
     fn knapsack(&mut self, none: Weighed, cost: u64, run_bytes: u64, fixed_rows: u32) -> Weighed {
-        // Most gain per row first; the order among equals is that of the children.
+        // Most gain per row first. Equal children keep their order.
         let denser = |a: &Choice, b: &Choice| {
             (u128::from(b.gain) * u128::from(a.rows))
                 .cmp(&(u128::from(a.gain) * u128::from(b.rows)))

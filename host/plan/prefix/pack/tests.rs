@@ -6,7 +6,7 @@ use super::*;
 #[derive(Clone, Debug)]
 struct Tree {
     keys: u32,
-    /// Of a leaf.
+    /// Rows of a leaf.
     rows: u32,
     children: Vec<Tree>,
 }
@@ -134,7 +134,7 @@ fn rules_join_edge_by_edge() {
             .collect::<Vec<_>>()
     };
     assert_eq!(starts(Join::has_many_rows), [0, 64, 0]);
-    // 31 rows are one tile; without either child there is still one left.
+    // 31 rows are one tile; without either child, one tile still remains.
     assert_eq!(starts(Join::has_many_rows_or_no_more_tiles), [0, 64, 0]);
     assert_eq!(starts(|_| true), [0, 0, 0]);
 }

@@ -40,7 +40,7 @@ impl Plan {
     /// every partial state has its own slot and is merged once, in key order, and every output is written
     /// once.
     ///
-    /// Meant for tests and for plans that came from outside; takes time linear in the keys of all rows.
+    /// Meant for tests and for plans from other sources. Takes time linear in the keys of all rows.
     ///
     /// ```
     /// use tandem_attn::{

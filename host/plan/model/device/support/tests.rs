@@ -60,7 +60,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     );
 }
 
-/// Prompts by kernels of their own where there are any, decodes padded.
+/// Prompts have kernels of their own if there are any; decodes are padded.
 #[test]
 fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
     let dims = |spec: &Spec| {
@@ -222,7 +222,7 @@ fn variants_name_what_there_is_of_them() {
     assert!(error.contains("none that prompts can have"), "{error}");
 }
 
-/// A specification with products of 8 bits has them, or is refused with what there is: it is not computed in another
+/// A specification with 8-bit products gets them, or is refused with what there is: it is not computed in another
 /// type.
 #[test]
 fn products_of_8_bits_are_there_or_refused() {
@@ -320,7 +320,8 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     assert!(on_a100(tile(16, 32)).is_ok());
 }
 
-/// Once they were planned, and refused by the run: a model's prompts went well, and its first decode did not.
+/// An earlier version planned such batches, and the run refused them: a model's prompts worked, but not its first
+/// decode.
 #[test]
 fn heads_between_those_of_kernels_need_pages_of_a_multiple_of_8() {
     let plan = |head_dim: u32, page_size: u32, q_len: u32, device: &str| {
@@ -346,7 +347,7 @@ fn heads_between_those_of_kernels_need_pages_of_a_multiple_of_8() {
     }
 }
 
-/// Once such a batch was planned and its ancestors ignored.
+/// An earlier version planned such a batch and ignored its ancestors.
 #[test]
 fn latent_heads_take_no_ancestors_on_a_gpu() {
     let mut table = PageTable::new(16, 10);
@@ -396,7 +397,7 @@ fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
     assert!(error.contains("KvScales::InRow) beside BF16"), "{error}");
 }
 
-/// A specification with a rotary embedding has it, or is refused with what there is.
+/// A specification with a rotary embedding gets it, or is refused with what there is.
 #[test]
 fn rotary_embeddings_are_there_or_refused() {
     let interleaved = |dim| Rope::new(dim, 1e4).with_pairing(Pairing::Interleaved);
