@@ -49,7 +49,7 @@ pub enum ProblemError {
         /// The type given.
         got: Dtype,
     },
-    /// Not one word of ancestors for each query token.
+    /// A number of ancestor masks that is not the number of query tokens.
     #[error(
         "ancestors has {got} entries for {expected} query tokens: give one for each, or none at all"
     )]
@@ -77,7 +77,7 @@ pub enum ProblemError {
         /// The cap given.
         got: f32,
     },
-    /// Logits of two kinds.
+    /// A soft cap together with a variant that has its own logits.
     #[error(
         "the variant {hooks:?} has logits of its own, and there is a soft cap: leave one of them out; the variant can cap, \
          too"
@@ -86,19 +86,20 @@ pub enum ProblemError {
         /// The variant.
         hooks: kernels_gpu::HooksName,
     },
-    /// Weights without a softmax, beside what only a softmax has, or without hooks that make them.
+    /// Weights that are not a softmax, together with something that only a softmax has, or without hooks that compute
+    /// them.
     #[error(
         "the specification says that weights are no softmax but add up, and has {what}: sinks stand in the denominator of a \
          softmax, and only hooks (`Spec::with_hooks`) make weights without one"
     )]
     NoSoftmax {
-        /// What does not go with it.
+        /// What does not fit such weights.
         what: &'static str,
     },
-    /// A rotary embedding that means nothing.
+    /// An invalid rotary embedding.
     #[error(transparent)]
     Rotary(crate::step::StepError),
-    /// Latent keys that attention is to turn.
+    /// A rotary embedding in attention with latent keys.
     #[error(
         "latent keys are values, too, and attention would turn both: turn the elements behind the values before they are \
          appended, and leave the specification's rotary embedding out"
@@ -143,7 +144,7 @@ pub enum ProblemError {
         /// The entry there.
         got: u32,
     },
-    /// An index pointer that ends elsewhere than its array.
+    /// An index pointer that does not end at the length of its array.
     #[error("{name} ends at {got} where there are {expected} {of}: they must be equal")]
     IndptrEnd {
         /// The array.
@@ -180,7 +181,7 @@ pub enum ProblemError {
         /// Query tokens in the batch.
         total_q: u32,
     },
-    /// Chosen keys that are no whole number of query tokens.
+    /// A number of indices that is not a multiple of the keys of a query token.
     #[error(
         "{got} indices are no whole number of query tokens with {k} keys each: give {k} for each, −1 for none"
     )]
@@ -259,7 +260,7 @@ pub enum ProblemError {
         /// The number given.
         got: i64,
     },
-    /// A run of keys that ends after the memory it lies in.
+    /// A run of keys that ends after the end of its memory.
     #[error(
         "run {run} ends at token {got}, and the memory holds {tokens}: the runs are ranges of tokens in it"
     )]
@@ -293,10 +294,11 @@ pub enum ProblemError {
         row_block: usize,
         /// Its query tokens.
         q_len: u32,
-        /// Its keys, and the ones said to stand after them.
+        /// Its keys, including those that other parts hold after them.
         kv_len: u32,
     },
-    /// A row block of several requests of which the mask hides some keys from some queries, or where distances count.
+    /// A row block of several requests, with a mask that hides keys from some queries, or with anything that depends on
+    /// distances.
     #[error(
         "row block {row_block} of part {part} spans several requests, so its queries have no common order: its \
          {q_len} queries must see all its keys (no window or ancestors, and keys_after at least {q_len} under a \
@@ -313,7 +315,7 @@ pub enum ProblemError {
         /// Its `keys_after`.
         keys_after: u32,
     },
-    /// Something that page lists by KV head leave no place for.
+    /// Something that page lists by KV head do not support.
     #[error(
         "page lists by KV head cannot have {what}: they skip keys, so that distances are unknown, and heads are computed \
          as requests; leave it out, or give all heads the same pages"
@@ -341,7 +343,7 @@ pub enum ProblemError {
         /// KV heads.
         expected: u32,
     },
-    /// Something that block masks leave no place for.
+    /// Something that block masks do not support.
     #[error(
         "block masks cannot have {what}: blocks of keys are skipped, so that distances are unknown; leave it out, or give the \
          whole mask"
@@ -356,7 +358,7 @@ pub enum ProblemError {
         /// Queries of a block.
         got: u32,
     },
-    /// Pages of which a block of keys is no whole number.
+    /// A page size that does not divide the 128 keys of a block.
     #[error(
         "pages have {page_size} tokens, and blocks of a mask 128 keys: give pages of a divisor of that"
     )]
@@ -401,7 +403,7 @@ pub enum ProblemError {
         /// Pages of the pool.
         pages: u32,
     },
-    /// A page that is about to be written and belongs to two.
+    /// A page that would be written, but occurs more than once in the tables.
     #[error(
         "page {page} of part {part} is to be written for row block {row_block}, but the tables name it more than \
          once: copy a shared page before appending to it (kv::PagePool::make_unique)"

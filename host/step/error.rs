@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A description that means nothing.
+/// An invalid description.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum StepError {
@@ -21,7 +21,7 @@ pub enum StepError {
         "the rotary embedding turns {got} elements of heads that have {head_dim}: give at most that many"
     )]
     RopeDim {
-        /// Elements that it turns.
+        /// Elements that it rotates.
         got: u32,
         /// Elements of a head.
         head_dim: u32,
@@ -36,7 +36,7 @@ pub enum StepError {
         /// What it must be.
         rule: &'static str,
     },
-    /// Heads whose keys and values do not come from one projection as wide for both.
+    /// Heads whose keys and values are not equally wide parts of one projection.
     #[error(
         "keys of {head_dim_qk} and values of {head_dim_v} elements{} are not cut from one fused projection: \
          append them with append_rows",

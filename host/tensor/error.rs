@@ -69,7 +69,7 @@ pub enum ShapeError {
         /// Pages of the pool.
         pool_pages: u32,
     },
-    /// Scales for keys and values that have none.
+    /// Scales for keys and values that are not of 8 bits.
     #[error(
         "scales are given for keys and values in {dtype:?}: only those of 8 bits have scales, give `KvScales::One`"
     )]
@@ -90,7 +90,7 @@ pub enum ShapeError {
         /// Requests with scales.
         requests: usize,
     },
-    /// A tensor that the specification asks for and the run is not given.
+    /// A tensor that the specification needs, but that was not given.
     #[error(
         "the specification says that there are {name}: give them to the run, or take them from the variant"
     )]
@@ -98,7 +98,7 @@ pub enum ShapeError {
         /// The tensor.
         name: &'static str,
     },
-    /// Hooks that only their code has.
+    /// Hooks that the library does not know by name: their code must be passed.
     #[error(
         "the specification's variant is {hooks:?}, which is code of its own: give it to `Cpu::run_with` or \
          `reference::attention_with`, or run the plan on a GPU"
@@ -107,7 +107,7 @@ pub enum ShapeError {
         /// Their name.
         hooks: kernels_gpu::HooksName,
     },
-    /// What a variant is given is not what it takes.
+    /// Invalid data for a variant's hooks.
     #[error("the variant {hooks:?} is given {name}: {got}, and these have to be {rule}")]
     Own {
         /// The variant.
@@ -116,10 +116,10 @@ pub enum ShapeError {
         name: &'static str,
         /// What it is.
         got: u64,
-        /// What it has to be.
+        /// What it must be.
         rule: &'static str,
     },
-    /// Weights that are a softmax where the specification says that they are none, or the other way round.
+    /// A variant and a specification that disagree about whether weights are a softmax.
     #[error(
         "the variant's weights are {}, and the specification says that they are {}: name the variant by `Spec::with_hooks`, \
          and plan again",
@@ -130,12 +130,12 @@ pub enum ShapeError {
         /// What the variant says.
         softmax: bool,
     },
-    /// Sinks beside weights that are no softmax.
+    /// Sinks with weights that are not a softmax.
     #[error(
         "there are sinks, and the variant's weights are no softmax: sinks stand in the denominator of one, leave them out"
     )]
     SinksWithoutSoftmax,
-    /// A tensor that the specification says nothing of.
+    /// A tensor that the specification does not need.
     #[error(
         "{name} are given, and the specification has none: say so in its variant, and plan again"
     )]
@@ -172,7 +172,7 @@ pub enum ShapeError {
         /// Head dimension of values.
         head_dim_v: u32,
     },
-    /// Latent attention over values of their own.
+    /// Latent attention with values that are not a part of the keys.
     #[error(
         "the values of part {part} are not the first elements of its keys, as the latent spec says: give one pool \
          (KvView::latent), or a spec with values of their own"
@@ -181,7 +181,7 @@ pub enum ShapeError {
         /// The part.
         part: usize,
     },
-    /// Rows of 656 bytes for heads that have none.
+    /// Rows of 656 bytes for heads that do not have them.
     #[error(
         "rows with their scales (KvScales::InRow) are keys of 576 with values of 512 of latent attention in F8E4M3, and \
          here are keys of {head_dim_qk} with values of {head_dim_v} in {dtype:?}, latent: {latent}: give \

@@ -25,8 +25,8 @@ pub(super) struct Finish<'a, V> {
 }
 
 impl<V: Variant> Finish<'_, V> {
-    /// Writes every query token's output, and its LSE if it is needed. Tokens are `token_stride` elements
-    /// apart, the heads of one `head_stride`.
+    /// Writes every query token's output, and its LSE if it is needed. Tokens are `token_stride` elements apart, the
+    /// heads of a token `head_stride`.
     pub(super) fn write<O: Element>(
         &self,
         out: &mut [O],

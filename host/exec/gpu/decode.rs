@@ -342,7 +342,7 @@ fn parameters(
         _ => overlapping(spec, pool, row)?,
     };
     let page_size = pool.k_strides.page_size;
-    // The largest power of two that divides the page size, at most a box.
+    // The largest power of two that divides the page size, and at most the tokens of a box.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
     let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
     let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);

@@ -303,8 +303,8 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
 }
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
-/// are faster if their keys are evicted from L2 first, which keeps earlier contents; longer ones are faster the other
-/// way round.
+/// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys
+/// replace these contents.
 const LONG: u64 = 200_000_000;
 
 /// Units that a CTA claims at a time. Several short ones, because otherwise claiming takes most of the time: on an

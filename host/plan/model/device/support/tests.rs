@@ -222,8 +222,7 @@ fn variants_name_what_there_is_of_them() {
     assert!(error.contains("none that prompts can have"), "{error}");
 }
 
-/// A specification with 8-bit products gets them, or is refused with what there is: it is not computed in another
-/// type.
+/// A specification with 8-bit products gets them, or is refused with what there is: it is not computed in another type.
 #[test]
 fn products_of_8_bits_are_there_or_refused() {
     let narrow = |dim| {
