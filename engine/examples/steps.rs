@@ -1,4 +1,5 @@
-//! How long steps take on a GPU: decodes at a length, and prompts. Weights are random, and cost what real ones cost.
+//! Times decode steps at a given cache length and prompt steps on a GPU. Weights are random: they take as long as real
+//! ones.
 //!
 //! `cargo run --release -p tandem-engine --features cuda --example steps -- FOLDER [REQUESTS] [KEYS]`, where `FOLDER` has
 //! the `config.json` of a model.
@@ -56,7 +57,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         )
     };
 
-    // Prompts of their own: the first loads what libraries load late.
+    // The first prompt also pays for what libraries load lazily, so it is left out of the median.
     let mut prompts = Vec::new();
     for seed in 0..6 {
         engine.submit(generation(seed, CHUNK, 1))?;
@@ -76,7 +77,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         flops / time / 1e12
     );
 
-    // Tokens differ, so that nothing is shared.
+    // Prompts differ, so that the prefix cache shares nothing.
     for request in 0..requests {
         engine.submit(generation(request, keys, 2 * STEPS))?;
     }
@@ -88,7 +89,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             decodes.push(begin.elapsed().as_secs_f64());
         }
     }
-    // The first ones tune and capture.
+    // The first three steps tune matrix products and capture graphs.
     let mut decodes = decodes.split_off(decodes.len().min(3));
     let time = median(&mut decodes);
     let bytes = 2.0 * (in_layers + table) + f64::from(requests * (keys + STEPS)) * per_token;

@@ -1,4 +1,4 @@
-//! A model as data: what `config.json` and the table of families say together.
+//! A model as data, from `config.json` and the table of families.
 
 mod config;
 
@@ -19,15 +19,15 @@ use crate::{Error, Family};
 pub struct Architecture {
     /// The family.
     pub family: Family,
-    /// Tokens that there are.
+    /// Size of the vocabulary in tokens.
     pub vocabulary: usize,
-    /// Elements of the residual.
+    /// Elements of the residual of a token.
     pub hidden: usize,
-    /// Elements between the two parts of the feed-forward network.
+    /// Elements of the hidden layer of the feed-forward network.
     pub intermediate: usize,
-    /// The kinds of attention that its layers have, in bf16: one, or two where some layers have a window.
+    /// The kinds of attention of its layers, in bf16: one, or two if some layers have a sliding window.
     pub kinds: Vec<AttentionKind>,
-    /// For each layer its kind.
+    /// For each layer, the index of its kind.
     pub layers: Vec<usize>,
     /// All norms.
     pub norm: RmsNorm,
@@ -35,17 +35,17 @@ pub struct Architecture {
     pub qk_norm: bool,
     /// Projections of queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Norms of what attention and the feed-forward part give.
+    /// Whether the outputs of attention and of the feed-forward part are normalised.
     pub norms_after: bool,
-    /// Of the feed-forward gate.
+    /// Activation of the feed-forward gate.
     pub activation: Activation,
-    /// What embeddings are multiplied by.
+    /// Factor of the embeddings.
     pub embedding_scale: f32,
-    /// The embedding is the matrix of the logits too.
+    /// Whether the embedding matrix also computes the logits.
     pub tied: bool,
-    /// Positions that the model was made for.
+    /// Number of positions that the model supports.
     pub positions: u32,
-    /// Tokens that end a text.
+    /// Tokens that end an answer.
     pub ends: Vec<u32>,
 }
 
@@ -60,16 +60,16 @@ pub struct AttentionKind {
 }
 
 impl Architecture {
-    /// Reads `config.json`, and `generation_config.json` where there is one, from a model's folder.
+    /// Reads `config.json` and, if there is one, `generation_config.json` from a model's folder.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Malformed`]; [`Error::Family`], [`Error::Unsupported`] and [`Error::Missing`] for what
-    /// the model asks for.
+    /// [`Error::Read`] and [`Error::Malformed`] for the files; [`Error::Family`], [`Error::Unsupported`] and
+    /// [`Error::Missing`] for the configuration.
     pub fn read(folder: &Path) -> Result<Self, Error> {
         config::read(folder)
     }
 
-    /// The same from the text of `config.json` alone.
+    /// Like [`read`](Self::read), from the text of `config.json` alone.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -77,8 +77,8 @@ impl Architecture {
         config::parse(Path::new("config.json"), config, None)
     }
 
-    /// A model of a described shape, for measurements with random weights: as Llama 3 has it, or Qwen 3 where the
-    /// description is named so, for so many positions.
+    /// A model of a described shape, for measurements with random weights. Its structure is that of Qwen 3 if the
+    /// description has that name, else of Llama 3.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a feed-forward part that is not gated.
@@ -111,7 +111,7 @@ impl Architecture {
         Self::from_json(&config.to_string())
     }
 
-    /// Its shape, for simulations.
+    /// Its shape, as the simulator needs it.
     #[must_use]
     pub fn description(&self, name: &str) -> ModelDescription {
         let spec = self.spec();
@@ -134,20 +134,20 @@ impl Architecture {
         &self.kinds[0].spec
     }
 
-    /// Elements of all query heads of a token.
+    /// Elements of all query heads of one token.
     #[must_use]
     pub fn q_width(&self) -> usize {
         (self.spec().q_heads * self.spec().head_dim_qk) as usize
     }
 
-    /// Elements of the queries, keys and values of a token.
+    /// Elements of the query, key and value heads of one token.
     #[must_use]
     pub fn qkv_width(&self) -> usize {
         let spec = self.spec();
         ((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim_qk) as usize
     }
 
-    /// Weights, each counted once.
+    /// Number of weights, each counted once.
     #[must_use]
     pub fn weights(&self) -> u64 {
         let layer = self.hidden * (self.qkv_width() + self.q_width() + 3 * self.intermediate);
@@ -155,7 +155,7 @@ impl Architecture {
         (self.layers.len() * layer + tables) as u64
     }
 
-    /// Bytes of the keys and values of a token, all layers, in elements of a type.
+    /// Bytes of the keys and values of one token in all layers, in the given element type.
     #[must_use]
     pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
         self.layers.len() as u64 * self.spec().with_kv_dtype(dtype).kv_bytes_per_token()

@@ -1,4 +1,4 @@
-//! What computes a step: the model's weights, its page pools, and everything between tokens in and tokens out.
+//! What computes a step: the model's weights, its page pools, and the computation from input tokens to drawn tokens.
 
 mod attention;
 mod cpu;
@@ -18,57 +18,57 @@ use crate::{Architecture, Error};
 /// One step, ready to be computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
-    /// The batch, and what goes with each of its tokens.
+    /// The batch, and the inputs of each of its tokens.
     pub inputs: &'a StepInputs,
-    /// Pages to be copied before anything is written.
+    /// Pages to copy before the step writes to any page.
     pub copies: &'a [PageCopy],
-    /// Tokens of the batch whose logits are wanted.
+    /// Tokens of the batch whose logits are needed.
     pub rows: &'a [u32],
-    /// For each of them how its next token is drawn.
+    /// For each of these rows, how its next token is drawn.
     pub draws: &'a [Draw],
-    /// Tokens of the batch that are drawn by the step before: which, and by which of its rows. Their ids in `inputs`
-    /// mean nothing.
+    /// Tokens of the batch that the previous step draws: the token's index, and the row of the previous step that draws
+    /// it. The ids of these tokens in `inputs` are placeholders.
     pub drawn: &'a [(u32, u32)],
 }
 
 /// How long a step took.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// From its first kernel to its last.
+    /// Time from its first kernel to its last.
     pub seconds: f64,
-    /// From the end of the step before to its first kernel; none for the first.
+    /// Time from the end of the previous step to the first kernel of this one; none for the first step.
     pub gap_s: Option<f64>,
-    /// For each [`Part`] in its order; empty unless the backend is to [take parts apart](Backend::take_apart).
+    /// Time of each [`Part`], in order. Empty unless the backend [times parts](Backend::take_apart).
     pub parts_s: Vec<f64>,
 }
 
-/// What a step spends its time on.
+/// Part of a step, for timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The embedding, and norms with their residuals.
+    /// The embedding, and norms together with their residual additions.
     Norms,
-    /// The product for queries, keys and values.
+    /// The matrix product for queries, keys and values.
     Qkv,
-    /// Rotary embedding, norms of heads, and keys and values into their pages.
+    /// Rotary embedding, norms of heads, and the writes of keys and values to their pages.
     Append,
     /// Attention.
     Attention,
-    /// The product behind attention.
+    /// The matrix product after attention.
     Out,
-    /// The product for the gate and what it multiplies.
+    /// The matrix product for the gate and the values that it multiplies.
     GateUp,
-    /// The gate.
+    /// The activation of the gate and its multiplication.
     Gate,
-    /// The product behind the gate.
+    /// The matrix product after the gate.
     Down,
-    /// The logits.
+    /// The matrix product for the logits.
     Head,
-    /// Drawing tokens.
+    /// Sampling.
     Sample,
 }
 
 impl Part {
-    /// All, in their order.
+    /// All parts, in order.
     pub const ALL: [Self; 10] = [
         Self::Norms,
         Self::Qkv,
@@ -82,7 +82,7 @@ impl Part {
         Self::Sample,
     ];
 
-    /// For people.
+    /// Name for display.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ impl Part {
         }
     }
 
-    /// Whether it is a product within a layer.
+    /// Whether it is a matrix product within a layer.
     #[must_use]
     pub const fn is_linear(self) -> bool {
         matches!(self, Self::Qkv | Self::Out | Self::GateUp | Self::Down)
@@ -108,57 +108,57 @@ impl Part {
 
 /// Computes steps.
 ///
-/// Steps are begun and finished in the same order; [`MOST_UNDER_WAY`] may be begun and not finished.
+/// Steps finish in the order in which they began. At most [`MOST_UNDER_WAY`] steps may have begun and not finished.
 pub trait Backend: Send {
-    /// What it runs on, for people.
+    /// Name of the device, for display.
     fn name(&self) -> String;
 
     /// The model.
     fn architecture(&self) -> &Architecture;
 
-    /// Pages of its pools.
+    /// Number of pages in each of its pools.
     fn pages(&self) -> u32;
 
     /// Tokens in a page.
     fn page_size(&self) -> u32;
 
-    /// Most tokens that a step may have.
+    /// Maximum number of tokens of a step.
     fn step_tokens(&self) -> u32;
 
-    /// Most requests that a step may have.
+    /// Maximum number of requests of a step.
     fn step_requests(&self) -> u32;
 
-    /// Whether a step is computed while the host does something else.
+    /// Whether the host is free for other work while a step is computed.
     fn is_asynchronous(&self) -> bool;
 
-    /// Puts a step on its way, behind those that were begun before.
+    /// Starts a step. It is computed after the steps that began before it.
     ///
     /// # Errors
-    /// Where the step is more than the backend was made for, too many are under way, or the machine fails. Pages that the
-    /// step writes hold nothing of value then.
+    /// If the step exceeds what the backend was made for, if too many steps are under way, or if the device fails. The
+    /// pages that the step writes then have no valid contents.
     fn begin(&mut self, work: &Work<'_>) -> Result<(), Error>;
 
-    /// Waits for the oldest step under way, and gives the token that was drawn for each of its rows.
+    /// Waits for the oldest step under way and returns one drawn token for each of its rows.
     ///
     /// # Errors
-    /// [`Error::NoStep`] where none is under way, or where the machine fails.
+    /// [`Error::NoStep`] if none is under way, or an error of the device.
     fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error>;
 
     /// Logits of the rows of the last step, `[rows, vocabulary]`.
     ///
     /// # Errors
-    /// Where the machine fails.
+    /// If the device fails.
     fn logits(&mut self) -> Result<Vec<f32>, Error>;
 
-    /// Plans attention with other options from the next step on; a bound in them does not count.
+    /// Uses other plan options from the next step on. A bound in the options is ignored.
     ///
     /// # Errors
-    /// Where the machine has no memory for it. No step may be under way.
+    /// If steps are under way, or if the device lacks memory for the options.
     fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error>;
 
-    /// Whether the parts of a step are timed one by one. That takes time itself.
+    /// Sets whether each part of a step is timed. The timing itself slows the step down.
     fn take_apart(&mut self, on: bool);
 }
 
-/// Steps of a backend that may be begun and not finished.
+/// Maximum number of steps of a backend that have begun and not finished.
 pub const MOST_UNDER_WAY: usize = 2;

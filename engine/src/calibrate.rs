@@ -1,4 +1,4 @@
-//! Steps of known lengths, timed part by part: what corrects the cost model of a simulation.
+//! Times steps of given lengths, part by part, to correct the cost model of simulations.
 
 use serde::Serialize;
 use tandem_attn::{
@@ -17,42 +17,42 @@ use crate::{
     backend::{Backend, Part, StepTime, Work},
 };
 
-/// A step by its lengths.
+/// A step, described by its lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StepLengths {
     /// Requests with one query token.
     pub decodes: u32,
-    /// Keys of each.
+    /// Keys of each decode.
     pub keys: u32,
-    /// Query tokens of a chunk of a prompt.
+    /// Query tokens of the prompt chunk.
     pub chunk: u32,
-    /// Its keys, the chunk's own included.
+    /// Keys of the prompt chunk, its own tokens included.
     pub chunk_keys: u32,
 }
 
 /// A step that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredStep {
-    /// What it computes.
+    /// Lengths of the step.
     #[serde(flatten)]
     pub lengths: StepLengths,
-    /// Prefill and decode attention share the GPU where that is thought to be faster.
+    /// Whether prefill and decode attention may run concurrently on the GPU (POD).
     pub pod: bool,
-    /// From the end of the step before to its own end.
+    /// Time from the end of the previous step to the end of this one.
     pub seconds: f64,
-    /// For each [`Part`] in its order, timed one by one: together they take longer than the step, or leave out the time
-    /// between them.
+    /// Time of each [`Part`], in order. Their sum differs from the step's time: timing adds to it, and time between
+    /// parts is left out.
     pub parts_s: Vec<f64>,
 }
 
 impl MeasuredStep {
-    /// Attention of all layers.
+    /// Time of attention in all layers.
     #[must_use]
     pub fn attention_s(&self) -> f64 {
         self.parts_s[Part::Attention as usize]
     }
 
-    /// Products within layers.
+    /// Time of the matrix products within layers.
     #[must_use]
     pub fn linear_s(&self) -> f64 {
         let parts = Part::ALL.iter().zip(&self.parts_s);
@@ -61,20 +61,20 @@ impl MeasuredStep {
     }
 }
 
-/// What was measured, and what that comes to.
+/// Measured steps and the correction computed from them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
-    /// For [`CostModel::with_correction`].
+    /// Argument of [`CostModel::with_correction`].
     pub correction: Correction,
     /// The steps.
     pub steps: Vec<MeasuredStep>,
 }
 
-/// Steps that run before any is timed: the second of a size is captured, the third replays.
+/// Steps that run before any is timed: the second one of a bucket captures the graph, the third replays it.
 const WARM: usize = 3;
 const TIMED: usize = 5;
 
-/// Decodes: requests and keys of each.
+/// Decodes: number of requests, and keys of each.
 const DECODE: [(u32, u32); 11] = [
     (1, 512),
     (1, 8192),
@@ -88,7 +88,7 @@ const DECODE: [(u32, u32); 11] = [
     (64, 10_240),
     (128, 4096),
 ];
-/// Chunks of prompts: tokens and keys.
+/// Prompt chunks: tokens and keys.
 const PREFILL: [(u32, u32); 13] = [
     (64, 256),
     (128, 4096),
@@ -104,14 +104,14 @@ const PREFILL: [(u32, u32); 13] = [
     (8192, 8192),
     (16_384, 16_384),
 ];
-/// Both.
+/// Hybrid steps: decodes and a prompt chunk.
 const HYBRID: [StepLengths; 4] = [
     hybrid(16, 1008, 5120),
     hybrid(32, 992, 5120),
     hybrid(48, 976, 10_240),
     hybrid(64, 1984, 10_240),
 ];
-/// Tokens of a step, for everything but attention.
+/// Numbers of tokens of the steps that time everything but attention.
 const TOKENS: [u32; 13] = [
     1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384,
 ];
@@ -156,7 +156,7 @@ impl StepLengths {
         }
     }
 
-    /// Whether a backend has the room, in steps of at most so many tokens.
+    /// Whether the step fits a backend and has at most `most_tokens` tokens.
     fn fits(self, backend: &dyn Backend, most_tokens: u32) -> bool {
         let pages = |keys: u32| u64::from(keys.div_ceil(backend.page_size()));
         let wanted = u64::from(self.decodes) * pages(self.keys) + pages(self.chunk_keys);
@@ -166,7 +166,7 @@ impl StepLengths {
             && wanted <= u64::from(backend.pages())
     }
 
-    /// The step on the first pages of the pool; decodes are sampled, and a chunk's last token where it is alone.
+    /// Inputs on the first pages of the pool. Decodes are sampled; so is the last token of a chunk without decodes.
     fn inputs(self, backend: &dyn Backend) -> StepInputs {
         let (page_size, pages) = (backend.page_size(), backend.pages());
         let vocabulary = backend.architecture().vocabulary as u32;
@@ -196,7 +196,7 @@ impl StepLengths {
     }
 }
 
-/// Runs a step several times, each put on its way while the one before it is computed; the times of all but the first.
+/// Runs a step several times. Each begins while the previous one is computed. Returns all times but the first.
 fn run(
     backend: &mut dyn Backend,
     lengths: StepLengths,
@@ -224,7 +224,7 @@ fn run(
     Ok(times.split_off(1))
 }
 
-/// Times a step: as it is, then part by part.
+/// Times a step as a whole, then its parts.
 fn measure(
     backend: &mut dyn Backend,
     lengths: StepLengths,
@@ -248,11 +248,11 @@ fn measure(
     })
 }
 
-/// Runs decodes of every size that steps are padded to, chunks, and both, so that nothing is captured and no usual kernel
-/// loaded when requests are there.
+/// Runs decodes of each bucket, prompt chunks and hybrid steps, so that requests later wait for no capture and no first
+/// load of a usual kernel.
 ///
 /// # Errors
-/// Where the backend fails.
+/// If the backend fails.
 pub fn warm_up(backend: &mut dyn Backend) -> Result<(), Error> {
     let most = backend.step_requests();
     let sizes = (0..u32::BITS).map(|bit| decodes(1 << bit, 64));
@@ -272,11 +272,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Times steps of at most so many tokens on a backend, and makes a correction of the model of it. `progress` hears how many
-/// steps there are and how many are done. The backend plans as by default afterwards.
+/// Times steps of at most `most_tokens` tokens on a backend and computes a correction of the cost model from them.
+/// `progress` receives the number of steps timed so far and of all. Afterwards the backend plans with default options.
 ///
 /// # Errors
-/// Where the backend fails.
+/// If the backend fails.
 pub fn calibrate(
     backend: &mut dyn Backend,
     cost: &CostModel,
@@ -294,7 +294,7 @@ pub fn calibrate(
     let attention = decode.into_iter().chain(prefill).filter(fits);
     let attention: Vec<_> = attention.collect();
     let hybrids: Vec<_> = HYBRID.into_iter().filter(fits).collect();
-    // A hybrid beside its halves, with attention in turns and at once.
+    // Each hybrid is measured four times: its decodes, its chunk, both one after the other, and both concurrently.
     let all = by_tokens.len() + attention.len() + 4 * hybrids.len();
     let mut done = 0;
     let mut timed = |backend: &mut dyn Backend, lengths, pod| {
@@ -309,7 +309,7 @@ pub fn calibrate(
     backend.plan_with(PlanOptions::default().with_pod(PodMode::Serial))?;
     for lengths in by_tokens {
         let step = timed(backend, lengths, false)?;
-        // Timed apart a small step takes longer than as a whole.
+        // Timing the parts slows a small step down, so parts are scaled to the time of the whole step.
         let parts: f64 = step.parts_s.iter().sum();
         let scale = (step.seconds / parts).min(1.0);
         let linear = scale * step.linear_s();
@@ -368,7 +368,7 @@ pub fn calibrate(
 }
 
 impl Calibration {
-    /// What a simulation takes for the time of a step that was measured, in seconds.
+    /// Time that a simulation predicts for a measured step, in seconds.
     #[must_use]
     pub fn predicted_s(&self, cost: &CostModel, step: &MeasuredStep) -> f64 {
         let overlap = match step.pod {

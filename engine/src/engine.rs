@@ -1,4 +1,4 @@
-//! Requests in, tokens out: the composer's steps on a backend.
+//! Requests in, tokens out: the composer forms steps, and a backend computes them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,23 +16,24 @@ use crate::{
     backend::{Backend, StepTime, Work},
 };
 
-/// A prompt and what is to be made of it.
+/// A prompt and how to generate its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
     /// Token ids.
     pub prompt: Vec<u32>,
-    /// The most tokens of the answer.
+    /// Maximum number of tokens of the answer.
     pub max_new_tokens: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// Go on behind a token that ends a text: for measurements.
+    /// Continue after a token that ends an answer: for measurements.
     pub ignore_ends: bool,
-    /// Tokens of the prompt that count as computed, whatever the caches hold: for measurements that begin in the middle.
+    /// Prompt tokens that count as computed, whatever the cache holds: for measurements that begin in the middle of a
+    /// prompt.
     pub computed: u32,
 }
 
 impl Generation {
-    /// The likeliest token at each place.
+    /// Greedy sampling: the most likely token at each position.
     #[must_use]
     pub const fn greedy(prompt: Vec<u32>, max_new_tokens: u32) -> Self {
         Self {
@@ -48,58 +49,58 @@ impl Generation {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
+    /// The model drew a token that ends an answer.
     End,
-    /// It has as many tokens as were asked for.
+    /// It has the requested number of tokens.
     Length,
     /// It was cancelled.
     Cancelled,
 }
 
-/// What became of a request in a step.
+/// What happened to a request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A token of the answer. The one that ends it is not among them.
+    /// A token of the answer. The token that ends the answer is not reported.
     Token {
-        /// Whose.
+        /// The request.
         request: RequestId,
         /// The token.
         token: u32,
     },
-    /// The answer ended, and the request is forgotten.
+    /// The answer ended, and the engine has dropped the request.
     Finished {
-        /// Whose.
+        /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: Finish,
     },
 }
 
 /// Serves requests together: hybrid batches over paged caches, prompts in chunks, common beginnings computed once.
 ///
-/// A backend that computes by itself is given the next step before the tokens of the last one are known: they stay there
-/// and are taken from there, and the host composes and plans meanwhile.
+/// An asynchronous backend gets the next step before the tokens of the last one are known: it takes them from its own
+/// memory. Meanwhile the host composes and plans.
 pub struct Engine {
     composer: Composer,
     backend: Box<dyn Backend>,
     requests: HashMap<RequestId, Answer>,
-    /// Steps that the backend was given and that are not finished, the oldest first.
+    /// Steps that the backend has begun and not finished, the oldest first.
     flights: VecDeque<Flight>,
-    /// Steps that may wait behind the one that is computed.
+    /// Number of steps that may wait behind the one that is being computed.
     ahead: usize,
-    /// Tokens of one request, whatever the caches hold.
+    /// Maximum number of tokens of a request, regardless of the cache size.
     request_tokens: u32,
-    /// Nothing was there to compute before the next step.
+    /// Whether there was nothing to compute before the next step, so that its gap does not count.
     rested: bool,
     spare: Vec<Step>,
     inputs: StepInputs,
     rows: Vec<u32>,
     draws: Vec<Draw>,
     drawn: Vec<(u32, u32)>,
-    /// For each request of the last step that was begun and drew a token, the row.
+    /// For each request that draws a token in the last step that began: its row.
     last_rows: HashMap<RequestId, u32>,
     sampled: Vec<u32>,
-    /// Requests that were cancelled between steps, and whose end no event has said yet.
+    /// Requests cancelled between steps whose end has not been reported yet.
     cancelled: Vec<RequestId>,
     steps: u64,
 }
@@ -118,32 +119,33 @@ struct Answer {
     ended: bool,
 }
 
-/// How a step was made up and how long it took, for measurements.
+/// What a step contained and how long it took, for measurements.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u32,
-    /// Among them, those after a generated one.
+    /// How many of them belong to decodes.
     pub decodes: u32,
-    /// Tokens that were drawn.
+    /// Number of drawn tokens.
     pub drawn: u32,
-    /// Requests that lost their pages to others.
+    /// Number of preempted requests.
     pub preempted: u32,
-    /// How long it took; the gap before it counts only where there was something to compute.
+    /// How long it took. The gap before it is left out if there was nothing to compute.
     pub time: StepTime,
 }
 
 impl Engine {
-    /// An engine that composes its batches as SARATHI does: decodes first, chunks of prompts in what is left. Requests that
-    /// lose their pages are computed again.
+    /// An engine that composes batches as SARATHI does: decodes first, prompt chunks in the rest of a step. Preempted
+    /// requests are computed again.
     ///
     /// # Errors
-    /// [`Error::Schedule`] for limits that allow nothing, [`Error::HostPages`] where [`Limits::host_pages`] is not 0.
+    /// [`Error::Schedule`] for limits that no request can meet, [`Error::HostPages`] if [`Limits::host_pages`] is not
+    /// 0.
     pub fn new(backend: Box<dyn Backend>, limits: Limits) -> Result<Self, Error> {
         Self::with_policy(backend, limits, Box::new(SarathiServe))
     }
 
-    /// The same with another policy.
+    /// Like [`new`](Self::new), with another policy.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -152,7 +154,7 @@ impl Engine {
         mut limits: Limits,
         policy: Box<dyn Policy>,
     ) -> Result<Self, Error> {
-        // No backend copies pages to the host: what is preempted is computed again.
+        // No backend copies pages to the host, so preempted requests are computed again.
         if limits.host_pages > 0 {
             let got = limits.host_pages;
             return Err(Error::HostPages { got });
@@ -184,19 +186,19 @@ impl Engine {
         })
     }
 
-    /// Whether the next step is composed before the tokens of the last one are known, in place of what suits the backend.
-    /// Answers are the same.
+    /// Whether the next step is composed before the tokens of the last one are known. Overrides the default, which
+    /// depends on the backend. Answers do not depend on it.
     #[must_use]
     pub fn running_ahead(mut self, ahead: bool) -> Self {
         self.ahead = usize::from(ahead);
         self
     }
 
-    /// Takes a request.
+    /// Queues a request.
     ///
     /// # Errors
-    /// [`Error::Token`], [`Error::TooLong`], [`Error::Schedule`] where it breaks a limit or could never be served,
-    /// [`Error::Attention`] for a sampling that means nothing.
+    /// [`Error::Token`], [`Error::TooLong`], [`Error::Schedule`] if the request breaks a limit or can never be served,
+    /// [`Error::Attention`] for invalid sampling parameters.
     pub fn submit(&mut self, generation: Generation) -> Result<RequestId, Error> {
         self.check(&generation)?;
         self.rested |= self.is_idle();
@@ -243,7 +245,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a request at any point; whether it was there. The next step says that it has ended.
+    /// Cancels a request at any point. Returns whether it existed. The next step reports its end.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let there = self.requests.remove(&request).is_some();
         if there {
@@ -253,11 +255,11 @@ impl Engine {
         there
     }
 
-    /// Puts one step on its way and reports what became of the requests of the one that is finished, which is an earlier one
-    /// where the engine [runs ahead](Self::running_ahead). Nothing finished is an empty report.
+    /// Begins one step, finishes one, and reports what happened to the requests of the finished one. If the engine
+    /// [runs ahead](Self::running_ahead), that is an earlier step. If no step finishes, the report is empty.
     ///
     /// # Errors
-    /// Where the backend fails. Its requests are lost then: the engine is not to be used any more.
+    /// If the backend fails. Its requests are lost, and the engine must not be used any more.
     pub fn step(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
         for request in self.cancelled.drain(..) {
             let reason = Finish::Cancelled;
@@ -270,7 +272,7 @@ impl Engine {
         Ok(StepReport::default())
     }
 
-    /// Composes a step and gives it to the backend; false where there is nothing to compute.
+    /// Composes a step and begins it on the backend. Returns false if there is nothing to compute.
     fn begin(&mut self) -> Result<bool, Error> {
         let mut step = self.spare.pop().unwrap_or_default();
         if !self.composer.compose(&mut step) {
@@ -327,7 +329,7 @@ impl Engine {
         let finished = self.composer.resolve(&step, |entry| {
             let request = entry.request;
             let token = sampled.next().expect("one for each row");
-            // Cancelled meanwhile, or its text had ended.
+            // The request was cancelled meanwhile, or its answer had already ended.
             let Some(answer) = requests.get_mut(&request).filter(|answer| !answer.ended) else {
                 return Sampled::Last(token);
             };
@@ -360,10 +362,11 @@ impl Engine {
         Ok(report)
     }
 
-    /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of so many tokens.
+    /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of `chunk` tokens.
     ///
     /// # Errors
-    /// [`Error::Schedule`] where there is no room for it or requests are under way; as [`step`](Self::step).
+    /// [`Error::Busy`] if there are too few free pages or requests are under way; [`Error::Token`], [`Error::TooLong`];
+    /// those of [`step`](Self::step).
     pub fn logits(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<f32>, Error> {
         let generation = Generation::greedy(tokens.to_vec(), 0);
         self.check(&generation)?;
@@ -384,7 +387,7 @@ impl Engine {
             keys.push(&table[..end.div_ceil(page_size) as usize], end);
             let inputs = StepInputs {
                 batch: Batch::new(vec![0, ids.len() as u32], keys),
-                // The pages are in order.
+                // The text uses the pages in order, so slots equal positions.
                 slots: (first..end).collect(),
                 positions: (first..end).collect(),
                 tokens: ids.to_vec(),
@@ -422,29 +425,29 @@ impl Engine {
         self.backend.architecture()
     }
 
-    /// The most tokens that a request may have, prompt and answer: the model's positions, [`Limits::request_tokens`], or what
-    /// the caches hold, whichever is least. A request that asks for more is refused.
+    /// Maximum number of tokens of a request, prompt and answer: the least of the model's positions,
+    /// [`Limits::request_tokens`] and what the cache can hold. A request for more is refused.
     #[must_use]
     pub fn request_tokens(&self) -> u32 {
         let cached = u64::from(self.backend.pages()) * u64::from(self.backend.page_size());
-        // The last token is never computed.
+        // The last token is never computed, so it needs no place in the cache.
         let most = u32::try_from(cached + 1).unwrap_or(u32::MAX);
         self.request_tokens.min(most)
     }
 
-    /// What it runs on, for people.
+    /// Name of the backend's device, for display.
     #[must_use]
     pub fn device(&self) -> String {
         self.backend.name()
     }
 
-    /// The requests and their pages.
+    /// The composer, with the requests and their pages.
     #[must_use]
     pub const fn composer(&self) -> &Composer {
         &self.composer
     }
 
-    /// Gives back all pages that no request holds.
+    /// Frees all pages that no request holds.
     pub fn clear_cache(&mut self) {
         self.composer.clear_cache();
     }
@@ -455,10 +458,10 @@ impl Engine {
         self.composer.is_idle() && self.cancelled.is_empty() && self.flights.is_empty()
     }
 
-    /// The backend, for another engine.
+    /// Returns the backend, for use in another engine.
     ///
     /// # Errors
-    /// Where a step under way cannot be finished. Requests are dropped.
+    /// If a step under way cannot be finished. All requests are dropped.
     pub fn into_backend(mut self) -> Result<Box<dyn Backend>, Error> {
         while !self.flights.is_empty() {
             self.finish(&mut |_| ())?;
@@ -466,7 +469,7 @@ impl Engine {
         Ok(self.backend)
     }
 
-    /// Steps that were finished.
+    /// Number of finished steps.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.steps

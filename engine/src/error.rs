@@ -4,61 +4,61 @@ use std::{io, path::PathBuf};
 
 use tandem_schedule::ScheduleError;
 
-/// Why a model cannot be loaded, or a step not be computed.
+/// Why a model cannot be loaded or a step cannot be computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file that is not there or cannot be read.
+    /// A file that does not exist or cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
-    /// A file that is not what its name says.
+    /// A file whose contents are invalid.
     #[error("{}: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A model of a family that is not known here.
+    /// A model of an unsupported family.
     #[error("models of type {got:?} are not known here; there are {known}")]
     Family {
         /// The type in `config.json`.
         got: String,
-        /// The types that are known.
+        /// The supported types.
         known: String,
     },
-    /// Something that a model's configuration asks for, and that is not computed here.
+    /// A setting of a model's configuration that is not supported.
     #[error("the model has {field} = {got}; {rule}")]
     Unsupported {
         /// Field of `config.json`.
         field: &'static str,
         /// Its value.
         got: String,
-        /// What would do.
+        /// What is supported.
         rule: String,
     },
-    /// A field that the configuration must have.
+    /// A required field that the configuration lacks.
     #[error(
         "config.json has no {field}, and models of type {model_type:?} have no usual value of it"
     )]
     Missing {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Type of the model.
+        /// `model_type` of the configuration.
         model_type: String,
     },
-    /// A weight that no file has.
+    /// A weight that no file contains.
     #[error("the model's files have no tensor {name}")]
     NoTensor {
         /// Its name.
         name: String,
     },
-    /// A weight of a shape that the configuration contradicts.
+    /// A weight whose shape contradicts the configuration.
     #[error("tensor {name} is {got:?}, and config.json says {expected:?}")]
     TensorShape {
         /// Its name.
@@ -68,7 +68,7 @@ pub enum Error {
         /// The shape that follows from the configuration.
         expected: Vec<usize>,
     },
-    /// A weight of a type that is not read here.
+    /// A weight in an unsupported element type.
     #[error("tensor {name} is {got}: convert the model to BF16, F16 or F32")]
     TensorType {
         /// Its name.
@@ -76,46 +76,46 @@ pub enum Error {
         /// Its type.
         got: String,
     },
-    /// A text that the tokenizer does not take.
+    /// A text or a token that the tokenizer rejects.
     #[error("the tokenizer: {reason}")]
     Tokenizer {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A conversation for a model without a chat template.
     #[error("the model has no chat template: give a plain prompt")]
     NoChatTemplate,
-    /// A conversation that the model's chat template refuses, or a template that is none.
+    /// A conversation that the model's chat template rejects, or an invalid template.
     #[error("the chat template: {reason}")]
     ChatTemplate {
-        /// What it says.
+        /// The message of the template engine.
         reason: String,
     },
-    /// A token id that the model does not have.
+    /// A token id outside of the model's vocabulary.
     #[error("token {got} is not among the {vocabulary} of the model")]
     Token {
         /// The id.
         got: u32,
-        /// Tokens of the model.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// A request longer than the model's positions.
+    /// A request with more tokens than the model has positions.
     #[error("{got} tokens of prompt and answer are more than the {limit} positions of the model")]
     TooLong {
         /// Tokens of the prompt and of the answer.
         got: u64,
-        /// Positions.
+        /// Positions of the model.
         limit: u32,
     },
-    /// Work that takes the engine for itself, while others use it.
+    /// Work that needs the engine without other requests, while there are some.
     #[error("{needed} free pages are needed, there are {free}, and no request may be under way")]
     Busy {
-        /// Pages.
+        /// Pages that the work needs.
         needed: u64,
-        /// Pages that nobody holds.
+        /// Pages that are free.
         free: u32,
     },
-    /// Limits with pages on the host, to which no backend copies.
+    /// Limits with pages on the host, although no backend copies pages there.
     #[error(
         "Limits::host_pages is {got}, and the engine swaps nothing out: set it to 0, requests that lose their pages are \
          computed again"
@@ -124,7 +124,7 @@ pub enum Error {
         /// Pages on the host.
         got: u32,
     },
-    /// A library that is opened at run time and is not there.
+    /// A library that is opened at run time and cannot be found.
     #[error(
         "cuBLASLt is not there: install the CUDA toolkit's package for it (libcublas-13-x or libcublas-12-x, in pip \
          nvidia-cublas), and name its folder in LD_LIBRARY_PATH"
@@ -139,7 +139,7 @@ pub enum Error {
         m: usize,
         /// Its columns.
         n: usize,
-        /// What is summed over.
+        /// Length of the sums.
         k: usize,
         /// The library's status.
         status: String,
@@ -149,34 +149,33 @@ pub enum Error {
     Cuda {
         /// The call.
         call: &'static str,
-        /// What the driver says.
+        /// The driver's status.
         status: String,
     },
-    /// A step that is more than the backend was made for.
+    /// A step that exceeds the backend's limits.
     #[error(
         "a step of {tokens} tokens and {rows} rows of logits, and this backend was made for {most_tokens} and {most_rows}"
     )]
     StepTooLarge {
         /// Tokens of the step.
         tokens: usize,
-        /// Rows whose logits are wanted.
+        /// Rows of logits.
         rows: usize,
-        /// Most tokens.
+        /// Maximum number of tokens.
         most_tokens: u32,
-        /// Most rows.
+        /// Maximum number of rows.
         most_rows: u32,
     },
-    /// A step that is to be begun while as many as a backend takes are under way, or other options of planning while
-    /// any is.
+    /// A step that begins while the maximum number of steps is under way, or new plan options while any step is.
     #[error("steps are under way: finish them first")]
     TooManySteps,
-    /// A step that is waited for and was not begun.
+    /// A wait for a step when none is under way.
     #[error("no step is under way")]
     NoStep,
     /// Attention, or the steps around it.
     #[error(transparent)]
     Attention(#[from] tandem_attn::Error),
-    /// A request that the scheduler does not take.
+    /// A request that the scheduler rejects.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }

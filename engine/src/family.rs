@@ -9,7 +9,7 @@ use tandem_attn::step::Activation;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Family {
-    /// Llama 3, 3.1, 3.2, and what else says `llama`.
+    /// Llama 3, 3.1, 3.2, and other models with `model_type` `llama`.
     Llama,
     /// Mistral.
     Mistral,
@@ -21,28 +21,29 @@ pub enum Family {
     Gemma3,
 }
 
-/// How a family differs from the others, where the configuration does not say it.
+/// How a family differs from the others in ways that the configuration does not state.
 #[derive(Debug)]
 pub(crate) struct Traits {
     pub family: Family,
     /// `model_type` in `config.json`.
     pub model_type: &'static str,
-    /// Biases of the projections of queries, keys and values.
+    /// Whether the projections of queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// RMSNorm of each head of queries and keys.
+    /// Whether each head of queries and keys has an RMSNorm.
     pub qk_norm: bool,
-    /// Norms multiply by `1 + w`; else by `w`.
+    /// Whether norms multiply by `1 + w` instead of `w`.
     pub norm_adds_one: bool,
-    /// Norms of what attention and the feed-forward part give, before it is added to the residual.
+    /// Whether the outputs of attention and of the feed-forward part are normalised before they are added to the
+    /// residual.
     pub norms_after: bool,
     pub activation: Activation,
-    /// Embeddings are multiplied by `√hidden`.
+    /// Whether embeddings are multiplied by `√hidden`.
     pub scales_embedding: bool,
-    /// The softmax scale comes from `query_pre_attn_scalar`; else from the head dimension.
+    /// Whether the softmax scale comes from `query_pre_attn_scalar` instead of the head dimension.
     pub own_scale: bool,
-    /// Which layers have the sliding window that `config.json` gives, where it does not list them.
+    /// Which layers have the sliding window of `config.json` if the file does not list them.
     pub window: Window,
-    /// Layers with a window have a rotary embedding of their own.
+    /// Whether layers with a sliding window have their own rotary embedding.
     pub local_rope: bool,
     pub defaults: Defaults,
 }
@@ -52,9 +53,9 @@ pub(crate) struct Traits {
 pub(crate) enum Window {
     /// All.
     All,
-    /// From `max_window_layers` on, if `use_sliding_window` says so.
+    /// From layer `max_window_layers` on, if `use_sliding_window` is true.
     Upper,
-    /// All but each n-th (`sliding_window_pattern`).
+    /// All but every n-th layer (`sliding_window_pattern`).
     AllButEach(usize),
 }
 

@@ -1,4 +1,4 @@
-//! A trace played on an engine in real time: what a simulation predicts, measured.
+//! Replays a trace on an engine in real time, to compare with what a simulation predicts.
 
 use std::{
     collections::HashMap,
@@ -14,33 +14,33 @@ use tandem_schedule::{
 
 use crate::{Engine, Error, Event, Generation};
 
-/// What a replay measured.
+/// Measurements of a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replay {
-    /// As of a simulation. Tokens come when the host knows them.
+    /// The same report as a simulation's. A token's time is when the host receives it.
     pub report: Report,
-    /// From the first kernel of a step to its last, all steps.
+    /// Time from the first kernel of a step to its last, summed over all steps.
     pub computing_s: f64,
-    /// From the last kernel of a step to the first of the next one, where there was something to compute.
+    /// Time from the last kernel of a step to the first of the next one, if there was something to compute.
     pub waiting_s: f64,
 }
 
 impl Replay {
-    /// The part of the time with something to compute in which the backend did not.
+    /// Fraction of time in which the backend was idle although there was something to compute.
     #[must_use]
     pub fn idle(&self) -> f64 {
         self.waiting_s / (self.computing_s + self.waiting_s).max(f64::MIN_POSITIVE)
     }
 }
 
-/// Before an arrival the thread sleeps, and the rest of the time it looks at the clock.
+/// The thread wakes this long before an arrival and then polls the clock, because sleep is imprecise.
 const SPIN: Duration = Duration::from_millis(2);
 
-/// Plays a trace, to its end or until a time, and takes note of the spans of the first so many steps. Requests have token ids that are theirs alone, but
-/// equal blocks have equal ones. `progress` hears how many requests have left.
+/// Replays a trace to its end or until a time, and records the spans of the first `spans` steps. Each request gets
+/// token ids of its own, but equal blocks get equal ids. `progress` receives the number of requests that have left.
 ///
 /// # Errors
-/// As [`Engine::step`]. Requests that the engine refuses are counted.
+/// As [`Engine::step`]. Requests that the engine refuses are counted, not errors.
 pub fn replay(
     engine: &mut Engine,
     trace: &Trace,
@@ -115,7 +115,7 @@ pub fn replay(
             left = recorder.left();
             progress(left);
         }
-        // One that was only begun is finished by the next call.
+        // A step that only began is finished by the next call, so one fruitless call is normal.
         fruitless = if step.tokens > 0 { 0 } else { fruitless + 1 };
         if step.tokens == 0 {
             continue;
@@ -153,11 +153,12 @@ pub fn replay(
     Ok(replay)
 }
 
-/// Token ids of a prompt: as it has them, the same for equal blocks, or its own.
+/// Token ids of a prompt: its own tokens if it has any, equal ids for equal blocks, otherwise ids unique to the
+/// request.
 fn tokens(prompt: &Prompt, request: u64, vocabulary: u32) -> Vec<u32> {
     let id = |of: u64, token: u64| {
         let mixed = (of << 32 | token).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The upper half is the better mixed one.
+        // The upper half of a product is mixed better.
         ((mixed >> 32) % u64::from(vocabulary)) as u32
     };
     match prompt {

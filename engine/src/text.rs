@@ -1,4 +1,4 @@
-//! Text to tokens and back: `tokenizer.json`, chat templates, and answers as they come.
+//! Tokenization, detokenization of streamed answers, and chat templates.
 
 mod chat;
 
@@ -13,14 +13,14 @@ pub use chat::Message;
 use crate::Error;
 use chat::ChatTemplate;
 
-/// The text side of a model.
+/// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
 }
 
-/// What is read of `tokenizer_config.json`.
+/// The fields of `tokenizer_config.json` that are used.
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
     bos_token: Option<Value>,
@@ -28,7 +28,7 @@ struct TokenizerConfig {
     chat_template: Option<Value>,
 }
 
-/// Special tokens stand as a string, or as an object with the string inside.
+/// The file gives a special token as a string, or as an object that contains the string.
 fn special(token: Option<Value>) -> String {
     let text = match token {
         Some(Value::String(text)) => Some(text),
@@ -42,7 +42,7 @@ fn special(token: Option<Value>) -> String {
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, and the chat template where there is one, from a model's folder.
+    /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
     ///
     /// # Errors
     /// [`Error::Read`], [`Error::Malformed`], [`Error::ChatTemplate`].
@@ -79,8 +79,8 @@ impl Text {
         })
     }
 
-    /// Tokens of a text; `special` adds those that the tokenizer puts around one (a begin, as a rule). Names of special
-    /// tokens in the text become these tokens.
+    /// Tokens of a text. `special` adds the tokens that the tokenizer puts around a text (usually one at the
+    /// beginning). Names of special tokens in the text become these tokens.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
@@ -92,7 +92,7 @@ impl Text {
         Ok(encoded.get_ids().to_vec())
     }
 
-    /// The text of tokens, without special ones.
+    /// Text of tokens, without special tokens.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
@@ -100,7 +100,7 @@ impl Text {
         self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
     }
 
-    /// The byte that a token is, where the decoder puts characters together from such tokens.
+    /// The byte that a token stands for, if the decoder assembles characters from byte tokens.
     fn byte(&self, token: u32) -> Result<Option<u8>, Error> {
         let name = self.tokenizer.id_to_token(token).unwrap_or_default();
         let digits = name
@@ -109,27 +109,27 @@ impl Text {
         let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) else {
             return Ok(None);
         };
-        // Others write the name.
+        // A decoder without byte tokens returns the token's name, which is longer.
         let is_byte = self.decode(&[token])?.chars().count() == 1;
         Ok(is_byte.then_some(byte))
     }
 
-    /// Whether conversations can be rendered.
+    /// Whether there is a chat template.
     #[must_use]
     pub const fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }
 
-    /// Tokens of a conversation up to where the model is to answer.
+    /// Tokens of a conversation, up to the position where the model answers.
     ///
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
-        // The template writes the special tokens, the first one too.
+        // The template writes all special tokens, including the first.
         self.encode(&self.render(messages)?, false)
     }
 
-    /// A conversation as the model was trained to read it.
+    /// Renders a conversation with the chat template.
     ///
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`].
@@ -139,7 +139,7 @@ impl Text {
     }
 }
 
-/// Several templates under names: the one that is called default.
+/// From a list of named templates, the one named "default".
 fn default_template(template: Value) -> Option<String> {
     match template {
         Value::String(source) => Some(source),
@@ -168,32 +168,34 @@ fn tokenizer_error(error: tokenizers::Error) -> Error {
     }
 }
 
-/// Turns tokens into text as they come. A character whose bytes are several tokens appears with the last of them; bytes
-/// that can become no character any more, and replacement characters that the model wrote, appear a few tokens later.
+/// Turns tokens into text as they arrive. A character whose bytes span several tokens appears with the last of them.
+/// Bytes that can no longer become a character, and replacement characters that the model wrote, appear a few tokens
+/// later.
 #[derive(Debug, Default)]
 pub struct TextStream {
-    /// Tokens whose text may change what comes behind them.
+    /// Tokens whose text may still affect the text of later tokens.
     tokens: Vec<u32>,
-    /// Of them, how many are done with.
+    /// How many of these tokens have had all their text returned.
     settled: usize,
-    /// Text of those, by themselves.
+    /// Text of those settled tokens, decoded alone.
     before: String,
-    /// What was given of the others' text.
+    /// Returned text of the other tokens.
     given: String,
-    /// What was not: replacement characters, in whose place a character may come.
+    /// Text not returned yet: replacement characters that a whole character may replace.
     held: String,
-    /// Bytes of a character that is not whole, of tokens that are a byte each.
+    /// Bytes of an incomplete character, from byte tokens.
     bytes: Vec<u8>,
 }
 
-/// Bytes of a character that lacks one: decoders write as many replacement characters for them at most.
+/// A decoder writes at most this many replacement characters for an incomplete character of 3 bytes.
 const MOST_HELD: usize = 3;
-/// Tokens without an end of which all are decoded again with each that comes, and how many stay.
+/// If more unsettled tokens than this are pending, all but the last `STAY` are dropped, because each new token decodes
+/// all pending ones again.
 const MOST_PENDING: usize = 16;
 const STAY: usize = 8;
 
 impl TextStream {
-    /// The text that a token adds; empty where it is not whole yet.
+    /// The text that a token adds; empty if no character is complete yet.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
@@ -210,7 +212,7 @@ impl TextStream {
                 self.held = held.to_owned();
                 new.to_owned()
             }
-            // With this token bytes are a character that were given as none.
+            // With this token, bytes that were returned as replacement characters became a character.
             None => std::mem::take(&mut self.held) + &text.decode(&[token])?,
         };
         if self.held.is_empty() {
@@ -222,8 +224,8 @@ impl TextStream {
         Ok(cut + &new)
     }
 
-    /// Decoders read a run of bytes as a whole: a character that is not whole yet takes those before it along. So runs are decoded
-    /// here, with a replacement character for each byte of none, as decoders have it.
+    /// Some decoders decode a run of bytes as a whole, so an incomplete character would spoil the ones before it. Runs
+    /// are therefore decoded here. Each byte of no character becomes a replacement character, as in these decoders.
     fn push_byte(&mut self, text: &Text, token: u32, byte: u8) -> Result<String, Error> {
         let mut new = std::mem::take(&mut self.held);
         self.bytes.push(byte);
@@ -244,7 +246,7 @@ impl TextStream {
         Ok(new)
     }
 
-    /// What is left at the end: bytes that never became a character.
+    /// The rest of the text: bytes that never became a character.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
@@ -255,7 +257,8 @@ impl TextStream {
         Ok(held + &cut)
     }
 
-    /// All of the text was given. The tokens before the last ones stay for the spaces between; older ones are done with.
+    /// Settles all tokens after all of their text was returned. The last ones stay, because they decide about spaces
+    /// before the next token; older ones are dropped.
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
         self.tokens.drain(..self.settled);
         self.settled = self.tokens.len();
@@ -264,17 +267,17 @@ impl TextStream {
         Ok(())
     }
 
-    /// Text of the tokens that are not done with.
+    /// Text of the tokens that are not settled.
     fn pending(&self, text: &Text) -> Result<String, Error> {
         let decoded = text.decode(&self.tokens)?;
         match decoded.strip_prefix(&self.before) {
             Some(pending) => Ok(pending.to_owned()),
-            // A run of bytes, one of which is wrong, is decoded otherwise than its beginning was.
+            // An invalid byte in a run changes how the decoder reads the beginning of the run.
             None => text.decode(&self.tokens[self.settled..]),
         }
     }
 
-    /// Forgets tokens whose text was given, so that a long run without an end costs no more than a short one.
+    /// Drops tokens whose text was returned, so that a long run without a settled end stays cheap.
     fn shorten(&mut self, text: &Text) -> Result<(), Error> {
         if self.tokens.len() - self.settled <= MOST_PENDING {
             return Ok(());
@@ -295,7 +298,7 @@ fn replacements(count: usize) -> String {
     std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count).collect()
 }
 
-/// Bytes of the replacement characters at a text's end that a character may take the place of.
+/// Bytes of the replacement characters at the end of a text that a character may still replace.
 fn unsure(text: &str) -> usize {
     let end = text.chars().rev().take(MOST_HELD);
     let end = end.take_while(|&end| end == char::REPLACEMENT_CHARACTER);

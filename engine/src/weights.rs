@@ -1,4 +1,4 @@
-//! The numbers of a model: safetensors, mapped into memory and read where they are.
+//! A model's weights: safetensors files, mapped into memory.
 
 use std::{
     borrow::Cow,
@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::Error;
 
-/// Where the numbers of a model come from.
+/// Source of a model's weights.
 #[derive(Debug)]
 pub struct Weights(Source);
 
@@ -26,7 +26,7 @@ enum Source {
     Files {
         files: Vec<Mmap>,
         tensors: HashMap<String, Place>,
-        /// What stands before the names of the text part.
+        /// Prefix of the names of the text part.
         prefix: &'static str,
     },
     Random {
@@ -34,7 +34,7 @@ enum Source {
     },
 }
 
-/// A tensor in one of the files.
+/// Where a tensor is in the files.
 #[derive(Debug)]
 struct Place {
     file: usize,
@@ -43,13 +43,13 @@ struct Place {
     shape: Vec<usize>,
 }
 
-/// `model.safetensors.index.json`.
+/// Contents of `model.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// What models that also see have before the names of their text part.
+/// Prefixes of tensor names: plain models, and the text part of multimodal ones.
 const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -70,7 +70,7 @@ impl Weights {
                 let mut names: Vec<_> = read.weight_map.into_values().collect();
                 names.sort_unstable();
                 names.dedup();
-                // Nothing outside the folder, whatever the index says.
+                // File names in the index must not lead outside of the folder.
                 if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
                     return Err(malformed(
                         &index,
@@ -83,14 +83,14 @@ impl Weights {
         let (mut files, mut tensors) = (Vec::new(), HashMap::new());
         for path in names {
             let file = File::open(&path).map_err(|error| read_error(&path, error))?;
-            // SAFETY: the memory is only read. Whoever cuts the file short while it is mapped ends this process, as
-            // with every program that maps it.
+            // SAFETY: the memory is only read. If another program truncates the file while it is mapped, this process
+            // may be killed, as with any mapped file.
             let map = unsafe { Mmap::map(&file) }.map_err(|error| read_error(&path, error))?;
             let (header, metadata) =
                 SafeTensors::read_metadata(&map).map_err(|error| malformed(&path, error))?;
             for (name, info) in metadata.tensors() {
                 let (begin, end) = info.data_offsets;
-                // Behind the length of the header and the header.
+                // Data starts after the 8-byte header length and the header.
                 let bytes = 8 + header + begin..8 + header + end;
                 let place = Place {
                     file: files.len(),
@@ -116,7 +116,7 @@ impl Weights {
         }))
     }
 
-    /// Weights that mean nothing but have a usual size, so that logits neither vanish nor overflow: for measurements.
+    /// Random weights for measurements. Their size is typical, so that logits neither vanish nor overflow.
     #[must_use]
     pub const fn random(seed: u64) -> Self {
         Self(Source::Random { seed })
@@ -128,7 +128,7 @@ impl Weights {
         matches!(self.0, Source::Random { .. })
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether there is a tensor with this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         match &self.0 {
@@ -147,15 +147,15 @@ impl Weights {
         let inner = name
             .strip_prefix(PREFIXES[0])
             .map(|rest| format!("{prefix}{rest}"));
-        // The matrix of the logits stands beside the rest: `language_model.lm_head.weight`.
+        // The matrix of the logits has the shorter prefix: `language_model.lm_head.weight`.
         let beside = || format!("{}{name}", prefix.strip_suffix("model.").unwrap_or(""));
         tensors
             .get(&inner.unwrap_or_else(beside))
             .or_else(|| tensors.get(name))
     }
 
-    /// Whether there is such a tensor, and how many elements it has: at most what its file holds, unless weights are
-    /// random. Before memory is taken for it.
+    /// Number of elements of a tensor, after a check that it exists with this shape. Called before memory is allocated:
+    /// unless weights are random, the number is at most what the file holds.
     pub(crate) fn elements(&self, name: &str, shape: &[usize]) -> Result<usize, Error> {
         if !self.are_random() {
             self.place_of(name, shape)?;
@@ -163,7 +163,7 @@ impl Weights {
         Ok(shape.iter().product())
     }
 
-    /// Where a tensor of this shape is.
+    /// The location of a tensor of this shape.
     fn place_of(&self, name: &str, shape: &[usize]) -> Result<&Place, Error> {
         let place = self.place(name).ok_or_else(|| Error::NoTensor {
             name: name.to_owned(),
@@ -178,7 +178,7 @@ impl Weights {
         }
     }
 
-    /// Appends a tensor to `out`, converted. Names are those of a model that only writes text (`model.layers.0.…`).
+    /// Appends a tensor to `out`, converted. Names are those of a text-only model (`model.layers.0.…`).
     ///
     /// # Errors
     /// [`Error::NoTensor`], [`Error::TensorShape`], [`Error::TensorType`].
@@ -211,7 +211,7 @@ impl Weights {
         Ok(())
     }
 
-    /// A tensor of its own: see [`append`](Self::append).
+    /// A tensor in a new vector: see [`append`](Self::append).
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -248,7 +248,7 @@ fn convert<F: Pod + Sync, T: Weight>(
     out: &mut Vec<T>,
     to_f32: impl Fn(F) -> f32 + Sync,
 ) {
-    // Headers may have any length, and then elements lie at any address.
+    // A header may have any length, so elements may be unaligned.
     let from: Cow<'_, [F]> = match bytemuck::try_cast_slice(bytes) {
         Ok(elements) => Cow::Borrowed(elements),
         Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
@@ -265,7 +265,7 @@ fn convert<F: Pod + Sync, T: Weight>(
     });
 }
 
-/// Rows of about unit variance for matrices, and ones for norms.
+/// Matrices whose products have about unit variance, and ones for norms.
 fn random<T: Weight>(seed: u64, name: &str, shape: &[usize], out: &mut Vec<T>) {
     let (begin, elements) = (out.len(), shape.iter().product::<usize>());
     if name.ends_with("norm.weight") {

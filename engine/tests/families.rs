@@ -1,4 +1,4 @@
-//! All families beside `transformers`: logits, greedy texts, tokens and conversations.
+//! Compares all families with `transformers`: logits, greedy texts, tokens and conversations.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn logits_are_those_of_transformers() {
     for family in FAMILIES {
         let right = expected(family);
         let mut engine = engine(family, Limits::default());
-        // As a whole, in chunks that end inside pages, and token by token.
+        // The whole prompt at once, chunks that end inside pages, and single tokens.
         for chunk in [48, 13, 1] {
             let got = engine.logits(&right.prompt, chunk).unwrap();
             let near = nearness(&got, &right.logits, engine.architecture().vocabulary);
@@ -52,7 +52,8 @@ fn greedy_text_is_that_of_transformers_whatever_the_batch() {
             "{family}"
         );
 
-        // Others of other lengths, in steps of 20 tokens: chunks beside decodes, and a prompt that begins alike.
+        // Prompts of different lengths with a common prefix, in steps of 20 tokens: prompt chunks together with
+        // decodes.
         let limits = Limits {
             step_tokens: 20,
             ..Limits::default()
@@ -83,7 +84,7 @@ fn answers_survive_preemption() {
     let all: Vec<_> = [48, 40, 32, 24, 16, 8].map(generation).into();
     let mut engine = engine("llama3", Limits::default());
     let together = answers(&mut engine, &all);
-    // Six answers of 200 tokens are more than the pool has room for at once.
+    // Six answers of 200 tokens exceed the pool, so requests are preempted.
     assert!(engine.composer().lost_tokens() > 0);
     for (one, together) in all.into_iter().zip(together) {
         assert_eq!(answers(&mut engine, &[one]), [together]);
@@ -107,7 +108,7 @@ fn pages_on_the_host_are_refused() {
 #[test]
 fn running_ahead_gives_the_same_answers() {
     let right = expected("llama3");
-    // Some end early, and the others together are more than the pool has room for.
+    // Some end early; the others together exceed the pool.
     let generation = |(seed, keep): (u64, usize)| Generation {
         sampling: Sampling {
             temperature: 4.0,
@@ -129,7 +130,7 @@ fn running_ahead_gives_the_same_answers() {
         let mut engine = engine("llama3", limits).running_ahead(ahead);
         let given = answers(&mut engine, &all);
         assert!(engine.composer().lost_tokens() > 0);
-        // One that leaves while a step with it is under way.
+        // Cancel a request while a step that contains it is under way.
         let request = engine.submit(all[0].clone()).unwrap();
         for _ in 0..6 {
             engine.step(&mut |_| ()).unwrap();
@@ -183,7 +184,7 @@ fn texts_become_the_tokens_of_transformers_and_come_back() {
         let mut streamed = String::new();
         for &token in &tokens {
             let new = stream.push(&text, token).unwrap();
-            // Characters of several tokens come whole.
+            // Characters of several tokens appear only when complete.
             assert!(
                 !new.contains(char::REPLACEMENT_CHARACTER),
                 "{family}: {new:?}"
@@ -195,7 +196,7 @@ fn texts_become_the_tokens_of_transformers_and_come_back() {
     }
 }
 
-/// Bytes and their tokens are one to one in the fixtures, for bytes of characters that were not in their texts.
+/// In the fixtures each byte has its own token if the byte is part of a character that the training text lacked.
 #[test]
 fn bytes_that_are_no_character_are_held_back_only_while_they_may_become_one() {
     for family in FAMILIES {
@@ -242,7 +243,7 @@ fn a_replacement_character_that_was_written_is_given() {
     }
 }
 
-/// Some decoders read a run of bytes as a whole: one that is wrong changes what stands before it.
+/// Some decoders decode a run of bytes as a whole, so an invalid byte changes the text before it.
 #[test]
 fn what_follows_a_cut_character_is_not_lost() {
     for family in FAMILIES {
@@ -257,7 +258,7 @@ fn what_follows_a_cut_character_is_not_lost() {
                 vec![letter],
             ]
             .concat();
-            // From the token that begins the character: some tokenizers put a space before.
+            // Start at the token that begins the character: some tokenizers insert a space token before it.
             let tokens: Vec<_> = tokens
                 .into_iter()
                 .filter(|&id| text.decode(&[id]).unwrap() != " ")
@@ -272,7 +273,7 @@ fn what_follows_a_cut_character_is_not_lost() {
     }
 }
 
-/// Characters that end within a token and begin in another one, for long.
+/// Long sequences in which characters end and begin in the middle of tokens.
 #[test]
 fn any_tokens_give_their_text_in_time() {
     for family in FAMILIES {
@@ -296,7 +297,8 @@ fn any_tokens_give_their_text_in_time() {
                     .filter(char::is_ascii_alphanumeric)
                     .collect::<String>()
             };
-            // A decoder that reads bytes as a run takes letters for none beside a byte that is.
+            // A decoder that reads runs of bytes drops valid letters next to an invalid byte, so the stream may have
+            // more letters.
             let mut got = letters(&streamed).into_bytes().into_iter();
             let is_there = letters(&whole)
                 .bytes()
@@ -317,7 +319,7 @@ fn conversations_are_rendered_as_by_transformers() {
         );
         assert!(text.encode_chat(&right.conversation).unwrap().len() > 10);
     }
-    // What a template refuses is said in its words.
+    // The error contains the template's message.
     let twice = [("user", "one"), ("user", "two")].map(|(role, content)| Message {
         role: role.to_owned(),
         content: content.to_owned(),
@@ -332,7 +334,7 @@ fn conversations_are_rendered_as_by_transformers() {
     );
 }
 
-/// Traces and rates are given by people, and times may be more than a duration holds.
+/// Arrival times come from user input and may exceed what a `Duration` holds.
 #[test]
 fn an_arrival_in_a_distant_future_is_waited_for() {
     let mut engine = engine("llama3", Limits::default());

@@ -1,4 +1,4 @@
-//! All families on a GPU beside `transformers`: logits, texts from graphs, requests together and preempted.
+//! Compares all families on a GPU with `transformers`: logits, texts from graphs, requests together and preempted.
 
 mod common;
 
@@ -12,7 +12,7 @@ use tandem_engine::{
     Architecture, Backend, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling, Weights,
 };
 
-/// None where there is no GPU, unless the environment says that there must be one.
+/// The GPU; none if there is none, unless the environment requires one.
 fn gpu() -> Option<Gpu> {
     match Gpu::new(0) {
         Ok(gpu) => Some(gpu),
@@ -64,7 +64,7 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
                 theirs.least_cosine,
                 theirs.same_first
             );
-            // Twice their distance from f32 at the most.
+            // At most twice the distance of `transformers` in bf16 from its f32 results.
             assert!(
                 1.0 - near.mean_cosine < 2.0 * (1.0 - theirs.mean_cosine),
                 "{family}: {}",
@@ -88,7 +88,7 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
 fn graphs_write_what_launches_write() {
     for family in FAMILIES {
         let prompts = expected(family).prompt;
-        // Seven requests, so that graphs are padded, and of lengths that end one after the other.
+        // Seven requests, so that graphs are padded. Lengths differ, so that they end one after the other.
         let generations: Vec<_> = (0..7)
             .map(|index| Generation {
                 sampling: Sampling {
@@ -103,7 +103,7 @@ fn graphs_write_what_launches_write() {
                 )
             })
             .collect();
-        // With fixed splits decodes have other kernels.
+        // Decodes with fixed splits use other kernels.
         let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
         for planned in [PlanOptions::default(), fixed] {
             let [launched, replayed] = [false, true].map(|graphs| {
@@ -120,7 +120,7 @@ fn graphs_write_what_launches_write() {
 
 #[test]
 fn greedy_text_is_that_of_transformers_where_the_lead_is_clear() {
-    // The families whose tokens all lead by more than rounding to bf16 changes.
+    // In these families each greedy token leads by more than rounding to bf16 changes.
     for family in ["qwen2", "qwen3"] {
         let Some(gpu) = gpu() else { return };
         let right = expected(family);

@@ -1,5 +1,4 @@
-//! A model's files with damage in them: each is refused by an error, or read; nothing panics and nothing takes all
-//! memory.
+//! Damages a model's files. Each must be refused with an error or be read; nothing may panic or exhaust memory.
 
 mod common;
 #[path = "../../tests/common/damage.rs"]
@@ -21,7 +20,7 @@ fn architecture(family: &str) -> Architecture {
     Architecture::read(&folder(family)).expect("a fixture")
 }
 
-/// What a family's configuration gives with a field of its own.
+/// Parses a family's configuration after setting one field.
 fn with_field(family: &str, field: &str, value: u64) -> Result<Architecture, Error> {
     let config = serde_json::from_slice::<serde_json::Value>(&fixture(family, "config.json"));
     let mut config = config.expect("a fixture");
@@ -29,7 +28,7 @@ fn with_field(family: &str, field: &str, value: u64) -> Result<Architecture, Err
     Architecture::from_json(&config.to_string())
 }
 
-/// Nothing is allocated for layers that no model has, and products of sizes stay in their types.
+/// Oversized configurations cause no allocation and no overflow in products of sizes.
 #[test]
 fn sizes_that_no_model_has_are_refused() {
     for (name, most) in [
@@ -60,7 +59,7 @@ fn windows_wider_than_any_table_are_refused() {
     assert!(error.contains("4294967294 keys"), "{error}");
 }
 
-/// No memory is asked for before a tensor is known to have the shape.
+/// A tensor's shape is checked before memory is allocated for it.
 #[test]
 fn shapes_are_compared_before_memory_is_taken() {
     let weights = Weights::open(&folder("llama3")).expect("a fixture");
@@ -86,7 +85,7 @@ fn shapes_are_compared_before_memory_is_taken() {
     assert_eq!(expected[0], 1 << 60);
 }
 
-/// What is read is loaded, with weights that may not fit it.
+/// A configuration that still parses is loaded, with weights that may not fit it.
 #[test]
 fn damaged_configurations_are_refused_or_read() {
     let (mut read, mut refused, mut loaded) = (0, 0, 0);

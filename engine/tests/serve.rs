@@ -1,4 +1,4 @@
-//! The server and its clients: those that behave, and those that are slow, vanish or mean ill.
+//! Tests the server with clients that behave, are slow, vanish or are malicious.
 
 mod common;
 
@@ -22,7 +22,7 @@ use tandem_engine::{
 const MODEL: &str = "tiny";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// A server that ends with the test.
+/// A server that stops when the test ends.
 struct Server {
     address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -99,7 +99,7 @@ impl Server {
             .unwrap()
     }
 
-    /// Waits until a metric has a value.
+    /// Waits until a metric has the given value.
     fn wait_for(&self, name: &str, value: u64) {
         let begin = Instant::now();
         while self.metric(name) != value {
@@ -121,7 +121,7 @@ impl Drop for Server {
     }
 }
 
-/// Status and body, whole or in chunks.
+/// Status and body of a response, with a plain or a chunked body.
 fn response(mut stream: TcpStream) -> (u16, String) {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).unwrap();
@@ -207,7 +207,7 @@ fn completions_are_what_the_engine_writes() {
         right
     );
 
-    // A text that ends the answer is not part of it, wherever its tokens begin.
+    // The answer excludes the stop text, even if the stop text begins within a token.
     let middle = right
         .char_indices()
         .nth(right.chars().count() / 2)
@@ -221,7 +221,7 @@ fn completions_are_what_the_engine_writes() {
     assert_eq!(stopped["choices"][0]["text"], before);
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
 
-    // Sampled answers are those of their seeds.
+    // A sampled answer depends only on its seed.
     let sampled = json!({"prompt": prompt, "max_tokens": 8, "temperature": 5.0, "seed": 3});
     let [a, b] =
         [(); 2].map(|()| body(&server.post("/v1/completions", &sampled).1)["choices"].clone());
@@ -256,12 +256,12 @@ fn chats_are_rendered_and_streamed() {
         events.last().unwrap()["choices"][0]["finish_reason"],
         "length"
     );
-    // Parts of a message are one text.
+    // The parts of a message are joined to one text.
     let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 1});
     assert_eq!(server.post("/v1/chat/completions", &parts).0, 200);
 }
 
-/// Near the end of the positions, and where a request may have less than these.
+/// Near the end of the model's positions, and with a lower limit per request.
 #[test]
 fn without_a_limit_an_answer_has_what_is_left() {
     for request_tokens in [u32::MAX, 100] {
@@ -288,13 +288,13 @@ fn without_a_limit_an_answer_has_what_is_left() {
             let ended = answer["choices"][0]["finish_reason"] == "stop";
             assert!(all as usize == most || ended, "{answer}");
         }
-        // A completion has 16, or what is left.
+        // The default of a completion is 16 tokens, or what is left.
         let prompt = vec![5; most - 3];
         let answer = server.post("/v1/completions", &json!({"prompt": prompt})).1;
         let answer = body(&answer);
         let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
         assert!(generated <= 3, "{answer}");
-        // More than is left is no default.
+        // An explicit request for more than what is left is refused.
         for (prompt, more) in [(most - 3, json!(4)), (most, Value::Null)] {
             let asked = json!({"prompt": vec![5; prompt], "max_tokens": more});
             let (status, answer) = server.post("/v1/completions", &asked);
@@ -303,7 +303,7 @@ fn without_a_limit_an_answer_has_what_is_left() {
     }
 }
 
-/// A request without a limit could have all positions of the model, of which the caches hold a part.
+/// The model has more positions than the caches hold; a request without a limit gets what the caches hold.
 #[test]
 fn a_request_has_no_more_tokens_than_the_caches_hold() {
     let architecture = Architecture::read(&folder("llama3")).unwrap();
@@ -426,7 +426,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(refused, 16, "each refusal of the handlers is counted");
 }
 
-/// A conversation with calls of tools would lose them, and read otherwise than it was.
+/// Tool calls in a message would be dropped silently and change the conversation, so they are refused.
 #[test]
 fn fields_of_messages_that_are_not_rendered_are_refused() {
     let server = Server::start("gemma3", Limits::default(), |_| ());
@@ -451,7 +451,7 @@ fn fields_of_messages_that_are_not_rendered_are_refused() {
             (400, &json!(message))
         );
     }
-    // As answers come back: fields that say nothing.
+    // Clients send answers back with empty fields; these are accepted.
     for (field, value) in [
         ("tool_calls", Value::Null),
         ("annotations", json!([])),
@@ -462,7 +462,7 @@ fn fields_of_messages_that_are_not_rendered_are_refused() {
     }
 }
 
-/// Asks for a long answer, streamed.
+/// A request for a long streamed answer.
 fn long(seed: u64) -> String {
     json!({"prompt": "Prompts are cut", "max_tokens": 400, "temperature": 1.0, "seed": seed, "stream": true}).to_string()
 }
@@ -501,7 +501,7 @@ fn too_many_requests_are_refused_and_those_taken_are_served() {
     server.wait_for("tandem_requests_completed_total", taken as u64);
 }
 
-/// Of a long answer that a text ends early, what comes behind that text is in no count, nor is the request cancelled.
+/// After a stop text, tokens are not counted, and the request does not count as cancelled.
 #[test]
 fn metrics_count_what_clients_had() {
     let server = Server::start("qwen2", Limits::default(), |_| ());
@@ -537,7 +537,7 @@ fn metrics_count_what_clients_had() {
     }
 }
 
-/// A backend that fails at its third step.
+/// A backend that fails at the given step.
 struct Failing(CpuBackend, u32);
 
 impl Backend for Failing {
@@ -610,7 +610,7 @@ fn an_engine_that_fails_is_no_fault_of_requests() {
         "{answer}"
     );
     assert!(!answer.contains("[DONE]"), "{answer}");
-    // Nothing is taken any more.
+    // The server accepts no more requests.
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a"}));
     assert_eq!(
         (status, &body(&answer)["error"]["code"]),
@@ -653,19 +653,19 @@ fn a_request_whose_client_has_gone_is_cancelled() {
             assert!(begin.elapsed() < WAIT, "{:?} of {count}", ended(&server));
             thread::sleep(Duration::from_millis(5));
         }
-        // An answer of 490 tokens takes longer than going away.
+        // Cancellation must take effect before an answer of 490 tokens would end.
         assert_eq!(ended(&server), [count, 0]);
     }
 }
 
-/// Each event has the model's name: one of 64 KiB fills what the system keeps for a connection within a hundred tokens.
+/// Each event contains the model's name. A name of 64 KiB fills the connection's buffers within a hundred tokens.
 #[test]
 fn clients_that_never_read_hold_no_connection_and_no_page() {
     const NEVER: usize = 3;
     let server = Server::start("llama3", Limits::default(), |options| {
         options.name = "n".repeat(64 << 10);
         options.send = Duration::from_millis(50);
-        // All of them together leave nobody else a place.
+        // These clients take all connections.
         options.connections = NEVER;
     });
     let asked = json!({"prompt": "Prompts are cut", "max_tokens": 490, "temperature": 1.0, "seed": 1, "stream": true});
@@ -683,7 +683,7 @@ fn clients_that_never_read_hold_no_connection_and_no_page() {
         u64::from(PAGES)
     );
     for mut client in clients {
-        // What was sent before is lost with the connection, or comes without an end.
+        // The connection is reset or ends early, so the answer is incomplete.
         let mut rest = Vec::new();
         let read = client.read_to_end(&mut rest);
         assert!(
@@ -695,7 +695,7 @@ fn clients_that_never_read_hold_no_connection_and_no_page() {
     assert_eq!(server.get("/health").0, 200);
 }
 
-/// The limit is for times without a byte, not for whole answers.
+/// The send limit applies to time without progress, not to a whole answer.
 #[test]
 fn a_client_that_reads_slowly_has_its_answer() {
     let server = Server::start("llama3", Limits::default(), |options| {
@@ -712,7 +712,7 @@ fn a_client_that_reads_slowly_has_its_answer() {
             0 => break,
             read => text.extend_from_slice(&some[..read]),
         }
-        // Hardly an event at a time: 64 KiB of the 6.5 MB that 100 events take.
+        // Less than one event at a time: 64 KiB of the 6.5 MB of 100 events.
         thread::sleep(Duration::from_millis(30));
     }
     assert!(
@@ -745,20 +745,20 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
                 let mut random = fastrand::Rng::with_seed(client);
                 thread::sleep(Duration::from_millis(random.u64(..300)));
                 match client % 6 {
-                    // One that behaves, beside all others: its text is as ever.
+                    // A well-behaved client among the others gets the usual text.
                     0 | 1 => {
                         let asked = json!({"prompt": "Prompts are cut", "max_tokens": 24, "temperature": 0});
                         let (status, text) = server.post("/v1/completions", &asked);
                         assert_eq!((status, &body(&text)["choices"][0]["text"]), (200, right));
                     }
-                    // One that goes in the middle of its answer.
+                    // A client that disconnects in the middle of its answer.
                     2 => {
                         let mut stream = server.send("/v1/completions", "application/json", &long(client));
                         let mut some = [0; 300];
                         let _ = stream.read(&mut some).unwrap();
                         drop(stream);
                     }
-                    // One that reads slowly, and has its answer whole in the end.
+                    // A slow client, which finally gets its whole answer.
                     3 => {
                         let mut stream = server.send("/v1/completions", "application/json", &long(client));
                         let mut text = Vec::new();
@@ -772,7 +772,7 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
                         }
                         assert!(String::from_utf8(text).unwrap().contains("data: [DONE]"));
                     }
-                    // One that never ends its request, in the head or in the body: it is shown the door.
+                    // A client that never completes the head or the body of its request is disconnected.
                     4 => {
                         let mut stream = server.connect();
                         let begun: &[u8] = match random.bool() {
@@ -784,7 +784,7 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
                         stream.read_to_end(&mut rest).unwrap();
                         assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{:?}", String::from_utf8_lossy(&rest));
                     }
-                    // Noise, and requests that vanish before they are answered.
+                    // Clients that send noise, or disconnect before they get an answer.
                     _ => {
                         let mut stream = server.connect();
                         let noise: Vec<u8> = (0..2000).map(|_| random.u8(..)).collect();
@@ -800,7 +800,7 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
     server.wait_for("tandem_waiting_requests", 0);
     let metric = |name| server.metric(name);
     let taken = metric("tandem_requests_total");
-    // Every request that was taken has an end, counted when its connection has one.
+    // Each accepted request is counted as ended when its connection ends.
     let begin = Instant::now();
     while metric("tandem_requests_completed_total") + metric("tandem_requests_cancelled_total")
         != taken
@@ -812,7 +812,7 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
         taken >= CLIENTS / 2,
         "{taken} of {CLIENTS} clients asked for something"
     );
-    // Pages are free or kept by the prefix cache, and nobody else has one.
+    // All pages are free or kept by the prefix cache.
     assert_eq!(
         metric("tandem_free_pages") + metric("tandem_cached_pages"),
         u64::from(PAGES)

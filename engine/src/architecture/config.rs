@@ -1,4 +1,4 @@
-//! `config.json`, as it was written by any version of `transformers`.
+//! Reads `config.json` as any version of `transformers` writes it.
 
 use std::{fs, io, path::Path};
 
@@ -14,11 +14,11 @@ use crate::{
     family::{FAMILIES, Traits, Window},
 };
 
-/// The fields that are read; the names are the file's.
+/// The fields that are read, under the names in the file.
 #[derive(Debug, Deserialize)]
 struct Config {
     model_type: String,
-    /// Models that also see have the text part here.
+    /// Multimodal models keep the configuration of their text part here.
     text_config: Option<serde_json::Value>,
     vocab_size: Option<usize>,
     hidden_size: Option<usize>,
@@ -30,13 +30,13 @@ struct Config {
     max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f32>,
     hidden_act: Option<String>,
-    /// Gemma's name of it; files may have both.
+    /// Gemma's name of `hidden_act`. A file may have both.
     hidden_activation: Option<String>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     eos_token_id: Option<Ids>,
-    // Rotary embedding: one object since version 5, several fields before.
+    // Rotary embedding: one object since `transformers` 5, several fields before.
     rope_parameters: Option<RopeParameters>,
     rope_theta: Option<f64>,
     rope_scaling: Option<RopeFields>,
@@ -44,7 +44,7 @@ struct Config {
     partial_rotary_factor: Option<f64>,
     // Windows.
     layer_types: Option<Vec<String>>,
-    /// Left out, it is the family's; `null` is none.
+    /// If the field is absent, the family's value applies; `null` means no window.
     #[serde(default, deserialize_with = "named")]
     sliding_window: Option<Option<u32>>,
     use_sliding_window: Option<bool>,
@@ -58,7 +58,7 @@ struct Config {
     quantization_config: Option<serde_json::Value>,
 }
 
-/// Tells a field that is `null` from one that is left out.
+/// Tells a `null` field from an absent one.
 fn named<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::deserialize(field).map(Some)
 }
@@ -87,7 +87,7 @@ impl Ids {
 #[derive(Clone, Debug, Default, Deserialize)]
 struct RopeFields {
     rope_type: Option<String>,
-    /// The older name of it; files may have both.
+    /// The older name of `rope_type`. A file may have both.
     #[serde(rename = "type")]
     old_type: Option<String>,
     rope_theta: Option<f64>,
@@ -104,7 +104,7 @@ struct RopeFields {
     partial_rotary_factor: Option<f64>,
 }
 
-/// Of all layers, or of each kind.
+/// Either one set of fields for all layers, or one for each kind of layer.
 #[derive(Debug, Deserialize)]
 struct RopeParameters {
     full_attention: Option<RopeFields>,
@@ -192,15 +192,15 @@ fn malformed(path: &Path, error: &serde_json::Error) -> Error {
     }
 }
 
-// More than models have, and few enough that all products of sizes stay in their types: those of heads in 32 bits, numbers
-// of weights in 64.
+// Larger than in any real model, and small enough for products of sizes: those of heads fit 32 bits, numbers of weights
+// 64 bits.
 const LAYERS: usize = 1 << 10;
 const HEADS: usize = 1 << 10;
 const HIDDEN: usize = 1 << 20;
 const INTERMEDIATE: usize = 1 << 22;
 const VOCABULARY: usize = 1 << 24;
 
-/// A size that something is allocated or multiplied by.
+/// Checks a size that is used in an allocation or a product.
 fn sized(field: &'static str, got: usize, most: usize) -> Result<usize, Error> {
     match (1..=most).contains(&got) {
         true => Ok(got),
@@ -289,7 +289,7 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         norms_after: traits.norms_after,
         activation: traits.activation,
         embedding_scale: match traits.scales_embedding {
-            // As the model was trained: the factor is of the embedding's type.
+            // The model was trained with this factor rounded to bf16, the type of the embedding.
             true => half::bf16::from_f64((hidden as f64).sqrt()).to_f32(),
             false => 1.0,
         },
@@ -305,7 +305,7 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     })
 }
 
-/// An option that is read and not computed would give a wrong text, so it is refused.
+/// Ignoring an option that changes the result would give a wrong text, so it is refused.
 fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
     let refuse = |field, got: String, rule: &str| {
         let rule = rule.to_owned();
@@ -383,7 +383,7 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
     }
 }
 
-/// For each layer, whether it has the sliding window.
+/// For each layer, whether it has a sliding window.
 fn sliding_layers(
     config: &Config,
     traits: &Traits,
@@ -424,7 +424,7 @@ fn sliding_layers(
     types.iter().map(slides).collect()
 }
 
-/// The rotary embedding of layers without and with a window.
+/// The rotary embeddings of layers without and with a sliding window.
 fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], Error> {
     let rope = |fields: &RopeFields| rope(config, traits, head_dim, fields);
     let local_theta = config.rope_local_base_freq.or(Some(10000.0));

@@ -5,7 +5,7 @@ use tandem_attn::{
     problem::{Batch, Spec},
 };
 
-/// Plans the batches of a kind of attention, and keeps the last plan to make the next one from.
+/// Plans the batches of one kind of attention. Keeps the last plan, from which the next one can be made.
 #[derive(Debug)]
 pub(super) struct Plans {
     pub spec: Spec,
@@ -26,7 +26,7 @@ impl Plans {
         }
     }
 
-    /// Decodes that only grew are patched into the last plan.
+    /// If all requests are decodes that only grew, the last plan is patched.
     pub(super) fn plan(&mut self, batch: &Batch) -> Result<&Plan, PlanError> {
         let Self {
             spec,
@@ -44,7 +44,7 @@ impl Plans {
         Ok(self.last.as_ref().expect("planned above"))
     }
 
-    /// Plans with other options from now on.
+    /// Uses other options for all later plans.
     pub(super) fn plan_with(&mut self, options: PlanOptions) {
         *self = Self::new(self.spec, self.device.clone(), options);
     }

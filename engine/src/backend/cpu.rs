@@ -1,4 +1,4 @@
-//! On the threads of the CPU, in f32 throughout: for small models, for tests, and to try things out.
+//! Computes on CPU threads, in f32 throughout: for small models, tests and trials.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -17,24 +17,24 @@ use super::{
 };
 use crate::{Architecture, Error, Weights};
 
-/// A model in main memory. Weights are widened to f32, and so are keys and values.
+/// A model in main memory. Weights, keys and values are in f32.
 #[derive(Debug)]
 pub struct CpuBackend {
     architecture: Architecture,
     model: Model<Vec<f32>>,
     cpu: Cpu,
-    /// For each kind of attention.
+    /// One for each kind of attention.
     kinds: Vec<(Plans, RopeTable)>,
-    /// For each layer keys and values of all pages.
+    /// For each layer, the key pool and the value pool.
     pools: Vec<[Vec<f32>; 2]>,
     pages: u32,
     page_size: u32,
     logits: Vec<f32>,
     buffers: Buffers,
     watch: Watch,
-    /// Steps that were begun and not finished.
+    /// Steps that have begun and not finished.
     under_way: VecDeque<(Vec<u32>, StepTime)>,
-    /// The tokens of the last step.
+    /// Drawn tokens of the last step.
     tokens: Vec<u32>,
 }
 
@@ -53,7 +53,7 @@ impl Store for Host<'_> {
     }
 }
 
-/// Times the parts of a step, where that is wanted.
+/// Times the parts of a step if [`Backend::take_apart`] asked for it.
 #[derive(Debug)]
 struct Watch {
     on: bool,
@@ -71,7 +71,7 @@ impl Watch {
             .resize(if self.on { Part::ALL.len() } else { 0 }, 0.0);
     }
 
-    /// What ran since the last call was of this part.
+    /// Adds the time since the last call to a part.
     fn mark(&mut self, part: Part) {
         if let Some(seconds) = self.parts_s.get_mut(part as usize) {
             let now = Instant::now();
@@ -81,7 +81,7 @@ impl Watch {
     }
 }
 
-/// What a step leaves between its parts.
+/// Intermediate results of a step.
 #[derive(Debug, Default)]
 struct Buffers {
     residual: Vec<f32>,
@@ -95,11 +95,11 @@ struct Buffers {
 }
 
 impl CpuBackend {
-    /// Loads a model and takes memory for `pages` pages of `page_size` tokens in each layer. `progress` hears how many
-    /// layers are loaded.
+    /// Loads a model and allocates `pages` pages of `page_size` tokens in each layer. `progress` receives the number of
+    /// layers loaded so far.
     ///
     /// # Errors
-    /// Those of [`Weights::append`], and [`Error::Attention`] for heads that cannot be computed.
+    /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported.
     pub fn load(
         architecture: Architecture,
         weights: &Weights,
@@ -139,7 +139,7 @@ impl CpuBackend {
         })
     }
 
-    /// Everything up to the logits of the wanted rows.
+    /// Computes a step up to the logits of the rows that are needed.
     fn forward(&mut self, work: &Work<'_>) -> Result<(), Error> {
         let (a, inputs) = (&self.architecture, work.inputs);
         let tokens = inputs.tokens.len();
@@ -224,7 +224,7 @@ impl CpuBackend {
 }
 
 impl Buffers {
-    /// Adds what the last part of the network gave, if any, to the residual, and normalises the sum.
+    /// Adds the output of the last branch, if there is one, to the residual. Normalises the sum.
     fn norm(&mut self, a: &Architecture, weight: &[f32], branch_waits: bool) -> Result<(), Error> {
         fit(&mut self.normed, self.residual.len());
         match branch_waits {
@@ -237,7 +237,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// From the outputs of attention to those of the feed-forward part.
+    /// Computes from the attention outputs to the outputs of the feed-forward part.
     fn feed(
         &mut self,
         a: &Architecture,
@@ -282,7 +282,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// The norm behind a part of the network, where the family has one.
+    /// Normalises the output of a branch, if the family does so.
     fn norm_branch(&mut self, a: &Architecture, weight: Option<&[f32]>) -> Result<(), Error> {
         if let Some(weight) = weight {
             fit(&mut self.normed, self.branch.len());
@@ -293,7 +293,7 @@ impl Buffers {
     }
 }
 
-/// Every element is written by what follows.
+/// Resizes a buffer. Old contents stay: the caller overwrites every element.
 fn fit(buffer: &mut Vec<f32>, elements: usize) {
     buffer.resize(elements, 0.0);
 }
@@ -306,7 +306,7 @@ fn multiply(x: &[f32], w: &[f32], inputs: usize, outputs: usize, out: &mut [f32]
         (rows * inputs, outputs * inputs, rows * outputs)
     );
     let threads = gemm::Parallelism::Rayon(rayon::current_num_threads());
-    // SAFETY: the three matrices lie within their slices, as asserted, and `out` is nobody else's.
+    // SAFETY: the assertions above keep all three matrices within their slices, and `out` is borrowed exclusively.
     unsafe {
         gemm::gemm(
             rows,

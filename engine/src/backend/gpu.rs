@@ -1,8 +1,8 @@
-//! On an NVIDIA GPU, in bf16: matrices by cuBLASLt, everything else by kernels of tandem-attn.
+//! Computes on an NVIDIA GPU in bf16: matrix products with cuBLASLt, everything else with the kernels of tandem-attn.
 //!
-//! Steps of decodes alone run from captured graphs, one for each power of two of requests; a step of fewer requests is
-//! padded with tokens that write to no page. Other steps are launched kernel by kernel. All is on one stream: a step is put
-//! there while the one before it runs, and takes the tokens that this one draws where they are.
+//! Steps that contain only decodes run from CUDA graphs. There is one graph per bucket of requests (a power of two);
+//! padding tokens fill the bucket and write to no page. Other steps launch kernel by kernel. Everything is on one
+//! stream: a step is enqueued while the previous one runs, and reads the drawn tokens of that step on the device.
 
 mod blas;
 mod buffers;
@@ -34,19 +34,19 @@ use buffers::{Buffers, cuda};
 use slots::{Slot, Slots};
 use store::OnDevice;
 
-/// How much a [`GpuBackend`] is made for. All memory is taken when it is loaded.
+/// Capacity of a [`GpuBackend`]. Loading allocates all memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuOptions {
-    /// Tokens that the caches have room for.
+    /// Capacity of the KV cache in tokens.
     pub cache_tokens: u32,
     /// Tokens in a page.
     pub page_size: u32,
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     pub step_tokens: u32,
-    /// Most requests of a step.
+    /// Maximum number of requests of a step.
     pub step_requests: u32,
-    /// Steps of decodes alone run from graphs.
+    /// Whether steps that contain only decodes run from CUDA graphs.
     pub graphs: bool,
 }
 
@@ -64,7 +64,7 @@ impl Default for GpuOptions {
 
 /// A model in the memory of a GPU.
 pub struct GpuBackend {
-    // Released in this order: graphs before what they use, and all memory before the GPU.
+    // Fields drop in this order: graphs before the memory that they use, and all memory before the GPU.
     graphs: BTreeMap<usize, Captured>,
     kinds: Vec<Kind>,
     model: Model<DeviceBuffer<bf16>>,
@@ -79,30 +79,30 @@ pub struct GpuBackend {
     pages: u32,
     /// Rows of the last step.
     rows: usize,
-    /// The parts of steps are timed one by one.
+    /// Whether the parts of steps are timed.
     apart: bool,
 }
 
-/// A kind of attention: plans and workspaces of steps that are launched, and of steps that are replayed.
+/// A kind of attention, with plans and workspaces both for launched steps and for steps that a graph replays.
 struct Kind {
     rope: DeviceRope,
     launched: (Plans, Workspace),
     replayed: (Plans, Workspace),
 }
 
-/// A step of so many decodes.
+/// State of a bucket of decodes.
 enum Captured {
-    /// It ran once: all that libraries load when they are first called is loaded.
+    /// The bucket ran once, so libraries have loaded what they load on first use. Next, it can be captured.
     Warm,
     Graph(Graph),
 }
 
 impl GpuBackend {
-    /// Loads a model to a GPU. `progress` hears how many layers are there.
+    /// Loads a model to a GPU. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
-    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] where there are no kernels for the
-    /// heads or too little memory.
+    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
+    /// or too little memory.
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -134,7 +134,7 @@ impl GpuBackend {
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, &mut store, progress)?;
         if weights.are_random() {
-            // Numbers between −1 and 1, for measurements without prompts.
+            // Measurements start without prompts, so the caches get numbers between −1 and 1.
             for pool in pools.iter().flatten() {
                 store.fill(pool, 3)?;
             }
@@ -161,7 +161,7 @@ impl GpuBackend {
         })
     }
 
-    /// The number of tokens that a step of decodes alone is padded to; none where it is launched kernel by kernel.
+    /// The bucket that a step with only decodes is padded to; none if the step launches kernel by kernel.
     fn bucket(&self, work: &Work<'_>) -> Option<usize> {
         let batch = &work.inputs.batch;
         let requests = batch.qo_indptr.len() - 1;
@@ -172,7 +172,7 @@ impl GpuBackend {
         (graphs && decodes && requests > 0 && bucket <= most).then_some(bucket)
     }
 
-    /// Brings the plans of a batch to the device.
+    /// Plans a batch for each kind of attention and uploads the plans.
     fn plan(&mut self, batch: &Batch, replayed: bool) -> Result<(), Error> {
         for kind in &mut self.kinds {
             let (plans, workspace) = match replayed {
@@ -180,20 +180,20 @@ impl GpuBackend {
                 false => &mut kind.launched,
             };
             let plan = plans.plan(batch)?;
-            // SAFETY: the stream is ours, and all that runs on it of this workspace came before.
+            // SAFETY: we own the stream, and all earlier work on this workspace is on it.
             unsafe { workspace.upload(plan, *self.stream)? };
         }
         Ok(())
     }
 
-    /// Copies pages, keys and values of all layers.
+    /// Copies the keys and values of pages in all layers.
     fn copy_pages(&self, copies: &[PageCopy]) -> Result<(), Error> {
         let spec = self.architecture.spec();
         let bytes = 2 * (self.options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
         for copy in copies {
             for pool in self.pools.iter().flatten() {
                 let at = |page: u32| pool.address() + u64::from(page) * bytes as u64;
-                // SAFETY: both pages are in the pool, as the composer's are.
+                // SAFETY: the composer only names pages of the pool.
                 unsafe {
                     memcpy_dtod_async(
                         at(copy.to),
@@ -216,7 +216,7 @@ impl GpuBackend {
         let slot = self.slots.next()?;
         slot.prepare(self.apart);
         let staged = &mut slot.inputs;
-        // SAFETY: the stream is ours, and the slot is another step's only when this one is done.
+        // SAFETY: we own the stream, and the slot is not reused before this step is done.
         unsafe {
             self.buffers
                 .upload(work, bucket.unwrap_or(0), staged, stream)?;
@@ -231,7 +231,7 @@ impl GpuBackend {
         self.slots.next()?.begins(stream)?;
         match bucket.map(|bucket| (bucket, self.graphs.get(&bucket))) {
             None => self.forward(tokens, rows, false, stream)?,
-            // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
+            // SAFETY: all memory that the graph uses lives in `self`, and the uploads come earlier on the same stream.
             Some((_, Some(Captured::Graph(graph)))) => unsafe { graph.launch(stream)? },
             Some((bucket, _)) => {
                 self.graphs.insert(bucket, Captured::Warm);
@@ -241,7 +241,7 @@ impl GpuBackend {
         let slot = self.slots.next()?;
         slot.ends(stream)?;
         slot.rows = rows;
-        // SAFETY: the stream is ours, and the slot's event is waited for before the tokens are read.
+        // SAFETY: we own the stream, and the slot's event is waited for before the tokens are read.
         unsafe {
             self.buffers.fetch(slot.tokens.target(0..rows), stream)?;
         }
@@ -251,7 +251,7 @@ impl GpuBackend {
     }
 
     fn capture(&mut self, bucket: usize) -> Result<Graph, Error> {
-        // Work is captured, not run; the handle is taken out so that the rest can be borrowed.
+        // Capturing runs no work. The stream is moved out of `self` so that the rest of `self` can be borrowed.
         let stream = std::mem::replace(&mut self.stream, self.gpu.stream()?);
         let mut failed = None;
         let captured = stream.capture(|on| {
@@ -269,7 +269,7 @@ impl GpuBackend {
         }
     }
 
-    /// Puts a whole step on a stream, from token ids to drawn tokens.
+    /// Enqueues a whole step on a stream, from token ids to drawn tokens.
     fn forward(
         &mut self,
         tokens: usize,
@@ -302,8 +302,8 @@ impl GpuBackend {
         };
         let table = model.embedding.tensor([a.vocabulary, a.hidden]);
         let residual = step.b.residual.tensor(hidden);
-        // SAFETY: all buffers live in `self` longer than the work on its stream, and are as large as the shapes say:
-        // `compute` refuses more tokens and rows than they were made for.
+        // SAFETY: all buffers live in `self` longer than the work on its stream. They are as large as the shapes:
+        // `begin` refuses more tokens and rows than they were made for.
         unsafe {
             step.gpu.embed(
                 &table,
@@ -338,7 +338,7 @@ impl GpuBackend {
     }
 }
 
-/// What the parts of a step have in common.
+/// What all parts of a step use.
 struct Step<'a> {
     gpu: &'a Gpu,
     blas: &'a mut Blas,
@@ -349,7 +349,7 @@ struct Step<'a> {
     stream: Stream,
 }
 
-// SAFETY of all calls below: see `GpuBackend::forward`. Everything is on one stream, in order.
+// SAFETY of all calls below: see `GpuBackend::forward`. All work is on one stream, in order.
 impl Step<'_> {
     fn mark(&mut self, part: Part) -> Result<(), Error> {
         self.slot.mark(part, self.stream)
@@ -374,7 +374,7 @@ impl Step<'_> {
         unsafe { self.blas.multiply(shape, matrices, self.stream) }
     }
 
-    /// Adds what the last part of the network gave, if any, to the residual, and normalises the sum.
+    /// Adds the output of the last branch, if there is one, to the residual. Normalises the sum.
     fn norm(&self, weight: &DeviceBuffer<bf16>, branch_waits: bool) -> Result<(), Error> {
         let (a, b) = (self.a, self.b);
         let shape = [self.tokens, a.hidden];
@@ -405,7 +405,7 @@ impl Step<'_> {
         self.multiply(&b.normed, &layer.qkv, a.hidden, a.qkv_width(), &b.qkv)?;
         self.mark(Part::Qkv)?;
         let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
-        // The queries stay where they are.
+        // Queries are not copied: they are read from the product's output.
         let q = b.qkv.tensor([tokens, a.qkv_width()]);
         let q = DeviceTensor::new(q.address, q.dtype, [tokens, heads, dim])
             .with_stride(0, a.qkv_width());
@@ -424,7 +424,7 @@ impl Step<'_> {
         };
         let scales = AppendScales::Given;
         let out = b.attention.tensor([tokens, heads, dim]);
-        // SAFETY: see above; the plan is the planner's.
+        // SAFETY: see above; the plan comes from the planner.
         unsafe {
             self.gpu
                 .qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
@@ -463,12 +463,12 @@ impl Step<'_> {
         self.norm_branch(layer.norm_feed_out.as_ref())
     }
 
-    /// The norm behind a part of the network, where the family has one, in place.
+    /// Normalises the output of a branch in place, if the family does so.
     fn norm_branch(&self, weight: Option<&DeviceBuffer<bf16>>) -> Result<(), Error> {
         let Some(weight) = weight else { return Ok(()) };
         let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
         let weight = weight.tensor([self.a.hidden]);
-        // SAFETY: see above; rows are read before they are written.
+        // SAFETY: see above; the kernel reads a row before it writes it.
         unsafe {
             self.gpu
                 .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?;
@@ -476,7 +476,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Logits of the wanted tokens, and a token drawn from each.
+    /// Computes the logits of the rows that are needed, and draws a token from each.
     fn sample(&mut self, head: &DeviceBuffer<bf16>, rows: usize) -> Result<(), Error> {
         if rows == 0 {
             return Ok(());
@@ -508,7 +508,7 @@ impl Step<'_> {
     }
 }
 
-/// The kinds of attention of a model, planned with options.
+/// Plans and workspaces for each kind of attention of a model.
 fn kinds(
     gpu: &Gpu,
     a: &Architecture,
@@ -525,7 +525,7 @@ fn kinds(
     kinds.collect()
 }
 
-/// Plans of a kind of attention and the workspace that they run in.
+/// Plans of one kind of attention, and their workspace.
 fn plans(
     gpu: &Gpu,
     spec: Spec,
@@ -538,7 +538,7 @@ fn plans(
     let longest = options.cache_tokens.min(a.positions);
     let mut limits = BatchLimits::decodes(options.step_requests, longest, options.page_size);
     let mut of_workspace = WorkspaceOptions::default();
-    // A graph has no launches to spare for prefixes beside other keys.
+    // A graph would run the launches for prefixes next to other keys in every step, needed or not, so it has none.
     let planning = match replayed {
         true => planning.with_pod(PodMode::Serial),
         false => planning,
@@ -618,7 +618,7 @@ impl Backend for GpuBackend {
         if self.slots.under_way() > 0 {
             return Err(Error::TooManySteps);
         }
-        // They hold addresses of workspaces.
+        // Graphs contain addresses of the workspaces.
         self.graphs.clear();
         self.kinds.clear();
         self.kinds = kinds(&self.gpu, &self.architecture, &self.options, options)?;
@@ -632,7 +632,7 @@ impl Backend for GpuBackend {
 
 impl Drop for GpuBackend {
     fn drop(&mut self) {
-        // Copies to and from the host's memory end before it is freed.
+        // Pinned memory must not be freed before the copies that use it end.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,4 +1,4 @@
-//! The weights of a model by their places in it, on whatever memory.
+//! The weights of a model by their role, in any kind of memory.
 
 use tandem_attn::problem::Spec;
 
@@ -7,12 +7,12 @@ use crate::{
     weights::{Weight, Weights},
 };
 
-/// Takes weights to where they stay.
+/// Moves weights to the memory in which they stay.
 pub(super) trait Store {
-    /// A tensor there.
+    /// A tensor in that memory.
     type Matrix;
 
-    /// Tensors of so many rows each, one under the other: matrices of a width, or vectors.
+    /// Concatenates tensors with the given numbers of rows: matrices of a width, or vectors.
     fn tensor(
         &mut self,
         parts: &[(String, usize)],
@@ -20,7 +20,7 @@ pub(super) trait Store {
     ) -> Result<Self::Matrix, Error>;
 }
 
-/// Tensors of so many rows each, one under the other, in main memory.
+/// Concatenates tensors with the given numbers of rows in main memory.
 pub(super) fn stacked<T: Weight>(
     weights: &Weights,
     parts: &[(String, usize)],
@@ -45,15 +45,15 @@ pub(super) fn stacked<T: Weight>(
 #[derive(Debug)]
 pub(super) struct Layer<M> {
     pub norm_attention: M,
-    /// Queries, keys and values of all heads, one under the other.
+    /// Queries, keys and values of all heads, concatenated by rows.
     pub qkv: M,
     pub qkv_bias: Option<M>,
-    /// Norms of each head of queries and of keys.
+    /// Norm weights of the query heads and of the key heads.
     pub qk_norm: Option<[M; 2]>,
     pub out: M,
     pub norm_attention_out: Option<M>,
     pub norm_feed: M,
-    /// The gate over what it is multiplied with.
+    /// The gate's rows, then those of the values that it multiplies.
     pub gate_up: M,
     pub down: M,
     pub norm_feed_out: Option<M>,
@@ -64,12 +64,13 @@ pub(super) struct Model<M> {
     pub embedding: M,
     pub layers: Vec<Layer<M>>,
     pub norm: M,
-    /// Of the logits, where it is not the embedding.
+    /// The matrix of the logits, unless the embedding is used.
     pub head: Option<M>,
 }
 
 impl<M> Model<M> {
-    /// Reads all weights; `store` takes each tensor to where it stays, `progress` hears how many layers are done.
+    /// Reads all weights. `store` moves each tensor to where it stays; `progress` receives the number of layers loaded
+    /// so far.
     pub(super) fn load(
         architecture: &Architecture,
         store: &mut impl Store<Matrix = M>,
@@ -123,7 +124,8 @@ impl<M> Layer<M> {
             let parts: Vec<_> = parts.iter().map(named).collect();
             store.tensor(&parts, width)
         };
-        // What stands between attention and the feed-forward part has other names where there are norms behind both.
+        // The norm between attention and the feed-forward part has another name in families that also normalise
+        // outputs.
         let [norm_feed, after] = match a.norms_after {
             true => [
                 "pre_feedforward_layernorm.weight",

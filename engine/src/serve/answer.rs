@@ -1,4 +1,4 @@
-//! From tokens to an answer, whole or in events.
+//! Turns tokens into an answer, whole or as events.
 
 use std::{
     convert::Infallible,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{Error, Finish, Text, TextStream};
 
-/// An answer under way. Dropping it cancels its request.
+/// An answer being generated. Dropping it cancels its request.
 pub(super) struct Answer {
     pub taken: Taken,
     pub tokens: UnboundedReceiver<Piece>,
@@ -32,12 +32,12 @@ pub(super) struct Answer {
     pub generated: u32,
 }
 
-/// Text from tokens, up to a text that ends the answer.
+/// Assembles the text from tokens, up to a stop text.
 pub(super) struct Assembly {
     text: Arc<Text>,
     stream: TextStream,
     stops: Vec<String>,
-    /// What may be the beginning of a text that ends the answer.
+    /// Text held back because it may be the beginning of a stop text.
     held: String,
 }
 
@@ -51,7 +51,7 @@ impl Assembly {
         }
     }
 
-    /// What a token adds, and whether the answer ends with it.
+    /// Returns the text that a token adds, and whether a stop text ends the answer.
     fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
         self.held += &self.stream.push(&self.text, token)?;
         if self.stop() {
@@ -68,14 +68,14 @@ impl Assembly {
         Ok((std::mem::replace(&mut self.held, rest), false))
     }
 
-    /// What was held back, and whether the answer ends within it.
+    /// Returns the text held back, and whether a stop text ends it.
     fn finish(&mut self) -> Result<(String, bool), Error> {
         self.held += &self.stream.finish(&self.text)?;
         let ended = self.stop();
         Ok((std::mem::take(&mut self.held), ended))
     }
 
-    /// Cuts what is held before a text that ends the answer; whether there is one.
+    /// Cuts the held text before a stop text. Returns whether there is one.
     fn stop(&mut self) -> bool {
         let stops = self.stops.iter();
         let first = stops.filter_map(|stop| self.held.find(stop)).min();
@@ -86,7 +86,7 @@ impl Assembly {
     }
 }
 
-/// What stands around every text.
+/// The fields around every text of an answer.
 pub(super) struct Labels {
     kind: Kind,
     id: String,
@@ -136,10 +136,10 @@ impl Labels {
     }
 }
 
-/// What becomes of an answer with one more piece.
+/// The next piece of an answer.
 enum Next {
     Text(String),
-    /// The last text, and why it is the last.
+    /// The last text and the finish reason.
     End(String, &'static str),
     Failed(String),
 }
@@ -212,11 +212,11 @@ impl Answer {
         respond(StatusCode::OK, &body)
     }
 
-    /// The answer as server-sent events.
+    /// Streams the answer as server-sent events.
     pub(super) fn streamed(self, include_usage: bool) -> Response {
         let events = stream::unfold(Some((self, true)), move |state| async move {
             let (mut answer, first) = state?;
-            // Tokens that are no text yet are not worth an event.
+            // Tokens that complete no text yet cause no event.
             let next = loop {
                 match answer.next().await {
                     Next::Text(text) if text.is_empty() && !first => {}
@@ -272,7 +272,7 @@ mod tests {
         )
     }
 
-    /// The last token may end within a character, so that its text comes at the end.
+    /// The last token may end within a character; its text then comes when the answer finishes.
     #[test]
     fn what_the_last_token_gives_may_end_the_answer() {
         let replacement = char::REPLACEMENT_CHARACTER.to_string();

@@ -1,4 +1,4 @@
-//! Requests and refusals in OpenAI's forms. A field that would change the text and is not computed is refused.
+//! Requests and errors in OpenAI's format. A field that would change the text and is not implemented is refused.
 
 use axum::{
     http::{StatusCode, header},
@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Generation, Message, Sampling, Text};
 
-/// Which of the two endpoints.
+/// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Completion,
     Chat,
 }
 
-/// Why a request is not answered with a text.
+/// Why a request gets no answer.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub status: StatusCode,
@@ -40,7 +40,7 @@ impl Refusal {
         )
     }
 
-    /// As clients read it.
+    /// The body of the response, in OpenAI's format.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.is_server_error() {
             true => "server_error",
@@ -78,7 +78,7 @@ pub(super) fn json(status: StatusCode, value: &Value) -> Response {
     (status, [kind], value.to_string()).into_response()
 }
 
-/// What is asked for.
+/// A parsed request.
 pub(super) struct Asked {
     pub prompt: Prompt,
     pub parameters: Parameters,
@@ -91,7 +91,7 @@ pub(super) enum Prompt {
 }
 
 impl Prompt {
-    /// Bytes of text that are to become tokens.
+    /// Bytes of text to tokenize.
     pub(super) fn text_bytes(&self) -> usize {
         match self {
             Self::Text(prompt) => prompt.len(),
@@ -109,10 +109,10 @@ impl Prompt {
     }
 }
 
-/// How the text is to be made.
+/// How to generate the text.
 pub(super) struct Parameters {
     max_tokens: Option<u32>,
-    /// What is usual where nothing was asked for.
+    /// Maximum number of tokens if the request does not give one.
     usual_tokens: u32,
     sampling: Sampling,
     pub stop: Vec<String>,
@@ -121,7 +121,8 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// A request may have so many tokens, prompt and answer. What a client asks for is not cut to them, but refused.
+    /// Parameters for a prompt. `request_tokens` limits prompt and answer together. A larger request is refused, not
+    /// cut.
     pub(super) fn generation(&self, prompt: Vec<u32>, request_tokens: u32) -> Generation {
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let left = request_tokens.saturating_sub(prompt_tokens).max(1);
@@ -162,7 +163,7 @@ enum PromptField {
     Tokens(Vec<u32>),
 }
 
-/// Says what a prompt may be, in place of the names of types.
+/// Reports what a prompt may be, in place of Rust type names.
 fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<PromptField>, D::Error> {
     let wrong = |_| {
         serde::de::Error::custom(
@@ -206,9 +207,9 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// Fields that say nothing of the text.
+/// Fields that do not affect the text.
 const BESIDE_THE_TEXT: [&str; 4] = ["user", "metadata", "store", "service_tier"];
-/// Fields and the values at which they change nothing.
+/// Fields that are accepted at the value at which they have no effect.
 const AT_REST: [(&str, f64); 4] = [
     ("n", 1.0),
     ("best_of", 1.0),
@@ -268,7 +269,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     let temperature = body.temperature.unwrap_or(1.0);
     let parameters = Parameters {
         max_tokens: body.max_completion_tokens.or(body.max_tokens),
-        // OpenAI's.
+        // Defaults of OpenAI's interface.
         usual_tokens: match kind {
             Kind::Completion => 16,
             Kind::Chat => u32::MAX,
@@ -292,7 +293,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     Ok(Asked { prompt, parameters })
 }
 
-/// Templates of the families that are known here do not read the name of a speaker.
+/// The chat templates of the supported families do not use the name of a speaker.
 const BESIDE_A_MESSAGE: &str = "name";
 
 fn message(field: MessageField) -> Result<Message, Refusal> {

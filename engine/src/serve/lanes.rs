@@ -1,4 +1,4 @@
-//! How many prompts become tokens at once.
+//! Limits how many prompts are tokenized concurrently.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use tokio::{
     task::{JoinError, spawn_blocking},
 };
 
-/// Bytes of a prompt that others do not wait behind.
+/// Prompts up to this number of bytes are short; they do not wait behind long ones.
 const SHORT: usize = 64 << 10;
-/// A tokenizer takes some 250 bytes of memory and 10 µs for a byte of text: a gigabyte and most of a minute for the longest
-/// body, whether the model has the positions for it or not.
+/// A tokenizer takes about 250 bytes of memory and 10 µs per byte of text. For the longest body that is a gigabyte and
+/// most of a minute, whether or not the model has positions for the prompt.
 const LONG_AT_ONCE: usize = 2;
 const SHORT_AT_ONCE: usize = 32;
 
-/// Short prompts pass long ones, and each kind waits for its own.
+/// Two semaphores: short prompts wait only for short ones, long prompts only for long ones.
 #[derive(Debug)]
 pub(super) struct Lanes {
     short: Arc<Semaphore>,
@@ -29,8 +29,8 @@ impl Lanes {
         }
     }
 
-    /// Does the work on so many bytes when its lane is free. Work that has begun goes on, and holds its place, when nobody
-    /// waits for it any more.
+    /// Runs work on `bytes` bytes of text when its lane is free. Work that has begun continues and keeps its place even
+    /// if the client has gone.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -82,7 +82,7 @@ mod tests {
             assert_eq!(lanes.run(SHORT, || 7).await.unwrap(), 7);
             for (client, task) in tasks {
                 match client % 3 {
-                    // Clients that go: what has begun for them still holds its place.
+                    // These clients go away. Work that has begun for them still keeps its place.
                     0 => task.abort(),
                     _ => task.await.unwrap().unwrap(),
                 }

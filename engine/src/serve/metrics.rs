@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms as Prometheus reads them.
+//! Counters, gauges and histograms in Prometheus format.
 
 use std::{
     fmt,
@@ -35,7 +35,7 @@ pub(super) struct Metrics {
     between: Histogram,
 }
 
-/// A request that the engine took. It is counted as cancelled when it is dropped before its end.
+/// A request that the engine accepted. Dropping it before its end counts it as cancelled.
 #[derive(Debug)]
 pub(super) struct Taken {
     metrics: Arc<Metrics>,
@@ -43,7 +43,7 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// One more token of its answer.
+    /// Counts one more token of its answer.
     pub(super) fn token(&self) {
         self.metrics.generated_tokens.fetch_add(1, Relaxed);
     }
@@ -69,10 +69,10 @@ impl Drop for Taken {
     }
 }
 
-/// Upper ends of the classes, in milliseconds.
+/// Upper bounds of the histogram buckets, in milliseconds.
 const CLASSES: [u64; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000];
 
-/// Times, counted by class.
+/// A histogram of times.
 #[derive(Debug, Default)]
 struct Histogram {
     classes: [AtomicU64; CLASSES.len() + 1],
@@ -128,7 +128,7 @@ impl Metrics {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// What the engine knows itself, after each step.
+    /// Updates the values that the engine itself knows, after each step.
     pub(super) fn engine(&self, engine: &Engine) {
         let composer = engine.composer();
         for (gauge, value) in [

@@ -57,22 +57,23 @@ use runner::Runner;
 /// Limits of a server.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The model's name to clients.
+    /// The model's name in the interface.
     pub name: String,
-    /// Connections at once; more wait to be accepted.
+    /// Maximum number of open connections; more wait to be accepted.
     pub connections: usize,
-    /// Bytes of a request's body.
+    /// Maximum number of bytes of a request's body.
     pub body_bytes: usize,
-    /// How long a client may take to send a request.
+    /// Maximum time in which a client must send its request.
     pub receive: Duration,
-    /// How long a client may take nothing of what is sent to it; its connection is closed then, and its request cancelled.
+    /// How long a client may accept no byte that is sent to it. After that its connection is closed and its request
+    /// cancelled.
     pub send: Duration,
-    /// How long answers may take to end once the server begins to stop.
+    /// How long answers may continue once the server begins to stop.
     pub grace: Duration,
 }
 
 impl ServeOptions {
-    /// The usual limits.
+    /// Default limits.
     #[must_use]
     pub const fn new(name: String) -> Self {
         Self {
@@ -86,23 +87,23 @@ impl ServeOptions {
     }
 }
 
-/// What handlers share.
+/// State that handlers share.
 struct Server {
     runner: Runner,
     text: Arc<Text>,
     options: ServeOptions,
     metrics: Arc<Metrics>,
     lanes: Lanes,
-    /// Tokens that a request may have.
+    /// Maximum number of tokens of a request.
     request_tokens: u32,
     answers: AtomicU64,
 }
 
-/// Serves on an address until `shutdown`, on a runtime of its own. `ready` hears the address, which has a port of the
-/// system's choice where 0 was asked for.
+/// Serves on an address until `shutdown`, with its own runtime. `ready` receives the address; for port 0 it has the
+/// port that the system chose.
 ///
 /// # Errors
-/// Where the address cannot be listened on.
+/// If listening on the address fails.
 pub fn run(
     address: SocketAddr,
     engine: Engine,
@@ -123,10 +124,10 @@ pub fn run(
     })
 }
 
-/// Bytes that the system may hold for a client: a part of them has to be taken before more is sent, which is how a slow client is
-/// told from one that takes nothing.
+/// Bytes that the system may buffer for a client. More is sent only after the client accepts some of them, so this
+/// buffer distinguishes a slow client from one that accepts nothing.
 const SEND_BUFFER: u32 = 64 << 10;
-/// Connections that wait to be accepted, as tokio has it.
+/// Connections that may wait to be accepted: tokio's default.
 const BACKLOG: u32 = 1024;
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -134,7 +135,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // As `TcpListener::bind`: another system than Unix would give an address to two programs.
+    // As in `TcpListener::bind`. On other systems than Unix this option would let two programs share an address.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.set_send_buffer_size(SEND_BUFFER)?;
@@ -142,7 +143,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves on a listener until `shutdown`; answers that are under way then have the grace period.
+/// Serves on a listener until `shutdown`. After that, answers under way have the grace period to end.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -199,7 +200,7 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         let Ok((stream, _)) = accepted else {
-            // Too many open files, as a rule: wait until some are closed.
+            // Usually too many files are open: wait until some are closed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -211,7 +212,7 @@ pub async fn serve(
         let connection =
             http.serve_connection(TokioIo::new(Patience::new(stream, send)), service.clone());
         open.spawn(async move {
-            // A client that goes away is no error of ours.
+            // A client that goes away is not an error of the server.
             let _ = connection.await;
             drop(permit);
         });
@@ -221,7 +222,7 @@ pub async fn serve(
     let _ = tokio::time::timeout(grace, rest).await;
 }
 
-/// A path or a method that is not there.
+/// Answers requests for an unknown path or method.
 async fn nowhere(status: StatusCode, request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
     let message = format!(
@@ -256,7 +257,7 @@ async fn metrics_text(State(server): State<Arc<Server>>) -> Response {
     ([kind], server.metrics.to_string()).into_response()
 }
 
-/// A text for a request, or why not.
+/// Answers a request with a text or an error.
 async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request) -> Response {
     match begin(&server, kind, request).await {
         Ok(response) => response,
@@ -272,7 +273,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     json_only(&head.headers)?;
     let body = receive(body, &server.options).await?;
     let asked = api::parse(kind, &body, &server.options.name)?;
-    // Long prompts take a while to become tokens, and others are not to wait for it.
+    // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let (text, prompt) = (Arc::clone(&server.text), asked.prompt);
     let bytes = prompt.text_bytes();
     let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
@@ -295,7 +296,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     }
 }
 
-/// Pages of browsers can send other types to a loopback address without being asked whether they may.
+/// A web page can send other content types to a loopback address without a CORS preflight.
 fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
     let kind = headers
         .get(header::CONTENT_TYPE)

@@ -1,4 +1,4 @@
-//! Connections that end where their clients take nothing any more.
+//! Closes connections whose clients accept no data any more.
 
 use std::{
     future::Future,
@@ -14,12 +14,12 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none of their bytes is taken for so long.
+/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] if the client accepts no byte for `limit`.
 #[derive(Debug)]
 pub(super) struct Patience {
     stream: TcpStream,
     limit: Duration,
-    /// When a write that waits has waited too long.
+    /// When the pending write times out.
     end: Pin<Box<Sleep>>,
     waits: bool,
 }
@@ -46,14 +46,15 @@ impl Patience {
         }
         if !self.waits {
             self.waits = true;
-            // Decades from now are as good as never.
+            // If the limit overflows, use a time decades from now.
             let now = Instant::now();
             let end = now.checked_add(self.limit);
             let end = end.unwrap_or_else(|| now + Duration::from_secs(1 << 30));
             self.end.as_mut().reset(end);
         }
         std::task::ready!(self.end.as_mut().poll(context));
-        // The system would go on offering what is left to the client; reset, it forgets that, and the client hears of it.
+        // On a normal close the system would keep offering the rest to the client. A reset discards it and tells the
+        // client.
         let _ = self.stream.set_zero_linger();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

@@ -1,4 +1,4 @@
-//! The thread that has the engine.
+//! The thread that runs the engine.
 
 use std::{
     collections::HashMap,
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{Engine, Error, Event, Finish, Generation};
 
-/// Requests on their way to the engine: what comes in during a step.
+/// Capacity of the queue of requests that arrive during a step.
 const ARRIVING: usize = 1024;
 
-/// What a request hears.
+/// What a client receives.
 #[derive(Debug)]
 pub(super) enum Piece {
     Token(u32),
@@ -39,13 +39,13 @@ pub(super) struct Runner {
 
 struct Submission {
     generation: Generation,
-    // As long as the longest answer, which is limited; so a client that reads slowly stops nobody.
+    // Unbounded, because a slow client must not block the engine. An answer's maximum length limits it.
     pieces: mpsc::UnboundedSender<Piece>,
     taken: oneshot::Sender<Result<Taken, Refusal>>,
     begun: Instant,
 }
 
-/// A request under way. Its client has gone when nobody has the other end of `pieces`.
+/// A request under way. Its client has gone if the receiver of `pieces` is dropped.
 struct Client {
     pieces: mpsc::UnboundedSender<Piece>,
     begun: Instant,
@@ -58,7 +58,7 @@ impl Runner {
         let alive = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&alive);
         thread::spawn(move || {
-            // Also where it ends by a panic.
+            // Set in `drop`, so that a panic of the thread sets it too.
             struct Ended(Arc<AtomicBool>);
             impl Drop for Ended {
                 fn drop(&mut self) {
@@ -75,7 +75,7 @@ impl Runner {
         self.alive.load(Ordering::Relaxed)
     }
 
-    /// Hands a request to the engine. Dropping what is returned cancels it.
+    /// Submits a request to the engine. Dropping the returned value cancels it.
     pub(super) async fn submit(
         &self,
         generation: Generation,
@@ -108,7 +108,7 @@ fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &A
     loop {
         if engine.is_idle() {
             metrics.engine(&engine);
-            // Nothing to do until somebody comes; the end when nobody can.
+            // Nothing to do: wait for a request, and end when no sender is left.
             let Some(submission) = arriving.blocking_recv() else {
                 return;
             };

@@ -8,14 +8,14 @@ use crate::Error;
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who says it: `system`, `user` or `assistant`, as a rule.
+    /// The author: usually `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 const NAME: &str = "chat";
-/// Steps of a rendering: a template comes with a model, and must not stop a server.
+/// Limit of instructions per rendering: a template comes with the model and must not block the server.
 const FUEL: u64 = 50_000_000;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct ChatTemplate {
 impl ChatTemplate {
     pub(super) fn new(source: String, bos: String, eos: String) -> Result<Self, Error> {
         let mut environment = Environment::new();
-        // As `transformers` sets it up.
+        // The settings of `transformers`.
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);

@@ -1,4 +1,4 @@
-//! The fixtures, and what `transformers` computed with them. `fixtures/make.py` says how.
+//! Fixtures, and the results of `transformers` on them. `fixtures/make.py` generates both.
 
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
@@ -23,7 +23,7 @@ pub fn folder(family: &str) -> PathBuf {
         .join(family)
 }
 
-/// What stands in `expected.json`.
+/// Contents of `expected.json`.
 #[derive(Deserialize)]
 pub struct ExpectedText {
     pub text: String,
@@ -34,7 +34,7 @@ pub struct ExpectedText {
     pub bf16: Rounded,
 }
 
-/// How far the logits of `transformers` in bf16 are from those in f32.
+/// Distance of the logits of `transformers` in bf16 from those in f32.
 #[derive(Deserialize)]
 pub struct Rounded {
     pub mean_cosine: f64,
@@ -80,7 +80,7 @@ pub fn engine(family: &str, limits: Limits) -> Engine {
     Engine::new(on_cpu(family), limits).expect("limits that allow something")
 }
 
-/// How near two rows of logits are.
+/// Similarity of two sets of logits.
 pub struct Nearness {
     pub least_cosine: f64,
     pub mean_cosine: f64,
@@ -104,7 +104,7 @@ pub fn nearness(got: &[f32], right: &[f32], vocabulary: usize) -> Nearness {
     let (mut least, mut sum, mut same, mut count) = (1.0_f64, 0.0, 0.0, 0.0);
     for (got, right) in rows {
         let cosine = dot(got, right) / (dot(got, got) * dot(right, right)).sqrt();
-        // Not a number is far.
+        // A NaN must not count as near.
         assert!(cosine.is_finite(), "logits that are no numbers");
         least = least.min(cosine);
         sum += cosine;
@@ -118,7 +118,7 @@ pub fn nearness(got: &[f32], right: &[f32], vocabulary: usize) -> Nearness {
     }
 }
 
-/// Answers to prompts that are served together.
+/// Answers to prompts that the engine serves together.
 pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>> {
     let requests: Vec<_> = generations
         .iter()

@@ -2,7 +2,7 @@ use tandem_attn::step::RopeScaling;
 
 use crate::{Architecture, Error, Family};
 
-/// As Meta wrote it for Llama 3.1 8B, with the fields of `transformers` before version 5.
+/// Meta's file for Llama 3.1 8B, with the fields that `transformers` had before version 5.
 const LLAMA: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
@@ -12,7 +12,7 @@ const LLAMA: &str = r#"{
     "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256
 }"#;
 
-/// Gemma 3 4B: what the text part leaves out is usual in its family.
+/// Gemma 3 4B. Fields that the text part leaves out have the family's defaults.
 const GEMMA: &str = r#"{
     "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "model_type": "gemma3",
     "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
@@ -121,7 +121,7 @@ fn what_would_be_computed_wrongly_is_refused() {
     ));
 }
 
-/// `transformers` 4 wrote both names of the kind of scaling, and some programs both names of the activation.
+/// `transformers` 4 wrote both names of the scaling type, and some programs write both names of the activation.
 #[test]
 fn a_field_under_both_of_its_names_is_read() {
     let both = LLAMA
@@ -144,7 +144,7 @@ fn a_field_under_both_of_its_names_is_read() {
     );
 }
 
-/// The fields of `transformers` 5, with what an edited file keeps of the older ones.
+/// The fields of `transformers` 5, and older fields that an edited file may still contain.
 #[test]
 fn old_rope_fields_beside_the_new_ones_count() {
     let (head, rest) = LLAMA.split_once("\"rope_scaling\"").unwrap();
@@ -155,7 +155,7 @@ fn old_rope_fields_beside_the_new_ones_count() {
         let rope = read.unwrap().kinds[0].rope;
         (rope.theta, rope.scaling)
     };
-    // The base may stand outside.
+    // The base may also be outside of `rope_parameters`.
     assert_eq!(
         rope("\"rope_parameters\": {\"rope_type\": \"default\"}, \"rope_theta\": 500000.0"),
         (500_000.0, RopeScaling::None)
@@ -164,7 +164,7 @@ fn old_rope_fields_beside_the_new_ones_count() {
         rope("\"rope_parameters\": {\"rope_theta\": 1000000.0}, \"rope_theta\": 500000.0"),
         (1_000_000.0, RopeScaling::None)
     );
-    // A scaling that the new fields do not have would be lost.
+    // A scaling that only the old fields have would be lost.
     let lost = llama(
         "\"rope_parameters\": {\"rope_theta\": 1000000.0}, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4.0}",
     );
@@ -179,7 +179,7 @@ fn old_rope_fields_beside_the_new_ones_count() {
         )),
         (1_000_000.0, RopeScaling::Linear { factor: 4.0 })
     );
-    // As version 5 writes it, and as it did before.
+    // As version 5 writes it, and as earlier versions did.
     for part in [
         "\"rope_parameters\": {\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5}",
         "\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5",
@@ -227,7 +227,7 @@ fn what_layers_with_a_window_leave_out_is_usual() {
     }
 }
 
-/// A window that the file does not name is the family's; `null` is none.
+/// If the file has no window, the family's applies; `null` means no window.
 #[test]
 fn windows_that_are_left_out_are_usual() {
     let window = |config: &str| {

@@ -1,6 +1,6 @@
-//! Products of matrices by cuBLASLt, which is opened when the first model is loaded.
+//! Matrix products with cuBLASLt, which is opened when the first model is loaded.
 //!
-//! For each shape the library is asked once which algorithm is fastest, and the answer is kept.
+//! The library chooses the fastest algorithm once per shape; the choice is kept.
 
 use std::{collections::HashMap, ffi::c_void, ptr::from_ref};
 
@@ -18,19 +18,19 @@ use tandem_attn::exec::gpu::{DeviceBuffer, DevicePtr, Gpu, Stream};
 
 use crate::Error;
 
-/// What algorithms may use beside the matrices, as NVIDIA advises for Hopper.
+/// Workspace of algorithms in bytes, as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
 
-/// The library, and what it said of shapes so far.
+/// The library's handle, and the chosen algorithm of each shape so far.
 pub(super) struct Blas {
     handle: cublasLtHandle_t,
     workspace: DeviceBuffer<u8>,
     products: HashMap<Shape, Product>,
 }
 
-// SAFETY: a handle and descriptors may be used by any thread, one at a time, as `&mut self` has it.
+// SAFETY: any thread may use the handle and the descriptors, one at a time; `&mut self` ensures that.
 unsafe impl Send for Blas {}
 
 /// `out = x · wᵀ`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`.
@@ -39,21 +39,21 @@ pub(super) struct Shape {
     pub rows: usize,
     pub inputs: usize,
     pub outputs: usize,
-    /// Results are in f32; else in bf16, as everything else is.
+    /// Whether results are in f32; otherwise they are in bf16, like the inputs.
     pub in_f32: bool,
 }
 
-/// Descriptors of a shape, and its algorithm.
+/// Descriptors of a shape, and the algorithm chosen for it.
 struct Product {
     multiply: cublasLtMatmulDesc_t,
-    /// Of `w`, `x` and `out`.
+    /// Layouts of `w`, `x` and `out`.
     layouts: [cublasLtMatrixLayout_t; 3],
     algorithm: cublasLtMatmulAlgo_t,
 }
 
 impl Blas {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, Error> {
-        // SAFETY: opens a library of NVIDIA's, and closes it.
+        // SAFETY: opens NVIDIA's library and closes it.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoCublasLt);
         }
@@ -72,11 +72,11 @@ impl Blas {
         })
     }
 
-    /// Puts a product on a stream.
+    /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// The matrices are dense, of the shape and in device memory, and stay until the work on `stream` is done; the
-    /// context of `stream` is current.
+    /// The matrices are dense, have the given shape, are in device memory, and stay there until the work on `stream` is
+    /// done. The context of `stream` is current.
     pub(super) unsafe fn multiply(
         &mut self,
         shape: Shape,
@@ -97,8 +97,8 @@ impl Blas {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [of_w, of_x, of_out] = product.layouts;
         let pointer = |address: DevicePtr| address as *const c_void;
-        // SAFETY: the descriptors live in `self`, the matrices are as the caller says, and the workspace is as large as
-        // the algorithm was asked for.
+        // SAFETY: the descriptors live in `self`; the caller vouches for the matrices; the workspace has the size for
+        // which the algorithm was chosen.
         let multiplied = unsafe {
             result::matmul(
                 handle,
@@ -126,7 +126,7 @@ impl Blas {
 impl Drop for Blas {
     fn drop(&mut self) {
         self.products.clear();
-        // SAFETY: made by us, and nothing uses it any more.
+        // SAFETY: we created it, and nothing uses it any more.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
@@ -156,8 +156,8 @@ impl Product {
             false => (cudaDataType::CUDA_R_16BF, cudaDataType::CUDA_R_16BF),
         };
         const { assert!(size_of::<bf16>() == 2) };
-        // The library counts columns first: there a row-major matrix is its transpose, and the product
-        // outᵀ = w · xᵀ has `w` transposed.
+        // cuBLASLt is column-major: it sees a row-major matrix as its transpose. It computes outᵀ = w · xᵀ, for which
+        // `w` is marked as transposed.
         let layout = |element, rows: usize, columns: usize| {
             result::create_matrix_layout(element, rows as u64, columns as u64, rows as i64)
         };
@@ -168,7 +168,7 @@ impl Product {
             layout(result_element, outputs, rows)?,
         ];
         let preference = result::create_matmul_pref()?;
-        // SAFETY: the descriptors were made above, and the attributes are of the sizes that the library documents.
+        // SAFETY: the descriptors were created above, and the attributes have the sizes that the library documents.
         let found = unsafe {
             result::set_matmul_desc_attribute(
                 multiply,
@@ -198,7 +198,7 @@ impl Product {
 
 impl Drop for Product {
     fn drop(&mut self) {
-        // SAFETY: made by us; a product on a stream needs them no more once it is put there.
+        // SAFETY: we created them; an enqueued product no longer needs them.
         unsafe {
             let _ = result::destroy_matmul_desc(self.multiply);
             for layout in self.layouts {

@@ -1,4 +1,4 @@
-//! Device memory of a step: its inputs, and what its parts leave for each other.
+//! Device memory of a step: inputs and intermediate results.
 
 use cudarc::driver::{
     DriverError,
@@ -14,7 +14,7 @@ use tandem_attn::{
 use super::{GpuOptions, slots::Pinned};
 use crate::{Architecture, Error, backend::Work};
 
-/// Buffers for the largest step; a smaller one takes their beginnings, so that addresses stay for graphs.
+/// Buffers for the largest step. Smaller steps use their beginnings, so that addresses in graphs stay valid.
 pub(super) struct Buffers {
     pub residual: DeviceBuffer<bf16>,
     pub normed: DeviceBuffer<bf16>,
@@ -30,7 +30,7 @@ pub(super) struct Buffers {
     rows: usize,
 }
 
-/// Words of a [`Draw`].
+/// 32-bit words of a [`Draw`].
 const DRAW: usize = size_of::<Draw>() / 4;
 
 impl Buffers {
@@ -54,17 +54,18 @@ impl Buffers {
         })
     }
 
-    /// Words of the inputs of a step.
+    /// Number of words of the inputs of a step.
     pub(super) const fn input_words(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Brings the inputs of a step to the device, and the ids of the tokens that the step before draws. Tokens and rows up to `padded` compute what nobody reads: they write
-    /// to no page, and draw the likeliest of whatever logits they find.
+    /// Copies the inputs of a step to the device, and fills in the token ids that the previous step draws. Padding
+    /// tokens and rows, up to `padded`, have no reader: they write to no page and draw greedily from whatever logits
+    /// they find.
     ///
     /// # Safety
-    /// `stream` is a stream of the current context, not being captured, and comes after the step before; `staged` is not
-    /// touched until the copy is done.
+    /// `stream` is a stream of the current context, is not being captured, and comes after the previous step. `staged`
+    /// is not touched until the copy is done.
     pub(super) unsafe fn upload(
         &self,
         work: &Work<'_>,
@@ -96,7 +97,7 @@ impl Buffers {
             let draw = work.draws.get(index).unwrap_or(&padding);
             to.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(draw)));
         }
-        // SAFETY: both sides have as many words; the caller's promise.
+        // SAFETY: both sides have the same number of words; the caller keeps `staged`.
         unsafe {
             memcpy_htod_async(
                 self.inputs.address(),
@@ -105,11 +106,11 @@ impl Buffers {
             )
         }
         .map_err(|error| cuda("cuMemcpyHtoDAsync", &error))?;
-        // Requests keep their order from step to step, so that most go in one copy.
+        // Requests keep their order from step to step, so most tokens go in one copy.
         let follows = |a: &(u32, u32), b: &(u32, u32)| (a.0 + 1, a.1 + 1) == *b;
         for run in work.drawn.chunk_by(follows) {
             let (token, row) = run[0];
-            // SAFETY: no more than there are tokens and rows; the step before wrote the rows.
+            // SAFETY: there are no more than the buffers have tokens and rows; the previous step wrote the rows.
             unsafe {
                 memcpy_dtod_async(
                     self.ids(self.tokens).address + 4 * u64::from(token),
@@ -123,12 +124,12 @@ impl Buffers {
         Ok(())
     }
 
-    /// The drawn tokens, once the stream is done.
+    /// Copies the drawn tokens to the host. They are there when the stream is done.
     ///
     /// # Safety
-    /// `stream` is a stream of the current context, and `tokens` stay until it is done.
+    /// `stream` is a stream of the current context, and `tokens` stays in place until the copy is done.
     pub(super) unsafe fn fetch(&self, tokens: &mut [u32], stream: Stream) -> Result<(), Error> {
-        // SAFETY: no more than there are rows.
+        // SAFETY: there are no more tokens than rows in the buffer.
         unsafe { memcpy_dtoh_async(tokens, self.sampled.address(), stream.as_raw().cast()) }
             .map_err(|error| cuda("cuMemcpyDtoHAsync", &error))
     }

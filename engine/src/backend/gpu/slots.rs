@@ -1,4 +1,4 @@
-//! Steps under way: memory that the GPU copies from and to, and the times at which it got how far.
+//! Steps under way: pinned memory for their copies, and events that time them.
 
 use std::{ffi::c_void, ops::Range};
 
@@ -14,29 +14,29 @@ use crate::{
     backend::{MOST_UNDER_WAY, Part, StepTime},
 };
 
-/// As many as may be under way, and the one before them, whose end the gap is counted from.
+/// One slot per step under way, and one for the step before them: the next gap counts from its end.
 const SLOTS: usize = MOST_UNDER_WAY + 1;
 
-/// The steps that were begun last. Methods want the GPU's context to be current.
+/// The latest steps. All methods require that the GPU's context is current.
 pub(super) struct Slots {
     slots: [Slot; SLOTS],
-    /// Steps that were begun and finished since the backend was made.
+    /// Number of steps that began and that finished since the backend was made.
     begun: usize,
     finished: usize,
 }
 
-/// A step.
+/// A step's memory and events.
 pub(super) struct Slot {
-    /// Its inputs.
+    /// Inputs, staged for the copy to the device.
     pub inputs: Pinned,
-    /// The tokens it draws.
+    /// Drawn tokens, copied from the device.
     pub tokens: Pinned,
     pub rows: usize,
     begins: Event,
     ends: Event,
-    /// Its tokens are there.
+    /// Recorded when the tokens are on the host.
     copied: Event,
-    /// The end of each part that was timed.
+    /// The end of each timed part.
     marks: Vec<(Part, Event)>,
     marked: usize,
     apart: bool,
@@ -76,12 +76,12 @@ impl Slots {
         Ok(&mut self.slots[self.begun % SLOTS])
     }
 
-    /// The next step is on its way.
+    /// Counts the next step as begun.
     pub(super) const fn begin(&mut self) {
         self.begun += 1;
     }
 
-    /// Waits for the oldest step under way.
+    /// Waits for the oldest step under way and returns its tokens and times.
     pub(super) fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
         if self.under_way() == 0 {
             return Err(Error::NoStep);
@@ -110,19 +110,19 @@ impl Slots {
     }
 }
 
-// SAFETY of the calls below: the stream is one of the current context, as `Slots` demands.
+// SAFETY of the calls below: the stream belongs to the current context, as `Slots` requires.
 impl Slot {
-    /// For a step whose parts are marked, or not.
+    /// Resets the slot for a step, with or without marks for its parts.
     pub(super) const fn prepare(&mut self, apart: bool) {
         (self.apart, self.marked) = (apart, 0);
     }
 
-    /// The first kernel comes next.
+    /// Records the begin; call it before the first kernel is enqueued.
     pub(super) fn begins(&self, stream: Stream) -> Result<(), Error> {
         self.begins.record(stream)
     }
 
-    /// What was put on the stream since the last mark is of this part.
+    /// Records the end of a part: everything enqueued since the last mark belongs to it.
     pub(super) fn mark(&mut self, part: Part, stream: Stream) -> Result<(), Error> {
         if !self.apart {
             return Ok(());
@@ -136,39 +136,39 @@ impl Slot {
         event.record(stream)
     }
 
-    /// The last kernel came before.
+    /// Records the end; call it after the last kernel is enqueued.
     pub(super) fn ends(&self, stream: Stream) -> Result<(), Error> {
         self.ends.record(stream)
     }
 
-    /// The copy of the tokens came before.
+    /// Records the end of the copy of the tokens; call it after the copy is enqueued.
     pub(super) fn copied(&self, stream: Stream) -> Result<(), Error> {
         self.copied.record(stream)
     }
 }
 
-/// Words of the host that the GPU copies from and to while the host does something else.
+/// Pinned host memory, in words: the GPU copies from and to it asynchronously.
 pub(super) struct Pinned {
     address: *mut u32,
     words: usize,
 }
 
-// SAFETY: it is allocated once and freed once, and what it points to is borrowed as it is itself.
+// SAFETY: it is allocated once and freed once, and its memory is borrowed only through it.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
     fn new(words: usize) -> Result<Self, Error> {
-        // SAFETY: the memory is written before it is read.
+        // SAFETY: the memory is written below before anything reads it.
         let address = unsafe { result::malloc_host((4 * words).max(1), 0) };
         let address = address.map_err(|error| cuda("cuMemHostAlloc", &error))?;
         let address = address.cast::<u32>();
-        // SAFETY: so many words are there.
+        // SAFETY: the allocation has this many words.
         unsafe { address.write_bytes(0, words) };
         Ok(Self { address, words })
     }
 
     pub(super) const fn words(&self) -> &[u32] {
-        // SAFETY: so many were allocated and written.
+        // SAFETY: this many words were allocated and initialised.
         unsafe { std::slice::from_raw_parts(self.address, self.words) }
     }
 
@@ -178,7 +178,7 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.address, self.words) }
     }
 
-    /// For a copy from the device that is waited for before anything is read.
+    /// Target of a copy from the device. The caller waits for the copy before it reads the words.
     pub(super) fn target(&mut self, range: Range<usize>) -> &mut [u32] {
         &mut self.words_mut()[range]
     }
@@ -186,15 +186,15 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated by us.
+        // SAFETY: we allocated it.
         let _ = unsafe { result::free_host(self.address.cast::<c_void>()) };
     }
 }
 
-/// A point in the work of a stream, and the time at which it is passed.
+/// A CUDA event: a point in a stream's work, with the time at which it is passed.
 struct Event(CUevent);
 
-// SAFETY: a handle, which any thread may use.
+// SAFETY: it is a handle that any thread may use.
 unsafe impl Send for Event {}
 
 impl Event {
@@ -204,20 +204,20 @@ impl Event {
     }
 
     fn record(&self, stream: Stream) -> Result<(), Error> {
-        // SAFETY: the event lives, and the stream is one of its context.
+        // SAFETY: the event is alive, and the stream belongs to its context.
         let recorded = unsafe { event::record(self.0, stream.as_raw().cast()) };
         recorded.map_err(|error| cuda("cuEventRecord", &error))
     }
 
     fn wait(&self) -> Result<(), Error> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         let waited = unsafe { event::synchronize(self.0) };
         waited.map_err(|error| cuda("cuEventSynchronize", &error))
     }
 
-    /// Seconds to another one. Both have passed.
+    /// Seconds from this event to another. Both have passed.
     fn until(&self, other: &Self) -> Result<f64, Error> {
-        // SAFETY: both live, and are of one stream.
+        // SAFETY: both are alive and recorded on the same stream.
         let milliseconds = unsafe { event::elapsed(self.0, other.0) };
         let milliseconds = milliseconds.map_err(|error| cuda("cuEventElapsedTime", &error))?;
         Ok(f64::from(milliseconds) / 1e3)
@@ -226,7 +226,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by us.
+        // SAFETY: we created it.
         let _ = unsafe { event::destroy(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! Weights on their way to the device.
+//! Copies weights to the device.
 
 use cudarc::driver::result::memcpy_dtod_async;
 use half::bf16;
@@ -11,16 +11,17 @@ use crate::{
     backend::layers::{Store, stacked},
 };
 
-/// Random numbers that matrices are cut out of: more than caches hold.
+/// Random numbers from which matrices are cut: more than fit the L2 cache.
 const NOISE: usize = 1 << 26;
-/// Where the next matrix begins in them: beside the last one, and on a sector.
+/// Distance in elements between the beginnings of successive matrices, so that they differ. A multiple of 256 bytes.
 const STRIDE: usize = 0x9e_3779 & !0x7f;
 
-/// Takes weights to the device. Random ones are made there: each matrix is another piece of the same random numbers.
+/// Copies weights to the device. Random weights are generated there: each matrix is a different piece of the same
+/// random numbers.
 pub(super) struct OnDevice<'a> {
     gpu: &'a Gpu,
     weights: &'a Weights,
-    /// By the width of the matrix, which their size follows.
+    /// Random numbers by matrix width, which determines their size.
     noise: HashMap<usize, DeviceBuffer<bf16>>,
     at: usize,
 }
@@ -35,7 +36,7 @@ impl<'a> OnDevice<'a> {
         }
     }
 
-    /// Fills a buffer with random numbers of the size that weights of a matrix so wide have.
+    /// Fills a buffer with random numbers of the size that weights of a matrix of this width have.
     pub(super) fn fill(&mut self, buffer: &DeviceBuffer<bf16>, width: usize) -> Result<(), Error> {
         let noise = match self.noise.entry(width) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
@@ -50,7 +51,8 @@ impl<'a> OnDevice<'a> {
         while to < buffer.len() {
             let elements = (noise.len() - from).min(buffer.len() - to);
             let address = |of: &DeviceBuffer<bf16>, at: usize| of.address() + 2 * at as u64;
-            // SAFETY: both ranges lie in their buffers, and the default stream is waited for when the next is made.
+            // SAFETY: both ranges lie in their buffers, and the default stream is waited for before the next matrix is
+            // made.
             unsafe {
                 memcpy_dtod_async(
                     address(buffer, to),
