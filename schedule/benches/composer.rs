@@ -1,4 +1,4 @@
-//! What composing a step costs.
+//! Measures the time to compose a step.
 
 use std::hint::black_box;
 
@@ -9,7 +9,7 @@ use tandem_schedule::{
     policy::{Policy, PrefillFirst, Sarathi, SarathiServe},
 };
 
-/// 256 requests of about 1000 tokens that run, and 10,000 that wait; for each that finishes, another comes.
+/// 256 running requests of about 1000 tokens and 10,000 waiting ones. A new request replaces each that finishes.
 struct Busy {
     composer: Composer,
     step: Step,
@@ -30,7 +30,7 @@ impl Busy {
             submitted: 0,
         };
         (0..10_256).for_each(|_| busy.submit());
-        // As long as it takes for requests of all ages to run.
+        // Warm up until running requests are at all stages of their lives.
         (0..2000).for_each(|_| busy.step());
         assert!(busy.composer.running() > 240 && busy.composer.waiting() >= 10_000);
         busy

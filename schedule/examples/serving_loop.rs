@@ -1,7 +1,7 @@
-//! A serving loop: requests come, hybrid batches are composed, planned and run on the CPU, tokens stream out.
+//! A serving loop: requests arrive; hybrid batches are composed, planned and run on the CPU; tokens are streamed.
 //!
-//! The model is tiny and random (two layers, no positions), so the tokens mean nothing; everything around it
-//! is what a real loop does. `cargo run --release -p tandem-schedule --example serving_loop`
+//! The model is tiny and random (two layers, no position embedding), so its tokens are meaningless. Everything around
+//! it is what a real loop does. `cargo run --release -p tandem-schedule --example serving_loop`
 
 use std::{collections::BTreeMap, error::Error};
 
@@ -44,7 +44,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let (mut step, mut inputs) = (Step::default(), StepInputs::default());
     let mut answers = BTreeMap::new();
     for number in 0.. {
-        // A new request every sixth step, into whatever is running.
+        // A new request arrives every sixth step and joins the running ones.
         if number % 6 == 0
             && let Some(question) = questions.next()
         {
@@ -71,7 +71,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             let projected = multiply(&attended, &weights.o);
             x.iter_mut().zip(projected).for_each(|(x, y)| *x += y);
         }
-        // Sample where a request has all its tokens computed, and stream.
+        // Sample each request whose known tokens are all computed, and stream the token.
         let mut rows = inputs.logits.iter().flatten();
         let (chunks, decodes) = (step.shape().chunks.len(), step.shape().decodes);
         print!(

@@ -11,34 +11,34 @@ use tandem_attn::{
     problem::{Batch, PageTable, Spec},
 };
 
-/// The time of a key that another request of the step reads as well, of that of a key from memory: it comes from L2, at
-/// 9.2 TB/s on an H200 that reads memory at 4.5 (PAT's trees without packing, `docs/notes/serving.md`).
+/// Time to read a key that another request of the step also reads, relative to a key from memory. It comes from L2: 9.2
+/// TB/s on an H200 that reads memory at 4.5 TB/s (PAT's trees without packing, `docs/notes/serving.md`).
 const FROM_L2: f64 = 0.49;
 
-/// Part of a prompt.
+/// A prompt chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Query tokens.
     pub tokens: u32,
-    /// Keys, the chunk's own included.
+    /// Keys, including the chunk's own.
     pub keys: u32,
 }
 
-/// The lengths of a step, as far as its time depends on them.
+/// The lengths of a step that determine its time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
-    /// Requests with one token.
+    /// Number of decodes (one token each).
     pub decodes: u32,
-    /// Keys of all of them.
+    /// Total keys of all decodes.
     pub decode_keys: u64,
-    /// Chunks of prompts.
+    /// Prompt chunks.
     pub chunks: Vec<Chunk>,
-    /// Tokens whose logits are wanted.
+    /// Number of tokens whose logits are needed.
     pub sampled: u32,
 }
 
 impl StepShape {
-    /// So many decodes of so many keys each.
+    /// A step of decodes with `keys` keys each.
     #[must_use]
     pub fn decodes(decodes: u32, keys: u32) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl StepShape {
         }
     }
 
-    /// With a chunk more.
+    /// Adds a prompt chunk.
     #[must_use]
     pub fn with_chunk(mut self, tokens: u32, keys: u32) -> Self {
         self.chunks.push(Chunk { tokens, keys });
@@ -62,7 +62,7 @@ impl StepShape {
         self.decode_keys += u64::from(keys);
     }
 
-    /// Query tokens.
+    /// Number of query tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.decodes + self.chunks.iter().map(|chunk| chunk.tokens).sum::<u32>()
@@ -80,7 +80,8 @@ pub enum Overlap {
     /// One after the other.
     #[default]
     Serial,
-    /// In one kernel: the longer one, and this part of the shorter one, for what they take from each other.
+    /// In one kernel. Takes the time of the longer one plus this fraction of the shorter one, because both compete for
+    /// the GPU.
     Pod {
         /// 0.1 is the POD-Attention paper's theoretical peak.
         loss: f64,
@@ -92,7 +93,7 @@ impl Overlap {
     /// (prefill and decode equally long): 2 / 1.59 − 1.
     pub const POD: Self = Self::Pod { loss: 0.26 };
 
-    /// The time of both together.
+    /// Time of prefill and decode together.
     #[must_use]
     pub fn join(self, prefill_ns: f64, decode_ns: f64) -> f64 {
         match self {
@@ -102,7 +103,7 @@ impl Overlap {
     }
 }
 
-/// Times of prefill and decode apart, in nanoseconds.
+/// Separate times of prefill and decode, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionTime {
     /// All chunks.
@@ -111,7 +112,7 @@ pub struct AttentionTime {
     pub decode_ns: f64,
 }
 
-/// Attention of one layer on one GPU.
+/// Model of the attention time of one layer on one GPU.
 #[derive(Clone, Debug)]
 pub struct AttentionModel {
     device: DeviceDescription,
@@ -120,19 +121,19 @@ pub struct AttentionModel {
     prefill: KernelTime,
 }
 
-/// A kernel's units, spread over the whole device.
+/// Times of one kernel, with its units spread over the whole device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct KernelTime {
-    /// A unit's fixed time, shared by the CTAs that run at once.
+    /// A unit's fixed time divided by the number of resident CTAs.
     fixed_ns: f64,
     units_per_item: f64,
-    /// All units of an item, each key: reading, and computing for one row.
+    /// Times per key for all units of an item: reading it, and computing it for one row.
     read_ns: f64,
     row_ns: f64,
     m: u32,
     /// Query heads that share a tile.
     pack: u32,
-    /// One unit's fixed time, not shared: the last one to finish.
+    /// Fixed time of the last unit, which no other unit overlaps, and of the launch.
     tail_ns: f64,
 }
 
@@ -152,20 +153,20 @@ impl KernelTime {
         }
     }
 
-    /// Time of an item of so many rows, spread over the device.
+    /// Time of an item of `rows` rows, spread over the device.
     fn item_ns(&self, rows: u32, keys: f64) -> f64 {
         self.units_per_item * self.fixed_ns + keys * self.read_ns.max(f64::from(rows) * self.row_ns)
     }
 }
 
 impl AttentionModel {
-    /// Heads on a device.
+    /// A model for the given heads on a device.
     #[must_use]
     pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
         let rows = spec.group();
         let tiles = TileTable::new(device, spec, None);
         let m = tiles.map_or(rows, |tiles| tiles.row_tile(1).max(1));
-        // Chunks are long.
+        // Chunks are long, so the configuration of the longest queries applies.
         let prefill = device.prefill.by_q_len.last();
         let (prefill_m, pack) = prefill.map_or((64, 1), |step| {
             let most = step.pack.unwrap_or(u32::MAX).min(rows);
@@ -185,19 +186,19 @@ impl AttentionModel {
         }
     }
 
-    /// From lengths alone, in closed form; knows nothing of shared prefixes.
+    /// Estimates the time from lengths alone, in closed form. Ignores shared prefixes.
     #[must_use]
     pub fn estimate(&self, shape: &StepShape) -> AttentionTime {
         self.estimate_repeated(shape, 0)
     }
 
-    /// In closed form, where each request reads the prefix that it shares: all but the first find it in L2.
+    /// Estimates in closed form for requests that each read their shared prefix: all but the first read it from L2.
     #[must_use]
     pub fn estimate_unpacked(&self, shape: &StepShape, batch: &Batch) -> AttentionTime {
         self.estimate_repeated(shape, repeated_keys(batch))
     }
 
-    /// So many keys of decodes are read by others, too.
+    /// Estimates in closed form; `repeated` of the decodes' keys are also read by other decodes.
     fn estimate_repeated(&self, shape: &StepShape, repeated: u64) -> AttentionTime {
         let mut time = AttentionTime::default();
         if shape.decodes > 0 {
@@ -212,10 +213,10 @@ impl AttentionModel {
         }
         for &Chunk { tokens, keys } in &shape.chunks {
             let kernel = &self.prefill;
-            // Heads of a group that are packed make rows of their own.
+            // Each packed head of a group adds rows.
             let (all_rows, of_tile) = (tokens * kernel.pack, f64::from(kernel.m / kernel.pack));
             let tiles = all_rows.div_ceil(kernel.m).max(1);
-            // Tile i sees the keys before the chunk and those of tiles 0 to i.
+            // Tile i reads the keys before the chunk and those of tiles 0 to i.
             let within = f64::from(tiles - 1) * f64::from(tiles) / 2.0 * of_tile;
             let seen = f64::from(tiles) * f64::from(keys - tokens) + within + f64::from(tokens);
             let rows = kernel.m.min(all_rows.next_multiple_of(64));
@@ -228,8 +229,8 @@ impl AttentionModel {
         time
     }
 
-    /// From the planner's own plans of the batch's decodes and of its prefills: their items, shared
-    /// prefixes included, scheduled on the resident CTAs.
+    /// Predicts from the planner's own plans of the batch's decodes and of its prefills. Their items, shared prefixes
+    /// included, are scheduled on the resident CTAs.
     ///
     /// # Errors
     /// As [`Planner::plan`].
@@ -251,7 +252,7 @@ impl AttentionModel {
         })
     }
 
-    /// The time of a plan: its makespan on the resident CTAs, its launches and its merges.
+    /// Time of a plan: its makespan on the resident CTAs, its launches and its merges.
     #[must_use]
     pub fn predict(&self, plan: &Plan) -> f64 {
         let launches = plan.groups.len() as f64 * self.device.launch_ns;
@@ -264,7 +265,7 @@ impl AttentionModel {
     }
 }
 
-/// Keys in pages of decodes that an earlier decode of the batch has, too.
+/// Number of decode keys on pages that an earlier decode of the batch also uses.
 fn repeated_keys(batch: &Batch) -> u64 {
     let Some(part) = batch.parts.first() else {
         return 0;
@@ -285,7 +286,7 @@ fn repeated_keys(batch: &Batch) -> u64 {
     repeated
 }
 
-/// The requests of a batch with one query token, or with more.
+/// The requests of a batch with one query token, or those with more.
 fn half(batch: &Batch, decodes: bool) -> Option<Batch> {
     let table = &batch.parts.first()?.table;
     let mut half = PageTable::new(table.page_size, table.pool_pages);

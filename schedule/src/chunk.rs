@@ -6,13 +6,13 @@
 
 use super::{Workload, attention::StepShape, cost::CostModel};
 
-/// Tokens that a step should have: chunk and decodes together.
+/// Number of tokens of a step: chunk and decodes together.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChunkSize {
-    /// Always the same.
+    /// Always this number.
     Fixed(u32),
-    /// Follows the requests that finish.
+    /// Adapts to the lengths of finished requests.
     Adaptive(Box<Adaptive>),
 }
 
@@ -23,7 +23,7 @@ impl From<u32> for ChunkSize {
 }
 
 impl ChunkSize {
-    /// Chosen anew whenever another 64 requests have finished; starts with what `expected` recommends.
+    /// Chosen again after every 64 finished requests. Starts with the recommendation for `expected`.
     #[must_use]
     pub fn adaptive(cost: CostModel, expected: Expected) -> Self {
         let tokens = recommend(&cost, &expected).chunk;
@@ -49,11 +49,11 @@ pub struct Adaptive {
     cost: CostModel,
     expected: Expected,
     tokens: u32,
-    /// The workload when the size was last chosen.
+    /// The workload at the last choice.
     seen: Workload,
 }
 
-/// Requests between two choices.
+/// Finished requests between two choices.
 const RECONSIDER: u64 = 64;
 
 impl Adaptive {
@@ -73,58 +73,58 @@ impl Adaptive {
 /// The requests to choose a chunk size for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// Mean tokens of a prompt.
+    /// Mean prompt length in tokens.
     pub prompt: u32,
-    /// Mean tokens generated.
+    /// Mean number of generated tokens.
     pub generated: u32,
-    /// Requests that run at once: SARATHI's B.
+    /// Number of concurrent requests: SARATHI's B.
     pub requests: u32,
-    /// The longest time between tokens that is wanted.
+    /// Maximum time between tokens, if there is a target.
     pub target_ns: Option<f64>,
 }
 
 impl Expected {
-    /// P:D, prompt tokens for each generated one.
+    /// P:D, the number of prompt tokens per generated token.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         f64::from(self.prompt) / f64::from(self.generated)
     }
 }
 
-/// What a chunk size gives in the steady state.
+/// Predictions for a chunk size in the steady state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Chunk and decodes together.
+    /// Tokens of chunk and decodes together.
     pub chunk: u32,
     /// Prompt and generated tokens per second.
     pub tokens_per_s: f64,
-    /// Time of a hybrid step: what a decode waits for its next token.
+    /// Time of a hybrid step, which is the time between tokens of a decode.
     pub step_ns: f64,
-    /// The part of all decodes that rides along with a chunk.
+    /// Fraction of all decodes that run in a step together with a chunk.
     pub piggybacked: f64,
     /// The P:D ratio at which chunks and decodes run out together: C / (B − 1).
     pub best_ratio: f64,
-    /// Whether the step keeps the wanted time between tokens.
+    /// Whether the step meets the target time between tokens.
     pub keeps_target: bool,
 }
 
-/// A recommendation and what it was chosen from.
+/// A recommendation and the candidates considered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
     /// The recommended chunk size.
     pub chunk: u32,
-    /// Its gain over computing prompts and decodes in steps of their own.
+    /// Its speed-up over computing prompts and decodes in separate steps.
     pub gain: f64,
-    /// Tokens per second of that.
+    /// Tokens per second with separate steps.
     pub separate_tokens_per_s: f64,
     /// All candidates, ascending.
     pub candidates: Vec<Candidate>,
-    /// Why, in sentences.
+    /// The reasons, as sentences.
     pub reasons: Vec<String>,
 }
 
-/// Prompt and generated tokens per second when prompts and decodes have steps of their own, `requests` at a
-/// time.
+/// Prompt and generated tokens per second if prompts and decodes have separate steps, with `requests` concurrent
+/// requests.
 fn separate(cost: &CostModel, expected: &Expected) -> f64 {
     let &Expected {
         prompt,
@@ -149,7 +149,7 @@ fn step_ns(cost: &CostModel, shape: &StepShape) -> f64 {
     (stages - 1.0) * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
 }
 
-/// What a chunk size gives in the steady state.
+/// Predictions for a chunk size in the steady state.
 fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candidate> {
     let &Expected {
         prompt,
@@ -160,7 +160,7 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     let companions = requests.saturating_sub(1);
     let tokens = chunk.checked_sub(companions).filter(|&n| n > 0)?;
     let chunks = prompt.div_ceil(tokens);
-    // Fewer decodes ride along where they run out before the prompts do.
+    // If a prompt has more chunks than its answer has tokens, fewer decodes run with each chunk.
     let generated_f = f64::from(generated);
     let riding = f64::from(companions).min(generated_f / f64::from(chunks));
     let context = prompt + generated / 2;
@@ -169,7 +169,7 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     hybrid.decode_keys = (riding * f64::from(context)) as u64;
     hybrid.sampled = hybrid.decodes + 1;
     let tokens = tokens.min(prompt);
-    // The mean chunk sees half of the prompt before it.
+    // On average, half of the prompt is before the chunk.
     let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
     let hybrid_ns = step_ns(cost, &hybrid);
     let piggybacked = riding * f64::from(chunks);
@@ -186,11 +186,11 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     })
 }
 
-/// More tokens and requests than any machine has; sums of a few of them are counted in 32 bits.
+/// More tokens and requests than on any machine, yet sums of a few of them fit 32 bits.
 const MOST: u32 = 1 << 24;
 
-/// Recommends a chunk size: the one with the highest throughput among those that keep the wanted time
-/// between tokens, or the fastest step where none does.
+/// Recommends the chunk size with the highest throughput among those that meet the target time between tokens, or the
+/// one with the fastest step if none does.
 ///
 /// ```
 /// use tandem_schedule::{

@@ -1,5 +1,5 @@
-//! The time of a step: linear layers by a roofline with tiles, attention by the planner's cost model,
-//! and the communication between GPUs.
+//! Predicts the time of a step: linear layers by a roofline with tiles, attention by the planner's cost model, and the
+//! communication between GPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,19 +12,20 @@ use tandem_attn::{
     problem::Batch,
 };
 
-/// Reads and writes of the residual stream's width that a layer makes outside linear layers and attention:
-/// two norms, two additions, the rotation, the activation.
+/// Passes over the residual stream per layer outside linear layers and attention: two norms, two additions, the rotary
+/// embedding, the activation.
 const ELEMENTWISE_PASSES: f64 = 8.0;
 
-/// Where the [rest](Correction::rest) of a step is measured: steps of so many tokens or fewer are decodes, others a chunk.
+/// Calibration measures the [rest](Correction::rest) with decodes up to this number of tokens, and with a prompt chunk
+/// above.
 pub const DECODES: u32 = 64;
 
 /// How a model is spread over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parallel {
-    /// GPUs that share each layer; they sit in one node.
+    /// Number of GPUs that share each layer, within one node.
     pub tensor: u32,
-    /// Stages of layers, one after the other.
+    /// Number of pipeline stages, each with a part of the layers.
     pub pipeline: u32,
 }
 
@@ -37,37 +38,37 @@ impl Default for Parallel {
     }
 }
 
-/// A measured value beside the predicted one.
+/// A measured time and the point at which it was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Tokens of the step; for attention the predicted nanoseconds.
+    /// Tokens of the step; for attention, the predicted nanoseconds.
     pub at: f64,
-    /// Nanoseconds measured: see [`Correction`].
+    /// Measured nanoseconds: see [`Correction`].
     pub measured_ns: f64,
 }
 
-/// Measurements that correct the model: between two of them the ratio of measured to predicted time is
-/// interpolated, outside it stays.
+/// Measurements that correct the model. The ratio of measured to predicted time is interpolated between two
+/// measurements and constant outside of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Correction {
     /// All linear layers of a stage, by tokens.
     pub linear: Vec<Measured>,
-    /// Attention of one layer for chunks of prompts alone, by predicted time.
+    /// Attention of one layer for prompt chunks alone, by predicted time.
     pub prefill: Vec<Measured>,
     /// Attention of one layer for decodes alone, by predicted time.
     pub decode: Vec<Measured>,
-    /// What a step of one stage takes beside linear layers and attention, by tokens; of so many decodes, or of a chunk with
-    /// one sampled token.
+    /// Everything but linear layers and attention in a step of one stage, by tokens. Measured with decodes, or with a
+    /// prompt chunk and one sampled token.
     pub rest: Vec<Measured>,
-    /// The loss of [`Overlap::Pod`]; none: the one it was made with.
+    /// Replaces the loss of [`Overlap::Pod`]; none keeps it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_loss: Option<f64>,
 }
 
 impl Correction {
-    /// Reads a table.
+    /// Reads a correction from JSON.
     ///
     /// # Errors
     /// [`ScheduleError::Description`].
@@ -95,7 +96,7 @@ impl Correction {
     }
 }
 
-/// Ratios at points, linear in between.
+/// Ratios at points, interpolated linearly.
 #[derive(Clone, Debug, Default)]
 struct Ratios(Vec<(f64, f64)>);
 
@@ -128,13 +129,13 @@ pub struct StepTime {
 }
 
 impl StepTime {
-    /// A stage that is not the last.
+    /// Time of a stage other than the last.
     #[must_use]
     pub fn stage_ns(&self) -> f64 {
         self.linear_ns + self.attention_ns + self.elementwise_ns + self.communication_ns
     }
 
-    /// The last stage, which is the whole step where there is one stage.
+    /// Time of the last stage; with one stage, of the whole step.
     #[must_use]
     pub fn last_stage_ns(&self) -> f64 {
         self.stage_ns() + self.head_ns
@@ -171,11 +172,10 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// A model on a machine; attention is serial.
+    /// A cost model of a model on a machine, with serial attention.
     ///
     /// # Errors
-    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Description`] where heads or layers cannot be spread
-    /// like that.
+    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Description`] if heads or layers cannot be divided in this way.
     pub fn new(
         model: &ModelDescription,
         hardware: &Hardware,
@@ -225,14 +225,14 @@ impl CostModel {
         Ok(cost)
     }
 
-    /// With prefill and decode attention sharing the GPU in another way.
+    /// With another way in which prefill and decode attention share the GPU.
     #[must_use]
     pub const fn with_overlap(mut self, overlap: Overlap) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Corrected by measurements.
+    /// Corrected with measurements.
     #[must_use]
     pub fn with_correction(mut self, correction: &Correction) -> Self {
         let linear = |point: &Measured| {
@@ -268,7 +268,7 @@ impl CostModel {
         &self.hardware
     }
 
-    /// How the model is spread.
+    /// How the model is divided among GPUs.
     #[must_use]
     pub const fn parallel(&self) -> Parallel {
         self.parallel
@@ -288,25 +288,25 @@ impl CostModel {
         self.model.weight_bytes() as f64 / self.gpus()
     }
 
-    /// Bytes of a GPU that are left for keys and values.
+    /// Bytes of a GPU left for the KV cache.
     fn kv_memory(&self) -> f64 {
         self.hardware.memory_bytes as f64 * self.hardware.usable_memory - self.weights_per_gpu()
     }
 
-    /// Bytes of keys and values that a token takes on each GPU.
+    /// Bytes of keys and values of one token on each GPU.
     fn kv_bytes_per_gpu(&self) -> f64 {
         let copies = f64::from(self.parallel.tensor.max(self.model.kv_heads))
             / f64::from(self.model.kv_heads);
         self.model.kv_bytes_per_token() as f64 * copies / self.gpus()
     }
 
-    /// Pages of keys and values that fit beside the weights.
+    /// Number of KV cache pages that fit next to the weights.
     #[must_use]
     pub fn pages(&self, page_size: u32) -> u32 {
         (self.kv_memory() / (self.kv_bytes_per_gpu() * f64::from(page_size))) as u32
     }
 
-    /// Requests of so many tokens whose keys and values fit: SARATHI's B = ⌊(M_gpu − M_weights) / (L · m_kv)⌋,
+    /// Number of requests of `tokens` tokens that fit the KV cache: SARATHI's B = ⌊(M_gpu − M_weights) / (L · m_kv)⌋,
     /// over all stages.
     #[must_use]
     pub fn max_requests(&self, tokens: u32) -> u32 {
@@ -323,7 +323,7 @@ impl CostModel {
         gemm.ns(tokens, weights / f64::from(self.parallel.tensor))
     }
 
-    /// The output layer for so many rows, and what reads and writes the residual stream of so many tokens.
+    /// Time of the output layer for `sampled` rows, and of the elementwise passes for `tokens` tokens.
     fn uncorrected_rest_ns(&self, tokens: u32, sampled: u32) -> f64 {
         self.elementwise_ns(tokens) + self.head_ns(sampled)
     }
@@ -342,19 +342,19 @@ impl CostModel {
         f64::from(tokens) * f64::from(self.model.hidden) * 2.0
     }
 
-    /// Linear layers of a stage.
+    /// Time of the linear layers of a stage.
     #[must_use]
     pub fn linear_ns(&self, tokens: u32) -> f64 {
         self.uncorrected_linear_ns(tokens) * self.linear_ratios.at(f64::from(tokens))
     }
 
-    /// A step, its attention estimated from lengths.
+    /// Time of a step, with attention estimated from lengths.
     #[must_use]
     pub fn step(&self, shape: &StepShape) -> StepTime {
         self.with_attention(shape, self.attention.estimate(shape))
     }
 
-    /// A step, its attention predicted from the planner's plans of the batch.
+    /// Time of a step, with attention predicted from the planner's plans of the batch.
     ///
     /// # Errors
     /// As [`Planner::plan`].
@@ -368,13 +368,13 @@ impl CostModel {
         Ok(self.with_attention(shape, attention))
     }
 
-    /// A step, its attention estimated for requests that each read the prefix that they share.
+    /// Time of a step, with attention estimated for requests that each read their shared prefix.
     #[must_use]
     pub fn unpacked_step(&self, shape: &StepShape, batch: &Batch) -> StepTime {
         self.with_attention(shape, self.attention.estimate_unpacked(shape, batch))
     }
 
-    /// Attention of one layer on one GPU.
+    /// The attention model of one layer on one GPU.
     #[must_use]
     pub const fn attention(&self) -> &AttentionModel {
         &self.attention
@@ -398,7 +398,7 @@ impl CostModel {
         let rest = self.rest_ratios.at(f64::from(tokens));
         let link = self.hardware.link;
         let communication_ns = if self.parallel.tensor > 1 {
-            // A ring: each GPU sends and receives 2·(n−1)/n of the message, after attention and after the FFN.
+            // Ring all-reduce: each GPU sends and receives 2·(n−1)/n of the message, after attention and after the FFN.
             let bytes = 2.0 * (tensor - 1.0) / tensor * activation_bytes;
             2.0 * layers * (link.latency_ns + bytes / link.bytes_per_ns)
         } else {
@@ -420,7 +420,7 @@ impl CostModel {
         }
     }
 
-    /// Moving so many pages between device and host.
+    /// Time to copy `pages` pages between device and host.
     #[must_use]
     pub fn swap_ns(&self, pages: usize, page_size: u32) -> f64 {
         pages as f64 * f64::from(page_size) * self.kv_bytes_per_gpu()

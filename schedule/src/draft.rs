@@ -1,15 +1,15 @@
-//! The interface of policies: they look at the requests and put tokens into the step.
+//! The interface of policies: they inspect the requests and add tokens to the step.
 
 use super::{Entry, Step, attention::StepShape, composer::Core};
 
-/// What requests were like, as seen by those that finished.
+/// Statistics of finished requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Workload {
-    /// Requests that finished.
+    /// Number of finished requests.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Total prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens they generated.
+    /// Total generated tokens.
     pub generated_tokens: u64,
 }
 
@@ -21,13 +21,13 @@ impl Workload {
     }
 }
 
-/// A step in the making. Limits hold whatever a policy asks for: the budget of tokens and requests is never
-/// exceeded, and pages are taken from the pool before a token is put in.
+/// A step being composed. It enforces all limits on the policy: the step never exceeds the budgets of tokens and
+/// requests, and pages are allocated before tokens are added.
 #[derive(Debug)]
 pub struct Draft<'a> {
     core: &'a mut Core,
     step: &'a mut Step,
-    /// Running requests before this rank are in the step, or cannot be prefilled.
+    /// Running requests before this rank are already in the step or cannot be prefilled.
     next_prefill: usize,
 }
 
@@ -40,50 +40,50 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Tokens that still fit the step.
+    /// Number of tokens that still fit the step.
     #[must_use]
     pub fn tokens_left(&self) -> u32 {
         self.core.limits.step_tokens - self.step.tokens
     }
 
-    /// Requests that still fit the step.
+    /// Number of requests that still fit the step.
     #[must_use]
     pub fn requests_left(&self) -> u32 {
         self.core.limits.step_requests - self.step.entries.len() as u32
     }
 
-    /// Tokens in the step.
+    /// Number of tokens in the step.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.step.tokens
     }
 
-    /// Lengths in the step.
+    /// Lengths of the step.
     #[must_use]
     pub fn shape(&self) -> &StepShape {
         &self.step.shape
     }
 
-    /// What finished requests were like.
+    /// Statistics of finished requests.
     #[must_use]
     pub fn workload(&self) -> &Workload {
         &self.core.workload
     }
 
-    /// Requests that hold pages.
+    /// Number of requests that hold pages.
     #[must_use]
     pub fn running(&self) -> usize {
         self.core.running.len()
     }
 
-    /// Requests that wait for admission.
+    /// Number of requests that wait for admission.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.core.waiting.len()
     }
 
-    /// Puts one token of each decoding request into the step, `most` at the most; those served longest ago
-    /// go first where not all fit. Returns how many.
+    /// Adds one token of each decoding request, at most `most` tokens. If not all fit, those served longest ago go
+    /// first. Returns the number of tokens added.
     pub fn decode(&mut self, most: u32) -> u32 {
         let room = most.min(self.tokens_left()).min(self.requests_left()) as usize;
         let before = self.step.entries.len();
@@ -91,7 +91,7 @@ impl<'a> Draft<'a> {
         order.clear();
         order.extend_from_slice(&self.core.running);
         if order.len() > room {
-            // Perhaps not all fit.
+            // Requests that cannot decode now may be among them, so count the others.
             let Core { slots, .. } = &*self.core;
             let ready = |slot: u32| {
                 slots[slot as usize]
@@ -108,7 +108,7 @@ impl<'a> Draft<'a> {
                 break;
             }
             let active = self.core.at(slot);
-            // An earlier one may have taken its pages: then it waits again.
+            // Room for an earlier request may have preempted this one.
             if active.running && active.ready_to_decode() {
                 self.put(slot, 1);
             }
@@ -117,15 +117,15 @@ impl<'a> Draft<'a> {
         (self.step.entries.len() - before) as u32
     }
 
-    /// Decoding requests that are not part of a step under way.
+    /// Number of decoding requests that are not in a step under way.
     #[must_use]
     pub fn decodes_ready(&self) -> usize {
         let ready = |&&slot: &&u32| self.core.at(slot).ready_to_decode();
         self.core.running.iter().filter(ready).count()
     }
 
-    /// Tokens that the next [`prefill`](Self::prefill) could put in at most, if pages allow; none: there is
-    /// nothing to prefill. A waiting request may turn out to have fewer, where the prefix cache has some.
+    /// Maximum number of tokens that the next [`prefill`](Self::prefill) can add if pages allow; `None` if there is
+    /// nothing to prefill. A waiting request may need fewer if the prefix cache has some of them.
     #[must_use]
     pub fn next_prefill(&mut self) -> Option<u32> {
         if let Some(slot) = self.running_prefill() {
@@ -136,9 +136,8 @@ impl<'a> Draft<'a> {
         Some(self.core.at(*slot).known() - self.core.at(*slot).computed)
     }
 
-    /// Puts up to `tokens` tokens of one prompt into the step: of the running request that arrived first, or
-    /// else of a waiting one, which is thereby admitted. Returns how many; 0 where there is nothing to
-    /// prefill or no room.
+    /// Adds up to `tokens` tokens of one prompt: that of the running request that arrived first, or else of a waiting
+    /// request, which this admits. Returns the number added: 0 if there is nothing to prefill or no room.
     pub fn prefill(&mut self, tokens: u32) -> u32 {
         let tokens = tokens.min(self.tokens_left());
         if tokens == 0 || self.requests_left() == 0 {

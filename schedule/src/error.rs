@@ -2,17 +2,17 @@
 
 use thiserror::Error;
 
-/// Why a request was not taken, or a description or trace not read. Nothing was changed.
+/// Why a request was refused, or a description or trace not read. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// A prompt without tokens.
     #[error("the prompt is empty: a request needs at least one token to start from")]
     EmptyPrompt,
-    /// A request that asks for nothing.
+    /// A request for 0 tokens.
     #[error("0 new tokens are asked for: ask for at least 1")]
     NoNewTokens,
-    /// A request above the limit for one.
+    /// A request above the limit per request.
     #[error(
         "{prompt} prompt tokens and {new} new ones are more than the {limit} a request may have: shorten the \
          prompt, ask for fewer tokens, or raise Limits::request_tokens"
@@ -20,15 +20,15 @@ pub enum ScheduleError {
     RequestTooLong {
         /// Tokens of the prompt.
         prompt: u32,
-        /// Tokens asked for.
+        /// Requested tokens.
         new: u32,
         /// The limit.
         limit: u32,
     },
-    /// A request that could not run even alone.
+    /// A request that does not fit the pool even alone.
     #[error("the request needs {wanted} pages and the pool has {total}: it would never finish")]
     PoolTooSmall {
-        /// Pages of the whole request.
+        /// Pages that the whole request needs.
         wanted: u32,
         /// Pages of the pool.
         total: u32,
@@ -41,34 +41,33 @@ pub enum ScheduleError {
         /// Requests that wait.
         waiting: usize,
     },
-    /// Steps composed before the tokens of the last are known, and a pipeline, whose stages have them late.
+    /// Composing ahead of sampled tokens in a pipeline, where it is not supported.
     #[error("composing ahead takes one pipeline stage, not {stages}")]
     Ahead {
-        /// Stages.
+        /// Number of stages.
         stages: u32,
     },
-    /// A limit that allows nothing.
+    /// A limit that no request can meet.
     #[error("{name} is {got}: give at least {least}")]
     Limit {
         /// The limit.
         name: &'static str,
         /// Its value.
         got: u64,
-        /// The least that works.
+        /// The smallest valid value.
         least: u64,
     },
-    /// A model, a machine or a policy that does not come with the crate; models and machines can also be read
-    /// from JSON.
+    /// An unknown model, machine or policy. Models and machines can also be read from JSON.
     #[error("there is no {kind} named {got:?}: known are {known}")]
     Unknown {
         /// Model, hardware or policy.
         kind: &'static str,
         /// The name given.
         got: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
-    /// A description that cannot be read or makes no sense.
+    /// A description that cannot be read or is invalid.
     #[error("the {kind} description is wrong: {reason}")]
     Description {
         /// Model, hardware or correction.
@@ -88,10 +87,10 @@ pub enum ScheduleError {
         hardware: String,
         /// Gigabytes of weights for each GPU.
         wanted_gb: f64,
-        /// Gigabytes that may be used.
+        /// Usable gigabytes.
         usable_gb: f64,
     },
-    /// A batch was not planned.
+    /// A batch that could not be planned.
     #[error(transparent)]
     Plan(#[from] tandem_attn::plan::PlanError),
     /// A trace that cannot be read.
@@ -99,14 +98,14 @@ pub enum ScheduleError {
     Trace {
         /// The file.
         path: String,
-        /// The line, from 1; 0 where the file itself is at fault.
+        /// The line, from 1; 0 if the error concerns the whole file.
         line: usize,
         /// What is wrong.
         reason: String,
     },
 }
 
-/// The description of that name among those that come with the crate.
+/// The embedded description of that name.
 pub(super) fn embedded(
     kind: &'static str,
     all: &[(&'static str, &'static str)],

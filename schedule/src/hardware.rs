@@ -8,41 +8,41 @@ use serde::{Deserialize, Serialize};
 use super::{ScheduleError, error::embedded};
 use tandem_attn::plan::DeviceDescription;
 
-/// A GPU and how it is connected.
+/// A GPU and its connections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
     /// Short name.
     pub name: String,
-    /// The planner's description of the device, by name.
+    /// Name of the planner's description of the device.
     pub attention: String,
-    /// Device memory.
+    /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// The part of it that weights, keys and values may take.
+    /// Fraction of the memory available for weights, keys and values.
     pub usable_memory: f64,
-    /// Linear layers.
+    /// Performance of linear layers.
     pub gemm: Gemm,
-    /// Between the GPUs of a node.
+    /// Connection between the GPUs of a node.
     pub link: Interconnect,
-    /// Between nodes.
+    /// Connection between nodes.
     pub network: Interconnect,
-    /// Between device and host memory.
+    /// Bandwidth between device and host memory.
     pub host_bytes_per_ns: f64,
 }
 
-/// What linear layers cost: the time to read the weights and the time to compute, joined by a p-norm. The
-/// two overlap, but near the ridge not perfectly; `knee` is p (infinite: the ideal roofline).
+/// Time of linear layers: the time to read the weights and the time to compute, joined by a p-norm. The two overlap,
+/// but not perfectly near the ridge; `knee` is p (infinite for the ideal roofline).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
     /// 16-bit throughput that large matrices reach.
     pub flops_per_ns: f64,
-    /// Bandwidth that reading weights reaches.
+    /// Bandwidth that weight reads reach.
     pub bytes_per_ns: f64,
-    /// Row tiles, ascending. Tokens are rounded up to the first that holds them all, or else to a multiple
-    /// of the last.
+    /// Row tiles, ascending. Tokens are rounded up to the first tile that holds them all, or else to a multiple of the
+    /// last tile.
     pub tiles: Vec<u32>,
-    /// The exponent of the norm.
+    /// Exponent p of the norm.
     pub knee: f64,
 }
 
@@ -96,7 +96,7 @@ impl Hardware {
             ("network.bytes_per_ns", hardware.network.bytes_per_ns),
             ("host_bytes_per_ns", hardware.host_bytes_per_ns),
         ] {
-            // What any machine has, with room: times stay finite.
+            // Far beyond any real machine, yet times stay finite.
             if !(1e-6..=1e12).contains(&got) {
                 return Err(wrong(format!("{name} is {got}: give 1e-6 to 1e12")));
             }
@@ -122,7 +122,7 @@ impl Hardware {
             )));
         }
         let tiles = &hardware.gemm.tiles;
-        // Multiples of the last are counted in 32 bits.
+        // Multiples of the last tile must fit 32 bits.
         const MOST_ROWS: u32 = 1 << 20;
         if tiles.first().is_none_or(|&tile| tile == 0)
             || tiles.last().is_some_and(|&tile| tile > MOST_ROWS)
@@ -139,7 +139,7 @@ impl Hardware {
     /// The planner's description of the device.
     ///
     /// # Errors
-    /// [`ScheduleError::Description`] where the planner knows no such device.
+    /// [`ScheduleError::Description`] if the planner has no such device.
     pub fn device(&self) -> Result<DeviceDescription, ScheduleError> {
         DeviceDescription::named(&self.attention).map_err(|error| ScheduleError::Description {
             kind: "hardware",
@@ -149,7 +149,7 @@ impl Hardware {
 }
 
 impl Gemm {
-    /// Rows that are computed for so many tokens.
+    /// Number of rows computed for `tokens` tokens.
     #[must_use]
     pub fn quantised(&self, tokens: u32) -> u32 {
         let fits = self.tiles.iter().copied().find(|&tile| tile >= tokens);
@@ -162,7 +162,7 @@ impl Gemm {
         self.tiles.last().copied().unwrap_or(1)
     }
 
-    /// Time to multiply so many tokens by so many 16-bit weights.
+    /// Time to multiply `tokens` tokens by `weights` 16-bit weights.
     #[must_use]
     pub fn ns(&self, tokens: u32, weights: f64) -> f64 {
         if tokens == 0 {

@@ -6,7 +6,7 @@ pub use recorder::Recorder;
 
 use serde::Serialize;
 
-/// A gap between two tokens above this many seconds is a stall; there are two usual bounds.
+/// A gap between two tokens above this many seconds is a stall. Two thresholds are in common use.
 pub const STALLS_S: [f64; 2] = [0.2, 0.5];
 
 /// Sorted samples, in seconds.
@@ -28,7 +28,7 @@ impl Distribution {
         }
     }
 
-    /// The least sample that so large a part of all does not exceed; 0 without samples.
+    /// The smallest sample such that a fraction `part` of all samples does not exceed it; 0 without samples.
     #[must_use]
     pub fn quantile(&self, part: f64) -> f64 {
         let rank = (part * self.sorted.len() as f64).ceil() as usize;
@@ -48,7 +48,7 @@ impl Distribution {
         &self.sorted
     }
 
-    /// The quantiles of a table.
+    /// The statistics that tables show.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary {
@@ -60,14 +60,14 @@ impl Distribution {
     }
 }
 
-/// A distribution in a line of a table, in seconds.
+/// A distribution as a row of a table, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// Mean.
     pub mean: f64,
     /// Median.
     pub p50: f64,
-    /// What one in a hundred exceeds.
+    /// 99th percentile.
     pub p99: f64,
     /// The largest.
     pub max: f64,
@@ -80,56 +80,56 @@ pub struct StageSpan {
     pub stage: u32,
     /// The step, from 0.
     pub step: u64,
-    /// Prompt tokens in it.
+    /// Prompt tokens in the step.
     pub prompt_tokens: u32,
-    /// Decodes in it.
+    /// Decodes in the step.
     pub decodes: u32,
-    /// When it begins.
+    /// Time at which it begins.
     pub begin_s: f64,
-    /// When it ends.
+    /// Time at which it ends.
     pub end_s: f64,
 }
 
-/// All that a simulation measured, or a replay.
+/// All measurements of a simulation or a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Name of the policy.
     pub policy: String,
-    /// Requests that finished.
+    /// Number of finished requests.
     pub finished: usize,
-    /// Requests that were refused: above a limit, or too large for the pool.
+    /// Number of refused requests: above a limit, or too large for the pool.
     pub refused: usize,
-    /// Requests left over because no step could be composed any more; 0 unless a policy is at fault.
+    /// Number of requests left when no step could be composed any more; 0 unless a policy is faulty.
     pub stuck: usize,
-    /// From the first arrival to the last token, or to the end of what was looked at.
+    /// Time from the first arrival to the last token, or to the end of the period examined.
     pub makespan_s: f64,
-    /// Time to the first token, for each request that came meanwhile.
+    /// Time to the first token, for each request that arrived in the period.
     pub ttft: Distribution,
     /// Time between tokens, for each token after a request's first.
     pub tbt: Distribution,
-    /// From arrival to last token, for each request that came and finished meanwhile.
+    /// Time from arrival to last token, for each request that arrived and finished in the period.
     pub latency: Distribution,
-    /// Time that stages stood still before steps of a request, for each request.
+    /// Idle time of stages before steps of a request, for each request.
     pub bubble: Distribution,
-    /// The part of the requests with a gap above 200 and 500 ms.
+    /// Fraction of the requests with a gap above 200 ms, and above 500 ms.
     pub stalled: [f64; 2],
-    /// Prompt tokens of the requests that finished, or had a token by the end, cached or computed.
+    /// Prompt tokens, cached or computed, of the requests that finished or had a token by the end.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub generated_tokens: u64,
-    /// Prompt tokens that the prefix cache had.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
-    /// Tokens that were computed again after preemption.
+    /// Number of tokens computed again after preemption.
     pub recomputed_tokens: u64,
-    /// Times that a request lost its pages.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Tokens computed in steps.
+    /// Number of tokens computed in steps.
     pub computed_tokens: u64,
-    /// The part of the time in which stages computed.
+    /// Fraction of the time in which stages computed.
     pub busy: f64,
-    /// The steps that were asked for.
+    /// Spans of the requested steps.
     pub timeline: Vec<StageSpan>,
 }
 

@@ -1,11 +1,11 @@
-//! Descriptions of models for the scheduler: their shapes.
+//! Shapes of models, for the scheduler.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ScheduleError, error::embedded};
 use tandem_attn::problem::Spec;
 
-/// The shape of a dense transformer, 16-bit weights.
+/// The shape of a dense transformer with 16-bit weights.
 ///
 /// ```
 /// use tandem_schedule::ModelDescription;
@@ -32,13 +32,13 @@ pub struct ModelDescription {
     pub head_dim: u32,
     /// Width of the feed-forward network.
     pub ffn: u32,
-    /// Its matrices: 3 where it is gated, else 2.
+    /// Number of its matrices: 3 if gated, else 2.
     pub ffn_matrices: u32,
-    /// Token ids.
+    /// Size of the vocabulary.
     pub vocab: u32,
 }
 
-/// Models whose description comes with the crate.
+/// Models whose descriptions are part of the crate.
 const EMBEDDED: [(&str, &str); 8] = [
     ("llama-3-8b", include_str!("../models/llama-3-8b.json")),
     ("llama-3-70b", include_str!("../models/llama-3-70b.json")),
@@ -83,7 +83,7 @@ impl ModelDescription {
             ("vocab", model.vocab.into()),
             ("q_heads × head_dim", heads),
         ] {
-            // Products of three such numbers are counted in 64 bits.
+            // Products of three such numbers must fit 64 bits.
             const MOST: u64 = 1 << 20;
             if !(1..=MOST).contains(&got) {
                 return Err(wrong(format!("{name} is {got}: give 1 to {MOST}")));
@@ -112,19 +112,19 @@ impl ModelDescription {
         hidden * (2 * q + 2 * kv) + self.ffn_matrices as u64 * hidden * self.ffn as u64
     }
 
-    /// Weights of the output layer, which are those of the embedding.
+    /// Weights of the output layer: as many as those of the embedding.
     #[must_use]
     pub const fn head_weights(&self) -> u64 {
         self.vocab as u64 * self.hidden as u64
     }
 
-    /// Bytes of all weights; embedding and output layer are counted apart.
+    /// Bytes of all weights. Embedding and output layer are counted separately.
     #[must_use]
     pub const fn weight_bytes(&self) -> u64 {
         2 * (self.layers as u64 * self.layer_weights() + 2 * self.head_weights())
     }
 
-    /// Bytes of keys and values that one token takes, all layers.
+    /// Bytes of the keys and values of one token in all layers.
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
         2 * 2 * self.layers as u64 * self.kv_heads as u64 * self.head_dim as u64
@@ -166,7 +166,7 @@ mod tests {
         let heads = json.replace("\"kv_heads\":4", "\"kv_heads\":5");
         let wrong = ModelDescription::from_json(&heads).unwrap_err().to_string();
         assert!(wrong.contains("5 KV heads"), "{wrong}");
-        // Weights are counted in 64 bits.
+        // The number of weights is counted in 64 bits.
         let heads = json.replace("\"q_heads\":32", "\"q_heads\":16777216");
         let wrong = ModelDescription::from_json(&heads).unwrap_err().to_string();
         assert!(

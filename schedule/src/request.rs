@@ -1,8 +1,8 @@
-//! What a user asks for.
+//! Requests, as users submit them.
 
 use std::fmt;
 
-/// Names a request for as long as it lives; never given twice by one composer.
+/// Identifies a request. A composer never uses an id twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId {
     pub(super) slot: u32,
@@ -15,17 +15,17 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What a request starts from.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Prompt {
     /// Token ids.
     Tokens(Vec<u32>),
-    /// Only how many tokens: nothing is shared with other requests.
+    /// Only the number of tokens. No prefix is shared with other requests.
     Length(u32),
-    /// Ids of blocks of tokens, as traces give them: equal leading ids are a shared prefix.
+    /// Ids of token blocks, as in traces. Equal leading ids are a shared prefix.
     Blocks {
-        /// One id for each block; the last block may be cut short by `len`.
+        /// One id for each block. `len` may cut the last block short.
         ids: Box<[u32]>,
         /// Tokens in a block.
         block: u32,
@@ -35,7 +35,7 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Tokens.
+    /// Number of tokens.
     #[must_use]
     pub fn len(&self) -> u32 {
         match self {
@@ -47,13 +47,13 @@ impl Prompt {
         }
     }
 
-    /// Whether there are no tokens.
+    /// Whether it has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Token ids that stand for the blocks, the same for the same id; nothing changes for other prompts.
+    /// Writes token ids for the blocks: equal ids for equal blocks. Does nothing for other kinds of prompts.
     pub fn expand_blocks(&self, tokens: &mut Vec<u32>) {
         if let Self::Blocks { ids, block, .. } = self {
             let len = self.len() as usize;
@@ -71,17 +71,17 @@ impl Prompt {
 /// A prompt and how many tokens to generate after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What it starts from.
+    /// The prompt.
     pub prompt: Prompt,
-    /// The most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_new_tokens: u32,
-    /// Tokens of the prompt that count as computed when it is admitted first, whatever its pages hold; the last never does.
-    /// For measurements that begin in the middle.
+    /// Prompt tokens that count as computed on first admission, whatever the pages hold; the last token never does. For
+    /// measurements that begin in the middle of a prompt.
     pub computed: u32,
 }
 
 impl Request {
-    /// From token ids.
+    /// A request with token ids.
     #[must_use]
     pub const fn new(prompt: Vec<u32>, max_new_tokens: u32) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Request {
         }
     }
 
-    /// From a length alone, for simulations.
+    /// A request with only a length, for simulations.
     #[must_use]
     pub const fn of_length(prompt: u32, max_new_tokens: u32) -> Self {
         Self {

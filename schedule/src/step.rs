@@ -1,4 +1,4 @@
-//! One iteration: what it computes, and what a backend needs for it.
+//! One step: what it computes, and the inputs that a backend needs.
 
 use tandem_attn::{
     kv::PageCopy,
@@ -13,19 +13,19 @@ use super::{
 /// Consecutive tokens of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whose.
+    /// The request.
     pub request: RequestId,
-    /// Position of the first token: so many are computed already.
+    /// Position of the first token; all tokens before it are computed already.
     pub first: u32,
-    /// Tokens to compute; they see themselves and all before them.
+    /// Number of tokens to compute. Each attends to itself and all tokens before it.
     pub tokens: u32,
-    /// Whether the last token's logits give the next token: all known tokens are then computed.
+    /// Whether the next token is sampled from the last token's logits. If so, all known tokens are then computed.
     pub samples: bool,
-    /// Whether it is one token after a generated one.
+    /// Whether it is a decode: one generated token.
     pub decode: bool,
 }
 
-/// A page that goes from the device to the host, or comes back.
+/// A copy of a page from device to host, or back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swap {
     /// Copy a device page to a host page.
@@ -44,32 +44,32 @@ pub enum Swap {
     },
 }
 
-/// A request that lost its pages to others, and waits again.
+/// A request that lost its pages to others and waits again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preemption {
-    /// Which.
+    /// The request.
     pub request: RequestId,
-    /// Whether its keys were swapped out to the host; else they will be computed again.
+    /// Whether its keys were swapped to the host. If not, they will be computed again.
     pub swapped: bool,
 }
 
-/// What one iteration computes. Keep it from step to step: its memory is reused.
+/// The work of one step. Keep the value from step to step: its memory is reused.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// In batch order.
+    /// The entries, in batch order.
     pub entries: Vec<Entry>,
-    /// Copies between host and device, in order, before anything else.
+    /// Copies between host and device, in order, before all other work.
     pub swaps: Vec<Swap>,
     /// Copies within the pool, after the swaps and before new keys are written.
     pub copies: Vec<PageCopy>,
-    /// Requests that lost their pages to others.
+    /// Requests that were preempted.
     pub preempted: Vec<Preemption>,
     pub(super) shape: StepShape,
     pub(super) tokens: u32,
 }
 
 impl Step {
-    /// Tokens to compute.
+    /// Number of tokens to compute.
     #[must_use]
     pub const fn tokens(&self) -> u32 {
         self.tokens
@@ -81,7 +81,7 @@ impl Step {
         self.entries.is_empty()
     }
 
-    /// Its lengths, which decide how long it takes.
+    /// Its lengths, which determine its time.
     #[must_use]
     pub const fn shape(&self) -> &StepShape {
         &self.shape
@@ -112,20 +112,20 @@ impl Step {
     }
 }
 
-/// A step as arrays: the batch to plan, and what goes with each query token. Reused from step to step.
+/// A step as arrays: the batch to plan, and the inputs of each query token. Reused from step to step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInputs {
-    /// For the planner: one row block for each entry.
+    /// The planner's input: one row block for each entry.
     pub batch: Batch,
-    /// Where the key and value of each token go: `page × page_size + offset`.
+    /// Where the key and the value of each token are written: `page × page_size + offset`.
     pub slots: Vec<u32>,
-    /// The position of each token in its request.
+    /// Position of each token in its request.
     pub positions: Vec<u32>,
-    /// Token ids; 0 for requests that came without.
+    /// Token ids; 0 for requests without ids.
     pub tokens: Vec<u32>,
-    /// `[entries]`: the query token whose logits give the next token; `None` where there is none yet.
+    /// `[entries]`: the query token whose logits give the next token; `None` if the entry does not sample.
     pub logits: Vec<Option<u32>>,
-    /// Entries of one token, the last that was sampled for the request, whose id is not known yet: see
+    /// Entries whose one token was sampled by a step that is not resolved yet, so that its id is not known: see
     /// [`Composer::advance`](crate::Composer::advance).
     pub awaited: Vec<u32>,
 }

@@ -6,7 +6,7 @@ mod random;
 use super::Request;
 pub use random::{Random, Zipf};
 
-/// A request and when it comes.
+/// A request and its arrival time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
     /// Seconds from the start.
@@ -23,7 +23,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Orders requests by arrival; the first comes at 0.
+    /// Sorts requests by arrival and shifts times so that the first arrives at 0.
     #[must_use]
     pub fn from_arrivals(mut arrivals: Vec<Arrival>) -> Self {
         arrivals.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
@@ -34,7 +34,7 @@ impl Trace {
         Self { arrivals }
     }
 
-    /// `requests` copies of one request, all there from the start.
+    /// `requests` copies of one request, all arriving at 0.
     #[must_use]
     pub fn uniform(requests: usize, prompt: u32, generated: u32) -> Self {
         let arrival = Arrival {
@@ -46,8 +46,8 @@ impl Trace {
         }
     }
 
-    /// Requests, all there from the start, whose total lengths follow Zipf's law and are shared out between
-    /// prompt and generated tokens at a fixed P:D ratio.
+    /// Requests that all arrive at 0. Total lengths follow Zipf's law and are divided between prompt and generated
+    /// tokens at a fixed P:D ratio.
     #[must_use]
     pub fn zipf(requests: usize, lengths: &Zipf, ratio: f64, seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -66,8 +66,7 @@ impl Trace {
         }
     }
 
-    /// With arrivals of a Poisson process of so many requests per second, in place of its own; the order
-    /// stays.
+    /// Replaces the arrival times with those of a Poisson process of `requests_per_s`. The order stays.
     #[must_use]
     pub fn with_poisson_arrivals(mut self, requests_per_s: f64, seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -79,7 +78,7 @@ impl Trace {
         self
     }
 
-    /// With time running so many times as fast.
+    /// Divides arrival times by `times`.
     #[must_use]
     pub fn sped_up(mut self, times: f64) -> Self {
         for arrival in &mut self.arrivals {
@@ -88,14 +87,14 @@ impl Trace {
         self
     }
 
-    /// The first so many requests.
+    /// The first `requests` requests.
     #[must_use]
     pub fn first(mut self, requests: usize) -> Self {
         self.arrivals.truncate(requests);
         self
     }
 
-    /// The mean tokens of a prompt and generated.
+    /// Mean numbers of prompt tokens and of generated tokens.
     #[must_use]
     pub fn mean_lengths(&self) -> (f64, f64) {
         let requests = self.arrivals.len().max(1) as f64;
@@ -129,7 +128,7 @@ mod tests {
             (prompt / generated - 10.0).abs() < 0.1,
             "{prompt} {generated}"
         );
-        // ∫x^(1−θ) / ∫x^−θ over 1..3073 is (1−θ)/(2−θ) of the range.
+        // ∫x^(1−θ) / ∫x^−θ over the range 1..3073 is (1−θ)/(2−θ) of the range.
         let expected = 1024.0 + 3073.0 * 0.6 / 1.6;
         let mean = prompt + generated;
         assert!((mean / expected - 1.0).abs() < 0.02, "{mean} {expected}");

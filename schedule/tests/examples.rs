@@ -1,4 +1,4 @@
-//! The example runs to its end; what it promises it asserts itself.
+//! Runs the example to its end. The example itself asserts its results.
 
 #[path = "../examples/serving_loop.rs"]
 mod serving_loop;

@@ -1,4 +1,4 @@
-//! Traces whose bytes were damaged are refused or read: nothing panics.
+//! Traces with damaged bytes must be refused or read, without a panic.
 
 #[path = "../../tests/common/damage.rs"]
 mod damage;

@@ -1,8 +1,8 @@
-//! The shape of what the SARATHI and POD-Attention papers measured, from the simulator.
+//! Compares trends of the SARATHI and POD-Attention papers with the simulator.
 //!
-//! `cargo test -p tandem-schedule --test papers -- --nocapture` prints the tables of docs/notes/scheduling.md. With
-//! `TANDEM_TRACES` naming a folder that has `pod_arxiv_sample.csv` and `mooncake_conversation.jsonl`, those
-//! are simulated too.
+//! `cargo test -p tandem-schedule --test papers -- --nocapture` prints the tables of docs/notes/scheduling.md. If
+//! `TANDEM_TRACES` names a folder with `pod_arxiv_sample.csv` and `mooncake_conversation.jsonl`, the tests simulate
+//! those, too.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -57,7 +57,7 @@ fn piggybacked_decodes_cost_a_tenth() {
     assert!((prefill_only / 234.8 - 1.0).abs() < 0.1 && (decode_only / 49.96 - 1.0).abs() < 0.1);
 }
 
-/// SARATHI, Figure 7: one token above a multiple of the tile.
+/// SARATHI, Figure 7: one token above a multiple of the tile costs as much as a whole tile.
 #[test]
 fn one_token_above_a_tile_costs_a_tile() {
     let cost = cost("llama-13b", "a6000", 1, 1);
@@ -86,7 +86,8 @@ fn limits(batch: u32) -> Limits {
     }
 }
 
-/// Requests of `sequence` tokens at a P:D ratio, `batch` at a time, as in SARATHI's single-GPU evaluation.
+/// Throughput of requests of `sequence` tokens at a P:D ratio, `batch` concurrently, as in SARATHI's single-GPU
+/// evaluation.
 fn throughput(
     cost: &CostModel,
     sequence: u32,
@@ -97,14 +98,14 @@ fn throughput(
     let generated = (f64::from(sequence) / (1.0 + ratio)).round().max(1.0) as u32;
     let trace = Trace::uniform(batch as usize * 20, sequence - generated, generated);
     let mut simulation = Simulation::new(cost, limits(batch), policy);
-    // The paper chose batch sizes that fit; the pool is not what is examined.
+    // The paper's batch sizes fit memory. The pool is not under test, so make it large.
     simulation.pages = Some(1 << 20);
     let report = simulate(&trace, simulation).unwrap();
     assert_eq!((report.finished, report.stuck), (batch as usize * 20, 0));
     report.tokens_per_s()
 }
 
-/// SARATHI over prefills and decodes in steps of their own, a batch of requests after the other.
+/// Gain of SARATHI over separate steps for prefills and decodes, with one batch of requests after the other.
 fn gain(cost: &CostModel, sequence: u32, batch: u32, ratio: f64, chunk: u32) -> f64 {
     throughput(cost, sequence, batch, ratio, Sarathi::new(chunk, 128))
         / throughput(cost, sequence, batch, ratio, PrefillFirst)
@@ -136,7 +137,7 @@ fn throughput_gains_are_those_of_the_paper() {
     assert!(off.is_empty(), "{off:?}");
 }
 
-/// SARATHI, Figure 9: the gain peaks where chunks and decodes run out together, P:D = C / (B − 1).
+/// SARATHI, Figure 9: the gain peaks where chunks and decodes are used up together, P:D = C / (B − 1).
 #[test]
 fn the_best_ratio_is_chunk_over_decodes() {
     let cost = cost("llama-13b", "a6000", 1, 1);
@@ -212,7 +213,7 @@ fn uniform_steps_keep_a_pipeline_full() {
     assert!(bubbles >= 4.0 && over_orca >= 1.5 && over_tensor >= 1.3);
 }
 
-/// Lengths like those of POD's arXiv workload: 4K to 32K tokens, 9.5K and 470 in the mean.
+/// Lengths similar to POD's arXiv workload: 4K to 32K tokens, with means of 9.5K prompt and 470 generated tokens.
 fn like_arxiv(requests: usize) -> Trace {
     let mut random = Random::new(11);
     let mut csv = String::from("num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n");
@@ -227,7 +228,7 @@ fn like_arxiv(requests: usize) -> Trace {
     Trace::parse(&csv, "synthetic").unwrap()
 }
 
-/// vLLM's original scheduler, Sarathi-Serve with chunks of 1024, and the same with POD.
+/// Results of vLLM's original scheduler, of Sarathi-Serve with chunks of 1024, and of the latter with POD.
 fn three_systems(trace: &Trace) -> [Report; 3] {
     let serial = cost("llama-3-8b", "a100", 2, 1);
     let pod = serial.clone().with_overlap(Overlap::POD);
@@ -271,7 +272,7 @@ fn print_systems(reports: &[Report; 3], rate: f64) {
     }
 }
 
-/// POD-Attention, Tables 5 and 6: which system is best at what.
+/// POD-Attention, Tables 5 and 6: checks which system is best in which metric.
 fn check_systems([vllm, sarathi, pod]: &[Report; 3]) {
     for report in [vllm, sarathi, pod] {
         assert_eq!((report.refused, report.stuck), (0, 0));
@@ -296,8 +297,8 @@ fn check_systems([vllm, sarathi, pod]: &[Report; 3]) {
     }
 }
 
-/// Requests per second that Sarathi serves when all are there from the start: the paper's rates are near
-/// its systems' capacity, and a simulated machine has another one.
+/// Requests per second of Sarathi-Serve if all requests arrive at 0. The paper's rates are near the capacity of its
+/// systems, and the simulated machine has a different capacity.
 fn capacity(trace: &Trace) -> f64 {
     let cost = cost("llama-3-8b", "a100", 2, 1);
     let limits = Limits {
@@ -309,7 +310,7 @@ fn capacity(trace: &Trace) -> f64 {
     report.requests_per_s()
 }
 
-/// At 85 and 95 % of the capacity.
+/// Ranks the systems at 85 and 95 % of the capacity.
 fn rank_near_capacity(lengths: &Trace) {
     let capacity = capacity(lengths);
     println!("capacity {capacity:.2} requests/s");
@@ -340,7 +341,7 @@ fn the_arxiv_trace_ranks_the_systems_alike() {
         return;
     };
     let lengths = Trace::read(path).unwrap().first(2048);
-    // The paper's rates, at which the simulated machine is far from busy, for the record.
+    // The paper's rates, for the record: they do not load the simulated machine fully.
     for rate in [0.85, 0.95] {
         print_systems(
             &three_systems(&lengths.clone().with_poisson_arrivals(rate, 5)),

@@ -1,4 +1,4 @@
-//! What the composer knows of requests, and what can become of them: everything but pages and policy.
+//! The composer's state of requests and its transitions: everything except pages and policy.
 
 use std::collections::VecDeque;
 
@@ -8,36 +8,36 @@ use super::{
 };
 use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
 
-/// A request that is known to the composer.
+/// A request that the composer holds.
 #[derive(Debug)]
 pub(crate) struct Active {
-    /// Rank by arrival: the lower, the earlier.
+    /// Rank by arrival; lower is earlier.
     pub arrival: u64,
-    /// How many had the slot before.
+    /// Number of earlier requests in this slot.
     pub generation: u32,
     pub prompt: Prompt,
     pub prompt_len: u32,
     pub max_new: u32,
     pub generated: u32,
-    /// Sampled tokens whose ids are not known yet: at most one, the last.
+    /// Sampled tokens whose ids are not known yet: at most one, the last token.
     pub awaited: u32,
-    /// Tokens that count as computed when it is admitted.
+    /// Tokens that count as computed on admission.
     pub stands_at: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
-    /// Whether it was admitted before.
+    /// Whether it has been admitted before.
     pub admitted: bool,
-    /// Tokens whose keys it lost, until it is admitted again.
+    /// Tokens whose keys it lost to preemption; reset on admission.
     pub lost: u32,
-    /// Pages for all known tokens, taken on admission, and later to the end of a page.
+    /// Its pages: on admission for all known tokens, later extended to the end of a page at a time.
     pub sequence: Sequence,
-    /// Ids of the known tokens; of prompts given as blocks only while they are computed.
+    /// Ids of the known tokens. For prompts given as blocks, present only while the prompt is computed.
     pub tokens: Vec<u32>,
     /// Host pages of a request that was swapped out.
     pub swapped: Vec<u32>,
-    /// The step that last had tokens of it.
+    /// The last step that contained its tokens.
     pub last_step: u64,
-    /// Part of a step that is not completed.
+    /// Whether it is in a step under way.
     pub in_flight: bool,
     pub running: bool,
     pub cancelled: bool,
@@ -60,12 +60,12 @@ impl Active {
         self.decodes() && !self.in_flight && !self.is_done()
     }
 
-    /// Whether all its tokens are sampled; it leaves when the id of the last one is known.
+    /// Whether all its tokens are sampled. It leaves when the id of the last one is known.
     pub const fn is_done(&self) -> bool {
         self.generated == self.max_new
     }
 
-    /// Where it will end, in tokens with keys: the last token is never computed.
+    /// Number of keys at its end. The last token is never computed, so it has no key.
     const fn most_keys(&self) -> u32 {
         self.prompt_len + self.max_new - 1
     }
@@ -85,17 +85,17 @@ pub(crate) struct Core {
     pub running: Vec<u32>,
     /// By arrival.
     pub waiting: VecDeque<u32>,
-    /// The running requests in the order in which they decode; kept for its memory.
+    /// The running requests in decode order; kept to reuse its memory.
     pub order: Vec<u32>,
     arrivals: u64,
     pub steps: u64,
-    /// Grows when pages become free; an admission that failed is tried again only then.
+    /// Increases when pages become free. A failed admission is tried again only then.
     pub releases: u64,
     pub blocked_at: Option<u64>,
     pub workload: Workload,
-    /// Prompt tokens taken from the prefix cache by requests that are admitted first.
+    /// Prompt tokens found in the prefix cache on first admissions.
     pub cached_tokens: u64,
-    /// Tokens whose keys were lost to preemption and not in the prefix cache on the next admission.
+    /// Tokens whose keys were lost to preemption and that the prefix cache did not have on the next admission.
     pub lost_tokens: u64,
 }
 
@@ -222,7 +222,7 @@ impl Core {
         active.filter(|active| active.generation == generation)
     }
 
-    /// The entry's step is on its way: its tokens count as computed, and what it samples as generated.
+    /// The entry's step is on its way, so its tokens count as computed, and the token that it samples as generated.
     pub fn advance(&mut self, entry: &Entry) -> Option<Finished> {
         let slot = entry.request.slot;
         let active = self
@@ -243,14 +243,14 @@ impl Core {
             active.generated += 1;
             active.awaited += 1;
             if matches!(active.prompt, Prompt::Tokens(_)) {
-                // Until it is known.
+                // A placeholder until the id is known.
                 active.tokens.push(0);
             }
         }
         None
     }
 
-    /// The token that an entry sampled; nothing where its request has left meanwhile.
+    /// Sets the token that an entry sampled. Does nothing if its request has left meanwhile.
     pub fn resolve(&mut self, entry: &Entry, sampled: Sampled) -> Option<Finished> {
         let slot = entry.request.slot;
         let active = self.get_mut(entry.request)?;
@@ -275,7 +275,7 @@ impl Core {
         Some(self.leave(slot, generated))
     }
 
-    /// Frees a request. The caller takes it off the running ones.
+    /// Frees a request. The caller removes it from the running requests.
     fn leave(&mut self, slot: u32, generated: u32) -> Finished {
         let active = self.at(slot);
         let finished = Finished {
@@ -291,7 +291,7 @@ impl Core {
         finished
     }
 
-    /// Puts the full pages of a request whose tokens are known into the prefix cache.
+    /// Adds the full pages of a request's known tokens to the prefix cache.
     fn cache_computed(&mut self, slot: u32) {
         let Self {
             cache, pool, slots, ..
@@ -308,7 +308,7 @@ impl Core {
         }
     }
 
-    /// Takes a request off its queue and frees it.
+    /// Removes a request from its queue and frees it.
     pub fn remove(&mut self, slot: u32) {
         if self.at(slot).running {
             self.running.retain(|&other| other != slot);

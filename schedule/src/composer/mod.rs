@@ -1,4 +1,4 @@
-//! The composer: requests, their pages, and one step after the other.
+//! The composer: holds the requests and their pages, and composes steps.
 
 mod core;
 mod pages;
@@ -13,24 +13,24 @@ use tandem_attn::{
     problem::Batch,
 };
 
-/// How much there may be of everything.
+/// Limits of a composer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Query tokens in a step.
+    /// Maximum number of query tokens in a step.
     pub step_tokens: u32,
-    /// Requests in a step.
+    /// Maximum number of requests in a step.
     pub step_requests: u32,
-    /// Requests that hold pages.
+    /// Maximum number of requests that hold pages.
     pub running: u32,
-    /// Requests that wait.
+    /// Maximum number of waiting requests (back-pressure).
     pub waiting: usize,
-    /// Tokens of one request, prompt and generated.
+    /// Maximum number of tokens of one request, prompt and generated.
     pub request_tokens: u32,
-    /// Pages that admission leaves free for the growth of the requests that run already.
+    /// Pages that admission keeps free for the growth of running requests.
     pub spare_pages: u32,
-    /// Pages on the host, to swap out to when the pool is full; 0: what is preempted is computed again.
+    /// Pages on the host to swap to when the pool is full. If 0, preempted requests are computed again.
     pub host_pages: u32,
-    /// Whether prompts with token ids are looked up in, and added to, a prefix cache.
+    /// Whether prompts with token ids use a prefix cache.
     pub prefix_cache: bool,
 }
 
@@ -49,21 +49,21 @@ impl Default for Limits {
     }
 }
 
-/// What sampling gave for an entry.
+/// The sampled token of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
-    /// The next token; the request goes on unless it has all it asked for.
+    /// The next token. The request continues unless this is its last token.
     Token(u32),
-    /// The last token: end of sequence, or a stop word.
+    /// The last token: it ends the sequence or completes a stop text.
     Last(u32),
 }
 
 /// A request that left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// Which.
+    /// The request.
     pub request: RequestId,
-    /// Tokens it generated.
+    /// Number of tokens it generated.
     pub generated: u32,
     /// Whether it was cancelled.
     pub cancelled: bool,
@@ -95,7 +95,7 @@ impl Composer {
         Self::with_policy(limits, pages, page_size, Box::new(policy))
     }
 
-    /// The same, with a policy that was chosen at run time.
+    /// Like [`new`](Self::new), with a policy chosen at run time.
     ///
     /// # Errors
     /// [`ScheduleError::Limit`].
@@ -124,16 +124,16 @@ impl Composer {
         Ok(Self { core, policy })
     }
 
-    /// Takes a request; it waits until the policy admits it.
+    /// Queues a request. It waits until the policy admits it.
     ///
     /// # Errors
-    /// Where it asks for nothing, breaks a limit, or could not finish in this pool even alone.
+    /// If it asks for no tokens, breaks a limit, or would not fit the pool even alone.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, ScheduleError> {
         self.core.submit(request)
     }
 
-    /// Ends a request at any point; whether it was there. One that is part of a step under way keeps its
-    /// pages until that step is completed, for they are being written.
+    /// Cancels a request at any point. Returns whether it existed. A request in a step under way keeps its pages until
+    /// that step completes, because the step writes to them.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let Some(active) = self.core.get_mut(request) else {
             return false;
@@ -145,7 +145,7 @@ impl Composer {
         true
     }
 
-    /// Composes the next step; false where there is nothing to compute now.
+    /// Composes the next step. Returns false if there is nothing to compute now.
     pub fn compose(&mut self, step: &mut Step) -> bool {
         step.clear();
         self.core.steps += 1;
@@ -154,8 +154,8 @@ impl Composer {
         !step.is_empty()
     }
 
-    /// Takes note that a step was computed. `sample` is called for each entry that samples, in order.
-    /// Returns the requests that left.
+    /// Records that a step was computed. Calls `sample` for each entry that samples, in order. Returns the requests
+    /// that left.
     ///
     /// # Panics
     /// If the step is not under way.
@@ -169,12 +169,12 @@ impl Composer {
         finished
     }
 
-    /// Takes note that a step is on its way to a machine that computes one step after the other, so that the
-    /// next one can be composed before the tokens of this one are known: [`resolve`](Self::resolve) brings
-    /// those. Returns the requests that were cancelled since it was composed.
+    /// Records that a step is on its way to a device that computes steps in order. The next step can then be composed
+    /// before the tokens of this one are known; [`resolve`](Self::resolve) supplies them. Returns the requests that
+    /// were cancelled since the step was composed.
     ///
-    /// A request that the step gives its last token stays until then. One whose text ends sooner may be in a
-    /// later step already; what that samples for it is dropped.
+    /// A request whose last token the step samples stays until `resolve`. If the sampled token ends a request early, a
+    /// later step may already contain the request; the token that this step samples for it is dropped.
     ///
     /// # Panics
     /// If the step is not under way.
@@ -186,12 +186,12 @@ impl Composer {
         finished
     }
 
-    /// Takes the tokens of a step that was [advanced](Self::advance), as were all that were composed. Steps
-    /// are resolved in their order. `sample` is called for each entry that samples, in order. Returns the
-    /// requests that left.
+    /// Takes the sampled tokens of a step. This step and all steps composed so far must have been
+    /// [advanced](Self::advance); steps are resolved in order. Calls `sample` for each entry that samples, in order.
+    /// Returns the requests that left.
     ///
     /// # Panics
-    /// If a request of the step is part of one that was composed and not advanced.
+    /// If a request of the step is in another step that was composed and not advanced.
     pub fn resolve(
         &mut self,
         step: &Step,
@@ -217,7 +217,7 @@ impl Composer {
         self.core.running.retain(|&slot| !left(slot));
     }
 
-    /// The batch of a step, for the planner. The step is under way.
+    /// Writes the batch of a step for the planner. The step must be under way.
     pub fn batch(&self, step: &Step, batch: &mut Batch) {
         let page_size = self.core.pool.page_size();
         step::clear_batch(batch, page_size, self.core.pool.pages());
@@ -227,7 +227,7 @@ impl Composer {
         }
     }
 
-    /// All that a backend takes of a step. The step is under way.
+    /// Writes all inputs that a backend needs for a step. The step must be under way.
     pub fn inputs(&self, step: &Step, inputs: &mut StepInputs) {
         let page_size = self.core.pool.page_size();
         inputs.clear(page_size, self.core.pool.pages());
@@ -246,7 +246,7 @@ impl Composer {
         &self.core.pool
     }
 
-    /// The host pages that requests are swapped out to.
+    /// The host pages for requests that are swapped out.
     #[must_use]
     pub const fn host_pool(&self) -> &PagePool {
         &self.core.host
@@ -258,7 +258,7 @@ impl Composer {
         self.core.cache.as_ref()
     }
 
-    /// Gives all pages of the prefix cache back that no request holds.
+    /// Frees all pages of the prefix cache that no request holds.
     pub fn clear_cache(&mut self) {
         let Core { cache, pool, .. } = &mut self.core;
         if let Some(cache) = cache {
@@ -267,26 +267,26 @@ impl Composer {
         self.core.releases += 1;
     }
 
-    /// Requests that hold pages.
+    /// Number of requests that hold pages.
     #[must_use]
     pub fn running(&self) -> usize {
         self.core.running.len()
     }
 
-    /// Requests that wait.
+    /// Number of waiting requests.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.core.waiting.len()
     }
 
-    /// Whether there is no request at all.
+    /// Whether there are no requests.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.core.running.is_empty() && self.core.waiting.is_empty()
     }
 
-    /// For each request, running ones first and by arrival: its known tokens, which of them are computed, and how many it
-    /// is still to generate.
+    /// For each request, running ones first and each group by arrival: the numbers of known tokens, of computed tokens,
+    /// and of tokens still to generate.
     pub(crate) fn standing(&self) -> impl Iterator<Item = (RequestId, [u32; 3])> {
         let slots = self.core.running.iter().chain(&self.core.waiting);
         slots.map(|&slot| {
@@ -296,14 +296,14 @@ impl Composer {
         })
     }
 
-    /// Prompt tokens that came from the prefix cache so far. What a request finds there after preemption is not among them.
+    /// Number of prompt tokens found in the prefix cache so far. Tokens found again after preemption are not counted.
     #[must_use]
     pub const fn cached_tokens(&self) -> u64 {
         self.core.cached_tokens
     }
 
-    /// Tokens whose keys were lost to preemption so far, and that requests admitted again did not find in the prefix cache:
-    /// they are computed again.
+    /// Number of tokens computed again so far: preemption lost their keys, and the prefix cache did not have them at
+    /// the next admission.
     #[must_use]
     pub const fn lost_tokens(&self) -> u64 {
         self.core.lost_tokens

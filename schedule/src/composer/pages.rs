@@ -1,4 +1,4 @@
-//! Who gets pages: admission, room for the next step, and preemption where there is none.
+//! Page allocation: admission, room for the next step, and preemption if there is none.
 
 use super::{
     super::{Preemption, Prompt, Step, Swap},
@@ -7,11 +7,11 @@ use super::{
 use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
 
 impl Core {
-    /// Admits the request that has waited longest, if its known tokens find room.
+    /// Admits the request that has waited longest, if there are pages for its known tokens.
     pub fn admit(&mut self, step: &mut Step) -> Option<u32> {
         let slot = *self.waiting.front()?;
         let full = self.running.len() >= self.limits.running as usize;
-        // Pages that a preemption set free are for the requests that needed them.
+        // Pages that a preemption freed are for the running request that needed them.
         if full || !step.preempted.is_empty() || self.blocked_at == Some(self.releases) {
             return None;
         }
@@ -25,7 +25,7 @@ impl Core {
         } = self;
         let active = slots[slot as usize].as_mut().expect("taken");
         if active.awaited > 0 {
-            // What is computed again is known first.
+            // Its last sampled token must be known before it can be computed again.
             return None;
         }
         let known = active.known();
@@ -76,8 +76,8 @@ impl Core {
         Some(slot)
     }
 
-    /// Makes room for one more step of a running request; at worst by taking pages from later ones.
-    /// False where the request itself had to give way, or waits for pages of one that is about to leave.
+    /// Makes room for `tokens` more tokens of a running request; if necessary, by preempting later requests. Returns
+    /// false if this request itself was preempted, or if it must wait for pages of a request about to leave.
     pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
         loop {
             let Self {
@@ -88,7 +88,7 @@ impl Core {
             if keys <= active.sequence.len() {
                 return true;
             }
-            // To the end of the page: the next steps then need not ask.
+            // Extend to the end of the page, so that the next steps need not allocate.
             let more = keys.next_multiple_of(pool.page_size()) - active.sequence.len();
             let wanted = active.sequence.pages_for(pool, more);
             if make_room(pool, cache.as_mut(), wanted) {
@@ -106,7 +106,7 @@ impl Core {
             });
             match victim {
                 Some(victim) => self.preempt(victim, step),
-                // Its pages are free before long.
+                // A request that is done frees its pages soon, so wait for it.
                 None if self.running.iter().any(|&other| self.at(other).is_done()) => return false,
                 None => {
                     self.preempt(slot, step);
@@ -116,7 +116,7 @@ impl Core {
         }
     }
 
-    /// Takes a request's pages and lets it wait again.
+    /// Frees a request's pages and puts it back into the queue.
     fn preempt(&mut self, slot: u32, step: &mut Step) {
         let request = self.id(slot);
         let Self {
@@ -147,7 +147,7 @@ impl Core {
     }
 }
 
-/// Whether `wanted` pages are free, or became so by eviction.
+/// Whether `wanted` pages are free, after eviction from the prefix cache if necessary.
 fn make_room(pool: &mut PagePool, cache: Option<&mut PrefixCache>, wanted: u32) -> bool {
     let missing = wanted.saturating_sub(pool.free_pages());
     if missing == 0 {

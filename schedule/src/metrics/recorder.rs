@@ -1,4 +1,4 @@
-//! What happens to each request, as it happens.
+//! Records what happens to each request.
 
 use super::{Distribution, Report, STALLS_S};
 use crate::Request;
@@ -12,13 +12,13 @@ struct Life {
     last_token_s: f64,
     longest_gap_s: f64,
     bubble_s: f64,
-    /// It went on where it stood.
+    /// It had already been running, so it continues from where it was.
     standing: bool,
     finished: bool,
 }
 
-/// Takes note of what becomes of requests, simulated or served, and makes a [`Report`] of it. Requests are counted from 0,
-/// times are seconds from a common beginning.
+/// Records the events of requests, simulated or served, and makes a [`Report`] of them. Requests are numbered from 0;
+/// times are seconds from a common start.
 #[derive(Debug, Default)]
 pub struct Recorder {
     lives: Vec<Life>,
@@ -30,7 +30,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For so many requests.
+    /// A recorder for `requests` requests.
     #[must_use]
     pub fn new(requests: usize) -> Self {
         Self {
@@ -39,13 +39,13 @@ impl Recorder {
         }
     }
 
-    /// Requests that are done with, one way or the other.
+    /// Number of requests that have finished or were refused.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.finished + self.refused
     }
 
-    /// A request came, at a time.
+    /// A request arrived.
     pub fn arrived(&mut self, index: usize, at_s: f64, request: &Request) {
         let life = &mut self.lives[index];
         life.arrived_s = at_s;
@@ -53,23 +53,23 @@ impl Recorder {
         life.prompt = request.prompt.len().saturating_sub(request.computed);
     }
 
-    /// What comes later does not count: requests that have a token by then count as they are.
+    /// Later events do not count. Requests that have a token by then count as they are.
     pub const fn stop(&mut self, at_s: f64) {
         self.stopped = true;
         self.last_s = at_s;
     }
 
-    /// It was not taken.
+    /// A request was refused.
     pub const fn refused(&mut self) {
         self.refused += 1;
     }
 
-    /// Stages stood still before a step of it.
+    /// Stages were idle before a step of the request.
     pub fn waited(&mut self, request: usize, bubble_s: f64) {
         self.lives[request].bubble_s += bubble_s;
     }
 
-    /// It has another token.
+    /// The request has another token.
     pub fn token(&mut self, request: usize, now_s: f64) {
         let life = &mut self.lives[request];
         let gap_s = now_s - life.last_token_s;
@@ -83,14 +83,14 @@ impl Recorder {
         }
     }
 
-    /// It has its last token.
+    /// The request has its last token.
     pub fn finished(&mut self, request: usize, now_s: f64) {
         self.lives[request].finished = true;
         self.finished += 1;
         self.last_s = now_s;
     }
 
-    /// What that comes to. What is of steps and not of requests is for the caller to fill in.
+    /// The report. The caller fills in the fields that concern steps, not requests.
     #[must_use]
     pub fn report(self) -> Report {
         let lives = self.lives.iter();

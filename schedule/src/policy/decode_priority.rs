@@ -1,14 +1,14 @@
-//! Decodes first, and prompts only as far as the time between tokens allows.
+//! Decodes first; prompts only as far as the target time between tokens allows.
 
 use super::Policy;
 use crate::{Draft, attention::Chunk, cost::CostModel};
 
-/// Keeps the time between tokens below a target: after all decodes, a chunk goes in only as large as the
-/// cost model says the target allows.
+/// Keeps the time between tokens below a target. After all decodes, it adds the largest chunk with which the cost model
+/// predicts that the step meets the target.
 ///
-/// Prompts do not starve: after `patience` steps in which one could have had a chunk and got none, it gets
-/// a tile whatever the target says. A prompt of P tokens at the head of the queue is therefore done after
-/// at most ⌈P / tile⌉ · (patience + 1) steps, as far as pages and the token budget allow.
+/// Prompts do not starve. After `patience` steps in which a prompt could have had a chunk and got none, it gets a tile
+/// regardless of the target. A prompt of P tokens at the head of the queue therefore takes at most ⌈P / tile⌉ ·
+/// (patience + 1) steps, if pages and the token budget allow.
 #[derive(Clone, Debug)]
 pub struct DecodePriority {
     cost: CostModel,
@@ -18,7 +18,7 @@ pub struct DecodePriority {
 }
 
 impl DecodePriority {
-    /// With the time between tokens to keep, in nanoseconds, and a patience of 8 steps.
+    /// A policy with a target time between tokens in nanoseconds, and a patience of 8 steps.
     #[must_use]
     pub const fn new(cost: CostModel, target_ns: f64) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl DecodePriority {
         self
     }
 
-    /// The largest chunk, in whole tiles (decodes included), that keeps the target; 0 where none does.
+    /// The largest chunk, in whole tiles (decodes included), that meets the target; 0 if none does.
     fn allowed(&self, draft: &Draft<'_>, pending: u32) -> u32 {
         let decodes = draft.tokens();
         let most = pending.min(draft.tokens_left());
@@ -45,7 +45,7 @@ impl DecodePriority {
         let last = shape.chunks.len();
         shape.chunks.push(Chunk { tokens: 0, keys: 0 });
         let mut fits = |tokens: u32| {
-            // Where the chunk starts is known only once it is put in: the end of its prompt is the worst.
+            // The chunk's position is known only after it is added; assume the worst case, the end of its prompt.
             shape.chunks[last] = Chunk {
                 tokens,
                 keys: pending.max(tokens),
@@ -75,7 +75,7 @@ impl Policy for DecodePriority {
     fn compose(&mut self, draft: &mut Draft<'_>) {
         let prefills = draft.next_prefill().is_some();
         let starving = prefills && self.starved >= self.patience;
-        // Where decodes alone fill the step, one that starves needs a place among them.
+        // Decodes alone may fill the step, so a starving prompt needs a reserved place.
         let tile = self.cost.tile();
         let (places, room) = (draft.requests_left(), draft.tokens_left());
         if starving {
@@ -84,7 +84,7 @@ impl Policy for DecodePriority {
         } else {
             draft.decode(u32::MAX);
         }
-        // Without decodes nobody waits for a token, and the step may be as long as the budget lets it.
+        // Without decodes no request waits for a next token, so the step may use the whole budget.
         let alone = draft.tokens() == 0 && draft.decodes_ready() == 0;
         let mut progress = false;
         while let Some(pending) = draft.next_prefill() {
@@ -102,7 +102,7 @@ impl Policy for DecodePriority {
             progress = true;
         }
         if starving && !progress {
-            // No pages for it: the place that was kept is the decodes' again.
+            // There are no pages for the prompt, so decodes get the reserved place.
             draft.decode(u32::MAX);
         }
         self.starved = if progress || !prefills {

@@ -1,4 +1,4 @@
-//! Policies, behind one trait: which requests go into a step.
+//! Policies, which choose the requests of a step, and their trait.
 
 use std::fmt::Debug;
 
@@ -16,16 +16,16 @@ pub use prefill_first::PrefillFirst;
 pub use sarathi::Sarathi;
 pub use sarathi_serve::SarathiServe;
 
-/// Decides what goes into each step. Must be deterministic: the same requests give the same steps.
+/// Decides what goes into each step. It must be deterministic: equal requests must give equal steps.
 pub trait Policy: Debug + Send {
     /// A short name.
     fn name(&self) -> &'static str;
 
-    /// Fills a step through the draft, which holds the limits.
+    /// Fills a step through the draft, which enforces the limits.
     fn compose(&mut self, draft: &mut Draft<'_>);
 }
 
-/// Names of all policies, as [`by_name`] takes them.
+/// Names of all policies, for [`by_name`].
 pub const NAMES: [&str; 5] = [
     "sarathi",
     "sarathi-serve",
@@ -34,12 +34,12 @@ pub const NAMES: [&str; 5] = [
     "decode-priority",
 ];
 
-/// What [`by_name`] needs to know for the policies that have choices.
+/// Options of the policies, for [`by_name`].
 #[derive(Clone, Debug)]
 pub struct PolicyOptions {
     /// SARATHI's chunk size.
     pub chunk: ChunkSize,
-    /// The time between tokens that decode priority keeps.
+    /// Target time between tokens of the decode-priority policy.
     pub target_ns: f64,
     /// Predicts step times for decode priority.
     pub cost: CostModel,

@@ -1,18 +1,19 @@
-//! Orca's iteration-level scheduling: whole prompts beside decodes.
+//! Orca's iteration-level scheduling: whole prompts together with decodes.
 
 use super::Policy;
 use crate::Draft;
 
-/// Requests join and leave at every step; a prompt is computed whole, beside the decodes of the others.
+/// Requests join and leave at every step. A prompt is computed whole, in the same step as the decodes of other
+/// requests.
 ///
-/// A prompt above the token budget takes several steps.
+/// A prompt longer than the token budget takes several steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Orca {
     prompts_per_step: u32,
 }
 
 impl Orca {
-    /// With at most so many prompts in a step; one is the scheduler's best case.
+    /// A policy with at most `prompts_per_step` prompts in a step; one is the best case of this scheduler.
     #[must_use]
     pub const fn new(prompts_per_step: u32) -> Self {
         Self { prompts_per_step }
@@ -36,7 +37,7 @@ impl Policy for Orca {
             let Some(tokens) = draft.next_prefill() else {
                 break;
             };
-            // Waiting for a step with room would be waiting for ever where decodes never leave it.
+            // The first prompt is cut to the room there is: decodes may never leave room for the whole of it.
             let alone = draft.shape().chunks.is_empty();
             if !(alone || tokens <= draft.tokens_left()) || draft.prefill(tokens) == 0 {
                 break;

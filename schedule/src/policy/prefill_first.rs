@@ -3,10 +3,10 @@
 use super::Policy;
 use crate::Draft;
 
-/// Prompts as soon as there is room for one, whole and in steps of their own; decodes only when no prompt
-/// can run. The first token comes early, and running requests stall for it.
+/// Computes whole prompts, in separate steps, as soon as there is room for them. Decodes run only when no prompt can
+/// run. The first token comes early, but running requests stall.
 ///
-/// A prompt above the token budget takes several steps, with no decodes between.
+/// A prompt longer than the token budget takes several steps, with no decodes in between.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PrefillFirst;
 

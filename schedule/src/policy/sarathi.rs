@@ -1,10 +1,10 @@
-//! SARATHI: one chunk, and the decodes ride along.
+//! SARATHI: one prompt chunk per step, piggybacked by decodes.
 
 use super::Policy;
 use crate::{Draft, chunk::ChunkSize};
 
-/// Decode-maximal batches: all decodes that fit and one prefill chunk, which shrinks so that the two
-/// together are a multiple of the GEMM tile.
+/// Decode-maximal batches: all decodes that fit and one prompt chunk, reduced so that both together are a multiple of
+/// the GEMM tile.
 #[derive(Clone, Debug)]
 pub struct Sarathi {
     chunk: ChunkSize,
@@ -12,7 +12,7 @@ pub struct Sarathi {
 }
 
 impl Sarathi {
-    /// With a chunk size (chunk and decodes together) and the row tile of the linear layers.
+    /// A policy with a chunk size (chunk and decodes together) and the row tile of the linear layers.
     ///
     /// # Panics
     /// If the tile is 0.
@@ -25,7 +25,7 @@ impl Sarathi {
         }
     }
 
-    /// Tokens of a chunk beside so many decodes.
+    /// Tokens of a chunk in a step with `decodes` decodes.
     fn beside(&self, chunk: u32, decodes: u32) -> u32 {
         let together = chunk.max(decodes + 1).next_multiple_of(self.tile);
         together - decodes
@@ -39,7 +39,7 @@ impl Policy for Sarathi {
 
     fn compose(&mut self, draft: &mut Draft<'_>) {
         let chunk = self.chunk.tokens(draft.workload());
-        // A place and a tile's worth of tokens stay for the chunk, else prompts would starve.
+        // One place and up to a tile of tokens are reserved for the chunk, because prompts would starve otherwise.
         let prefills = draft.next_prefill().is_some();
         let places = draft.requests_left();
         let most = if prefills && places > 1 && draft.tokens_left() > 1 {
@@ -51,7 +51,7 @@ impl Policy for Sarathi {
         let room = draft.tokens_left();
         let mut tokens = self.beside(chunk, decodes);
         if tokens > room {
-            // Whole tiles within the budget where there are any.
+            // If possible, whole tiles within the budget.
             let whole = (decodes + room) / self.tile * self.tile;
             tokens = whole
                 .checked_sub(decodes)
@@ -59,7 +59,7 @@ impl Policy for Sarathi {
                 .unwrap_or(room);
         }
         if draft.prefill(tokens) == 0 {
-            // No prompt, or no pages for it: what was kept for the chunk is the decodes' again.
+            // There is no prompt, or no pages for it, so decodes get what was reserved.
             draft.decode(u32::MAX);
         }
     }

@@ -1,11 +1,11 @@
-//! Sarathi-Serve: a token budget, and nobody stalls.
+//! Sarathi-Serve: a token budget per step, without stalls of decodes.
 
 use super::Policy;
 use crate::Draft;
 
-/// Running decodes first, then running prompts in chunks, then new ones, until the step's token budget
-/// ([`Limits::step_tokens`](crate::Limits::step_tokens)) is spent. No decode waits for a prompt, so the
-/// budget should be above the requests that may run: where decodes alone spend it, prompts wait for them.
+/// Adds running decodes first, then chunks of running prompts, then new prompts, until the step's token budget
+/// ([`Limits::step_tokens`](crate::Limits::step_tokens)) is spent. No decode waits for a prompt. The budget should
+/// exceed the number of running requests: if decodes alone spend it, prompts wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SarathiServe;
 

@@ -32,50 +32,50 @@ mod record;
 
 use record::Record;
 
-/// Where attention times come from.
+/// Source of attention times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionSource {
-    /// The closed form over lengths: fast, knows nothing of shared prefixes.
+    /// The closed form over lengths: fast, but ignores shared prefixes.
     #[default]
     Estimate,
-    /// A plan of every batch.
+    /// The planner's plan of every batch.
     Planner,
-    /// The closed form, for prefixes that are not packed: each request reads its own, most of them from L2.
+    /// The closed form for prefixes that are not packed: each request reads its prefix, mostly from L2.
     Unpacked,
 }
 
-/// What to simulate.
+/// Parameters of a simulation.
 #[derive(Debug)]
 pub struct Simulation<'a> {
-    /// The model on the machine.
+    /// The cost model.
     pub cost: &'a CostModel,
     /// Limits of the composer.
     pub limits: Limits,
     /// The policy.
     pub policy: Box<dyn Policy>,
-    /// Tokens in a page.
+    /// Number of tokens in a page.
     pub page_size: u32,
-    /// Pages of the pool; none: as many as fit.
+    /// Number of pages of the pool; `None` for as many as fit the device.
     pub pages: Option<u32>,
-    /// Where attention times come from.
+    /// Source of attention times.
     pub attention: AttentionSource,
-    /// Each step is composed when the one before it begins, as by an engine that does not wait for tokens: what comes
-    /// meanwhile waits for a step more. Only for one stage.
+    /// Whether each step is composed when the previous one begins, as in an engine that does not wait for tokens.
+    /// Requests that arrive in between wait one step longer. Only with one stage.
     pub ahead: bool,
-    /// When to stop; none: when all requests have left.
+    /// Time at which to stop; `None` stops when all requests have left.
     pub until_s: Option<f64>,
-    /// The steps whose spans are wanted.
+    /// The steps whose spans are recorded.
     pub timeline: Range<u64>,
 }
 
 impl<'a> Simulation<'a> {
-    /// With pages of 64 tokens, as many as fit the device.
+    /// A simulation with pages of 64 tokens, as many as fit the device.
     #[must_use]
     pub fn new(cost: &'a CostModel, limits: Limits, policy: impl Policy + 'static) -> Self {
         Self::with_policy(cost, limits, Box::new(policy))
     }
 
-    /// The same, with a policy that was chosen at run time.
+    /// Like [`new`](Self::new), with a policy chosen at run time.
     #[must_use]
     pub fn with_policy(cost: &'a CostModel, limits: Limits, policy: Box<dyn Policy>) -> Self {
         Self {
@@ -95,13 +95,12 @@ impl<'a> Simulation<'a> {
 /// Simulates a trace.
 ///
 /// # Errors
-/// Where the composer cannot be made, or a batch not be planned. Requests that the composer refuses are
-/// counted.
+/// If the composer cannot be created or a batch cannot be planned. Requests that the composer refuses are only counted.
 pub fn simulate(trace: &Trace, simulation: Simulation<'_>) -> Result<Report, ScheduleError> {
     simulate_with(trace, simulation, |_| ())
 }
 
-/// Simulates a trace; `progress` is called with how many requests have left, as that changes.
+/// Simulates a trace. Calls `progress` with the number of requests that have left when it changes.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -125,15 +124,15 @@ pub fn simulate_with(
     }
     let mut report = engine.report();
     if until_s.is_some() {
-        // The last step may end later.
+        // The last step may end after the end of the simulation.
         (report.stuck, report.busy) = (0, report.busy.min(1.0));
     }
     Ok(report)
 }
 
-/// The trace from a time on: requests that run or wait by then, as a simulation has them, are there from the start and go on
-/// where they stand; what comes later comes so much sooner. Prompts that ran are given as lengths, so that what they had
-/// in common with others is lost.
+/// Cuts a trace at a time. A simulation determines the requests that run or wait then: they arrive at 0 and continue
+/// from where they stand. Later arrivals move earlier by `at_s`. Prompts of requests that had run are given as lengths,
+/// so they share no prefixes any more.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -152,7 +151,7 @@ pub fn standing_at(
             request = Request::of_length(known, left);
         }
         request.computed = computed;
-        // One that only waits for its last token has no more to do.
+        // A request that only waits for the id of its last token has nothing left to compute.
         if left > 0 {
             arrivals.push(Arrival { at_s: 0.0, request });
         }
@@ -165,7 +164,7 @@ pub fn standing_at(
     Ok(Trace { arrivals })
 }
 
-/// A step on its way through the stages.
+/// A step under way in the stages.
 #[derive(Debug)]
 struct Flight {
     step: Step,
@@ -183,12 +182,12 @@ struct Engine<'a> {
     ahead: bool,
     policy: &'static str,
     now_ns: f64,
-    /// When each stage is free.
+    /// When each stage becomes free.
     free_ns: Vec<f64>,
     busy_ns: f64,
     /// In order of completion.
     flights: VecDeque<Flight>,
-    /// Steps whose memory can be used again.
+    /// Finished steps whose memory is reused.
     spare: Vec<Step>,
     planner: Planner,
     batch: Batch,
@@ -240,7 +239,7 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Handles all that happens now, and moves on to the next event; false where there is none.
+    /// Handles all events at the current time, then moves to the next event. Returns false if there is none.
     fn advance(&mut self, trace: &Trace) -> Result<bool, ScheduleError> {
         let now_ns = self.now_ns;
         let landed = |flights: &VecDeque<Flight>| {
@@ -257,7 +256,7 @@ impl<'a> Engine<'a> {
             && arrival.at_s * 1e9 <= self.now_ns
         {
             if self.composer.is_idle() {
-                // Stages that had nothing to do did not wait.
+                // Idle time without any request is not a bubble.
                 let idle_until = arrival.at_s * 1e9;
                 for free_ns in &mut self.free_ns {
                     *free_ns = free_ns.max(idle_until);
@@ -308,7 +307,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Sends a step through the stages: each takes it when it has arrived and the one before it has left.
+    /// Sends a step through the stages. Each stage begins it when it has arrived and the previous step has left.
     fn launch(&mut self, step: Step) -> Result<(), ScheduleError> {
         let time = self.time(&step)?;
         let swap_ns = self.cost.swap_ns(step.swaps.len(), self.page_size);

@@ -1,4 +1,4 @@
-//! Which request holds each of the composer's slots.
+//! Maps each slot of the composer to its request in the trace.
 
 use crate::{
     Entry, RequestId, Step,

@@ -1,5 +1,5 @@
-//! What holds for every policy, whatever the requests: nothing is computed twice or left out, pages add up,
-//! budgets hold, nobody waits for ever.
+//! Invariants of all policies for any requests: no token is computed twice or skipped, no page is lost, budgets hold,
+//! and no request waits forever.
 
 mod audit;
 
@@ -24,14 +24,14 @@ fn a_request_goes_on_where_it_stood() {
     let mut step = Step::default();
     assert!(composer.compose(&mut step));
     let firsts: Vec<_> = step.entries.iter().map(|e| (e.first, e.tokens)).collect();
-    // The last token of a prompt is always computed.
+    // The last token of a prompt is always computed, even if it is cached.
     assert_eq!(firsts, [(39, 1), (49, 1)]);
 }
 
-/// Something that happens to a composer.
+/// An event in the life of a composer.
 #[derive(Clone, Debug)]
 enum Event {
-    /// Prompt length, tokens in common with other prompts, new tokens, and how the prompt is given.
+    /// Prompt length, length of the prefix shared with other prompts, new tokens, and the kind of prompt.
     Submit(u32, u32, u32, u8),
     Compose,
     Complete,
@@ -76,8 +76,8 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 2000 }))]
 
-    /// Any policy, any requests, tight pools, several steps under way or one composed ahead of the tokens of the last,
-    /// cancellation at any point.
+    /// Any policy and any requests, with small pools, several steps under way or one composed ahead of sampled tokens,
+    /// and cancellation at any point.
     #[test]
     fn books_balance(
         policy in 0..policy::NAMES.len(),
@@ -121,7 +121,7 @@ proptest! {
         audit.check_empty();
     }
 
-    /// The same requests give the same steps.
+    /// Equal requests give equal steps.
     #[test]
     fn composing_is_deterministic(
         policy in 0..policy::NAMES.len(),
@@ -144,8 +144,8 @@ proptest! {
         prop_assert_eq!(run(), run());
     }
 
-    /// Under decode priority a prompt at the head of the queue gets a chunk at least every `patience + 1`
-    /// steps, though the target allows none and decodes could fill every step.
+    /// Under decode priority, a prompt at the head of the queue gets a chunk at least every `patience + 1` steps, even
+    /// if the target allows none and decodes could fill every step.
     #[test]
     fn decode_priority_starves_nobody(
         decodes in 1..40_u32,
@@ -154,7 +154,7 @@ proptest! {
         step_tokens in 2..200_u32,
     ) {
         let limits = Limits { step_tokens, prefix_cache: false, ..Limits::default() };
-        // Nothing keeps 1 ns between tokens.
+        // No step meets a target of 1 ns.
         let policy = DecodePriority::new(cost(), 1.0).with_patience(patience);
         let mut composer = Composer::new(limits, 10_000, 16, policy).unwrap();
         for _ in 0..decodes {
@@ -226,7 +226,7 @@ fn a_cached_prefix_is_not_computed_again() {
     }
     assert_eq!(firsts, [0, 96]);
     assert_eq!(composer.cached_tokens(), 96);
-    // The conversation goes on: prompt and answer are both cached, as far as they fill pages.
+    // The next turn of the conversation: prompt and answer are cached up to their last full page.
     let mut longer = prompt;
     longer.extend((99..119).map(|position| 7 + position));
     composer.submit(Request::new(longer, 1)).unwrap();
@@ -257,8 +257,8 @@ fn pages_run_out_and_come_back() {
     }
 }
 
-/// Prompts that lost their pages and find them again in the prefix cache: they were counted as found already, and are not
-/// computed again.
+/// Prompts whose requests are preempted and that the prefix cache still has. They count as cached only once, and are
+/// not computed again.
 #[test]
 fn what_a_preempted_request_finds_in_the_cache_is_neither_lost_nor_found_twice() {
     let mut composer = Composer::new(Limits::default(), 12, 4, SarathiServe).unwrap();
@@ -275,7 +275,7 @@ fn what_a_preempted_request_finds_in_the_cache_is_neither_lost_nor_found_twice()
         computed += u64::from(step.tokens());
         composer.complete(&step, |entry| Sampled::Token(1000 + entry.first));
     }
-    // Keys of prompts, and of answers but for their last token.
+    // Each request has keys for its prompt and for all but the last token of its answer.
     needed += prompts + 3 * 19;
     assert!(preempted > 0);
     assert_eq!(
@@ -338,7 +338,7 @@ fn sarathi_composes_whole_tiles() {
         };
         hybrid += 1;
         whole += usize::from(step.tokens() == 256);
-        // Only the end of a prompt leaves a tile partly empty.
+        // Only the last chunk of a prompt leaves a tile partly empty.
         assert!(step.tokens() == 256 || chunk.keys == 956);
         composer.complete(&step, |_| Sampled::Token(0));
     }

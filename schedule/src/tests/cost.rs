@@ -14,10 +14,10 @@ use tandem_attn::{
     problem::{Batch, PageTable, Spec},
 };
 
-/// The closed form stands for the planner: within a quarter on batches that matter.
+/// The closed form agrees with the planner within a quarter on the batches that matter.
 #[test]
 fn the_estimate_is_close_to_the_plan() {
-    // One that has no heads packed in its prefills, and one that has.
+    // One device without packed heads in prefills, and one with them.
     for (name, heads) in [("a100", [16, 4]), ("h200", [32, 8])] {
         close_to_the_plan(name, heads);
     }
@@ -71,8 +71,8 @@ fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
     }
 }
 
-/// What a prefix costs that each request reads: less than keys of its own, since it comes from L2, more than one that all
-/// read together.
+/// A shared prefix that each request reads costs less than separate keys, because it comes from L2, and more than a
+/// packed prefix.
 #[test]
 fn a_prefix_that_each_reads_comes_from_l2() {
     let model = ModelDescription::named("llama-3-8b").unwrap();
@@ -153,8 +153,8 @@ fn a_simulation_accounts_for_every_token() {
     }
 }
 
-/// Two stages, one request at a time in each: spans neither overlap nor run backwards, and the bubbles that
-/// requests saw are the gaps between spans.
+/// Two stages with one request each: spans of a stage are ordered and do not overlap, and the requests' bubbles equal
+/// the gaps between spans.
 #[test]
 fn pipeline_stages_do_one_step_at_a_time() {
     let model = ModelDescription::named("llama-3-8b").unwrap();
@@ -266,7 +266,7 @@ fn measurements_correct_the_model() {
     let (before, after) = (plain.step(&shape), slower.step(&shape));
     assert!((after.attention_ns / before.attention_ns - 2.0).abs() < 1e-9);
     assert!((after.elementwise_ns + after.head_ns - 5e6).abs() < 1.0);
-    // Chunks have a correction of their own, and the loss is the measured one.
+    // Chunks have their own correction, and the measured loss applies.
     let chunk = StepShape::default().with_chunk(512, 4096);
     assert_eq!(
         plain.step(&chunk).attention_ns,

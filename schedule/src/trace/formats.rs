@@ -1,4 +1,4 @@
-//! Traces from files.
+//! Reads traces from files.
 //!
 //! Three formats are read, told apart by their content: Mooncake's JSON lines (`timestamp` in ms,
 //! `input_length`, `output_length`, `hash_ids` of 512-token blocks), Azure's CSV (`TIMESTAMP`,
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{Arrival, Trace};
 use crate::{Prompt, Request, ScheduleError};
 
-/// A line of Mooncake's format.
+/// A line in Mooncake's format.
 #[derive(Deserialize)]
 struct MooncakeLine {
     timestamp: f64,
@@ -22,10 +22,10 @@ struct MooncakeLine {
     hash_ids: Vec<u32>,
 }
 
-/// Tokens of a block of Mooncake's traces.
+/// Number of tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK: u32 = 512;
 
-/// Tokens of a prompt, or of an answer: both together fit 32 bits.
+/// Maximum number of tokens of a prompt or an answer: the sum of both fits 32 bits.
 const MOST_TOKENS: u32 = 1 << 30;
 
 impl Trace {
@@ -44,7 +44,7 @@ impl Trace {
         Self::parse(&text, &name)
     }
 
-    /// As [`Trace::read`], from a string; `name` is for errors.
+    /// Like [`Trace::read`], from a string. Errors contain `name`.
     ///
     /// # Errors
     /// [`ScheduleError::Trace`].
@@ -150,7 +150,7 @@ fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
     Ok(found)
 }
 
-/// A number of tokens; some files write them with a decimal point.
+/// Parses a number of tokens. Some files write a decimal point.
 fn length(field: &str) -> Result<u32, String> {
     let value: f64 = field
         .parse()
@@ -161,7 +161,7 @@ fn length(field: &str) -> Result<u32, String> {
     Ok(value as u32)
 }
 
-/// `2023-11-16 18:17:03.9799600` as seconds from some start.
+/// Converts `2023-11-16 18:17:03.9799600` to seconds from a fixed start.
 fn seconds(time: &str) -> Option<f64> {
     let (date, clock) = time.split_once([' ', 'T'])?;
     let mut date = date.split('-').map(|field| field.parse::<i64>().ok());
@@ -169,7 +169,7 @@ fn seconds(time: &str) -> Option<f64> {
     let clock = clock.trim_end_matches('Z').trim_end_matches("+00:00");
     let mut clock = clock.split(':').map(|field| field.parse::<f64>().ok());
     let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
-    // A minute may have a leap second.
+    // Allow for leap seconds.
     let exists = (1..=9999).contains(&year)
         && (1..=12).contains(&month)
         && (1..=days_of(year, month)).contains(&day)
@@ -179,7 +179,7 @@ fn seconds(time: &str) -> Option<f64> {
     if !exists {
         return None;
     }
-    // Days of the civil calendar, years beginning in March.
+    // Days of the civil calendar, with years that begin in March.
     let (year, month) = if month > 2 {
         (year, month - 3)
     } else {
@@ -246,7 +246,7 @@ mod tests {
         );
         assert!(error(&format!("{azure}2023-11-16 00:00:00,1\n")).contains("fewer than 3"));
         assert!(error("{\"timestamp\": 0}").contains("input_length"));
-        // Another file of JSON, such as a workload.
+        // JSON of another kind, such as a workload.
         let workload = error("{ \"heads\": 8,\n  \"requests\": [] }");
         assert!(
             workload.contains("line 1") && workload.contains("each line of such a trace"),

@@ -1,11 +1,11 @@
-//! Random numbers that are the same on every machine, and lengths drawn with them.
+//! Random numbers that are equal on every machine, and lengths drawn with them.
 
-/// A small generator of random numbers (SplitMix64): the same on every machine, whatever crates do.
+/// A small random number generator (SplitMix64). Its numbers do not depend on the machine or on other crates' versions.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// A generator with a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -31,8 +31,7 @@ impl Random {
     }
 }
 
-/// Lengths between two bounds whose rank follows Zipf's law: the i-th shortest is drawn with a probability
-/// in proportion to 1 / i^θ.
+/// Lengths between two bounds that follow Zipf's law: the i-th shortest has a probability proportional to 1 / i^θ.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     min: u32,
@@ -40,7 +39,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Lengths `min..=max`.
+    /// A distribution over the lengths `min..=max`.
     ///
     /// # Panics
     /// If `min` is above `max`.

@@ -1,4 +1,4 @@
-//! Books that are kept beside a composer.
+//! Independent accounting that checks a composer.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +6,7 @@ use super::super::*;
 use crate::policy::Policy;
 use tandem_attn::problem::{Batch, Spec};
 
-/// What the test knows of a request.
+/// The test's own account of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     pub prompt: u32,
@@ -17,13 +17,13 @@ pub struct Known {
     pub in_flight: bool,
 }
 
-/// A composer and the books that are kept beside it.
+/// A composer and the accounts that check it.
 pub struct Audit {
     pub composer: Composer,
     pub limits: Limits,
     pub known: HashMap<RequestId, Known>,
     pub under_way: VecDeque<Step>,
-    /// Steps are advanced when they are composed, and resolved later.
+    /// Whether steps are advanced when composed, and resolved later.
     pub ahead: bool,
 }
 
@@ -49,7 +49,7 @@ impl Audit {
         Some(id)
     }
 
-    /// Composes a step and checks it against the books.
+    /// Composes a step and checks it against the accounts.
     pub fn compose(&mut self) -> bool {
         let mut step = Step::default();
         let composed = self.composer.compose(&mut step);
@@ -71,7 +71,7 @@ impl Audit {
             let known = self.known.get_mut(&entry.request).expect("alive");
             assert!(!known.in_flight, "twice under way");
             assert!(entry.tokens > 0);
-            // A prompt that was cached starts later, never a token that was computed, nor one skipped.
+            // Only a cached prompt may start later than its first token.
             let all = known.prompt + known.generated;
             if known.computed == 0 {
                 assert!(entry.first < all);
@@ -119,7 +119,7 @@ impl Audit {
         }
     }
 
-    /// Some texts end before they have all their tokens.
+    /// Completes the oldest step. Some answers end before their maximum length.
     pub fn complete(&mut self) {
         let Some(step) = self.under_way.pop_front() else {
             return;
@@ -163,7 +163,7 @@ impl Audit {
         self.check_pages();
     }
 
-    /// Every reference to a page is a request's or the cache's.
+    /// Checks that each page reference belongs to a request or to the cache.
     pub fn check_pages(&self) {
         let pool = self.composer.pool();
         let mut refs = vec![0_u32; pool.pages() as usize];
@@ -190,7 +190,7 @@ impl Audit {
         assert_eq!(used + pool.free_pages(), pool.pages());
     }
 
-    /// Runs to the end; how many steps that took.
+    /// Runs until all requests have left. Returns the number of steps.
     pub fn drain(&mut self, most: usize) -> usize {
         for steps in 0..most {
             let composed = self.compose();
