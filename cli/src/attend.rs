@@ -1,4 +1,4 @@
-//! `tandem attend`: attention of tensors in a file, into a file.
+//! `tandem attend`: reads the tensors of a batch from a file, computes attention, and writes the outputs to a file.
 
 mod tensors;
 
@@ -42,17 +42,17 @@ pub struct Args {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
-    /// What prefills compute in; f8 takes keys and values in F8_E4M3
+    /// Data type in which prefills compute; f8 needs keys and values in F8_E4M3
     #[arg(long, value_enum, default_value = "f16")]
     compute: workload::Compute,
     #[command(flatten)]
     force: Force,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input, a missing backend, or an output that cannot be written; nothing is written then.
+/// Wrong input, a missing backend, or an output that cannot be written. In these cases no file is written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.input]).writes([&args.output]);
     files.check(args.force)?;

@@ -1,4 +1,4 @@
-//! How exact results are: sampled query tokens against attention in f64.
+//! Exactness of results: compares sampled query tokens with attention in f64.
 
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
@@ -8,38 +8,39 @@ use tandem_attn::{
 
 use crate::{Failure, backend::Results, tensors::Tensors};
 
-/// The largest errors that were seen.
+/// The largest errors found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Errors {
-    /// Query tokens that were compared, all heads of each.
+    /// Number of query tokens compared, with all heads of each.
     pub tokens: u32,
-    /// Of outputs, absolute.
+    /// Largest absolute error of the outputs.
     pub out: f64,
-    /// Of outputs, as a multiple of what rounding to the output type allows.
+    /// Largest error of the outputs, relative to what rounding to the output type allows.
     pub out_of_bound: f64,
-    /// Of log-sums, absolute; none where an implementation gives none.
+    /// Largest absolute error of the LSEs; none if the implementation returns none.
     pub lse: Option<f64>,
-    /// Whether products were of 8 bits, which allows more.
+    /// Whether matrix products were in 8 bits, which allows a larger error.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_8_bits: bool,
-    /// Whether queries and keys were turned by their positions, and rounded after that.
+    /// Whether rotary embedding was applied to queries and keys, which were then rounded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rotary: bool,
 }
 
-/// The most that a log-sum may be off.
+/// Maximum error of an LSE.
 const LSE_BOUND: f64 = 1e-3;
 
-/// The same where queries are rounded to e4m3. Each number of a row is then up to 1/16 wrong, so a logit is by about
-/// 0.02 for random numbers up to 1, and the first rows see few. Of 1,024 rows the worst was off by 0.069.
+/// The same if queries are rounded to e4m3. Each number of a row then has an error of up to 1/16, so a logit has an
+/// error of about 0.02 for random numbers up to 1, and the first rows see few keys. The worst of 1,024 rows was off by
+/// 0.069.
 const LSE_BOUND_IN_8_BITS: f64 = 1.0 / 8.0;
 
-/// The same where queries and keys are rounded to bf16 once more when they were turned.
+/// The same if queries and keys are rounded to bf16 once more after rotary embedding.
 const LSE_BOUND_WITH_ROTARY: f64 = 5.0 / 256.0;
 
 impl Errors {
-    /// The largest error of outputs and log-sums, as a multiple of what is allowed.
+    /// The largest error of outputs and LSEs, relative to what is allowed.
     #[must_use]
     pub fn of_bound(&self) -> f64 {
         let bound = if self.in_8_bits {
@@ -52,17 +53,17 @@ impl Errors {
         self.out_of_bound.max(self.lse.unwrap_or(0.0) / bound)
     }
 
-    /// Whether the results are as exact as their types let them be.
+    /// Whether the results are as exact as their types allow.
     #[must_use]
     pub fn are_small(&self) -> bool {
         self.of_bound() <= 1.0
     }
 }
 
-/// What an output may be off: rounding of the result, and of the weights where these are 16-bit too.
+/// Maximum error of an output: rounding of the result, and of the weights if these are 16-bit, too.
 fn bound(spec: &Spec, right: f64) -> f64 {
     let unit = match spec.out_dtype {
-        // A weight is rounded by up to 1/16 of itself.
+        // A weight has a rounding error of up to 1/16 of its value.
         _ if spec.compute == Compute::F8 => 1.0 / 16.0,
         Dtype::BF16 => 1.0 / 256.0,
         Dtype::F16 => 1.0 / 2048.0,
@@ -71,10 +72,10 @@ fn bound(spec: &Spec, right: f64) -> f64 {
     unit * (1.5 * right.abs() + 0.5)
 }
 
-/// Compares at most `tokens` query tokens, spread over all requests.
+/// Compares up to `tokens` query tokens, spread over all requests.
 ///
 /// # Errors
-/// Where the reference cannot be computed.
+/// If the reference cannot be computed.
 pub fn sample(
     plan: &Plan,
     batch: &Batch,
@@ -125,12 +126,12 @@ pub fn sample(
     Ok(errors)
 }
 
-/// `max` would pass over NaN, and JSON has no infinity.
+/// `max` would ignore NaN, and JSON has no infinity.
 fn not_nan(error: f64) -> f64 {
     if error.is_finite() { error } else { f64::MAX }
 }
 
-/// A query token, its request, and the keys it can see at most.
+/// A query token, its request, and the number of keys up to the last that it can see.
 #[derive(Clone, Copy, Debug)]
 struct Pick {
     token: u32,
@@ -138,7 +139,7 @@ struct Pick {
     keys: u32,
 }
 
-/// Query tokens, evenly over the batch: the first and last of requests among them.
+/// Query tokens spread evenly over the batch, including the first and the last.
 fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
     let part = &batch.parts[0];
     let variant = &spec.variant;
@@ -149,7 +150,8 @@ fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
             let token =
                 (u64::from(index) * u64::from(total - 1) / u64::from(count.max(2) - 1)) as u32;
             let request = batch.qo_indptr.partition_point(|&start| start <= token) - 1;
-            // Distances count from the query's position, which without a causal mask is not the last key's.
+            // Distances count from the query's position. In a batch of one token that is the position of the last key,
+            // so without a causal mask only the last token of a request can be checked.
             let distances =
                 variant.window_left.is_some() || variant.hooks.is_some() || spec.rotary.is_some();
             let last_only = distances && !variant.causal;
@@ -196,7 +198,7 @@ mod tests {
         workload,
     };
 
-    /// Queries that see later keys stand before them.
+    /// Without a causal mask, queries also see later keys.
     #[test]
     fn prompts_without_a_causal_mask_are_exact() {
         for variant in [
@@ -223,7 +225,7 @@ mod tests {
         }
     }
 
-    /// What a GPU gave for 8,192 keys: turned keys are rounded to bf16, which moves a logit.
+    /// A GPU's results for 8,192 keys: rounding keys to bf16 after rotary embedding changes the logits.
     #[test]
     fn log_sums_may_be_off_by_what_rounding_of_turned_keys_does() {
         let plain = Errors {

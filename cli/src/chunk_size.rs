@@ -1,4 +1,4 @@
-//! `tandem chunk-size`: which chunk size, and why.
+//! `tandem chunk-size`: recommends a chunk size and explains why.
 
 use std::{fmt::Write, path::PathBuf};
 
@@ -23,19 +23,19 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     machine: Machine,
-    /// Mean tokens of a prompt
+    /// Mean number of prompt tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 2000, value_parser = at_least_1)]
     prompt: u32,
-    /// Mean tokens generated
+    /// Mean number of generated tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 200, value_parser = at_least_1)]
     generated: u32,
     /// Take both means from a trace
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generated"])]
     trace: Option<PathBuf>,
-    /// Requests that run at once; as many as fit the memory, up to 256, where none is given
+    /// Number of concurrent requests [default: as many as fit the memory, up to 256]
     #[arg(long, value_name = "REQUESTS", value_parser = at_least_1)]
     batch: Option<u32>,
-    /// The longest time between tokens that is wanted
+    /// Maximum time between tokens
     #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
     target_ms: Option<f64>,
     /// Write the table as JSON
@@ -45,7 +45,7 @@ pub struct Args {
     force: Force,
 }
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Debug, Serialize)]
 struct File<'a> {
     format: &'static str,
@@ -57,7 +57,7 @@ struct File<'a> {
     candidates: Vec<Line>,
 }
 
-/// A size: times in seconds, parts from 0 to 1.
+/// A chunk size: times in seconds, fractions from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Line {
     chunk: u32,
@@ -86,7 +86,7 @@ fn file(advice: &Advice, requests: u32) -> File<'_> {
     }
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong input.
@@ -145,7 +145,7 @@ fn report(advice: &Advice, requests: u32) -> String {
         counted(requests as usize, "request")
     );
     let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "riding %", ""]);
-    // Every size near the best, and fewer beyond.
+    // All sizes near the best one, and a few further away.
     let shown = advice
         .candidates
         .iter()

@@ -1,4 +1,4 @@
-//! `tandem compare`: two files of results, case by case.
+//! `tandem compare`: compares two result files, case by case.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -18,7 +18,7 @@ Examples:
   tandem compare --base tandem both.json both.json
   tandem compare --check before.json after.json   # exit code 1 where something became slower";
 
-/// Compare two runs of the benchmark, and mark differences that are not noise.
+/// Compare two runs of the benchmark and mark differences that are not noise.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -28,10 +28,10 @@ pub struct Args {
     /// The second run
     #[arg(value_name = "B.json")]
     b: PathBuf,
-    /// Take this implementation alone from A
+    /// Use only this implementation of A
     #[arg(long, value_name = "IMPLEMENTATION")]
     base: Option<String>,
-    /// Fail where B is significantly slower than A
+    /// Fail if B is significantly slower than A
     #[arg(long)]
     check: bool,
     /// Write the comparison as JSON
@@ -41,13 +41,13 @@ pub struct Args {
     force: Force,
 }
 
-/// Smaller differences are not called significant, however small the noise: clocks drift.
+/// Smaller differences are not significant, however small the noise, because clock frequencies drift.
 const LEAST: f64 = 0.01;
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input; with `--check`, [`Failure::Wrong`] where B is slower.
+/// Wrong input; with `--check`, [`Failure::Wrong`] if B is slower.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.a, &args.b]).writes(&args.json);
     files.check(args.force)?;
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             counted(slower, "case"),
             args.b.display()
         ))),
-        // A check that looked at nothing has not passed.
+        // A check that could compare nothing has not passed.
         (true, 0, 1..) if unknown == comparison.cases.len() => Err(Failure::Wrong(format!(
             "every case has fewer than {} runs: measure again with more --seconds",
             Stats::TELLING
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What the times of a case say.
+/// Result of comparing the times of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -90,40 +90,40 @@ pub enum Verdict {
     Faster,
     /// Significantly more in B.
     Slower,
-    /// A difference that noise may have made.
+    /// A difference that noise may explain.
     WithinNoise,
-    /// Too few runs for any of these.
+    /// Too few runs to decide.
     TooFewRuns,
 }
 
 /// A case in both files.
 #[derive(Clone, Debug, Serialize)]
 pub struct ComparedCase {
-    /// The case, and whose it is where several are compared.
+    /// Name of the case, with the implementation if several are compared.
     pub name: String,
     /// The times in A.
     pub a: Stats,
     /// The times in B.
     pub b: Stats,
-    /// The median in B over that in A.
+    /// Median in B divided by that in A.
     pub ratio: f64,
-    /// What that says.
+    /// Result of the comparison.
     pub verdict: Verdict,
 }
 
-/// Two files, case by case.
+/// Comparison of two files, case by case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// `tandem-comparison-1`.
     pub format: &'static str,
-    /// What is in both, in the order of A.
+    /// Cases that are in both files, in the order of A.
     pub cases: Vec<ComparedCase>,
-    /// Of the ratios.
+    /// Geometric mean of the ratios.
     pub geometric_mean: f64,
 }
 
 impl Comparison {
-    /// Cases of a verdict.
+    /// Number of cases with a verdict.
     #[must_use]
     pub fn count(&self, verdict: Verdict) -> usize {
         let cases = self.cases.iter();
@@ -131,10 +131,10 @@ impl Comparison {
     }
 }
 
-/// Compares what is in both files.
+/// Compares the cases that are in both files.
 ///
 /// # Errors
-/// [`Failure::Input`] where they have no measured case in common.
+/// [`Failure::Input`] if they have no measured case in common.
 pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
     let pairs = pairs(a, b).into_iter();
     let cases: Vec<ComparedCase> = pairs
@@ -163,7 +163,7 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
     })
 }
 
-/// The comparison as a table, below what was compared.
+/// The comparison as a table, below a heading that names the two runs.
 #[must_use]
 pub fn render(comparison: &Comparison, a: &ResultFile, b: &ResultFile) -> String {
     let mut text = String::new();
@@ -227,15 +227,15 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// What was measured in the same way in both: with flushed caches, else with warm ones.
+    /// Times measured in the same way in both files: with flushed caches if possible, else with warm ones.
     fn times(&self) -> Option<(&'a Stats, &'a Stats)> {
         let both = |of: fn(&CaseResult) -> Option<&Stats>| Some((of(self.a)?, of(self.b)?));
         both(|result| result.flushed.as_ref()).or_else(|| both(|result| result.warm.as_ref()))
     }
 }
 
-/// Matches by case and implementation; where `a` has one implementation alone, with all those of the case.
-/// Where a file has several results of one name, the first is matched with the first, and so on.
+/// Pairs results by case and implementation. If `a` has only one implementation, it is paired with all implementations
+/// in `b`. Several results of one name are paired in their order.
 fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
     let single = |file: &ResultFile| {
         let mut results = file.results.iter().map(|result| &result.implementation);
@@ -267,7 +267,7 @@ fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
     pairs.collect()
 }
 
-/// Each result, and how many of the same name and implementation come before it.
+/// Each result, with the number of earlier results of the same name and implementation.
 fn repeats(file: &ResultFile) -> Vec<(usize, &CaseResult)> {
     let mut seen: HashMap<(&str, &str), usize> = HashMap::new();
     let results = file.results.iter();
@@ -282,7 +282,7 @@ fn repeats(file: &ResultFile) -> Vec<(usize, &CaseResult)> {
         .collect()
 }
 
-/// Whether two medians differ by more than noise: their notches do not touch.
+/// Decides whether two medians differ by more than noise, which is the case if their notches do not overlap.
 fn verdict(a: &Stats, b: &Stats) -> Verdict {
     if a.runs.min(b.runs) < Stats::TELLING {
         return Verdict::TooFewRuns;

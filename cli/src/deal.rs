@@ -1,4 +1,4 @@
-//! `--gpus` and `--deal`: how a batch is dealt out over GPUs.
+//! `--gpus` and `--deal`: how a batch is divided among GPUs.
 
 use std::{fmt, str::FromStr};
 
@@ -7,23 +7,23 @@ use tandem_attn::{
     shard::{Keys, MAX_RANKS, ShardError, Sharding},
 };
 
-/// Several GPUs.
+/// Options for several GPUs.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Several GPUs")]
 pub struct Dealing {
-    /// GPUs of one host that share each batch
+    /// Number of GPUs of one host that share each batch
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub gpus: u32,
-    /// What is dealt out: heads, pages:N (keys, N pages to each in turn), contiguous or folded (keys), queries; heads:M+…
-    /// for M shares of heads, each dealt out further [default: each that the batch allows]
+    /// What is divided: heads, pages:N (keys, N pages to each GPU in turn), contiguous or folded (keys), queries;
+    /// heads:M+… for M shares of heads, each divided further [default: each that the batch allows]
     #[arg(long, value_name = "WHAT")]
     pub deal: Vec<Deal>,
 }
 
-/// One way to deal out.
+/// One way to divide a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
-    /// Shares of heads; none: as many as there are GPUs, if nothing else is dealt out.
+    /// Number of shares of heads; if none, one per GPU, unless something else is divided.
     heads: Option<u32>,
     rest: Rest,
 }
@@ -36,13 +36,13 @@ enum Rest {
 }
 
 impl Deal {
-    /// What is measured and shown where nothing is chosen.
+    /// Shardings that are measured and shown by default.
     const USUAL: [&str; 3] = ["pages:16", "heads", "queries"];
 
-    /// Over so many GPUs.
+    /// The sharding over `gpus` GPUs.
     ///
     /// # Errors
-    /// Where the heads do not divide them.
+    /// If the shares of heads do not divide the number of GPUs.
     pub fn over(self, gpus: u32) -> Result<Sharding, String> {
         let heads = match (self.heads, self.rest) {
             (Some(heads), _) => heads,
@@ -131,10 +131,10 @@ impl fmt::Display for Deal {
 }
 
 impl Dealing {
-    /// The ways to deal a batch out. Of those that nobody chose, the ones that it allows.
+    /// The shardings of a batch: the requested ones, or those defaults that the batch allows.
     ///
     /// # Errors
-    /// A chosen one that cannot be.
+    /// A requested sharding that is not possible.
     pub fn shardings(&self, spec: &Spec, batch: &Batch) -> Result<Vec<(Deal, Sharding)>, String> {
         let chosen = !self.deal.is_empty();
         let usual = Deal::USUAL

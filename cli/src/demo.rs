@@ -1,4 +1,4 @@
-//! `tandem demo`: a hybrid batch, planned, run, checked, and drawn.
+//! `tandem demo`: plans, runs, checks and draws a hybrid batch.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where to draw the plan
+    /// File for the drawing of the plan
     #[arg(long, value_name = "FILE", default_value = DRAWING)]
     svg: PathBuf,
     /// Where to run
@@ -46,7 +46,7 @@ impl Default for Args {
     }
 }
 
-/// A chunk of a prompt, and decodes that share a system prompt and one of three documents.
+/// A prompt chunk, and decodes that share a system prompt and one of three documents.
 fn case() -> Case {
     Case {
         name: "a chunk of a prompt beside 24 decodes with shared prefixes".to_owned(),
@@ -71,10 +71,10 @@ const SEED: u64 = 42;
 const TIMES: usize = 3;
 const CHECKED_TOKENS: u32 = 64;
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// [`Failure::Wrong`] where a result is not as exact as its type.
+/// [`Failure::Wrong`] if a result is less exact than its type allows.
 pub fn run(args: &Args) -> Result<(), Failure> {
     Files::new().writes([&args.svg]).check(Force::default())?;
     let case = case();
@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let title = format!("{}, {}", case.name, case.heads());
     output::write_file(&args.svg, picture::plan(&made, &device, &title).as_bytes())?;
     let traffic = made.traffic();
-    // Keys and values that each request would read on its own.
+    // Bytes of keys and values if each request read its own.
     let apart: u64 = (0..batch.requests())
         .map(|request| batch.kv_len(request) * case.spec.kv_bytes_per_token())
         .sum();

@@ -1,4 +1,4 @@
-//! `tandem doctor`: what this machine has, what will run where, and what to do about what is missing.
+//! `tandem doctor`: what this machine has, what will run where, and how to fix what is missing.
 
 mod findings;
 mod library;
@@ -19,7 +19,7 @@ Examples:
   tandem doctor
   tandem doctor --json doctor.json";
 
-/// Look at this machine: driver, GPU, kernels, libraries, CPU, and what to do about what is missing.
+/// Examine this machine: driver, GPU, kernels, libraries, CPU, and how to fix what is missing.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -30,15 +30,15 @@ pub struct Args {
     force: Force,
 }
 
-/// How a finding is.
+/// Status of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// There, and used.
+    /// Present and used.
     Ok,
-    /// Not there; nothing that was asked for needs it.
+    /// Absent, but not needed by anything requested.
     Absent,
-    /// In the way of something that could run.
+    /// Prevents something from running.
     Problem,
 }
 
@@ -48,21 +48,21 @@ struct Finding {
     what: &'static str,
     state: State,
     found: String,
-    /// What to do about it.
+    /// How to fix it.
     advice: Option<String>,
 }
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Clone, Debug, Serialize)]
 struct Report {
     format: &'static str,
     program: String,
     findings: Vec<Finding>,
-    /// What runs, and where.
+    /// What can run, and where.
     runs: Vec<[&'static str; 2]>,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// An output that cannot be written.

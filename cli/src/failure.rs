@@ -1,4 +1,4 @@
-//! What goes wrong, and with which exit code.
+//! Errors of subcommands and their exit codes.
 
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -8,17 +8,17 @@ use thiserror::Error;
 
 use crate::table::visible;
 
-/// Why a subcommand did not do what it was asked to do.
+/// Why a subcommand failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Something was computed, and it is not right.
+    /// The computed result is wrong.
     #[error("{0}")]
     Wrong(String),
-    /// A flag, a file or a tensor that makes no sense.
+    /// An invalid flag, file or tensor.
     #[error("{0}")]
     Input(String),
-    /// The backend is not there.
+    /// The backend is not available.
     #[error("{0}")]
     Backend(String),
     /// A file that cannot be read.
@@ -26,7 +26,7 @@ pub enum Failure {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// A file that cannot be written.
@@ -34,7 +34,7 @@ pub enum Failure {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
 }
@@ -63,7 +63,7 @@ impl From<Error> for Failure {
             | Error::HeadDim { .. }
             | Error::IndexOutOfRange { .. }
             | Error::TensorMap { .. } => Self::Input(error.to_string()),
-            // The heads or types of the input, not the backend, are what is unusual.
+            // The input's heads or types are unsupported; the backend itself is fine.
             Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu takes any")),
             Error::NoDriver { .. }
             | Error::NoDevice { .. }

@@ -1,4 +1,4 @@
-//! Files that are read: no more of them than a limit, which the error names.
+//! Reads files up to a size limit, which the error names.
 
 use std::{
     collections::HashMap,
@@ -12,16 +12,16 @@ use serde::Deserialize;
 
 use crate::{Failure, memory, table::scaled};
 
-/// The most that a description, a workload or a file of results may have: far more than any that was written.
+/// Maximum bytes of a description, a workload or a result file: far more than any real one.
 pub const MOST_JSON: u64 = 64 << 20;
 
-/// The most that a trace may have: some ten million requests.
+/// Maximum bytes of a trace: about ten million requests.
 pub const MOST_TRACE: u64 = 512 << 20;
 
-/// Reads a text, without the byte order mark that some editors put before it.
+/// Reads a text file, without the byte order mark that some editors add.
 ///
 /// # Errors
-/// [`Failure::Read`] where it cannot be read, is no UTF-8 or is longer than `most`.
+/// [`Failure::Read`] if it cannot be read, is not UTF-8 or is longer than `most`.
 pub fn text(path: &Path, most: u64) -> Result<String, Failure> {
     let mut text = utf8(path, bytes(path, most)?)?;
     if text.starts_with('\u{feff}') {
@@ -40,7 +40,7 @@ fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, Failure> {
     })
 }
 
-/// Reads a text to the end of standard input.
+/// Reads text from standard input to its end.
 ///
 /// # Errors
 /// As [`text`].
@@ -50,7 +50,7 @@ pub fn standard_input(most: u64) -> Result<String, Failure> {
     utf8(path, whole(path, io::stdin().lock(), most)?)
 }
 
-/// Reads a whole file of at most so many bytes.
+/// Reads a whole file of at most `most` bytes.
 ///
 /// # Errors
 /// [`Failure::Read`]
@@ -70,28 +70,28 @@ fn whole(path: &Path, from: impl Read, most: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Reads to the end; where memory ends first that is an error, too.
+/// Reads to the end. Running out of memory is an error, too.
 fn read_more(path: &Path, from: &mut impl Read, to: &mut Vec<u8>) -> Result<(), Failure> {
     from.read_to_end(to)
         .map(drop)
         .map_err(|error| failure(path, error))
 }
 
-/// The longest header of a safetensors file that is read.
+/// Maximum bytes of the header of a safetensors file.
 const MOST_HEADER: u64 = 16 << 20;
 
-/// What the header of a safetensors file says of a tensor; of metadata, nothing.
+/// What the header of a safetensors file says about a tensor. Metadata has no such fields.
 #[derive(Deserialize)]
 struct Place {
     #[serde(default)]
     data_offsets: [u64; 2],
 }
 
-/// Reads a safetensors file: its header says how long it is, and only so much is read.
+/// Reads a safetensors file. Its header determines its length, and no more than that is read.
 ///
 /// # Errors
-/// [`Failure::Read`], and [`Failure::Input`] where it is no such file or is too large for this machine: the
-/// tensors are copied, and results come beside them.
+/// [`Failure::Read`], and [`Failure::Input`] if it is no such file or is too large for this machine: the tensors are
+/// copied, and the results need memory, too.
 pub fn tensors(path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong = |reason: &dyn Display| {
         let name = path.display();
@@ -113,7 +113,7 @@ pub fn tensors(path: &Path) -> Result<Vec<u8>, Failure> {
         data.saturating_mul(3),
         "split the batch, or run it where there is more memory",
     )?;
-    // One byte more shows a file that is longer than its header says.
+    // Reading one byte more detects a file that is longer than its header says.
     read_more(path, &mut file.take(data.saturating_add(1)), &mut bytes)?;
     Ok(bytes)
 }

@@ -1,7 +1,7 @@
-//! The command `tandem`: plan, run, measure and look at attention.
+//! The command `tandem`: plans, runs, measures and visualises attention.
 //!
-//! One module for each subcommand, with the arguments as `Args` and the work as `run`. What a subcommand
-//! says is collected and printed by [`output`]; what goes wrong is a [`Failure`], which knows its exit code.
+//! Each subcommand is a module with its arguments (`Args`) and its work (`run`). A subcommand collects its text, and
+//! [`output`] prints it. Errors are [`Failure`]s, which have an exit code.
 
 use std::{ffi::OsStr, process::ExitCode};
 
@@ -86,7 +86,7 @@ enum Command {
     Man(pages::Man),
 }
 
-/// A subcommand that this program was built without, and how to have it.
+/// The error for a subcommand that this build lacks, with the way to get it.
 fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
     let features = match subcommand?.to_str()? {
         "trace" if cfg!(not(feature = "emulator")) => "emulator",
@@ -99,13 +99,13 @@ fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
     )))
 }
 
-/// Parses the arguments of the process, does what they say, and reports what goes wrong.
+/// Parses the arguments of the process, runs the subcommand, and reports errors.
 #[must_use]
 pub fn main() -> ExitCode {
     output::finish_writing_when_interrupted();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Help that nobody gets is an error as anything else is.
+        // If help cannot be printed, that is an error like any other.
         Err(help) if !help.use_stderr() => {
             output::print_styled(&help.render().ansi().to_string());
             return ExitCode::SUCCESS;

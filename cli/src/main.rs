@@ -1,4 +1,4 @@
-//! The command `tandem`; everything is in the library, which benchmarks share.
+//! The command `tandem`. Its code is in the library, which benchmarks share.
 
 use std::process::ExitCode;
 

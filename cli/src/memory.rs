@@ -1,11 +1,11 @@
-//! How much memory a run may take: what is asked before anything of a user's size is made.
+//! Free memory, which is checked before any allocation whose size depends on user input.
 
 use crate::{Failure, table::scaled};
 
-/// Where the system says nothing.
+/// Assumed if the system gives no information.
 const GUESS: u64 = 4 << 30;
 
-/// Bytes that this process can still take: of the machine, of its control group, of its own limit.
+/// Bytes that this process can still allocate, given the machine, the control group and the process limit.
 #[must_use]
 pub fn available() -> u64 {
     let machine = field("/proc/meminfo", "MemAvailable:").map(|kilobytes| kilobytes * 1024);
@@ -14,10 +14,10 @@ pub fn available() -> u64 {
         .fold(u64::MAX, u64::min)
 }
 
-/// Refuses what needs more than there is.
+/// Refuses an allocation that exceeds the free memory.
 ///
 /// # Errors
-/// [`Failure::Input`] with `what` needs it, both sizes, and what to do about it.
+/// [`Failure::Input`] that says what needs the memory, both sizes, and what to do.
 pub fn check(what: &str, needed: u64, advice: &str) -> Result<(), Failure> {
     let free = available();
     if needed <= free {
@@ -30,21 +30,21 @@ pub fn check(what: &str, needed: u64, advice: &str) -> Result<(), Failure> {
     )))
 }
 
-/// The number behind a word in a file of lines.
+/// The number after a word in a file of lines.
 fn field(path: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What the control group leaves, where there is one with a limit.
+/// Bytes left in the control group, if there is one with a limit.
 fn of_group() -> u64 {
     let number = |name: &str| {
         let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
         text.trim().parse::<u64>().ok()
     };
     match (number("memory.max"), number("memory.current")) {
-        // Its caches of files count as used, and are given up when memory is needed.
+        // The group's page cache counts as used, but is freed when memory is needed.
         (Some(most), Some(used)) => {
             let cached = field("/sys/fs/cgroup/memory.stat", "file ").unwrap_or(0);
             most.saturating_sub(used.saturating_sub(cached))
@@ -53,7 +53,7 @@ fn of_group() -> u64 {
     }
 }
 
-/// What `ulimit -v` leaves.
+/// Bytes left under `ulimit -v`.
 fn of_process() -> u64 {
     let limit = field("/proc/self/limits", "Max address space");
     let used = field("/proc/self/status", "VmSize:").unwrap_or(0) * 1024;

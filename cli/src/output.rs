@@ -1,4 +1,4 @@
-//! Text to the terminal and files to the disk: whole or not at all.
+//! Writes text to the terminal and files to the disk; a file is written whole or not at all.
 
 use std::{
     fs,
@@ -12,28 +12,27 @@ use crate::{
     table::{WIDTH, visible, wrap},
 };
 
-/// Held while a file is put in its place.
+/// Held while a file is being put in place.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// The exit code after Ctrl-C, as shells count it.
+/// The exit code after Ctrl-C, as in shells.
 const INTERRUPTED: i32 = 130;
 
-/// Lets Ctrl-C end the process only while no file is being written: files appear whole or not at all, and
-/// nothing temporary is left.
+/// Delays Ctrl-C while a file is being written, so that files are whole or absent and no temporary file is left.
 pub fn finish_writing_when_interrupted() {
     let installed = ctrlc::set_handler(|| {
         let _written = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         std::process::exit(INTERRUPTED);
     });
-    // Without a handler the process still ends at once; at worst a temporary file stays.
+    // Without a handler, Ctrl-C still ends the process at once; at worst a temporary file is left.
     drop(installed);
 }
 
-/// Writes a file by way of a temporary one beside it. Links are followed, and what is no file (a pipe,
-/// `/dev/stdout`) is written to as it is.
+/// Writes a file through a temporary file in the same directory. Links are followed. Pipes and devices such as
+/// `/dev/stdout` are written directly.
 ///
 /// # Errors
-/// [`Failure::Write`]; whatever was at `path` before is still there then.
+/// [`Failure::Write`]. The previous contents of `path` are then unchanged.
 pub fn write_file(path: &Path, content: &[u8]) -> Result<(), Failure> {
     let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let written = place(path).and_then(|place| match place {
@@ -48,7 +47,7 @@ pub fn write_file(path: &Path, content: &[u8]) -> Result<(), Failure> {
     written.map_err(|error| failure(path, error))
 }
 
-/// Whether a file could be written, before the work that it is for.
+/// Checks that a file could be written, before the work for it starts.
 ///
 /// # Errors
 /// [`Failure::Write`]
@@ -56,7 +55,7 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let possible = place(path).and_then(|place| match place {
         Place::Special => Ok(()),
-        // Dropped, and so removed.
+        // Dropping the temporary file removes it.
         Place::File(path) => temporary(&path).map(drop),
     });
     possible.map_err(|error| failure(path, error))
@@ -69,11 +68,11 @@ fn failure(path: &Path, error: io::Error) -> Failure {
     }
 }
 
-/// Where an output goes.
+/// Destination of an output.
 enum Place {
-    /// To a file that appears whole.
+    /// A file, which is replaced as a whole.
     File(PathBuf),
-    /// To a device or a pipe, which a file must not take the place of.
+    /// A device or a pipe, which a file must not replace.
     Special,
 }
 
@@ -93,7 +92,7 @@ fn place(path: &Path) -> io::Result<Place> {
     path.canonicalize().map(Place::File)
 }
 
-/// A temporary file beside `path`.
+/// A temporary file in the directory of `path`.
 fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let directory = match path.parent() {
         Some(directory) if directory != Path::new("") => directory,
@@ -104,23 +103,23 @@ fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         return Err(io::Error::new(io::ErrorKind::NotFound, missing));
     }
     let mut builder = tempfile::Builder::new();
-    // What a plainly created file would have: temporary files are private.
+    // Temporary files are private by default; use the permissions of an ordinary new file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let file = builder.prefix(".tandem-").tempfile_in(directory);
-    // Its own name says nothing to the reader.
+    // The name of the temporary file would only confuse the user.
     file.map_err(|error| error.kind().into())
 }
 
-/// Prints to standard output, in colour only where that is a terminal.
+/// Prints to standard output, in colour only if that is a terminal.
 ///
-/// A reader who has seen enough (`tandem plan … | head`) ends the process quietly; where nothing can be printed
-/// at all, it ends with an error.
+/// If the reader closes the pipe (`tandem plan … | head`), the process ends quietly. If printing fails otherwise, it
+/// ends with an error.
 pub fn print(text: &str) {
     print_styled(&visible(text, true));
 }
 
-/// The same, of text with colours of our own.
+/// The same for text that contains our own colours.
 pub(crate) fn print_styled(text: &str) {
     let mut stdout = anstream::stdout().lock();
     let printed = stdout
@@ -136,7 +135,7 @@ pub(crate) fn print_styled(text: &str) {
     }
 }
 
-/// The files of a run, looked at before any work is done.
+/// The files of a run, which are checked before any work.
 #[derive(Clone, Debug, Default)]
 pub struct Files<'a> {
     inputs: Vec<&'a Path>,
@@ -144,31 +143,31 @@ pub struct Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    /// None yet.
+    /// No files.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With files that are read.
+    /// Adds files that are read.
     #[must_use]
     pub fn reads(mut self, paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
         self.inputs.extend(paths.into_iter().map(PathBuf::as_path));
         self
     }
 
-    /// With files that are written.
+    /// Adds files that are written.
     #[must_use]
     pub fn writes(mut self, paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
         self.outputs.extend(paths.into_iter().map(PathBuf::as_path));
         self
     }
 
-    /// Whether every output can be written, and none takes the place of an input or of another output; `force`
-    /// lets them do the latter.
+    /// Checks that every output can be written and that none replaces an input or another output. `force` allows such
+    /// replacements.
     ///
     /// # Errors
-    /// [`Failure::Write`], and [`Failure::Input`] with the two names of one file.
+    /// [`Failure::Write`], or [`Failure::Input`] with the two names of one file.
     pub fn check(&self, force: Force) -> Result<(), Failure> {
         for (index, &output) in self.outputs.iter().enumerate() {
             check_writable(output)?;
@@ -195,15 +194,16 @@ impl<'a> Files<'a> {
     }
 }
 
-/// The flag that lets outputs replace what they otherwise do not.
+/// The flag that lets outputs replace inputs or each other.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Force {
-    /// Write outputs even where they replace an input or each other
+    /// Write outputs even if they replace an input or each other
     #[arg(long)]
     pub force: bool,
 }
 
-/// Whether two names are of one file, which need not be there yet; pipes and devices lose nothing.
+/// Whether two names refer to one file, which need not exist yet. Pipes and devices never count, because nothing is
+/// lost.
 fn same(a: &Path, b: &Path) -> bool {
     let kept = |path: &Path| match place(path) {
         Ok(Place::File(path)) => Some(path),
@@ -219,7 +219,7 @@ fn same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Whether two names lead to one inode: hard links do.
+/// Whether two names refer to one inode, as hard links do.
 #[cfg(unix)]
 fn one_file(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -232,14 +232,13 @@ fn one_file(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Prints what went wrong to standard error; lines are broken between words for a terminal only, where a
-/// person reads them.
+/// Prints an error to standard error. Lines are wrapped only for a terminal.
 pub fn error(failure: &Failure) {
     let mut text = visible(&failure.to_string(), true);
     if io::stderr().is_terminal() {
         text = wrap(&text, WIDTH - "error: ".len(), "  ");
     }
-    // There is nobody left to tell when this fails.
+    // If this fails, there is no way to report it.
     let _ = writeln!(anstream::stderr(), "\x1b[1;31merror:\x1b[0m {text}");
 }
 

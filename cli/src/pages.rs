@@ -1,4 +1,4 @@
-//! `tandem completions` and `tandem man`: what shells and `man` are given, from the same definitions as `--help`.
+//! `tandem completions` and `tandem man`: shell completions and manual pages, from the same definitions as `--help`.
 
 use clap::{Command, CommandFactory};
 
@@ -24,7 +24,7 @@ Examples:
   tandem man | man -l -
   tandem man plan > ~/.local/share/man/man1/tandem-plan.1";
 
-/// Print a manual page, of the command or of a subcommand.
+/// Print a manual page of the command or of a subcommand.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = MAN)]
 pub struct Man {
@@ -36,7 +36,7 @@ pub struct Man {
 /// Prints completions.
 ///
 /// # Errors
-/// None; it has the form of all subcommands.
+/// None; the signature is that of all subcommands.
 pub fn completions(args: &Completions) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tandem", &mut script);
@@ -47,7 +47,7 @@ pub fn completions(args: &Completions) -> Result<(), Failure> {
 /// Prints a manual page.
 ///
 /// # Errors
-/// [`Failure::Input`] where there is no such subcommand.
+/// [`Failure::Input`] if there is no such subcommand.
 pub fn man(args: &Man) -> Result<(), Failure> {
     let mut tandem = Cli::command();
     tandem.build();
@@ -71,7 +71,7 @@ fn subcommand(tandem: &Command, name: &str) -> Result<Command, Failure> {
     };
     let found = known().find(|known| known.get_name() == name);
     let page = found.map(|found| {
-        // As manual pages of subcommands are named.
+        // The usual name of a subcommand's manual page.
         let name: &'static str = Box::leak(format!("tandem-{name}").into_boxed_str());
         found.clone().name(name).display_name(name)
     });

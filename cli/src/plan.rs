@@ -1,4 +1,4 @@
-//! `tandem plan`: what a plan does, as a table and as a picture, for any device.
+//! `tandem plan`: shows a plan for any device, as a table and as a picture.
 
 use std::{
     path::{Path, PathBuf},
@@ -39,13 +39,13 @@ pub struct Args {
     /// A workload file (docs/guide/workloads.md), or a file with the cases of a paper
     #[arg(value_name = "WORKLOAD.json")]
     workload: PathBuf,
-    /// Only cases whose name has this in it
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
     /// h200, h100, a100, a6000, rtx4090, cpu, or a JSON file with a description
     #[arg(long, default_value = "h200", value_name = "NAME|FILE")]
     device: String,
-    /// Write the description of the device as JSON, to be changed and given to --device
+    /// Write the description of the device as JSON, to edit and pass to --device
     #[arg(long, value_name = "FILE")]
     describe: Option<PathBuf>,
     /// Draw the plan: units over SMs in time
@@ -62,7 +62,7 @@ pub struct Args {
     force: Force,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong input.
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shares of a case, in all ways that were asked for; the first is drawn.
+/// The shares of a case with all requested shardings; the first is drawn.
 fn on_several(
     args: &Args,
     case: &Case,
@@ -151,7 +151,7 @@ fn on_several(
 /// A device by name, or from a file.
 ///
 /// # Errors
-/// [`Failure::Input`] where it is neither.
+/// [`Failure::Input`] if it is neither.
 pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
     let unknown = match DeviceDescription::named(name) {
         Ok(device) => return Ok(device),
@@ -176,7 +176,7 @@ pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
     Ok(device)
 }
 
-/// A plan in words: what it is for, its launches, what it moves, and how long that takes by the cost model.
+/// Describes a plan: the batch, the launches, the bytes moved, and the time predicted by the cost model.
 #[must_use]
 pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescription) -> String {
     let traffic = plan.traffic();
@@ -203,7 +203,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     )
 }
 
-/// How prefills and decodes run, where there are both.
+/// How prefills and decodes run together, if there are both.
 pub(crate) fn form(plan: &Plan) -> Option<&'static str> {
     Some(in_words(plan.pod.as_ref()?.mode))
 }
@@ -217,7 +217,7 @@ const fn in_words(mode: PodMode) -> &'static str {
     }
 }
 
-/// The ways to run the prefills and the decodes, what each takes, and which it is.
+/// The ways to run prefills and decodes, with their predicted times; the plan's own is marked.
 fn hybrid(pod: &PodPlan, device: &DeviceDescription) -> String {
     let fused = match pod.mode {
         PodMode::Tickets => PodMode::Tickets,
@@ -226,7 +226,7 @@ fn hybrid(pod: &PodPlan, device: &DeviceDescription) -> String {
     let mut text = "\n\nprefills and decodes           predicted".to_owned();
     for mode in [PodMode::Serial, PodMode::Streams, fused] {
         let ns = pod.forecast.of(mode);
-        // What a device has no kernels for takes for ever, and a CPU has no streams.
+        // The predicted time is infinite if the device has no kernels for a mode; a CPU has no streams.
         if ns < f64::MAX && (mode == pod.mode || mode != PodMode::Streams || !device.is_cpu()) {
             let chosen = if mode == pod.mode {
                 "  ← this plan"
@@ -239,7 +239,7 @@ fn hybrid(pod: &PodPlan, device: &DeviceDescription) -> String {
     text
 }
 
-/// No more than fits a line.
+/// Wraps text that does not fit a line.
 fn wrapped(words: &str) -> String {
     const MOST: usize = 80;
     if words.chars().count() <= MOST {

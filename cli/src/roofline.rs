@@ -1,4 +1,4 @@
-//! `tandem roofline`: measured points under the ceilings.
+//! `tandem roofline`: draws measured points below the ceilings.
 
 use std::path::PathBuf;
 
@@ -15,21 +15,21 @@ Example:
   tandem bench --suite decode --json decode.json
   tandem roofline decode.json --svg decode.svg";
 
-/// Draw results under the ceilings that were measured with them.
+/// Draw results below the ceilings that were measured with them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// What `tandem bench --json` wrote
+    /// A file that `tandem bench --json` wrote
     #[arg(value_name = "RESULTS.json")]
     results: PathBuf,
-    /// The picture
+    /// File for the picture
     #[arg(long, value_name = "FILE")]
     svg: PathBuf,
     #[command(flatten)]
     force: Force,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong input, or a picture that cannot be written.

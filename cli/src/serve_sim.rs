@@ -1,4 +1,4 @@
-//! `tandem serve-sim`: what a policy does to latency and throughput, before the machine is there.
+//! `tandem serve-sim`: latency and throughput of scheduling policies, without the machine.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -52,7 +52,7 @@ pub struct Args {
     /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Requests to simulate: the first of the trace, or so many alike without one
+    /// Number of requests: the first of the trace, or equal ones without a trace
     #[arg(long, value_name = "N", value_parser = requests)]
     requests: Option<usize>,
     /// Prompt tokens of a request, without a trace
@@ -73,10 +73,10 @@ pub struct Args {
         conflicts_with = "trace"
     )]
     generated: u32,
-    /// Poisson arrivals at this rate, in place of the trace's own
+    /// Poisson arrivals at this rate instead of the trace's own
     #[arg(long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true)]
     rate: Option<f64>,
-    /// Play the trace so many times as fast
+    /// Divide the arrival times of the trace by this factor
     #[arg(
         long,
         value_name = "TIMES",
@@ -96,13 +96,13 @@ pub struct Args {
         default_value = "prefill-first,orca,sarathi,sarathi-serve,sarathi-serve+pod,decode-priority"
     )]
     policy: Vec<String>,
-    /// Tokens in a step; policies that compute prompts whole get room for the longest
+    /// Maximum tokens in a step; policies that compute whole prompts get room for the longest
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_1)]
     budget: u32,
-    /// SARATHI's chunk, its decodes included; 0: chosen from the requests that finish
+    /// SARATHI's chunk, including its decodes; 0: adapt to the finished requests
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most)]
     chunk: u32,
-    /// The time between tokens that decode priority keeps
+    /// Target time between tokens of the decode-priority policy
     #[arg(
         long,
         value_name = "MS",
@@ -111,22 +111,22 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     target_ms: f64,
-    /// Requests that hold pages at once
+    /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = at_least_1)]
     batch: u32,
     /// Tokens in a page
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least_1)]
     page_size: u32,
-    /// Compute every prompt from its first token
+    /// Compute every prompt from its first token, without a prefix cache
     #[arg(long)]
     no_prefix_cache: bool,
-    /// Swap preempted requests out to so much host memory, instead of computing them again
+    /// Swap preempted requests to this amount of host memory instead of computing them again
     #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative, allow_negative_numbers = true)]
     swap_gb: f64,
-    /// Take attention times from a plan of every batch: slower, and sees shared prefixes
+    /// Predict attention times from a plan of every batch: slower, but includes shared prefixes
     #[arg(long)]
     plan: bool,
-    /// Compose each step before the tokens of the last are known, as `tandem bench --serve` does on a GPU
+    /// Compose each step before the tokens of the last one are known, as `tandem bench --serve` does on a GPU
     #[arg(long)]
     ahead: bool,
     /// Draw TTFT and TBT, and the steps with their bubbles and stalls
@@ -139,7 +139,7 @@ pub struct Args {
     force: Force,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong input, or a picture that cannot be written.
@@ -235,7 +235,7 @@ impl Args {
             } else {
                 self.budget
             },
-            // In a pipeline, each stage has its share of the requests.
+            // In a pipeline, the batch is divided among the stages.
             step_requests: self.batch.div_ceil(stages),
             running: self.batch,
             spare_pages: self.batch,

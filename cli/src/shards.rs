@@ -1,4 +1,4 @@
-//! `tandem plan --gpus N`: who computes what, and how long it takes by the cost model.
+//! `tandem plan --gpus N`: the share of each rank and its time predicted by the cost model.
 
 use tandem_attn::{
     plan::{DeviceDescription, Plan},
@@ -21,12 +21,12 @@ pub(crate) struct Sharded {
     shares: Vec<Share>,
     plans: Vec<Plan>,
     forecast: Forecast,
-    /// By the same model on one GPU.
+    /// Time of one GPU predicted by the same model.
     one_ns: f64,
 }
 
 impl Sharded {
-    /// All ways to deal a case out.
+    /// A case with all requested shardings.
     pub(crate) fn of(
         case: &Case,
         batch: &Batch,
@@ -65,7 +65,7 @@ impl Sharded {
             .collect()
     }
 
-    /// In words.
+    /// A summary in one line.
     pub(crate) fn summary(&self) -> String {
         let Forecast { total_ns, .. } = self.forecast;
         format!(
@@ -79,7 +79,7 @@ impl Sharded {
         )
     }
 
-    /// A row for each rank.
+    /// A table with a row for each rank.
     pub(crate) fn describe(&self) -> String {
         let mut table = Table::new([
             "rank",
@@ -122,7 +122,7 @@ impl Sharded {
         format!("{}\n\n{}", self.summary(), table.render())
     }
 
-    /// As a picture.
+    /// The picture of the ranks.
     pub(crate) fn draw(&self, title: &str) -> String {
         picture::ranks(&self.shares, &self.forecast, title, &self.summary())
     }

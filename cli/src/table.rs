@@ -1,10 +1,10 @@
-//! Tables of plain text.
+//! Plain-text tables.
 
-/// The widest line that is printed.
+/// Maximum width of a printed line.
 pub const WIDTH: usize = 99;
 
-/// A table whose columns are as wide as their content; the first column is on the left, the others are
-/// numbers on the right, but for a last one without a heading: remarks.
+/// A table whose columns are as wide as their content. The first column is left-aligned. The others are numbers,
+/// right-aligned, except a last column without a heading, which has remarks.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -19,13 +19,13 @@ impl Table {
         }
     }
 
-    /// Appends a row; missing cells stay empty.
+    /// Appends a row. Missing cells are empty.
     pub fn push(&mut self, row: impl IntoIterator<Item = String>) {
         let cells = row.into_iter().map(|cell| visible(&cell, false));
         self.rows.push(cells.collect());
     }
 
-    /// The table as text: no line is longer than [`WIDTH`], for which the first column gives way.
+    /// The table as text. No line exceeds [`WIDTH`]; the first column is shortened if necessary.
     #[must_use]
     pub fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -61,12 +61,12 @@ impl Table {
     }
 }
 
-/// The text with control characters as their escapes: names from files do not steer the terminal.
+/// Escapes control characters, so that names from files cannot control the terminal.
 #[must_use]
 pub fn visible(text: &str, keep_lines: bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // Marks that turn the direction of writing are no control characters, and hide as much.
+        // Marks that change the direction of writing are not control characters, but can also hide text.
         let turns = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         match c {
             '\n' if keep_lines => shown.push(c),
@@ -77,7 +77,7 @@ pub fn visible(text: &str, keep_lines: bool) -> String {
     shown
 }
 
-/// The text, or its beginning and its end with `…` between them.
+/// Shortens a text to its beginning and its end with `…` in between.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     let len = text.chars().count();
     if len <= width {
@@ -90,7 +90,7 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     format!("{begin}…{end}")
 }
 
-/// Lines no longer than `width` where words allow; what does not fit begins a line after `indent`.
+/// Wraps text between words at `width`; continuation lines start with `indent`.
 pub(crate) fn wrap(text: &str, width: usize, indent: &str) -> String {
     let mut wrapped = String::new();
     for line in text.split_inclusive('\n') {
@@ -123,7 +123,7 @@ pub fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number with three significant digits and a unit from a ladder: `1.23 GB`, `45.6 MB`.
+/// A number with three significant digits and a scaled unit: `1.23 GB`, `45.6 MB`.
 #[must_use]
 pub fn scaled(value: f64, unit: &str) -> String {
     const PREFIXES: [(f64, &str); 5] =
@@ -142,7 +142,7 @@ pub fn time(ns: f64) -> String {
     format!("{} {unit}", digits(ns / scale))
 }
 
-/// Three significant digits, and no more than are needed for whole numbers.
+/// Three significant digits; fewer for whole numbers.
 #[must_use]
 pub fn digits(value: f64) -> String {
     match value.abs() {

@@ -63,10 +63,10 @@ macro_rules! with_keys_and_values {
 }
 
 impl Tensor {
-    /// Of zeros.
+    /// A tensor of zeros.
     ///
     /// # Errors
-    /// [`Failure::Input`] for types that this program does not know, and where there is no memory.
+    /// [`Failure::Input`] for unsupported types, or if memory is exhausted.
     pub fn zeros(dtype: Dtype, len: usize) -> Result<Self, Failure> {
         Ok(match dtype {
             Dtype::F16 => Self::F16(zeros(len)?),
@@ -82,7 +82,7 @@ impl Tensor {
         })
     }
 
-    /// Of numbers between −`largest` and `largest`.
+    /// A tensor of random numbers between −`largest` and `largest`.
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros).
@@ -116,7 +116,7 @@ impl Tensor {
         }
     }
 
-    /// The bytes as they lie in memory.
+    /// The bytes in memory.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         with_tensor!(self, values => bytemuck::cast_slice(values))
@@ -141,7 +141,7 @@ impl Tensor {
     }
 }
 
-/// Memory that comes as zeros is not written before it is used.
+/// Uses zeroed pages of the system, so that memory is not touched before it is used.
 fn zeros<T: Zeroable>(len: usize) -> Result<Vec<T>, Failure> {
     try_zeroed_vec(len).map_err(|()| {
         let bytes = len as f64 * size_of::<T>() as f64;
@@ -152,7 +152,7 @@ fn zeros<T: Zeroable>(len: usize) -> Result<Vec<T>, Failure> {
     })
 }
 
-/// Numbers drawn before they repeat. Prime, so that rows and pages that repeat do not lie alike.
+/// Length of the repeated random sequence. It is prime, so that repetitions do not align with rows and pages.
 const PERIOD: usize = 1_048_573;
 
 fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
@@ -166,7 +166,7 @@ fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
         .for_each(|piece| piece.copy_from_slice(&drawn[..piece.len()]));
 }
 
-/// Sinks for specifications that have them: a few that outweigh all keys, and some that do not matter.
+/// Sinks, if the specification has them: a few exceed all keys, and some are negligible.
 #[must_use]
 pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     let sink = |head: u32| (head % 9) as f32 - 2.0;
@@ -174,7 +174,7 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.sinks.then(sinks)
 }
 
-/// Slopes for specifications with linear biases, as models have them: from 1/2 down to 1/256.
+/// Slopes, if the specification has linear biases: from 1/2 down to 1/256, as in models.
 #[must_use]
 pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
     let slope = |head: u32| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
@@ -182,14 +182,14 @@ pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.hooks.map(|_| slopes())
 }
 
-/// Linear biases by these slopes, which outlive it.
+/// ALiBi with these slopes.
 #[must_use]
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
     Alibi::from_launch(spec.variant_params(), &Slopes { address })
 }
 
-/// What a run is given for each head.
+/// The tensors per head that a run needs.
 #[must_use]
 pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
     let none = HeadTensors::default();
@@ -198,7 +198,7 @@ pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
         .map_or(none, |sinks| none.with_sinks(sinks))
 }
 
-/// What a batch is computed from.
+/// The inputs of a batch.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     /// `[total_q, q_heads, head_dim_qk]`.
@@ -207,13 +207,14 @@ pub struct Tensors {
     pub k: Tensor,
     /// The pool of values.
     pub v: Tensor,
-    /// How the pools lie.
+    /// Layout of the pools.
     pub layout: KvLayout,
-    /// Scales of keys and of values, one for each token and KV head, as the pools lie; where they have any.
+    /// Scales of keys and of values, one for each token and KV head, in the layout of the pools; none if there are
+    /// none.
     pub token_scales: Option<[Vec<f32>; 2]>,
 }
 
-/// The pools of a specification: one, if it is latent.
+/// A view of the pools of a specification: one pool if it is latent.
 pub fn kv_view<'a, T: Element>(
     spec: &Spec,
     layout: KvLayout,
@@ -228,14 +229,14 @@ pub fn kv_view<'a, T: Element>(
     }
 }
 
-/// Whether keys lie in rows of 656 bytes with their scales: those of DeepSeek's heads in F8E4M3.
+/// Whether keys are stored with their scales in rows of 656 bytes, as DeepSeek's heads in F8E4M3.
 #[must_use]
 pub fn has_rows_656(spec: &Spec) -> bool {
     let dims = (spec.head_dim_qk, spec.head_dim_v);
     spec.latent && spec.kv_dtype == Dtype::F8E4M3 && dims == (576, 512)
 }
 
-/// Elements of a key in its pool.
+/// Number of elements of a key in its pool.
 #[must_use]
 pub fn key_elements(spec: &Spec) -> usize {
     match has_rows_656(spec) {
@@ -244,12 +245,12 @@ pub fn key_elements(spec: &Spec) -> usize {
     }
 }
 
-/// Numbers, scales and elements of 16 bits in rows of 656 bytes.
+/// Rows of 656 bytes with numbers, scales and 16-bit elements.
 fn rows_656(keys: usize, seed: u64) -> Result<Tensor, Failure> {
     let row = LATENT_656_BYTES as usize;
     let mut rows = Tensor::random(Dtype::F8E4M3, keys * row, 1.0, seed)?;
     if let Tensor::F8E4M3(bytes) = &mut rows {
-        // Powers of two, as append makes them: others may be rounded. And elements of 1 and −1.
+        // Scales are powers of two, as append makes them; others might be rounded. The 16-bit elements are 1 and −1.
         let scales: [f32; 4] = [1.0, 0.5, 1.0, 0.25];
         let scales = scales.map(f32::to_ne_bytes).concat();
         let ones = [0x3f80_u16, 0xbf80].map(u16::to_ne_bytes).concat();
@@ -263,10 +264,10 @@ fn rows_656(keys: usize, seed: u64) -> Result<Tensor, Failure> {
 }
 
 impl Tensors {
-    /// Random numbers; queries large enough for some keys to stand out.
+    /// Random tensors. Queries are large enough for some keys to stand out.
     ///
     /// # Errors
-    /// Where an element type is not supported.
+    /// If an element type is not supported.
     pub fn random(
         spec: &Spec,
         batch: &Batch,
@@ -285,7 +286,7 @@ impl Tensors {
                 false => Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
             },
             v: match spec.latent {
-                // They are in the keys.
+                // A latent pool contains the values in the keys.
                 true => Tensor::zeros(spec.kv_dtype, 0)?,
                 false => Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
             },
@@ -294,10 +295,10 @@ impl Tensors {
         })
     }
 
-    /// With random scales of each token, for keys and values of 8 bits.
+    /// Adds random scales per token, for 8-bit keys and values.
     ///
     /// # Errors
-    /// Where there is no memory.
+    /// If memory is exhausted.
     pub fn with_token_scales(mut self, spec: &Spec, seed: u64) -> Result<Self, Failure> {
         let rows = self.k.len() / key_elements(spec);
         let random = |seed| -> Result<Vec<f32>, Failure> {
@@ -310,7 +311,7 @@ impl Tensors {
         Ok(self)
     }
 
-    /// What keys and values are multiplied by.
+    /// The scales of keys and values.
     #[must_use]
     pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
         let strides = self.layout.strides(page_size, spec.kv_heads, 1);
@@ -326,10 +327,10 @@ impl Tensors {
         }
     }
 
-    /// Attention by its definition, in f64, of other queries on these pools.
+    /// Attention by its definition in f64, of other queries on these pools.
     ///
     /// # Errors
-    /// Where tensors and batch do not fit.
+    /// If tensors and batch do not fit each other.
     pub fn reference(
         &self,
         spec: &Spec,

@@ -1,4 +1,4 @@
-//! `tandem trace`: what the warps of a CTA do, step by step, on an emulated GPU.
+//! `tandem trace`: shows what the warps of a CTA do in each step, on an emulated GPU.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -35,19 +35,19 @@ pub struct Args {
     /// A workload file (docs/guide/workloads.md) with a small case
     #[arg(value_name = "WORKLOAD.json")]
     workload: PathBuf,
-    /// Only cases whose name has this in it
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
-    /// The first launch of a kernel whose name has this in it
+    /// The first launch of a kernel whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     kernel: String,
-    /// Which CTA of the launch
+    /// Index of the CTA in the launch
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     cta: u32,
-    /// SMs of the GPU that is played
+    /// Number of SMs of the emulated GPU
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
     sms: u32,
-    /// Where to draw
+    /// File for the drawing
     #[arg(long, value_name = "FILE")]
     svg: PathBuf,
     #[command(flatten)]
@@ -56,19 +56,19 @@ pub struct Args {
     force: Force,
 }
 
-/// Rows of tiles times keys, over all KV heads, that are traced at most: what takes a minute.
+/// Maximum of tile rows times keys, over all KV heads: about a minute of emulation.
 const MOST_SCORES: u64 = 1 << 26;
 
-/// Rows that a tile has at least, however few queries there are.
+/// Minimum number of rows of a tile, even for few queries.
 const TILE_ROWS: u64 = 64;
 
-/// Bytes of main memory for a byte of the tensors: the emulator keeps books of each.
+/// Bytes of main memory per byte of the tensors: the emulator tracks the state of each.
 const BOOKS: u64 = 20;
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input; a kernel that does something wrong on the emulator.
+/// Wrong input, or a kernel fault that the emulator finds.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.workload]).writes([&args.svg]);
     files.check(args.force)?;
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the warps of a CTA do in each launch of a case.
+/// Timelines of the warps of a CTA in each launch of a case.
 ///
 /// # Errors
 /// As [`run`].
@@ -197,7 +197,7 @@ fn traced<T: Element, K: Element>(
     Ok(emulated.trace(plan, q, &[view], &mut out, cta)?)
 }
 
-/// How long each warp waits, and where most.
+/// Describes how long each warp waits, and where it waits most.
 #[must_use]
 pub fn describe(timeline: &Timeline) -> String {
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! Tensors of a step, from and to the safetensors format.
+//! Reads the tensors of a step from the safetensors format and writes the results to it.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -16,7 +16,7 @@ use crate::{
     tensors::{Tensor, Tensors},
 };
 
-/// What a file describes.
+/// The contents of an input file.
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) spec: Spec,
@@ -24,7 +24,7 @@ pub(super) struct Step {
     pub(super) tensors: Tensors,
 }
 
-/// Reads a step; the reason where there is none is one line.
+/// Reads a step, or returns one line that explains why it cannot be read.
 pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     let file = SafeTensors::deserialize(bytes)
         .map_err(|error| format!("not a whole safetensors file ({error})"))?;
@@ -118,7 +118,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     })
 }
 
-/// What the library calls otherwise than the file.
+/// Replaces the library's names in an error message by the names in the file.
 fn in_file_names(message: &str) -> String {
     message
         .replace("q_indptr", "qo_indptr")
@@ -129,7 +129,7 @@ fn in_file_names(message: &str) -> String {
         .replace("row block", "request")
 }
 
-/// What FlashInfer's calls are given besides, and what would change the result.
+/// Further arguments of FlashInfer that would change the result and are not supported.
 const NOT_TAKEN: [&str; 8] = [
     "custom_mask",
     "packed_custom_mask",
@@ -152,7 +152,7 @@ impl Metadata<'_> {
         "logits_soft_cap",
     ];
 
-    /// What other programs call them.
+    /// Names that other programs use.
     const ALIASES: [(&'static str, &'static str); 10] = [
         ("kvlayout", "layout"),
         ("iscausal", "causal"),
@@ -166,7 +166,7 @@ impl Metadata<'_> {
         ("logitscap", "logits_soft_cap"),
     ];
 
-    /// Other programs leave their own notes (`format: pt`), but a name that is nearly one of ours is a slip.
+    /// Other programs add their own metadata (`format: pt`), but a name similar to one of ours is probably a mistake.
     fn check_names(&self) -> Result<(), String> {
         let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
         for name in self
@@ -188,7 +188,7 @@ impl Metadata<'_> {
         Ok(())
     }
 
-    /// Whether there is such a note, and it says something.
+    /// Whether the metadata has this name with a value that changes the result.
     fn asks_for(&self, name: &str) -> bool {
         let nothing = |note: &String| note == "NONE" || note.trim().parse() == Ok(1.0_f32);
         self.0.get(name).is_some_and(|note| !nothing(note))
@@ -258,7 +258,7 @@ fn shape<const N: usize>(
     extents.and_then(|e| e.try_into().ok()).ok_or_else(wrong)
 }
 
-/// Elements as they lie in the file, which may be at any address.
+/// Copies elements from the file, where they may be unaligned.
 fn elements<T: Pod>(view: &TensorView<'_>) -> Vec<T> {
     bytemuck::allocation::pod_collect_to_vec(view.data())
 }
@@ -301,7 +301,7 @@ fn indices(file: &SafeTensors<'_>, name: &str) -> Result<Vec<u32>, String> {
         .collect()
 }
 
-/// The results as a file.
+/// The results in the safetensors format.
 pub(super) fn write(spec: &Spec, tokens: u32, results: &Results) -> Result<Vec<u8>, Failure> {
     let (tokens, heads) = (tokens as usize, spec.q_heads as usize);
     let tensors = [

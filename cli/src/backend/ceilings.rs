@@ -1,4 +1,4 @@
-//! What the CPU can do at most: reading, copying, multiplying and adding.
+//! Measures the limits of the CPU: reading, copying, multiplying and adding.
 
 use std::{hint::black_box, time::Instant};
 
@@ -8,14 +8,14 @@ use super::Ceilings;
 
 /// 256 MB in words: larger than most caches.
 const WORDS: usize = 32 << 20;
-/// What measuring takes: what is read and what is written.
+/// Memory that the measurement needs: the source and the target of the copy.
 pub(super) const BYTES: u64 = 2 * (WORDS * size_of::<u64>()) as u64;
-/// Words that a thread works on at a time.
+/// Words that a thread processes at a time.
 const PIECE: usize = 1 << 16;
-/// Repetitions; the best one counts, for a ceiling is what is never passed.
+/// Repetitions. The best one counts, because a ceiling is an upper limit.
 const TIMES: usize = 5;
 
-/// Measures all three.
+/// Measures all three limits.
 pub(super) fn measure() -> Ceilings {
     let source: Vec<u64> = (0..WORDS as u64).into_par_iter().collect();
     let mut target = vec![0u64; WORDS];
@@ -41,7 +41,7 @@ pub(super) fn measure() -> Ceilings {
     }
 }
 
-/// Fills caches with something else.
+/// Evicts the contents of the caches by writing other memory.
 pub(super) fn flush(memory: &mut Vec<u64>) {
     memory.resize(WORDS, 0);
     memory
@@ -59,7 +59,7 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// Sums in flight: enough to hide the latency of a multiply-add on all machines.
+/// Independent sums: enough to hide the latency of a multiply-add on all machines.
 const SUMS: usize = 12;
 const STEPS: usize = 4 << 20;
 
@@ -75,23 +75,23 @@ fn flops_per_second() -> f64 {
     (2 * threads * STEPS * SUMS * lanes) as f64 / seconds
 }
 
-/// The loop with the widest vectors of this machine, and their width.
+/// The loop for the widest vectors of this machine, and their width.
 fn fastest() -> (fn(usize), usize) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the machine has the feature.
+            // SAFETY: the feature was detected.
             return (|steps| unsafe { x86::avx512(steps) }, 16);
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the machine has the features.
+            // SAFETY: the features were detected.
             return (|steps| unsafe { x86::avx2(steps) }, 8);
         }
     }
     (portable, 4)
 }
 
-/// Sums stay below 1: a factor and a term that the compiler does not know.
+/// A factor and a term that keep sums below 1. The compiler must not know them.
 fn factor_and_term() -> (f32, f32) {
     black_box((0.999, 0.001))
 }
@@ -132,7 +132,7 @@ mod x86 {
     }
 }
 
-/// Vectors of 4, which every target's baseline has; fused where the baseline has that too.
+/// Vectors of 4 elements, which the baseline of every target has. Fused multiply-add is used if the baseline has it.
 fn portable(steps: usize) {
     const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
     let (factor, term) = factor_and_term();
@@ -140,7 +140,7 @@ fn portable(steps: usize) {
     for _ in 0..steps {
         for sum in &mut sums {
             *sum = sum.map(|sum| {
-                // Without the instruction, `mul_add` is a slow function.
+                // Without the instruction, `mul_add` would call a slow function.
                 if FUSED {
                     sum.mul_add(factor, term)
                 } else {

@@ -1,4 +1,4 @@
-//! All threads of the CPU.
+//! Backend for all threads of the CPU.
 
 use std::time::{Duration, Instant};
 
@@ -19,19 +19,19 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct CpuBackend {
     cpu: Cpu,
-    /// Larger than caches; empty until something is to be flushed.
+    /// Memory larger than the caches; empty until the first flush.
     flush: Vec<u64>,
 }
 
 impl CpuBackend {
-    /// All threads, the best instruction set.
+    /// A backend with all threads and the best instruction set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 }
 
-/// What the processor calls itself.
+/// The model name of the processor.
 pub(crate) fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info
@@ -41,7 +41,7 @@ pub(crate) fn processor() -> String {
     name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Memory that is free.
+/// Bytes of free memory.
 pub(super) fn available_bytes() -> u64 {
     memory::available()
 }

@@ -1,4 +1,4 @@
-//! The first NVIDIA GPU.
+//! Backend for the first NVIDIA GPU.
 
 mod handles;
 
@@ -23,35 +23,35 @@ use crate::{
 pub(crate) use handles::{Event, ok};
 use handles::{Memory, Stream};
 
-/// Written between repetitions where caches are to be cold: several times the L2 of any GPU.
+/// Bytes written between repetitions to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
 
-/// Read and copied for the ceilings.
+/// Bytes read and copied to measure the ceilings.
 const CEILING_BYTES: usize = 1 << 30;
 
-/// Repetitions; the best one counts, for a ceiling is what is never passed.
+/// Repetitions. The best one counts, because a ceiling is an upper limit.
 const CEILING_RUNS: usize = 9;
 
-/// Products that keep the GPU busy while the host puts what is timed behind them, and leave the caches alone.
+/// Multiply rounds that keep the GPU busy while the host queues the timed work. They do not touch the caches.
 const AHEAD_ROUNDS: u32 = 100;
 
-/// Products of the ceiling: some milliseconds.
+/// Multiply rounds to measure the ceiling: some milliseconds.
 const CEILING_ROUNDS: u32 = 10_000;
 
-/// A GPU, with a stream and what measuring takes.
+/// A GPU with a stream and memory for measurements.
 pub struct GpuBackend {
     stream: Stream,
     flush: Memory,
     options: WorkspaceOptions,
-    // Behind what lies in its context: it is released after them.
+    // After the fields that live in its context, so that it is released after them.
     gpu: Gpu,
 }
 
 impl GpuBackend {
-    /// The first one.
+    /// The first GPU.
     ///
     /// # Errors
-    /// [`Failure::Backend`] where there is none.
+    /// [`Failure::Backend`] if there is none.
     pub fn new() -> Result<Self, Failure> {
         let gpu = Gpu::new(0)?;
         gpu.make_current()?;
@@ -63,7 +63,7 @@ impl GpuBackend {
         })
     }
 
-    /// The time of `work` on the GPU, behind something that hides how long the host takes to queue it.
+    /// Time of `work` on the GPU. Other work runs before it, so that the time excludes queueing on the host.
     fn time(
         &self,
         flush: bool,
@@ -71,7 +71,7 @@ impl GpuBackend {
     ) -> Result<Duration, Failure> {
         let stream = self.stream.handle;
         let [begin, end] = [Event::new()?, Event::new()?];
-        // SAFETY: the memory has as many bytes; handles live.
+        // SAFETY: the memory has this many bytes, and the handles are alive.
         unsafe {
             if flush {
                 let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
@@ -120,10 +120,10 @@ impl Backend for GpuBackend {
 
     fn memory_bytes(&self) -> u64 {
         let (mut free, mut all) = (0, 0);
-        // SAFETY: writes two numbers.
+        // SAFETY: the call writes two numbers.
         let code = unsafe { libcuda::cuMemGetInfo(&mut free, &mut all) };
         match code {
-            // The host makes the tensors, and a copy.
+            // The host also holds the tensors, and a copy of them.
             libcuda::Code::SUCCESS => (free as u64 / 4 * 3).min(super::cpu::available_bytes() / 3),
             _ => 0,
         }
@@ -137,7 +137,7 @@ impl Backend for GpuBackend {
         let result = Memory::of_bytes(16)?;
         let bytes = CEILING_BYTES as f64;
         let read = self.best_seconds(|stream| {
-            // SAFETY: the memory is there and lives until the stream was waited for.
+            // SAFETY: the memory is allocated and lives until the stream is done.
             unsafe {
                 self.gpu
                     .read_all(source.address(), CEILING_BYTES, result.address(), stream)
@@ -178,7 +178,7 @@ impl Backend for GpuBackend {
         let mut workspace = self
             .gpu
             .workspace(spec, &Bound::of(plan), self.options.clone())?;
-        // SAFETY: the stream is ours.
+        // SAFETY: we own the stream.
         unsafe { workspace.upload(plan, self.stream.handle) }?;
         let heads = spec.q_heads as usize;
         let rows = plan.total_q as usize * heads;
@@ -285,13 +285,13 @@ impl Loaded for LoadedOnGpu<'_> {
         }
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {
-            // SAFETY: the plan is the planner's, its tensors live until the stream was waited for.
+            // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
             unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(Failure::from)
         })
     }
 
     fn read(&mut self, bytes: u64) -> Option<Result<Duration, Failure>> {
-        // Of keys and values apart a plain read would be two.
+        // With separate keys and values, a plain read would need two passes.
         if !self.plan.spec.latent {
             return None;
         }
@@ -301,7 +301,7 @@ impl Loaded for LoadedOnGpu<'_> {
         let pool = u64::from(self.pool.pages) * u64::from(strides.page) * element;
         let bytes = bytes.min(pool) as usize;
         Some(self.backend.time(true, |stream| {
-            // SAFETY: the pool has as many bytes; of the LSEs, four bytes may become others.
+            // SAFETY: the pool has this many bytes. The call may overwrite four bytes of the LSEs.
             unsafe { gpu.read_all(self.pool.k, bytes, self.lse.address(), stream) }
                 .map_err(Failure::from)
         }))

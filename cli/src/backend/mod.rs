@@ -1,4 +1,5 @@
-//! Where plans run. A backend loads a plan with its tensors, runs it any number of times, and gives results.
+//! Backends, which run plans. A backend loads a plan with its tensors, runs it any number of times, and returns
+//! results.
 
 mod ceilings;
 mod cpu;
@@ -26,19 +27,19 @@ pub(crate) use gpu::{Event, ok};
 /// A backend by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// The first NVIDIA GPU that there is, else all threads of the CPU.
+    /// The first NVIDIA GPU if there is one, else all threads of the CPU.
     #[default]
     Auto,
     /// All threads of the CPU.
     Cpu,
     /// The first NVIDIA GPU.
     Gpu,
-    /// Refused: times of an emulated GPU mean nothing.
+    /// Refused, because times on an emulated GPU are meaningless.
     #[value(hide = true)]
     Emulated,
 }
 
-/// The machine that ran something.
+/// The machine on which something ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -46,11 +47,11 @@ pub struct Machine {
     pub backend: String,
     /// The processor.
     pub name: String,
-    /// What else there is to know: threads and instruction set, or driver and architecture.
+    /// Further details: threads and instruction set, or driver and architecture.
     pub details: String,
 }
 
-/// The hardware's limits, measured.
+/// The measured limits of the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ceilings {
@@ -60,20 +61,20 @@ pub struct Ceilings {
     /// Copying memory, bytes read and written per second.
     #[serde(deserialize_with = "positive")]
     pub copy_bytes_per_s: f64,
-    /// Multiplying and adding what is in registers or shared memory, in operations per second.
+    /// Multiply-adds on values in registers or shared memory, in operations per second.
     #[serde(deserialize_with = "positive")]
     pub flops_per_s: f64,
 }
 
 impl Ceilings {
-    /// The least time that so many bytes and operations can take, in seconds.
+    /// The minimum time for this many bytes and operations, in seconds.
     #[must_use]
     pub fn least_seconds(&self, bytes: u64, flops: u64) -> f64 {
         (bytes as f64 / self.read_bytes_per_s).max(flops as f64 / self.flops_per_s)
     }
 }
 
-/// What comes out of a run.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Results {
     /// `[total_q, q_heads, head_dim_v]`.
@@ -82,27 +83,27 @@ pub struct Results {
     pub lse: Vec<f32>,
 }
 
-/// A place where plans run.
+/// Runs plans.
 pub trait Backend {
-    /// What it is.
+    /// The machine.
     fn machine(&self) -> Machine;
 
-    /// What to plan for.
+    /// The device to plan for.
     fn device(&self) -> DeviceDescription;
 
-    /// Bytes of tensors that it can hold.
+    /// Bytes of tensors that fit its memory.
     fn memory_bytes(&self) -> u64;
 
     /// Measures the limits of the hardware.
     ///
     /// # Errors
-    /// Where the hardware fails.
+    /// If the hardware fails.
     fn ceilings(&mut self) -> Result<Ceilings, Failure>;
 
-    /// Brings a plan and its tensors to where they run.
+    /// Loads a plan and its tensors to the device.
     ///
     /// # Errors
-    /// Where the backend cannot run the plan, or has no room for it.
+    /// If the backend cannot run the plan or lacks memory for it.
     fn load<'a>(
         &'a mut self,
         plan: &'a Plan,
@@ -112,31 +113,31 @@ pub trait Backend {
 
 /// A plan that is ready to run.
 pub trait Loaded {
-    /// Runs once and says how long it took; with `flush`, after caches were filled with something else.
+    /// Runs once and returns the time. With `flush`, the contents of the caches are evicted first.
     ///
     /// # Errors
-    /// Where the run fails.
+    /// If the run fails.
     fn run(&mut self, flush: bool) -> Result<Duration, Failure>;
 
-    /// Reads as many bytes of the keys as fast as that can be done, behind a flush; none where that says nothing.
+    /// Reads this many bytes of the keys as fast as possible after a flush. `None` if that is no useful comparison.
     ///
     /// # Errors
-    /// Where the run fails.
+    /// If the run fails.
     fn read(&mut self, _bytes: u64) -> Option<Result<Duration, Failure>> {
         None
     }
 
-    /// What the last run computed.
+    /// The results of the last run.
     ///
     /// # Errors
-    /// Where results cannot be fetched.
+    /// If the results cannot be fetched.
     fn results(&mut self) -> Result<Results, Failure>;
 }
 
 /// Opens a backend.
 ///
 /// # Errors
-/// [`Failure::Backend`] where it is not there.
+/// [`Failure::Backend`] if it is not available.
 pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
     match choice {
         Choice::Auto => open_gpu().or_else(|_| Ok(Box::new(CpuBackend::new()))),
@@ -146,7 +147,7 @@ pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
     }
 }
 
-/// Why nothing is run or measured on the emulator here.
+/// The error for running or measuring on the emulator.
 pub(crate) fn emulated() -> Failure {
     Failure::Input(
         "times of an emulated GPU mean nothing: `tandem trace` (--features emulator) draws what kernels do on it, \

@@ -1,4 +1,4 @@
-//! One case on one backend.
+//! Measures one case on one backend.
 
 use std::{
     ops::Range,
@@ -21,10 +21,10 @@ use crate::{
 };
 
 const SEED: u64 = 7;
-/// What `tandem compare` needs to tell noise from a difference.
+/// The number of runs from which `tandem compare` can tell noise from a difference.
 const FEWEST_RUNS: usize = Stats::TELLING as usize;
 const MOST_RUNS: usize = 1000;
-/// Plans are made so often.
+/// Number of times that planning is measured.
 const PLAN_RUNS: usize = 21;
 
 pub(super) fn case(
@@ -40,7 +40,7 @@ pub(super) fn case(
         implementation: "tandem".to_owned(),
         heads: case.heads(),
         page_size: case.page_size,
-        // Those of the model, where each of its heads is computed as requests.
+        // If each head is computed as requests of its own, these are the counts of the model.
         requests: case.count() as u32,
         query_tokens: case.tokens() as u32,
         bytes: work.bytes,
@@ -62,7 +62,7 @@ pub(super) fn case(
         return Ok(result);
     }
     match measured(backend, case, settings, &batch, &mut result) {
-        // What this backend does not take, or this machine does not hold, is no reason to lose the other cases.
+        // If this backend does not support a case or the machine lacks memory for it, the other cases still run.
         Err(Failure::Input(reason)) => result.skipped = Some(reason),
         other => other?,
     }
@@ -111,7 +111,7 @@ fn measured(
     Ok(())
 }
 
-/// Runs until the time is over. Time spent flushing counts too, or short runs would take for ever.
+/// Runs until the time is over. The time of flushing counts, because short runs would take forever otherwise.
 fn repeat(loaded: &mut dyn Loaded, time: Duration, flush: bool) -> Result<Stats, Failure> {
     repeat_with(|| loaded.run(flush), time)
 }
@@ -132,12 +132,12 @@ fn microseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// What a batch moves and computes at least.
+/// The minimum of bytes and operations that a batch needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Queries, outputs, and each key and value once.
+    /// Bytes of queries and outputs, and of each key and value once.
     pub bytes: u64,
-    /// On pairs of a query and a key that it sees.
+    /// Operations on pairs of a query and a visible key.
     pub flops: u64,
     /// Bytes of all tensors.
     pub allocated: u64,
@@ -149,7 +149,7 @@ impl Work {
         let table = &part.table;
         let page_tokens = u64::from(table.page_size);
         let mut pairs = 0;
-        // Tokens of each page that some request reads.
+        // For each page, the number of its tokens that some request reads.
         let mut read = vec![0; table.pool_pages as usize];
         for request in 0..batch.requests() {
             let (q_len, kv_len) = (batch.q_len(request), part.kv_len(request));
@@ -191,7 +191,7 @@ impl Work {
     }
 }
 
-/// Keys that a query at a position does not see of those that the mask and the window leave it.
+/// Number of keys that a query's ancestor mask hides among those visible by mask and window.
 fn hidden(word: u64, position: i32, seen: &Range<u32>) -> u64 {
     if word == u64::MAX {
         return 0;
@@ -213,7 +213,7 @@ mod tests {
         workload,
     };
 
-    /// A backend that takes nothing.
+    /// A backend that refuses everything.
     struct Picky;
 
     impl Backend for Picky {
@@ -252,7 +252,7 @@ mod tests {
             rules: Default::default(),
             memory_bytes: u64::MAX,
         };
-        // By the backend, or by the planner already.
+        // The backend refuses the first, and the planner the second.
         for (dim, reason) in [
             (128, "this backend is picky"),
             (272, "head dimension of 272"),
@@ -279,7 +279,7 @@ mod tests {
             r#"{"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 16,
                 "tree": {"nodes_per_level": [1, 3], "tokens_per_level": [32, 5]}}"#,
         );
-        // 3 queries and outputs of 4 heads; 32 + 3 · 5 keys and values of 2 heads; all of 2 bytes.
+        // 3 queries and outputs of 4 heads; 32 + 3 · 5 keys and values of 2 heads; 2 bytes each.
         let rows = 2 * 3 * 4 * 16 * 2;
         assert_eq!(tree.bytes, rows + (32 + 15) * 2 * 2 * 16 * 2);
         assert_eq!(tree.allocated, rows + (32 + 48) * 2 * 2 * 16 * 2);
@@ -298,9 +298,10 @@ mod tests {
         };
         assert_eq!(pairs(r#"{"causal": false}"#), (60, 20));
         assert_eq!(pairs(r#"{"causal": true}"#), (18 + 19 + 20, 20));
-        // Each query sees itself and 4 keys; the first stands at 17, so keys 13 to 19 lie on pages from 12 on.
+        // Each query sees itself and 4 keys. The first is at position 17, so keys 13 to 19 are read, on pages from 12
+        // on.
         assert_eq!(pairs(r#"{"window_left": 4}"#), (15, 8));
-        // The last two tokens follow the first, and do not see each other.
+        // The last two tokens are children of the first, and do not see each other.
         let tree = work(
             r#"{"heads": 1, "kv_heads": 1, "head_dim": 16, "page_size": 4,
                 "requests": [{"q_len": 3, "kv_len": 20, "branches": 2}]}"#,

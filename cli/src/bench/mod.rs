@@ -1,4 +1,4 @@
-//! `tandem bench`: how fast, beside the limits of the hardware, and how exact.
+//! `tandem bench`: speed relative to the limits of the hardware, and exactness.
 
 mod measure;
 #[cfg(feature = "cuda")]
@@ -44,26 +44,26 @@ Examples:
   tandem bench --suite ranks --gpus 2            # what a second GPU brings
   tandem bench --serve --trace arxiv.csv --load 0.9 --start 700 --window 25";
 
-/// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
+/// Measure workloads: time, bandwidth, throughput, fraction of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// A workload file (docs/guide/workloads.md), or a file with the cases of a paper
     #[arg(value_name = "WORKLOAD.json", conflicts_with = "suite")]
     workload: Option<PathBuf>,
-    /// Workloads that come with the command
+    /// A suite of workloads that is part of the command
     #[arg(long, value_enum, default_value = "quick")]
     suite: Suite,
-    /// Only cases whose name has this in it
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
-    /// Keys and values of this type instead of the workload's: bf16, f16, f8e4m3, …
+    /// Use this type for keys and values instead of the workload's: bf16, f16, f8e4m3, …
     #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
     kv_dtype: Option<Dtype>,
-    /// What prefills compute in; f8 takes keys and values in f8e4m3
+    /// Data type in which prefills compute; f8 needs keys and values in f8e4m3
     #[arg(long, value_enum, default_value = "f16")]
     compute: workload::Compute,
-    /// Keys and values of 8 bits with a scale for each token and KV head
+    /// 8-bit keys and values with a scale for each token and KV head
     #[arg(long)]
     token_scales: bool,
     /// Where to run
@@ -72,10 +72,10 @@ pub struct Args {
     /// Write results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Time for each case and each way to measure it; at least 7 runs, whatever they take
+    /// Seconds for each case and each kind of measurement; at least 7 runs are made, however long they take
     #[arg(long, default_value_t = 0.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// Leave out cases whose tensors need more than so many GB [default, and at most: three quarters of what is free]
+    /// Skip cases whose tensors need more than this [default, and maximum: three quarters of the free memory]
     #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none [default: 16]
@@ -91,7 +91,7 @@ pub struct Args {
     force: Force,
 }
 
-/// Query tokens that are compared where nothing is said.
+/// Number of query tokens compared by default.
 const CHECKED: u32 = 16;
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -108,17 +108,17 @@ fn gigabytes(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Choices of the planner, for ablations.
+/// Options of the planner, for ablations.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Planning")]
 pub struct Planning {
     /// How decodes that share prefixes are packed
     #[arg(long, value_enum, default_value = "fastest")]
     packing: Packing,
-    /// How work is cut along the keys: makespan, flashinfer, off, or a number of keys
+    /// How keys are split into items: makespan, flashinfer, off, or a number of keys
     #[arg(long, default_value = "makespan", value_parser = split)]
     split: Split,
-    /// One tile for all decodes instead of the best: rows and keys
+    /// One tile for all decodes instead of the best ones: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
     decode_tile: Option<Tile>,
     /// Where partial states are merged
@@ -131,15 +131,15 @@ pub struct Planning {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Packing {
-    /// The least time
+    /// The lowest predicted time
     Fastest,
-    /// The fewest bytes
+    /// The fewest bytes read
     Exact,
     /// The rule of the PAT paper
     PatPaper,
     /// The rule of PAT's published code
     PatPublished,
-    /// Every request on its own
+    /// Each request separately
     Off,
 }
 
@@ -167,7 +167,7 @@ enum Pod {
     Tickets,
 }
 
-/// How work is cut along the keys.
+/// How keys are split into items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
     Planner(SplitMode),
@@ -197,7 +197,7 @@ fn tile(text: &str) -> Result<Tile, String> {
 }
 
 impl Planning {
-    /// What the planner takes.
+    /// The plan options.
     #[must_use]
     pub fn options(&self) -> PlanOptions {
         PlanOptions::default()
@@ -225,7 +225,7 @@ impl Planning {
             })
     }
 
-    /// What papers decide in place of the planner.
+    /// Rules of papers that replace decisions of the planner.
     #[must_use]
     pub fn rules(&self) -> Rules {
         Rules {
@@ -242,13 +242,13 @@ impl Planning {
         }
     }
 
-    /// A planner with these choices' rules.
+    /// A planner with these rules.
     #[must_use]
     pub fn planner(&self) -> Planner {
         Planner::with_rules(self.rules())
     }
 
-    /// The choices that are not the default, as flags.
+    /// The options that differ from the default, as flags.
     #[must_use]
     pub fn flags(&self) -> Vec<String> {
         let default = PlanOptions::default();
@@ -278,33 +278,33 @@ impl Planning {
     }
 }
 
-/// A flag as it is given.
+/// The flag with its value.
 fn flag(name: &str, value: impl clap::ValueEnum) -> Option<String> {
     let value = value.to_possible_value()?;
     Some(format!("--{name} {}", value.get_name()))
 }
 
-/// How long and how closely to look at a case.
+/// How long to measure a case and how closely to check it.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// For each way to measure.
+    /// Time for each kind of measurement.
     pub time: Duration,
-    /// Query tokens to compare.
+    /// Number of query tokens to compare.
     pub check: u32,
-    /// Choices of the planner.
+    /// Plan options.
     pub options: PlanOptions,
-    /// What is decided by rules in place of the planner.
+    /// Rules that replace decisions of the planner.
     pub rules: Rules,
-    /// The most that tensors may take.
+    /// Maximum bytes of tensors.
     pub memory_bytes: u64,
     /// Whether each token and KV head of the cache has a scale.
     pub token_scales: bool,
 }
 
-/// Measures cases and the limits beside them; benchmarks share this with the command.
+/// Measures cases and the limits of the hardware. Benchmarks share this with the command.
 ///
 /// # Errors
-/// Where a case is wrong or a run fails.
+/// If a case is wrong or a run fails.
 pub fn measure(
     backend: &mut dyn Backend,
     cases: &[Case],
@@ -331,10 +331,10 @@ pub fn measure(
     })
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
+/// Wrong input, a missing backend, or [`Failure::Wrong`] if results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.serving.is_asked_for() {
         return serving::run(&args.serving, args.backend, args.json.as_ref(), args.force);
@@ -347,7 +347,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             (args.token_scales, "--token-scales"),
             (args.kv_dtype.is_some(), "--kv-dtype"),
             (args.compute != workload::Compute::F16, "--compute"),
-            // Results are compared with those of one GPU.
+            // With several GPUs, results are compared with those of one GPU.
             (args.check.is_some(), "--check"),
             (args.max_memory.is_some(), "--max-memory"),
         ];
@@ -371,7 +371,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         options: args.planning.options(),
         rules: args.planning.rules(),
         token_scales: args.token_scales,
-        // No flag makes memory: above what is free, allocations fail.
+        // A flag cannot exceed the free memory, because allocations would fail.
         memory_bytes: args
             .max_memory
             .map_or(free, |gb| ((gb * 1e9) as u64).min(free)),
@@ -456,7 +456,7 @@ fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
 }
 
 fn progress_bar(cases: u64) -> ProgressBar {
-    // Drawn on standard error, and only where that is a terminal.
+    // Drawn on standard error, and only if that is a terminal.
     let style = ProgressStyle::with_template("{bar:20} {pos}/{len} {wide_msg} {elapsed}");
     ProgressBar::new(cases).with_style(style.expect("the template is sound"))
 }

@@ -3,7 +3,7 @@
 use super::{CaseResult, ResultFile};
 use crate::table::{Table, WIDTH, digits, scaled, shorten};
 
-/// Results as a table, everything under 100 columns.
+/// Results as a table of less than 100 columns.
 #[must_use]
 pub fn render(file: &ResultFile) -> String {
     let ceilings = &file.ceilings;
@@ -61,7 +61,7 @@ pub fn render(file: &ResultFile) -> String {
     text
 }
 
-/// The case, and whose it is where it is not ours.
+/// Name of the case, with the implementation if it is not tandem.
 fn name(result: &CaseResult) -> String {
     if result.implementation == "tandem" {
         result.case.clone()
@@ -70,7 +70,7 @@ fn name(result: &CaseResult) -> String {
     }
 }
 
-/// None where there are no times.
+/// A row of the table; none if there are no times.
 fn row(
     result: &CaseResult,
     file: &ResultFile,
@@ -101,7 +101,7 @@ fn row(
     ])
 }
 
-/// Giga on a CPU, tera on a GPU.
+/// Units: giga on a CPU, tera on a GPU.
 struct Units {
     bytes: f64,
     bytes_name: &'static str,

@@ -14,7 +14,7 @@ use crate::{
     workload::json,
 };
 
-/// What stands in [`ResultFile::format`].
+/// Value of [`ResultFile::format`].
 pub const FORMAT: &str = "tandem-results-1";
 
 /// One run of the benchmark.
@@ -26,60 +26,60 @@ pub const FORMAT: &str = "tandem-results-1";
 pub struct ResultFile {
     /// [`FORMAT`].
     pub format: String,
-    /// Version of tandem-attn, or what the script says of itself.
+    /// Version of tandem-attn, or what a script in `peers/` names itself.
     pub program: String,
-    /// When it began, in UTC (RFC 3339).
+    /// Start time in UTC (RFC 3339).
     pub date: String,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// The limits of the machine, measured in the same run.
     pub ceilings: Ceilings,
-    /// Choices that differ from the default, as flags.
+    /// Options that differ from the default, as flags.
     pub options: Vec<String>,
-    /// What was measured.
+    /// The measurements.
     pub results: Vec<CaseResult>,
 }
 
-/// One implementation on one case.
+/// Measurements of one implementation on one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with a case and its times")]
 pub struct CaseResult {
     /// Name of the case.
     pub case: String,
-    /// `tandem`, or a peer.
+    /// `tandem`, or the name of a peer.
     pub implementation: String,
-    /// The heads in words.
+    /// Description of the heads.
     pub heads: String,
-    /// Tokens in a page.
+    /// Number of tokens in a page.
     pub page_size: u32,
-    /// Requests of the batch.
+    /// Number of requests of the batch.
     pub requests: u32,
-    /// Query tokens.
+    /// Number of query tokens.
     pub query_tokens: u32,
-    /// Bytes that must move: queries, outputs, and each key and value once.
+    /// Minimum bytes to move: queries, outputs, and each key and value once.
     pub bytes: u64,
-    /// Operations on pairs of a query and a key that it sees.
+    /// Operations on pairs of a query and a visible key.
     pub flops: u64,
-    /// How the prefills and the decodes of a hybrid batch ran; none elsewhere.
+    /// How the prefills and the decodes of a hybrid batch ran; none for other batches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hybrid: Option<PodMode>,
-    /// Planning, on one thread of the CPU; none where there is nothing to plan.
+    /// Time of planning on one CPU thread; none if there is nothing to plan.
     pub plan: Option<Stats>,
-    /// Running with caches that hold something else.
+    /// Time of a run with flushed caches.
     pub flushed: Option<Stats>,
-    /// Running again and again.
+    /// Time of repeated runs with warm caches.
     pub warm: Option<Stats>,
-    /// Reading as many bytes as fast as that can be done, with caches that hold something else; where it was measured.
+    /// Time to read the same number of bytes as fast as possible with flushed caches, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Stats>,
-    /// Sampled errors against f64; none where they were not asked for.
+    /// Sampled errors against f64; none if they were not requested.
     pub errors: Option<Errors>,
-    /// Why there are no times.
+    /// The reason why there are no times.
     pub skipped: Option<String>,
 }
 
 impl CaseResult {
-    /// The times that count first: flushed, else warm.
+    /// The times to report: with flushed caches if measured, else with warm ones.
     #[must_use]
     pub fn times(&self) -> Option<&Stats> {
         self.flushed.as_ref().or(self.warm.as_ref())
@@ -90,7 +90,7 @@ impl ResultFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Failure::Read`], or [`Failure::Input`] that points at the place.
+    /// [`Failure::Read`], or [`Failure::Input`] that shows the position.
     pub fn load(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
         let text = input::text(path, input::MOST_JSON)?;

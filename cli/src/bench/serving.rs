@@ -1,4 +1,4 @@
-//! `tandem bench --serve`: what is asked for.
+//! Arguments of `tandem bench --serve`.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,12 @@ use crate::{
     serve_sim::{at_least_1, positive},
 };
 
-/// A model of random weights that serves a trace, measured beside its simulation.
+/// Serves a trace with a model of random weights and compares the times with a simulation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Serving")]
 #[group(id = "serving")]
 pub struct Args {
-    /// Serve a trace with random weights instead: measured times beside simulated ones
+    /// Instead, serve a trace with random weights and compare measured times with simulated ones
     #[arg(
         long,
         conflicts_with_all = [
@@ -26,13 +26,13 @@ pub struct Args {
     /// A known model, a JSON file that describes one, or a folder with config.json
     #[arg(long, default_value = "llama-3-8b", requires = "serve")]
     pub model: String,
-    /// Known hardware that the simulation corrects by what is measured, or a JSON file
+    /// Known hardware or a JSON file; the simulation corrects it with measurements
     #[arg(long, default_value = "h200", requires = "serve")]
     pub device: String,
     /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub trace: Option<PathBuf>,
-    /// Requests to serve: the first of the trace, or so many alike without one [default: all of the trace, or 64]
+    /// Number of requests: the first of the trace, or equal ones without a trace [default: all of the trace, or 64]
     #[arg(long, value_name = "N", value_parser = at_least_1, requires = "serve")]
     pub requests: Option<u32>,
     /// Prompt tokens of a request, without a trace
@@ -47,34 +47,36 @@ pub struct Args {
         requires = "serve"
     )]
     pub generated: u32,
-    /// Tokens that all prompts begin with, without a trace
+    /// Number of tokens that all prompts share at the beginning, without a trace
     #[arg(
         long, value_name = "TOKENS", value_parser = at_least_1, conflicts_with = "trace", requires = "serve"
     )]
     pub prefix: Option<u32>,
-    /// Poisson arrivals at this rate, in place of the trace's own
+    /// Poisson arrivals at this rate instead of the trace's own
     #[arg(
         long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true,
         requires = "serve"
     )]
     pub rate: Option<f64>,
-    /// Poisson arrivals at this part of what sarathi-serve can serve of the whole trace, as simulated after calibration
+    /// Poisson arrivals at this fraction of the rate that sarathi-serve can sustain on the whole trace, as simulated
+    /// after calibration
     #[arg(
         long, value_name = "PART", value_parser = positive, allow_negative_numbers = true,
         conflicts_with = "rate", requires = "serve"
     )]
     pub load: Option<f64>,
-    /// Begin where sarathi-serve stands after so many seconds, as simulated: requests under way go on from there, whatever
-    /// the caches hold
+    /// Begin with the state of sarathi-serve after this time, as simulated: requests under way continue from there,
+    /// whatever the caches hold
     #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
     pub start: Option<f64>,
-    /// Stop after so many seconds
+    /// Stop after this time
     #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
     pub window: Option<f64>,
     /// Seed of the arrivals
     #[arg(long, default_value_t = 1, requires = "serve")]
     pub seed: u64,
-    /// Policies to compare; +pod: prefill and decode attention may share the GPU; +unpacked: prefixes are read by each
+    /// Policies to compare; +pod: prefill and decode attention may share the GPU; +unpacked: each request reads its
+    /// shared prefix separately
     #[arg(
         long,
         value_delimiter = ',',
@@ -82,33 +84,33 @@ pub struct Args {
         requires = "serve"
     )]
     pub policy: Vec<String>,
-    /// Tokens in a step; policies that compute prompts whole get room for the longest
+    /// Maximum tokens in a step; policies that compute whole prompts get room for the longest
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1, requires = "serve")]
     pub budget: u32,
-    /// Requests that hold pages at once
+    /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1, requires = "serve")]
     pub batch: u32,
-    /// Tokens that the caches have room for [default: what the hardware has left beside the weights; 65536 on the CPU]
+    /// Capacity of the KV cache in tokens [default: what the hardware has left next to the weights; 65536 on the CPU]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
     /// Tokens in a page
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = at_least_1, requires = "serve")]
     pub page_size: u32,
-    /// Wait for the tokens of each step before the next one is composed
+    /// Wait for the tokens of each step before composing the next one
     #[arg(long, requires = "serve")]
     pub wait: bool,
-    /// What corrects the simulation, as --calibration has written it, in place of measuring it
+    /// Correction of the simulation from a file that --calibration wrote, instead of measuring it
     #[arg(
         long, value_name = "FILE", conflicts_with_all = ["calibration", "parts"], requires = "serve"
     )]
     pub correction: Option<PathBuf>,
-    /// Write what corrects the simulation, for `tandem serve-sim --correction`
+    /// Write the correction of the simulation, for `tandem serve-sim --correction`
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub calibration: Option<PathBuf>,
     /// Draw TTFT and TBT, and the steps with their stalls
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub svg: Option<PathBuf>,
-    /// Draw where the time of steps goes
+    /// Draw how the time of steps is divided among their parts
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub parts: Option<PathBuf>,
 }
@@ -119,7 +121,7 @@ impl Args {
     }
 }
 
-/// Runs it.
+/// Runs the subcommand.
 #[cfg(feature = "engine")]
 pub(super) fn run(
     args: &Args,

@@ -1,4 +1,4 @@
-//! Repeated measurements of one quantity.
+//! Statistics of repeated measurements of one quantity.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,27 +8,27 @@ use crate::workload::json::positive;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stats {
-    /// Half of the runs took less.
+    /// The median.
     #[serde(deserialize_with = "positive")]
     pub median_us: f64,
-    /// A quarter took less.
+    /// The first quartile.
     #[serde(deserialize_with = "positive")]
     pub q1_us: f64,
-    /// Three quarters took less.
+    /// The third quartile.
     #[serde(deserialize_with = "positive")]
     pub q3_us: f64,
-    /// The shortest.
+    /// The minimum.
     #[serde(deserialize_with = "positive")]
     pub min_us: f64,
-    /// The number of runs.
+    /// Number of runs.
     pub runs: u32,
 }
 
 impl Stats {
-    /// Of at least one measurement.
+    /// Statistics of at least one measurement.
     ///
     /// # Panics
-    /// Without any.
+    /// If there is no measurement.
     #[must_use]
     pub fn of(mut times_us: Vec<f64>) -> Self {
         assert!(!times_us.is_empty(), "at least one measurement");
@@ -47,7 +47,7 @@ impl Stats {
         }
     }
 
-    /// So many runs say how much the median is off by; the quartiles of fewer are two or three of the runs themselves.
+    /// Minimum number of runs for a useful error of the median. With fewer, the quartiles are single runs.
     pub const TELLING: u32 = 7;
 
     /// Half the interquartile range as a fraction of the median.

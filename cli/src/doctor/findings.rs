@@ -1,4 +1,4 @@
-//! What is looked at, one thing after the other.
+//! The single checks.
 
 use tandem_attn::exec::Cpu;
 
@@ -65,7 +65,7 @@ pub(super) fn cpu() -> Finding {
     }
 }
 
-/// What matters to attention of what the CPU says it has.
+/// CPU features that matter to attention.
 fn features() -> Vec<&'static str> {
     let mut features = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -206,7 +206,7 @@ pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
     }
 }
 
-/// Libraries of NVIDIA's: models need cuBLASLt on a GPU, all others are for programs beside this one.
+/// NVIDIA's libraries: models need cuBLASLt on a GPU; other programs use the rest.
 pub(super) fn libraries(with_gpu: bool) -> Vec<Finding> {
     let finding = |what, use_of: &str, found: Option<String>| Finding {
         what,

@@ -1,4 +1,4 @@
-//! Libraries that are opened where they are: the driver, cuBLAS, NCCL. Nothing of CUDA is needed to build this.
+//! Finds libraries at run time: the driver, cuBLAS, NCCL. The build needs nothing of CUDA.
 
 use std::{
     ffi::{CStr, OsStr, c_int, c_void},
@@ -8,7 +8,7 @@ use std::{
 
 use libcuda::{Code, Library, device_attribute};
 
-/// A GPU as its driver describes it.
+/// A GPU, as its driver describes it.
 #[derive(Clone, Debug)]
 pub(super) struct GpuFacts {
     pub(super) name: String,
@@ -17,19 +17,19 @@ pub(super) struct GpuFacts {
     pub(super) memory_bytes: usize,
 }
 
-/// A driver that could be opened.
+/// A driver that was opened.
 #[derive(Clone, Debug)]
 pub(super) struct Driver {
-    /// Its file.
+    /// Its file name.
     pub(super) name: String,
-    /// The newest CUDA that it runs: 1000 · major + 10 · minor.
+    /// The newest CUDA version that it supports: 1000 · major + 10 · minor.
     pub(super) version: i32,
-    /// Why it does not start.
+    /// The reason why it does not start.
     pub(super) error: Option<String>,
     pub(super) gpus: Vec<GpuFacts>,
 }
 
-/// The driver, and what it says of its GPUs; or what was tried and the reason.
+/// The driver and its GPUs, or the names that were tried and the reason of the failure.
 pub(super) fn driver() -> Result<Driver, String> {
     let opened = libcuda::driver().map_err(ToString::to_string)?;
     let mut driver = Driver {
@@ -42,13 +42,13 @@ pub(super) fn driver() -> Result<Driver, String> {
     Ok(driver)
 }
 
-/// Starts the driver and asks it for its version and its devices.
+/// Initialises the driver and queries its version and its devices.
 fn ask(driver: &mut Driver) -> Result<(), String> {
     let ok = |code: Code| match code {
         Code::SUCCESS => Ok(()),
         code => Err(message(code)),
     };
-    // SAFETY: each call has a place for what it writes, and devices are those that the driver counts.
+    // SAFETY: each call gets valid pointers for its results, and the device indices are below the driver's count.
     unsafe {
         ok(libcuda::cuDriverGetVersion(&mut driver.version))?;
         ok(libcuda::cuInit(0))?;
@@ -70,7 +70,7 @@ fn ask(driver: &mut Driver) -> Result<(), String> {
                 ok(libcuda::cuDeviceGetAttribute(value, what, device))?;
             }
             driver.gpus.push(GpuFacts {
-                // The last byte is zero, whatever was written.
+                // The buffer's last byte is zero, whatever the call wrote.
                 name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
                 compute: (values[0], values[1]),
                 multiprocessors: values[2],
@@ -81,20 +81,20 @@ fn ask(driver: &mut Driver) -> Result<(), String> {
     Ok(())
 }
 
-/// What the driver says of an error.
+/// The driver's message for an error.
 fn message(code: Code) -> String {
     let mut text = ptr::null();
-    // SAFETY: it writes the address of a constant text, or nothing for an error that it does not know.
+    // SAFETY: the call writes the address of a constant string, or nothing for an unknown error.
     let known = unsafe { libcuda::cuGetErrorString(code, &mut text) } == Code::SUCCESS;
     if !known || text.is_null() {
         return format!("error {}", code.0);
     }
-    // SAFETY: a text that ends with zero.
+    // SAFETY: the string is NUL-terminated.
     let text = unsafe { CStr::from_ptr(text) };
     format!("{} (error {})", text.to_string_lossy(), code.0)
 }
 
-/// The first of some libraries that the loader finds, and its name.
+/// The first of several libraries that the loader finds, with its name.
 fn open(names: &[&'static str]) -> Option<(&'static str, Library)> {
     names.iter().find_map(|name| {
         // SAFETY: opening runs the library's initialisers, as in every program that uses it.
@@ -103,7 +103,7 @@ fn open(names: &[&'static str]) -> Option<(&'static str, Library)> {
     })
 }
 
-/// File and version of cuBLAS, the newest that the loader finds; models take the part of it that is cuBLASLt.
+/// File and version of the newest cuBLAS that the loader finds. Models use cuBLASLt, which is part of it.
 pub(super) fn cublas() -> Option<String> {
     type Property = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
     let (names, property) = match cfg!(feature = "engine") {
@@ -128,12 +128,12 @@ pub(super) fn cublas() -> Option<String> {
     };
     let (name, library) = open(&names)?;
     let property = library.symbol(property).map(|address| {
-        // SAFETY: the type that cuBLAS declares for it; the library stays open.
+        // SAFETY: this is the type that cuBLAS declares for it, and the library stays open.
         unsafe { mem::transmute::<NonNull<c_void>, Property>(address) }
     });
     let number = |what: c_int| {
         let mut value = 0;
-        // SAFETY: properties 0 to 2 are major, minor and patch, each a number; they need no handle.
+        // SAFETY: properties 0 to 2 (major, minor, patch) are numbers and need no handle.
         let code = unsafe { property?(what, &mut value) };
         (code == 0).then_some(value)
     };
@@ -150,10 +150,10 @@ pub(super) fn nccl() -> Option<String> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
     let (name, library) = open(&["libnccl.so.2", "libnccl.so"])?;
     let version = library.symbol(c"ncclGetVersion").and_then(|address| {
-        // SAFETY: the type that NCCL declares for it; the library stays open.
+        // SAFETY: this is the type that NCCL declares for it, and the library stays open.
         let get = unsafe { mem::transmute::<NonNull<c_void>, Version>(address) };
         let mut version = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         let code = unsafe { get(&mut version) };
         (code == 0).then_some(version)
     });

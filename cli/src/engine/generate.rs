@@ -1,4 +1,4 @@
-//! `tandem generate`: a model writes on.
+//! `tandem generate`: a model continues a prompt.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ Examples:
   tandem generate Llama-3.1-8B-Instruct --chat \"Explain paged attention in two sentences.\" --max-new-tokens 200
   tandem generate gemma-3-1b-it --chat --temperature 0.8 --top-p 0.95 --seed 7 - < question.txt";
 
-/// Let a model write on from a prompt: Llama 3, Qwen 2.5 and 3, Mistral, Gemma 3.
+/// Let a model continue a prompt: Llama 3, Qwen 2.5 and 3, Mistral, Gemma 3.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -22,26 +22,26 @@ pub struct Args {
     model: ModelArgs,
     /// The prompt; `-` reads it from standard input
     prompt: String,
-    /// Give the prompt as a user's turn, by the model's chat template
+    /// Give the prompt as the user's message, in the model's chat template
     #[arg(long)]
     chat: bool,
-    /// What the conversation begins with
+    /// System message at the beginning of the conversation
     #[arg(long, requires = "chat")]
     system: Option<String>,
-    /// The most tokens to write
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_1)]
     max_new_tokens: u32,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Write on behind a token that ends the text: for measurements
+    /// Continue after a token that ends the text: for measurements
     #[arg(long)]
     ignore_end: bool,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// [`Failure::Input`] for a model or a prompt that cannot be taken, [`Failure::Backend`].
+/// [`Failure::Input`] for an invalid model or prompt, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
     let text = Text::read(args.model.folder()?)?;
@@ -124,7 +124,7 @@ fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
     Ok(tokens)
 }
 
-/// One line about the run, to standard error: the text alone is on standard output.
+/// Writes one line about the run to standard error; standard output has only the text.
 fn summary(
     device: &str,
     prompt: usize,

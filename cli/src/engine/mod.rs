@@ -1,4 +1,4 @@
-//! Models served: what `tandem generate` and `tandem serve` have in common.
+//! What `tandem generate` and `tandem serve` share.
 
 pub mod generate;
 pub mod replay;
@@ -14,10 +14,10 @@ use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sa
 
 use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1, table::visible};
 
-/// Tokens in a page of the caches.
+/// Tokens in a page of the KV cache.
 const PAGE_SIZE: u32 = 16;
 
-/// A model, where it runs, and how much of it at once.
+/// A model, its backend, and the sizes of its cache and steps.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ModelArgs {
     /// Folder of the model: config.json, safetensors, tokenizer.json
@@ -25,22 +25,22 @@ pub struct ModelArgs {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: Choice,
-    /// Tokens that the caches have room for, of all requests together [default: 4096, on a GPU 65536]
+    /// Capacity of the KV cache in tokens, for all requests together [default: 4096, on a GPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
-    /// Most tokens in a step: longer prompts are computed in chunks
+    /// Maximum tokens in a step; longer prompts are computed in chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
     budget: u32,
-    /// Most requests in a step
+    /// Maximum requests in a step
     #[arg(long, value_name = "REQUESTS", default_value_t = 64, value_parser = at_least_1)]
     batch: u32,
-    /// Random numbers in place of the weights: for measurements
+    /// Random numbers instead of the weights: for measurements
     #[arg(long)]
     random_weights: bool,
 }
 
 impl ModelArgs {
-    /// The model's folder, or what to give in place of what was given: most give a name first.
+    /// The model's folder, or an error that says what to give instead. Most users first give a model's name.
     fn folder(&self) -> Result<&Path, Failure> {
         let folder = self.model.as_path();
         let what = match (folder.is_dir(), folder.exists()) {
@@ -56,7 +56,7 @@ impl ModelArgs {
         )))
     }
 
-    /// Loads the model, with a bar of the layers that are there.
+    /// Loads the model and shows the progress by layers.
     fn engine(&self, waiting: usize) -> Result<Engine, Failure> {
         let architecture = Architecture::read(&self.model)?;
         let weights = match self.random_weights {
@@ -81,9 +81,9 @@ impl ModelArgs {
     }
 }
 
-/// What a backend is made for.
+/// Sizes for which a backend is made.
 struct Room {
-    /// Tokens of all requests; none: what is usual.
+    /// Tokens of all requests; none for the default.
     cache: Option<u32>,
     page_size: u32,
     step_tokens: u32,
@@ -91,7 +91,7 @@ struct Room {
 }
 
 impl Room {
-    /// A model loaded, with a bar of the layers that are there.
+    /// Loads a model and shows the progress by layers.
     fn backend(
         &self,
         gpu: Option<Gpu>,
@@ -135,7 +135,7 @@ impl Room {
     }
 }
 
-/// There is none.
+/// This build supports no GPU.
 #[cfg(not(feature = "cuda"))]
 type Gpu = std::convert::Infallible;
 
@@ -162,29 +162,29 @@ fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
     }
 }
 
-/// How tokens are drawn.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SamplingArgs {
-    /// Flattens (above 1) or sharpens the distribution of the next token; 0: always the likeliest
+    /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Draw from so many likeliest tokens; 0: from all
+    /// Sample from this number of most likely tokens; 0: from all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
-    /// Draw from the likeliest tokens that have this probability together
+    /// Sample from the most likely tokens whose probabilities sum to this value
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
-    /// Draw from tokens at least so likely, as a part of the likeliest one's probability
+    /// Sample from tokens whose probability is at least this fraction of the most likely token's
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
-    /// The same seed draws the same text
+    /// Equal seeds give equal texts
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
 impl SamplingArgs {
     /// # Errors
-    /// [`Failure::Input`] where it says how tokens are drawn, and that none is.
+    /// [`Failure::Input`] if sampling options are given although temperature 0 does not sample.
     fn sampling(self) -> Result<Sampling, Failure> {
         let Self {
             temperature,

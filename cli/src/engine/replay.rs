@@ -1,4 +1,4 @@
-//! `tandem bench --serve`: a model of random weights serves a trace, measured beside its simulation.
+//! `tandem bench --serve`: serves a trace with a model of random weights and compares the times with a simulation.
 
 mod parts;
 mod results;
@@ -37,14 +37,14 @@ use crate::{
     table::counted,
 };
 
-/// Tokens of the caches on the CPU, where none are given.
+/// Default capacity of the KV cache on the CPU, in tokens.
 const CPU_CACHE: u32 = 65_536;
-/// The policy that loads and beginnings are of.
+/// The policy that determines the capacity and the start state.
 const BASE: &str = "sarathi-serve";
-/// Prompts that begin alike are given in blocks of so many tokens.
+/// Prompts with a common beginning are given as blocks of this number of tokens.
 const BLOCK: u32 = 16;
 
-/// Runs it.
+/// Runs the subcommand.
 ///
 /// # Errors
 /// Wrong input, a missing backend, or a file that cannot be written.
@@ -190,7 +190,7 @@ fn bar() -> ProgressBar {
     bar
 }
 
-/// A model by name, by its description, or by its folder.
+/// A model by name, from its description, or from its folder.
 fn model(name: &str, longest: u32) -> Result<(ModelDescription, Architecture), Failure> {
     let folder = Path::new(name);
     if folder.is_dir() {
@@ -206,7 +206,7 @@ fn model(name: &str, longest: u32) -> Result<(ModelDescription, Architecture), F
         true => described(folder, ModelDescription::from_json)?,
         false => ModelDescription::named(name)?,
     };
-    // What a step costs does not depend on it.
+    // The time of a step does not depend on the number of positions.
     let positions = longest.next_power_of_two().max(8192);
     let architecture = Architecture::described(&description, positions)?;
     Ok((description, architecture))
@@ -219,7 +219,8 @@ fn hardware(name: &str) -> Result<Hardware, Failure> {
     }
 }
 
-/// Whether there is memory for so many requests with so many tokens together: books, ids of blocks and of tokens, times.
+/// Checks that memory suffices for the requests and their tokens: accounts of requests, ids of blocks and of tokens,
+/// times.
 fn check_memory(args: &Args, requests: u64, [prompt, generated]: [u64; 2]) -> Result<(), Failure> {
     const REQUEST: u64 = 640;
     let blocks = match args.prefix {
@@ -227,9 +228,9 @@ fn check_memory(args: &Args, requests: u64, [prompt, generated]: [u64; 2]) -> Re
         None => 0,
     };
     let times = args.policy.len() as u64 + 2;
-    // What a window leaves out is not made to tokens.
+    // With a window, only the prompts inside of it are expanded to tokens.
     let ids = if args.window.is_some() { 0 } else { prompt };
-    // The whole trace is kept beside the part that is served.
+    // The whole trace is kept in addition to the part that is served.
     let needed = REQUEST * requests + 4 * (ids + 2 * blocks + times * generated);
     memory::check(
         &format!(
@@ -290,7 +291,7 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
     Ok(trace)
 }
 
-/// Tokens of the longest request.
+/// Number of tokens of the longest request.
 fn longest(trace: &Trace) -> u32 {
     let tokens = trace.arrivals.iter().map(|arrival| {
         let request = &arrival.request;
@@ -299,7 +300,7 @@ fn longest(trace: &Trace) -> u32 {
     tokens.max().unwrap_or(0)
 }
 
-/// What stands in the name of a policy.
+/// The parts of a policy's name.
 struct Choices<'a> {
     policy: &'a str,
     pod: bool,
@@ -328,7 +329,7 @@ impl<'a> Choices<'a> {
         Ok(choices)
     }
 
-    /// Whether prompts are computed whole.
+    /// Whether the policy computes prompts whole.
     fn is_whole(&self) -> bool {
         matches!(self.policy, "prefill-first" | "orca")
     }
@@ -383,12 +384,12 @@ impl<'a> Choices<'a> {
 }
 
 impl Args {
-    /// Whether each step is composed before the tokens of the last are known.
+    /// Whether each step is composed before the tokens of the last one are known.
     fn ahead(&self, backend: &dyn Backend) -> bool {
         backend.is_asynchronous() && !self.wait
     }
 
-    /// Tokens of the largest step of any policy.
+    /// Number of tokens of the largest step of any policy.
     fn most_tokens(&self, trace: &Trace) -> Result<u32, Failure> {
         let mut most = self.budget.max(self.batch);
         for name in &self.policy {
@@ -419,7 +420,7 @@ impl Args {
     }
 }
 
-/// Requests of a trace that are served in a second when all are there from the start, chunked and in turns.
+/// Simulated requests per second of a trace if all requests arrive at 0, with chunked prefill and serial attention.
 fn capacity(
     args: &Args,
     cost: &CostModel,
@@ -435,7 +436,7 @@ fn capacity(
     Ok(simulate(&trace, simulation)?.requests_per_s())
 }
 
-/// Plays the trace on the backend, which comes back.
+/// Replays the trace on the backend and returns the backend.
 fn serve(
     args: &Args,
     name: &str,
@@ -457,7 +458,7 @@ fn serve(
     Ok((engine.into_backend()?, replayed))
 }
 
-/// What the simulation says of it.
+/// The simulation's prediction.
 fn predict(
     args: &Args,
     name: &str,
@@ -478,7 +479,7 @@ fn predict(
     Ok(report)
 }
 
-/// A step of the calibration in few letters: decodes and their keys, and a chunk from its first token to the end of its keys.
+/// A short name of a calibration step: decodes and their keys, and a chunk from its first token to the end of its keys.
 fn short(step: &MeasuredStep) -> String {
     let StepLengths {
         decodes,
@@ -504,7 +505,7 @@ impl results::Results<'_> {
     }
 }
 
-/// For the lines of a step's table.
+/// Predicted time for the rows of a step's table.
 fn predicted_ms(calibration: &Calibration, cost: &CostModel, index: usize) -> f64 {
     1e3 * calibration.predicted_s(cost, &calibration.steps[index])
 }

@@ -1,4 +1,4 @@
-//! `tandem serve`: a model for clients of OpenAI's interface.
+//! `tandem serve`: serves a model through OpenAI's interface.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,9 +16,9 @@ Examples:
   tandem serve Llama-3.1-8B-Instruct --listen 127.0.0.1:8080 --cache 200000 --batch 128 --waiting 256
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{\"prompt\": \"Attention is\"}'";
 
-/// Serve a model over HTTP as OpenAI does: completions and chat, streamed or whole, /health, /metrics.
+/// Serve a model over HTTP with OpenAI's interface: completions and chat, streamed or whole, /health, /metrics.
 ///
-/// There is no authentication: who reaches the address can use it. By default that is this machine alone.
+/// There is no authentication: anyone who can reach the address can use the server. By default, only this machine can.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -27,21 +27,22 @@ pub struct Args {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
-    /// The model's name to clients [default: the name of its folder]
+    /// The model's name in the interface [default: the name of its folder]
     #[arg(long)]
     name: Option<String>,
-    /// Requests that may wait; more are refused with 429
+    /// Maximum number of waiting requests; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]
     waiting: u32,
-    /// Seconds for which a client may take nothing of its answer; its connection is closed then, and its request cancelled
+    /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
+    /// cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = at_least_1)]
     send_timeout: u32,
 }
 
-/// Runs it, until the process is interrupted.
+/// Runs the subcommand until the process is interrupted.
 ///
 /// # Errors
-/// [`Failure::Input`] for a model that cannot be taken or an address that cannot be listened on, [`Failure::Backend`].
+/// [`Failure::Input`] for an invalid model or an address that cannot be listened on, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
     let engine = args.model.engine(args.waiting as usize)?;

@@ -1,6 +1,6 @@
 //! Logarithmic axes.
 
-/// A logarithmic axis, as long as its values need.
+/// A logarithmic axis that covers its values.
 pub(super) struct Log {
     pub(super) low: f64,
     pub(super) high: f64,
@@ -10,7 +10,7 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn over(values: impl Iterator<Item = f64>, start: f64, len: f64) -> Self {
-        /// Around the values, and in all at least.
+        /// Factor of space around the values, and minimum factor between the ends.
         const ROOM: f64 = 1.12;
         const LEAST: f64 = 2.0;
         let (mut low, mut high) = (f64::INFINITY, 0.0f64);
@@ -30,7 +30,7 @@ impl Log {
         self.start + self.len * (value / self.low).ln() / (self.high / self.low).ln()
     }
 
-    /// Round numbers within, at least three and no more than fit.
+    /// Round numbers in the range: at least three, and no more than fit.
     pub(super) fn ticks(&self) -> Vec<f64> {
         const MOST: usize = 11;
         const CHOICES: [&[f64]; 4] = [

@@ -1,4 +1,4 @@
-//! Pictures as SVG: text that is laid out by the numbers in it, so that nothing overlaps.
+//! Pictures as SVG. The layout computes text widths, so that nothing overlaps.
 
 mod axis;
 pub(crate) mod palette;
@@ -24,10 +24,10 @@ use std::fmt::{Display, Write as _};
 use crate::table::visible;
 use palette::{AXIS, INK};
 
-/// What every picture measures across, in pixels.
+/// Width of every picture in pixels.
 pub(crate) const WIDTH: f64 = 1200.0;
 
-/// The least size of text.
+/// Size of the smallest text.
 pub(crate) const SMALL: u32 = 12;
 
 /// A picture under construction. Coordinates are pixels; numbers are written with at most 2 decimals.
@@ -36,7 +36,7 @@ pub(crate) struct Svg {
     body: String,
 }
 
-/// Where text stands relative to its point.
+/// Position of text relative to its point.
 #[derive(Clone, Copy)]
 pub(crate) enum Anchor {
     Start,
@@ -109,7 +109,7 @@ impl Mark {
 }
 
 impl Svg {
-    /// With a title that screen readers find.
+    /// A picture with a title for screen readers.
     pub(crate) fn new(title: &str) -> Self {
         Self {
             title: title.to_owned(),
@@ -117,7 +117,7 @@ impl Svg {
         }
     }
 
-    /// Writes an element, with what a reader sees who points at it.
+    /// Writes an element with an optional tooltip.
     fn element(&mut self, element: &str, tooltip: Option<&str>) {
         let name = element.split(' ').next().unwrap_or_default();
         let _ = match tooltip {
@@ -175,7 +175,7 @@ impl Svg {
         self.turned_text((x, y), anchor, size, "", text);
     }
 
-    /// The name of a vertical axis, read from below, whose middle is at a point.
+    /// The title of a vertical axis, rotated, with its middle at a point.
     pub(crate) fn axis_title(&mut self, (x, y): (f64, f64), text: &str) {
         let turn = format!(r#" transform="rotate(-90 {} {})""#, num(x), num(y));
         self.turned_text((x, y), Anchor::Middle, 13, &turn, text);
@@ -201,7 +201,7 @@ impl Svg {
         );
     }
 
-    /// The title and what stands below it, from the top left corner, whole; returns where they end.
+    /// Draws the title and the lines below it at the top left, without cutting them. Returns the bottom of the text.
     pub(crate) fn heading(&mut self, below: &[&str]) -> f64 {
         const MARGIN: f64 = 16.0;
         let mut y = 26.0;
@@ -220,7 +220,7 @@ impl Svg {
         y
     }
 
-    /// A linear axis of time below a chart, from `left` on, whose `end` is `width` away.
+    /// A linear time axis below a chart. It starts at `left`; `end` is at a distance of `width`.
     pub(crate) fn time_axis(
         &mut self,
         [left, top, width, bottom]: [f64; 4],
@@ -254,7 +254,7 @@ impl Svg {
         );
     }
 
-    /// The document, so high. It has a background and a frame of its own: a dark page shows a card.
+    /// The document with the given height. It has its own background and frame, so it stays legible on a dark page.
     pub(crate) fn finish(self, height: f64) -> String {
         let height = num(height);
         let title = escape(&self.title);
@@ -268,14 +268,14 @@ impl Svg {
     }
 }
 
-/// A number as it stands at an axis.
+/// A number as an axis label.
 fn label(value: f64) -> String {
-    // What is left of steps that are not exact.
+    // Remove rounding errors of inexact steps.
     let rounded = (value * 1e6).round() / 1e6;
     format!("{rounded}")
 }
 
-/// Text as XML has it, which has no control characters.
+/// Escapes text for XML, which allows no control characters.
 fn escape(text: &str) -> String {
     visible(text, false)
         .replace('&', "&amp;")

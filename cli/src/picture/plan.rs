@@ -1,9 +1,9 @@
-//! A plan: units over SMs in time, and what each launch moves and computes.
+//! Draws a plan: units over SMs in time, and what each launch moves and computes.
 //!
-//! A row for each SM, and a thinner one within it for each resident CTA; where prefills and decodes overlap those of
-//! the prefills are above those of the decodes. Units that follow one another on a CTA and belong to the same item
-//! are drawn as one bar; in a plan of so many units that a bar would be thinner than half a pixel, neighbours of one
-//! kind become one bar too. The picture stays legible and of moderate size from 1 request to thousands.
+//! Each SM has a row, with a thinner row for each resident CTA. If prefills and decodes overlap, the rows of prefills
+//! are above those of decodes. Consecutive units of one item on a CTA are drawn as one bar. If a plan has so many units
+//! that bars would be thinner than half a pixel, neighbours of one kind are joined, too. The picture stays legible and
+//! of moderate size from one request to thousands.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +22,10 @@ const LEFT: f64 = 84.0;
 const RIGHT: f64 = 36.0;
 const CHART: f64 = WIDTH - LEFT - RIGHT;
 const LEGEND_LINE: f64 = 20.0;
-/// Bars narrower than this are drawn together with their neighbours.
+/// Narrower bars are joined with their neighbours, in pixels.
 const NARROWEST: f64 = 0.5;
 
-/// Two shades of a colour, so that neighbouring items can be told apart; launches of a kernel have kindred ones.
+/// Two shades of a colour, to tell neighbouring items apart. Launches of the same kernel have related colours.
 fn shades(plan: &Plan, index: usize) -> [&'static str; 2] {
     let kernel = plan.groups[index].kernel;
     let before = plan.groups[..index]
@@ -85,7 +85,7 @@ pub fn draw(plan: &Plan, device: &DeviceDescription, title: &str) -> String {
     svg.finish(bottom + 56.0)
 }
 
-/// What runs CTAs on a device, counted.
+/// Number and name of the processors of a device that run CTAs.
 pub(crate) fn processors(device: &DeviceDescription) -> String {
     counted(device.sms as usize, processor(device))
 }
@@ -133,22 +133,22 @@ fn group_line(plan: &Plan, group: &TileGroup) -> String {
     )
 }
 
-/// Where the CTAs of an SM are drawn.
+/// Positions of the CTAs of each SM.
 struct Rows {
     sms: u32,
-    /// Every so many of them are drawn.
+    /// Every n-th SM is drawn.
     every: u32,
-    /// CTAs of prefills, and all; and the rows that an SM has for the former, and in all.
+    /// Numbers of prefill CTAs and of all CTAs; then the rows of an SM for prefills, and all its rows.
     ctas: [u32; 2],
     lanes: [u32; 2],
     top: f64,
-    /// Height of a CTA.
+    /// Height of a CTA's row.
     lane: f64,
 }
 
 impl Rows {
     fn of(schedule: &Schedule, device: &DeviceDescription, top: f64) -> Self {
-        /// All rows together, a row at least where two operations are to be told apart, and at most.
+        /// Height of all rows; minimum height of a row if prefills and decodes are to be told apart; maximum height.
         const HEIGHT: f64 = 700.0;
         const LEAST: f64 = 4.5;
         const MOST: f64 = 22.0;
@@ -156,7 +156,7 @@ impl Rows {
         let prefill = schedule.prefill_ctas;
         let others = (schedule.ctas - prefill).max(1);
         let of_prefill = prefill.div_ceil(sms);
-        // A second decode CTA stands where an SM has no prefill.
+        // An SM without a prefill CTA draws a second decode CTA in that row.
         let lanes = match prefill {
             1.. if others > sms && prefill + others == 2 * sms => [1, 2],
             _ => [of_prefill, of_prefill + others.div_ceil(sms)],
@@ -176,7 +176,7 @@ impl Rows {
         }
     }
 
-    /// The SM of a CTA, and the row that it has there.
+    /// The SM of a CTA, and its row there.
     fn lane_of(&self, cta: u32) -> (u32, u32) {
         let [prefill, _] = self.ctas;
         let [of_prefill, all] = self.lanes;
@@ -189,7 +189,7 @@ impl Rows {
         let cta = cta - prefill;
         match cta / self.sms {
             lane if of_prefill + lane < all => (cta % self.sms, of_prefill + lane),
-            // Behind the last SM that has a prefill.
+            // These SMs come after the last one with a prefill CTA.
             _ => (prefill + cta % self.sms, 0),
         }
     }
@@ -202,14 +202,14 @@ impl Rows {
         self.top + self.sm_height() * f64::from(self.sms.div_ceil(self.every))
     }
 
-    /// Top and height of a CTA's bars; none where its SM is not drawn.
+    /// Top and height of a CTA's bars; none if its SM is not drawn.
     fn place(&self, cta: u32) -> Option<[f64; 2]> {
         let (sm, lane) = self.lane_of(cta);
         if !sm.is_multiple_of(self.every) || sm >= self.sms {
             return None;
         }
         let y = self.top + self.sm_height() * f64::from(sm / self.every);
-        // A gap below each SM, and hardly any between its CTAs.
+        // A gap below each SM, and a smaller one between its CTAs.
         let gap = if self.lane >= 4.0 { 1.0 } else { 0.25 };
         let last = lane + 1 == self.lanes[1];
         let below = if last { gap } else { gap / 4.0 };
@@ -249,7 +249,7 @@ impl Rows {
     }
 }
 
-/// Units drawn as one.
+/// Units that are drawn as one bar.
 #[derive(Clone, Copy, Debug)]
 struct Bar {
     item: u32,
@@ -259,7 +259,7 @@ struct Bar {
     end_ns: f64,
 }
 
-/// Joins what follows one another on a CTA: units of an item, and bars too narrow to be seen.
+/// Joins neighbours on a CTA: units of one item, and bars that are too narrow to see.
 fn bars(schedule: &Schedule, scale: f64) -> Vec<Bar> {
     let mut done = Vec::new();
     let mut open: BTreeMap<u32, Bar> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Ranks of a sharding in time: a bar of attention and one of the exchange for each.
+//! Draws the ranks of a sharding in time: for each rank, a bar of attention and one of the exchange.
 
 use tandem_attn::shard::{Forecast, Share};
 
@@ -10,7 +10,7 @@ const RIGHT: f64 = 36.0;
 const CHART: f64 = WIDTH - LEFT - RIGHT;
 const ROW: f64 = 18.0;
 
-/// Draws what each rank is predicted to do. Groups of ranks have a gap between them.
+/// Draws the predicted times of each rank. There is a gap between groups of ranks.
 #[must_use]
 pub fn draw(shares: &[Share], forecast: &Forecast, title: &str, summary: &str) -> String {
     let mut svg = Svg::new(title);

@@ -1,4 +1,4 @@
-//! Measured points under the ceilings, in logarithmic axes.
+//! Draws measured points below the ceilings, with logarithmic axes.
 
 use super::{Anchor, Mark, SMALL, Svg, WIDTH, axis::Log, label, lines, palette, text_width};
 use crate::{
@@ -13,14 +13,14 @@ const MARGIN: f64 = 16.0;
 const LINE: f64 = 18.0;
 const RADIUS: f64 = 5.0;
 
-/// Results that have a place in the chart: a time, and both bytes and operations.
+/// Number of results with a place in the chart: those with a time, bytes and operations.
 #[must_use]
 pub fn points(file: &ResultFile) -> usize {
     file.results.iter().filter_map(Point::of).count()
 }
 
-/// Draws results under the ceilings of their file. An implementation has a colour and a shape, a case a number;
-/// the list below the chart says what the numbers are.
+/// Draws the results of a file below its ceilings. Each implementation has a colour and a shape, each case a number.
+/// The list below the chart explains the numbers.
 #[must_use]
 pub fn draw(file: &ResultFile) -> String {
     let points: Vec<Point<'_>> = file.results.iter().filter_map(Point::of).collect();
@@ -44,7 +44,7 @@ pub fn draw(file: &ResultFile) -> String {
     let roofs = points.iter().map(|point| roof(point.intensity));
     let y = Log::over(rates.chain(roofs), top + CHART_H, -CHART_H);
     axes(&mut svg, &x, &y, top);
-    // The roof, as far as the chart goes: bandwidth up to the ridge, throughput beyond it.
+    // The roof across the chart: bandwidth up to the ridge, throughput beyond it.
     let ridge = ceilings.flops_per_s / ceilings.read_bytes_per_s;
     let place = |intensity: f64| (x.at(intensity), y.at(roof(intensity)));
     let begin = x.low.max(y.low / ceilings.read_bytes_per_s);
@@ -88,7 +88,7 @@ pub fn draw(file: &ResultFile) -> String {
     svg.finish(list + 8.0)
 }
 
-/// A case in the list; returns where the next one stands.
+/// Draws a case of the list. Returns the position of the next one.
 fn row<'a>(
     svg: &mut Svg,
     top: f64,
@@ -100,7 +100,7 @@ fn row<'a>(
 ) -> f64 {
     const NAME: f64 = MARGIN + 44.0;
     const SLOT: f64 = 72.0;
-    // As many columns as implementations, up to eight; the name has the rest.
+    // One column per implementation, up to eight; the name gets the rest.
     let columns = series.names.len().clamp(1, 8);
     let shares = WIDTH - MARGIN - SLOT * columns as f64;
     svg.text((NAME - 10.0, top), Anchor::End, SMALL, &number.to_string());
@@ -114,7 +114,7 @@ fn row<'a>(
         );
     }
     let mut used = name.len();
-    // A case that was measured twice has a line more.
+    // A case that was measured several times needs more lines.
     let mut taken = vec![0; series.names.len()];
     for point in points {
         let index = series.index(point);
@@ -137,7 +137,7 @@ fn row<'a>(
     top + LINE * used as f64
 }
 
-/// A result that has a place in the chart.
+/// A result with a place in the chart.
 struct Point<'a> {
     result: &'a CaseResult,
     /// FLOP per byte.
@@ -191,7 +191,7 @@ impl<'a> Series<'a> {
         (marks[index % marks.len()], colours[index % colours.len()])
     }
 
-    /// Marks with their names, in lines; returns where they end.
+    /// Draws marks with their names in lines. Returns the bottom.
     fn legend(&self, svg: &mut Svg, top: f64) -> f64 {
         let (mut x, mut y) = (MARGIN, top + 2.0);
         for (index, name) in self.names.iter().enumerate() {
@@ -219,7 +219,7 @@ fn cases<'a>(points: &[Point<'a>]) -> Vec<&'a str> {
     names
 }
 
-/// The number of each case beside its fastest point, where there is room: never on another number or point.
+/// Writes the number of each case next to its fastest point if there is room, never over another number or point.
 fn numbers(svg: &mut Svg, points: &[Point<'_>], cases: &[&str], [x, y]: [&Log; 2], top: f64) {
     let around = |x: f64, y: f64| [x - 6.0, y - 6.0, x + 6.0, y + 6.0];
     let centres = points.iter();

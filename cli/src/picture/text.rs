@@ -1,6 +1,6 @@
-//! How wide text is, and where its lines are broken.
+//! Text width and line breaks.
 
-/// The width that text takes at most: letters of DejaVu Sans, which is wider than other common fonts.
+/// Upper bound of the width of text, from letters of DejaVu Sans, which is wider than other common fonts.
 pub(crate) fn text_width(text: &str, size: u32) -> f64 {
     let of = |c: char| match c {
         'i' | 'j' | 'l' | '.' | ',' | ' ' | '\'' | '|' | '·' | '/' | ':' | ';' | 'I' => 0.34,
@@ -9,16 +9,16 @@ pub(crate) fn text_width(text: &str, size: u32) -> f64 {
         'w' | '+' | '=' | '<' | '>' | '×' | '±' | '~' | '#' => 0.85,
         'A'..='Z' => 0.79,
         '0'..='9' | 'a'..='z' | 'µ' | '–' | '_' | '"' => 0.64,
-        // Letters of other scripts are as wide as they are high.
+        // Letters of other scripts are about as wide as high.
         _ => 1.0,
     };
-    // Fonts differ: one that is a little wider still fits.
+    // Fonts differ, so allow for a slightly wider one.
     const WIDER: f64 = 1.03;
     text.chars().map(of).sum::<f64>() * f64::from(size) * WIDER
 }
 
-/// The text in lines no wider than `width`, broken between words where it can be; what is longer than any name
-/// that a reader would give ends with `…`.
+/// Breaks text into lines no wider than `width`, between words if possible. Text of more than `MOST` lines ends with
+/// `…`.
 pub(crate) fn lines(text: &str, size: u32, width: f64) -> Vec<String> {
     const MOST: usize = 6;
     let mut lines: Vec<String> = vec![String::new()];

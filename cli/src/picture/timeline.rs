@@ -1,5 +1,5 @@
-//! The warps of a CTA over the steps of a launch: a row for each, coloured by what it does, and below it what goes on
-//! beside it.
+//! Draws the warps of a CTA over the steps of a launch. Each warp has a row, coloured by its state, with concurrent
+//! asynchronous work below.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::table::counted;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 36.0;
 const CHART: f64 = WIDTH - LEFT - RIGHT;
-/// Of a warp: the bar of what it does, and two for what goes on beside it.
+/// Height of a warp's row, and of the bar of its state; the rest shows asynchronous work.
 const ROW: f64 = 30.0;
 const BAR: f64 = 14.0;
 const THIN: f64 = 4.0;
@@ -23,12 +23,12 @@ const LOADS: &str = palette::DECODE;
 const STORES: &str = "#0d3757";
 const COPIES: &str = "#a3cfea";
 const REGISTERS: &str = "#e8d44d";
-/// Of mbarriers, in turn.
+/// Colours of mbarriers, used in turn.
 const MBARRIERS: [&str; 8] = [
     "#e3c7ee", "#c79bd9", "#a871bf", "#f3c9c4", "#e39a92", "#cf6b61", "#d6cdb8", "#b3a27c",
 ];
 
-/// Short names of the mbarriers that warps wait at, in the order of their addresses.
+/// Indices of the mbarriers on which warps wait, in the order of their addresses.
 pub(crate) fn barriers(timeline: &Timeline) -> BTreeMap<u32, usize> {
     let mut addresses: Vec<u32> = timeline
         .intervals
@@ -47,7 +47,7 @@ pub(crate) fn barriers(timeline: &Timeline) -> BTreeMap<u32, usize> {
         .collect()
 }
 
-/// What a warp does, in words.
+/// A warp's state in words.
 pub(crate) fn state_name(state: State, names: &BTreeMap<u32, usize>) -> String {
     match state {
         State::Issues => "issues".into(),
@@ -128,7 +128,7 @@ fn axis(svg: &mut Svg, steps: u64, [top, bottom]: [f64; 2]) {
     );
 }
 
-/// Lines of what the colours mean; where they end.
+/// Draws the legend. Returns its bottom.
 fn legend(svg: &mut Svg, timeline: &Timeline, names: &BTreeMap<u32, usize>, mut top: f64) -> f64 {
     let mut states: Vec<State> = timeline.intervals.iter().map(|one| one.state).collect();
     states.sort_unstable();
@@ -166,7 +166,7 @@ fn legend(svg: &mut Svg, timeline: &Timeline, names: &BTreeMap<u32, usize>, mut 
     top + 20.0
 }
 
-/// A row of pixels, each with what takes most of its steps.
+/// A row of pixels, each with the state that takes most of its steps.
 struct Pixels<S> {
     steps: Vec<BTreeMap<S, f64>>,
     scale: f64,
@@ -189,7 +189,7 @@ impl<S: Copy + Ord> Pixels<S> {
         }
     }
 
-    /// Runs of pixels: from, to, what.
+    /// Runs of equal pixels: begin, end, state.
     fn runs(&self) -> Vec<(usize, usize, S)> {
         let mut runs: Vec<(usize, usize, S)> = Vec::new();
         for (pixel, steps) in self.steps.iter().enumerate() {

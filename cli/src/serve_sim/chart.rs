@@ -1,5 +1,5 @@
-//! Simulations as a picture: how times are distributed under each policy, and what the stages did in a window of
-//! time that is the same for all.
+//! Draws simulations: distributions of times under each policy, and the steps of the stages in a time window that is
+//! the same for all.
 
 use tandem_schedule::metrics::{Distribution, Report, StageSpan};
 
@@ -9,14 +9,14 @@ use crate::{
     table::digits,
 };
 
-/// Spans that are recorded of each policy: enough to find a window in, few enough to keep.
+/// Spans recorded per policy: enough to find a window, few enough to keep.
 pub(crate) const MOST_SPANS: u64 = 200_000;
 
 const LEFT: f64 = 190.0;
 const CHART_W: f64 = WIDTH - LEFT - 36.0;
 const ROW: f64 = 26.0;
 
-/// The picture of all reports, below a title and what else there is to say.
+/// Draws all reports, below a title and further lines.
 pub(crate) fn draw(title: &str, below: &str, reports: &[Report]) -> String {
     let mut svg = Svg::new(title);
     let mut y = svg.heading(&[below]) + 8.0;
@@ -35,7 +35,7 @@ pub(crate) fn draw(title: &str, below: &str, reports: &[Report]) -> String {
     svg.finish(y)
 }
 
-/// A row for each policy, over a logarithmic axis of time; returns where the next drawing may begin.
+/// Draws a row for each policy over a logarithmic time axis. Returns the position of the next drawing.
 fn quantiles(
     svg: &mut Svg,
     top: f64,
@@ -57,7 +57,7 @@ fn quantiles(
     if least > most {
         return top;
     }
-    // Whole decades, within what can be drawn.
+    // Whole decades, within a drawable range.
     let from = least.clamp(1e-6, 1e9).log10().floor();
     let to = most.clamp(1e-6, 1e9).log10().ceil().max(from + 1.0);
     let x = |seconds: f64| {
@@ -129,7 +129,7 @@ fn quantiles(
     bottom + 64.0
 }
 
-/// A time in few letters.
+/// A time in few characters.
 fn short(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s < 0.9995e-3 => (s * 1e6, "µs"),
@@ -152,7 +152,7 @@ fn policy_name(svg: &mut Svg, y: f64, name: &str) {
     svg.text((LEFT - 12.0, y), Anchor::End, SMALL, &name[0]);
 }
 
-/// What the stages did under each policy in a window; returns where the next drawing may begin.
+/// Draws the stages under each policy in a window. Returns the position of the next drawing.
 fn steps(svg: &mut Svg, top: f64, [begin_s, end_s]: [f64; 2], reports: &[Report]) -> f64 {
     const LANE: f64 = 15.0;
     const GAP: f64 = 16.0;
@@ -180,7 +180,7 @@ fn steps(svg: &mut Svg, top: f64, [begin_s, end_s]: [f64; 2], reports: &[Report]
         policy_name(svg, y + 11.0, &report.policy);
         for stage in 0..stages(report) {
             let lane = y + LANE * f64::from(stage);
-            // What shows through is time in which the stage stands still.
+            // The background, which stays visible where the stage is idle.
             svg.rect([LEFT, lane, CHART_W, LANE - 2.0], "#ededed", None);
             if stage > 0 && (stage + 1) % 4 == 0 {
                 let name = format!("stage {}", stage + 1);
@@ -192,7 +192,7 @@ fn steps(svg: &mut Svg, top: f64, [begin_s, end_s]: [f64; 2], reports: &[Report]
                 .filter(|span| span.stage == stage && span.end_s > begin_s && span.begin_s < end_s);
             for span in spans {
                 let width = x(span.end_s) - x(span.begin_s);
-                // A gap that tells neighbours apart, where there is room for it.
+                // A gap between neighbours, if there is room for it.
                 let drawn = if width > 3.0 { width - 0.7 } else { width };
                 bar(svg, [x(span.begin_s), lane, drawn, LANE - 2.0], span);
             }
@@ -208,7 +208,7 @@ fn steps(svg: &mut Svg, top: f64, [begin_s, end_s]: [f64; 2], reports: &[Report]
     bottom + 60.0
 }
 
-/// A step: its chunk above its decodes, each in its colour.
+/// Draws a step: its chunk above its decodes, in their colours.
 fn bar(svg: &mut Svg, [x, y, width, height]: [f64; 4], span: &StageSpan) {
     let tooltip = format!(
         "step {}: {} prompt tokens, {} decodes, {} ms",

@@ -1,11 +1,11 @@
-//! How much can be simulated: checked before anything of that size is made.
+//! Limits of a simulation, checked before memory of that size is allocated.
 
 use tandem_schedule::{cost::CostModel, trace::Trace};
 
 use super::Args;
 use crate::{Failure, memory, table::counted};
 
-/// The most requests of a simulation.
+/// Maximum number of requests of a simulation.
 const MOST_REQUESTS: usize = 1 << 24;
 
 pub(super) fn requests(text: &str) -> Result<usize, String> {
@@ -16,7 +16,7 @@ pub(super) fn requests(text: &str) -> Result<usize, String> {
 }
 
 impl Args {
-    /// Whether this machine has the memory to simulate on: what is kept of each request, token and page.
+    /// Checks that memory suffices for the simulation's data per request, token and page.
     pub(super) fn check_size(&self, cost: &CostModel, trace: &Trace) -> Result<(), Failure> {
         const REQUEST: u64 = 640;
         const PAGE: u64 = 16;
@@ -27,7 +27,7 @@ impl Args {
             .map(|arrival| u64::from(arrival.request.max_new_tokens));
         let generated: u64 = tokens.sum();
         let pages = u64::from(cost.pages(self.page_size)) + u64::from(self.host_pages(cost));
-        // The gaps of one policy are sorted while those of the others are kept.
+        // The gaps of one policy are sorted while those of the others are in memory.
         let needed =
             requests * (REQUEST + 16 * policies) + 4 * generated * (policies + 2) + PAGE * pages;
         memory::check(
@@ -45,7 +45,7 @@ impl Args {
         )
     }
 
-    /// Pages of the host's memory for requests that are swapped out.
+    /// Host pages for requests that are swapped out.
     pub(super) fn host_pages(&self, cost: &CostModel) -> u32 {
         let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
         (self.swap_gb * 1e9 / page_bytes) as u32

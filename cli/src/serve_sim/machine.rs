@@ -1,4 +1,4 @@
-//! What both commands of the scheduler are given: a model on a machine, counts, a trace.
+//! Arguments that both scheduler commands share: a model on a machine, counts, a trace.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use tandem_schedule::{
 
 use crate::{Failure, input, workload::json};
 
-/// A model on a machine, for both commands of the scheduler.
+/// A model on a machine, for both scheduler commands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Machine {
     /// A known model, or a JSON file that describes one
@@ -19,19 +19,19 @@ pub struct Machine {
     /// Known hardware, or a JSON file that describes it
     #[arg(long, default_value = "h200")]
     device: String,
-    /// GPUs that share each layer
+    /// Number of GPUs that share each layer
     #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = at_least_1)]
     tensor: u32,
-    /// Pipeline stages
+    /// Number of pipeline stages
     #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
     pipeline: u32,
-    /// Measured times that correct the cost model, a JSON file
+    /// JSON file with measured times that correct the cost model
     #[arg(long, value_name = "FILE")]
     correction: Option<PathBuf>,
 }
 
 impl Machine {
-    /// The files that are read.
+    /// The files that these arguments read.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let named = [&self.model, &self.device]
             .into_iter()
@@ -45,7 +45,7 @@ impl Machine {
     /// The cost model.
     ///
     /// # Errors
-    /// A name that is not known, a file that cannot be read, a model that does not fit.
+    /// An unknown name, a file that cannot be read, or a model that does not fit.
     pub fn cost(&self) -> Result<CostModel, Failure> {
         let model = if is_file(&self.model) {
             described(self.model.as_ref(), ModelDescription::from_json)?
@@ -69,13 +69,13 @@ impl Machine {
     }
 }
 
-/// A description from a file, which errors name.
+/// Reads a description from a file; errors name the file.
 pub(crate) fn described<T>(
     path: &Path,
     from_json: fn(&str) -> Result<T, ScheduleError>,
 ) -> Result<T, Failure> {
     let text = input::text(path, input::MOST_JSON)?;
-    // What is no JSON at all is shown with its line.
+    // Report invalid JSON with its line first.
     let _: serde_json::Value = json::read(&path.display().to_string(), &text)?;
     let described = from_json(&text);
     described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
@@ -85,10 +85,10 @@ pub(crate) fn is_file(name: &str) -> bool {
     name.ends_with(".json")
 }
 
-/// The most of anything that is counted: sums of several fit 32 bits.
+/// Maximum of all counts: sums of several fit 32 bits.
 const MOST: u32 = 1 << 24;
 
-/// A count, or none.
+/// Parses a count that may be 0.
 pub(super) fn at_most(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(count @ 0..=MOST) => Ok(count),
@@ -96,7 +96,7 @@ pub(super) fn at_most(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A count, of which none makes no sense.
+/// Parses a count that must be at least 1.
 pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(count @ 1..=MOST) => Ok(count),
@@ -118,7 +118,7 @@ pub(super) fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A trace from a file.
+/// Reads a trace from a file.
 pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
     let text = input::text(path, input::MOST_TRACE)?;
     Ok(Trace::parse(&text, &path.display().to_string())?)

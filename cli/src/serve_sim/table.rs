@@ -1,4 +1,4 @@
-//! Policies beside one another, in numbers.
+//! Compares policies in a table.
 
 use serde::Serialize;
 use tandem_schedule::{
@@ -9,7 +9,7 @@ use tandem_schedule::{
 
 use crate::table::{Table, WIDTH, counted, digits, wrap};
 
-/// The model on its machine, and the requests: what every output begins with.
+/// The model on its machine, and the requests: the heading of every output.
 pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
@@ -27,7 +27,7 @@ pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
     ]
 }
 
-/// The policies beside one another.
+/// The table of policies.
 pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
     let [machine, requests] = heading(cost, trace);
     let mut table = Table::new([
@@ -54,7 +54,7 @@ pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
     for report in reports {
         let [ttft, tbt, latency] =
             [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
-        // Nothing ran where every request was refused.
+        // If every request was refused, there is nothing to show.
         let ran = |cell: String| {
             if report.finished > 0 {
                 cell
@@ -91,7 +91,7 @@ pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
     text
 }
 
-/// Seconds with milliseconds as the least.
+/// Seconds, with a resolution of a millisecond.
 fn seconds(value: f64) -> String {
     match value {
         ..0.0995 => format!("{value:.3}"),
@@ -99,7 +99,7 @@ fn seconds(value: f64) -> String {
     }
 }
 
-/// What has no column.
+/// Remarks that have no column.
 fn notes(cost: &CostModel, report: &Report) -> Vec<String> {
     let mut notes = Vec::new();
     if report.cached_tokens > 0 {
@@ -131,7 +131,7 @@ fn notes(cost: &CostModel, report: &Report) -> Vec<String> {
     notes
 }
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Debug, Serialize)]
 pub(super) struct File<'a> {
     format: &'static str,
@@ -146,7 +146,7 @@ pub(super) struct File<'a> {
     policies: Vec<Line<'a>>,
 }
 
-/// A policy: times in seconds, parts from 0 to 1.
+/// Results of a policy: times in seconds, fractions from 0 to 1.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line<'a> {
     policy: &'a str,
@@ -194,7 +194,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The same numbers as data.
+/// The numbers of the table as data.
 pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]) -> File<'a> {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();

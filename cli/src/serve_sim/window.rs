@@ -1,11 +1,11 @@
-//! Which part of a simulation to draw: where steps differ, stages stand still and requests wait for tokens.
+//! Chooses the part of a simulation to draw: where steps differ, stages are idle and requests wait for tokens.
 
 use tandem_schedule::metrics::{Report, STALLS_S, StageSpan};
 
-/// Pieces of the common time that are looked at.
+/// Number of pieces of the common time that are considered.
 const BINS: usize = 4000;
 
-/// A part of the time of all reports, in seconds: the same for all, so that their steps can be compared.
+/// A time window in seconds, the same for all reports, so that their steps can be compared.
 pub(super) fn choose(reports: &[Report]) -> Option<[f64; 2]> {
     let drawn = || reports.iter().filter(|report| !report.timeline.is_empty());
     let end = |report: &Report| {
@@ -28,7 +28,7 @@ pub(super) fn choose(reports: &[Report]) -> Option<[f64; 2]> {
             .map(|profile| profile.score(from, from + bins));
         of_each.sum()
     };
-    // The first of the best.
+    // The first of the best windows.
     let mut best = (f64::NEG_INFINITY, 0);
     for from in (0..=BINS - bins).step_by((bins / 16).max(1)) {
         let score = score(from);
@@ -40,7 +40,7 @@ pub(super) fn choose(reports: &[Report]) -> Option<[f64; 2]> {
     Some([begin, begin + width])
 }
 
-/// As many steps as can be told apart, but the longest ones several times.
+/// Width that shows the maximum number of distinguishable steps, but at least several of the longest.
 fn width<'a>(reports: impl Iterator<Item = &'a Report>) -> f64 {
     const STEPS: f64 = 140.0;
     const LONGEST: f64 = 3.0;
@@ -53,7 +53,7 @@ fn width<'a>(reports: impl Iterator<Item = &'a Report>) -> f64 {
     (STEPS * at(0.5)).max(LONGEST * at(0.99))
 }
 
-/// Times without a new token for anyone, though steps ran.
+/// Intervals in which no request got a new token although steps ran.
 pub(super) fn stalls(timeline: &[StageSpan]) -> Vec<[f64; 2]> {
     let last_stage = timeline.iter().map(|span| span.stage).max().unwrap_or(0);
     let mut stalls = Vec::new();
@@ -66,7 +66,7 @@ pub(super) fn stalls(timeline: &[StageSpan]) -> Vec<[f64; 2]> {
         }
         if let Some(token_s) = token_s {
             let gap_s = span.end_s - token_s;
-            // A machine that stood still had no request that waited; a stage of a pipeline may have.
+            // With one stage, idle time means that no request waited. A stage of a pipeline may be idle during a stall.
             let least = if last_stage == 0 { 0.99 } else { 0.5 };
             if gap_s > STALLS_S[0] && busy_s > least * gap_s {
                 stalls.push([token_s, span.end_s]);
@@ -77,7 +77,7 @@ pub(super) fn stalls(timeline: &[StageSpan]) -> Vec<[f64; 2]> {
     stalls
 }
 
-/// Running sums over the bins, of the parts of their time.
+/// Running sums over the bins, for several kinds of time.
 struct Profile {
     stages: usize,
     busy: Vec<f64>,
@@ -120,13 +120,13 @@ impl Profile {
         }
     }
 
-    /// How much there is to see: steps of both kinds, bubbles, stalls.
+    /// Score of a window: steps of both kinds, bubbles, stalls.
     fn score(&self, from: usize, to: usize) -> f64 {
         let part = |sums: &[f64]| (sums[to] - sums[from]) / (to - from) as f64;
         let (busy, with_chunk) = (part(&self.busy), part(&self.with_chunk));
         let both = with_chunk.min(busy - with_chunk).min(0.25);
         let bubbles = match self.stages {
-            // A machine with nothing to do.
+            // A single stage is idle only if it has nothing to do.
             1 => busy - 1.0,
             _ => (1.0 - busy).min(0.5),
         };
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_window_has_steps_of_both_kinds() {
-        // Prompts, then both, then decodes.
+        // Prompts first, then hybrid steps, then decodes.
         let mut steps = vec![(512, 0, 0.01); 2000];
         steps.extend((0..200).map(|step| {
             if step % 2 == 0 {
@@ -187,7 +187,7 @@ mod tests {
             panic!("one stall");
         };
         assert!((begin - 0.01).abs() < 1e-9 && (end - 0.32).abs() < 1e-9);
-        // Nobody was there before the second prompt came.
+        // No request existed before the second prompt arrived.
         let mut timeline = report.timeline;
         timeline[1].begin_s += 0.01;
         assert!(stalls(&timeline).is_empty());

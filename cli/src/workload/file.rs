@@ -11,10 +11,10 @@ use tandem_attn::{
 use super::{ByHead, Case, DTYPES, Requests, Tree, json};
 use crate::{Failure, table::visible};
 
-/// Query tokens of a batch with trees of drafted tokens: each takes a word of 64 bits.
+/// Maximum number of query tokens of a batch with draft trees: each token needs a mask of 64 bits.
 const MOST_BESIDE_TREES: u64 = 1 << 24;
 
-/// A file, or one of its cases: what a case leaves out it takes from the file.
+/// A file or one of its cases. A case takes fields that it leaves out from the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object that describes a workload")]
 struct Fields {
@@ -69,14 +69,14 @@ struct Variant {
     sm_scale: Option<f32>,
 }
 
-/// Queries and keys that attention turns by their positions.
+/// Rotary embedding that attention applies to queries and keys.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(
     deny_unknown_fields,
     expecting = "an object such as {\"theta\": 500000}"
 )]
 struct Rotary {
-    /// Elements of a head; all where it is left out.
+    /// Number of rotated elements of a head; all if left out.
     #[serde(default)]
     dim: Option<u32>,
     theta: f64,
@@ -117,7 +117,7 @@ fn tree<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tree>, D::E
     Ok(Some(tree))
 }
 
-/// Whether the levels make a tree.
+/// Checks that the levels form a tree.
 pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
     let (nodes, tokens) = (&tree.nodes_per_level, &tree.tokens_per_level);
     if nodes.is_empty() || nodes.len() != tokens.len() {
@@ -144,7 +144,7 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
     Ok(())
 }
 
-/// The cases of a file.
+/// Reads the cases of a file.
 pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
     let file: Fields = json::read(name, text)?;
     let place = |index: usize| format!("{name}: cases[{index}]");
@@ -170,7 +170,7 @@ pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
 }
 
 impl Case {
-    /// Each KV head reads so many pages of its own.
+    /// Lets each KV head read `pages` pages of its own.
     fn choose_by_head(&mut self, pages: u32) -> Result<(), String> {
         let trees = self.tree.is_some() || self.requests.iter().any(|one| one.branches > 0);
         if pages == 0 || matches!(self.layout, KvLayout::Nhd) || trees {

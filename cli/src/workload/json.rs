@@ -1,4 +1,4 @@
-//! JSON with errors that show the place.
+//! Reads JSON with errors that show the position.
 
 use serde::{
     Deserialize, Deserializer,
@@ -10,10 +10,10 @@ use crate::{
     table::{WIDTH, shorten, visible, wrap},
 };
 
-/// The longest piece of a line that is shown.
+/// Maximum length of the part of a line that is shown.
 const SHOWN: usize = 80;
 
-/// The longest path to a field that is shown whole.
+/// Maximum length of a path to a field that is shown whole.
 const SHOWN_PATH: usize = 60;
 
 /// Reads a value.
@@ -29,7 +29,7 @@ pub(crate) fn read<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Fai
     Ok(value)
 }
 
-/// A measured number: nothing divides by zero that passes here.
+/// A measured number, which must be positive, so that nothing divides by zero.
 pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;
     if value > 0.0 && value.is_finite() {
@@ -41,7 +41,7 @@ pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64
     }
 }
 
-/// `name:line:column: path: what`, and the line with a mark below it.
+/// An error `name:line:column: path: what`, and the line with a mark below it.
 fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failure {
     let (line, column) = (error.line(), error.column());
     let what = error.to_string();
@@ -50,7 +50,7 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
         .map_or(what.as_str(), |(what, _)| what);
     let (what, expected) = in_plain_words(what);
     let (name, what) = (visible(name, false), visible(&what, false));
-    // `?` is where the error is in the JSON itself.
+    // `?` in the path marks an error in the JSON syntax itself.
     let field = match path.trim_end_matches('?').trim_end_matches('.') {
         "" => String::new(),
         path => format!("{}: ", shorten(path, SHOWN_PATH)),
@@ -62,7 +62,7 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    // Columns of serde_json count bytes; a mark that is off by an umlaut still shows the place.
+    // Columns of serde_json count bytes, so the mark may be a few characters off after non-ASCII text.
     let mark = column.saturating_sub(1).min(source.len());
     let first = mark.saturating_sub(SHOWN * 3 / 4);
     let shown: String = source.iter().skip(first).take(SHOWN).collect();
@@ -83,7 +83,7 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
     Failure::Input(message)
 }
 
-/// A message of serde without names of types, and the list of what it expected.
+/// A message of serde without type names, and the list of what it expected.
 fn in_plain_words(what: &str) -> (String, Option<String>) {
     const TYPES: [(&str, &str); 5] = [
         ("u32", "a whole number of 32 bits"),

@@ -1,10 +1,10 @@
-//! From lengths to page tables.
+//! Builds page tables from lengths.
 
 use tandem_attn::problem::{Batch, PageTable, ProblemError};
 
 use super::{Case, Requests, Tree};
 
-/// Pages are shuffled the same way every time.
+/// Seed of the page order, so that it is the same every time.
 const SEED: u64 = 1;
 
 /// The batch of a case: its requests, then one decode for each leaf of its tree.
@@ -37,7 +37,7 @@ pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
     tables.into_batch()
 }
 
-/// What each new token of a request sees of the last keys.
+/// For each new token of a request, the mask of the last keys that it sees.
 fn drafts(q_len: u32, branches: u32) -> Vec<u64> {
     if branches == 0 {
         return vec![u64::MAX; q_len as usize];
@@ -50,16 +50,16 @@ fn drafts(q_len: u32, branches: u32) -> Vec<u64> {
 
 struct Tables {
     page_size: u32,
-    /// What each query token sees of the last keys.
+    /// For each query token, the mask of the last keys that it sees.
     drafts: Vec<u64>,
-    /// Pages handed out.
+    /// Number of allocated pages.
     used: u32,
-    /// Query tokens, keys and pages of each request.
+    /// Number of query tokens, number of keys, and pages of each request.
     rows: Vec<(u32, u32, Vec<u32>)>,
 }
 
 impl Tables {
-    /// The pages of `len` tokens that begin on `shared`; only whole pages can be shared.
+    /// The pages of `len` tokens: first the shared ones, which are full, then new ones.
     fn extend(&mut self, shared: &[u32], len: u32) -> Vec<u32> {
         let pages = len.div_ceil(self.page_size);
         let new = pages - shared.len() as u32;
@@ -70,14 +70,14 @@ impl Tables {
     }
 
     fn push_tree(&mut self, tree: &Tree) {
-        // Whole pages and tokens down to each node of a level; above the roots there is nothing.
+        // Pages of the path to each node of a level; the roots have no parents.
         let mut above: Vec<Vec<u32>> = vec![Vec::new()];
         let mut len = 0;
         let levels = tree.nodes_per_level.iter().zip(&tree.tokens_per_level);
         let last = tree.nodes_per_level.len().saturating_sub(1);
         for (level, (&nodes, &tokens)) in levels.enumerate() {
             len += tokens;
-            // A page that is not full yet holds tokens of the children too, so each child has its own.
+            // A partly filled page also gets tokens of the children, so each child has its own copy.
             let shared_len = if level == last {
                 len
             } else {
@@ -110,7 +110,7 @@ impl Tables {
         if self.drafts.is_empty() {
             return Ok(batch);
         }
-        // Those of the prefix tree are decodes.
+        // Requests of the prefix tree are decodes without drafts.
         self.drafts.resize(tokens as usize, u64::MAX);
         Ok(batch.with_ancestors(self.drafts))
     }

@@ -1,7 +1,7 @@
-//! Workloads: batches described by their lengths, and how they become page tables.
+//! Workloads: batches described by their lengths, and the page tables made from them.
 //!
-//! The JSON format is documented in `docs/guide/workloads.md`. Files with the cases of the PAT, POD and FastTree
-//! papers are read as they are.
+//! `docs/guide/workloads.md` documents the JSON format. Files with the cases of the PAT, POD and FastTree papers can be
+//! read, too.
 
 mod file;
 pub(crate) mod json;
@@ -18,19 +18,19 @@ use tandem_attn::{
 
 use crate::{Failure, input, memory, table::counted};
 
-/// Some requests of the same lengths.
+/// Requests of equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with q_len and kv_len")]
 pub struct Requests {
-    /// New query tokens of each; 1 is a decode step.
+    /// New query tokens of each request; 1 is a decode step.
     pub q_len: u32,
-    /// Keys of each, those of the new tokens included.
+    /// Keys of each request, including those of the new tokens.
     pub kv_len: u32,
-    /// How many of them.
+    /// Number of requests.
     #[serde(default = "one")]
     pub count: u32,
-    /// The new tokens are a tree of drafted ones, each followed by so many: at most 64 tokens. 0: each follows the one
-    /// before it.
+    /// The new tokens form a tree of drafted tokens, at most 64, each with this number of children. If 0, they form a
+    /// chain.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub branches: u32,
 }
@@ -50,42 +50,43 @@ const fn one() -> u32 {
     expecting = "an object with nodes_per_level and tokens_per_level"
 )]
 pub struct Tree {
-    /// Nodes of each level, the root level first; each level's nodes are spread evenly over the one above.
+    /// Number of nodes in each level, the root level first. The nodes of a level are distributed evenly over those of
+    /// the level above.
     pub nodes_per_level: Vec<u32>,
-    /// Tokens of a node of each level.
+    /// Number of tokens of a node in each level.
     pub tokens_per_level: Vec<u32>,
 }
 
-/// One batch, described.
+/// The description of one batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What tables and results call it.
+    /// Name in tables and results.
     pub name: String,
     /// The heads.
     pub spec: Spec,
-    /// Tokens in a page.
+    /// Number of tokens in a page.
     pub page_size: u32,
-    /// How pages are ordered.
+    /// Layout of a page.
     pub layout: KvLayout,
-    /// Requests of their own.
+    /// Requests without a common prefix.
     pub requests: Vec<Requests>,
     /// Requests that share prefixes.
     pub tree: Option<Tree>,
-    /// Each KV head of a model reads pages of its own: then `spec` is that of a head.
+    /// If set, each KV head of a model reads its own pages, and `spec` describes one head.
     pub by_head: Option<ByHead>,
 }
 
-/// How pages are chosen by head.
+/// How each head chooses its pages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ByHead {
-    /// All heads.
+    /// The model with all its heads.
     pub model: Spec,
-    /// Pages of each list, spread over those of the request; the last one is among them.
+    /// Number of pages in each list, spread over the request's pages, including the last one.
     pub pages: u32,
 }
 
 impl ByHead {
-    /// The lists of a model's heads, of what its requests have.
+    /// The page lists of a model's heads, chosen from the pages of its requests.
     pub(super) fn lists(
         &self,
         layout: KvLayout,
@@ -120,26 +121,26 @@ impl ByHead {
     }
 }
 
-/// The most pages a case may have; more would not fit any device.
+/// Maximum number of pages of a case; more would not fit any device.
 const MAX_PAGES: u64 = 1 << 26;
 
-/// The most requests of a case.
+/// Maximum number of requests of a case.
 const MAX_REQUESTS: u64 = 1 << 20;
 
-/// The most query tokens of a case: what plans count.
+/// Maximum number of query tokens of a case, as plans count them.
 const MAX_TOKENS: u64 = i32::MAX as u64;
 
 impl Case {
-    /// The page tables, on shuffled pages.
+    /// The batch, with page tables on shuffled pages.
     ///
     /// # Errors
-    /// [`Failure::Input`] with the case and what is wrong with it.
+    /// [`Failure::Input`] that names the case and the reason.
     pub fn batch(&self) -> Result<Batch, Failure> {
         let wrong = |reason: String| Failure::Input(format!("case {:?}: {reason}", self.name));
         self.spec
             .check()
             .map_err(|error| wrong(error.to_string()))?;
-        // Before anything of that size is made.
+        // Check the sizes before memory of that size is allocated.
         for (count, what, most) in [
             (self.count(), "requests", MAX_REQUESTS),
             (self.tokens(), "query tokens", MAX_TOKENS),
@@ -155,7 +156,7 @@ impl Case {
                 self.page_size
             )));
         }
-        // Ids of pages, shuffled and in tables; requests with their lists.
+        // Page ids, shuffled and in tables, and requests with their page lists.
         let listed = pages.max(self.listed_pages());
         let needed = 24_u64
             .saturating_mul(listed)
@@ -172,7 +173,7 @@ impl Case {
         Ok(batch)
     }
 
-    /// Requests, of the tree too.
+    /// Number of requests, including those of the tree.
     pub(crate) fn count(&self) -> u64 {
         let of_tree = self.leaves();
         let requests = self.requests.iter().map(|r| u64::from(r.count));
@@ -185,14 +186,14 @@ impl Case {
             .map_or(0, |&nodes| nodes.into())
     }
 
-    /// Query tokens of all of them.
+    /// Number of query tokens of all requests.
     pub(crate) fn tokens(&self) -> u64 {
         let requests = self.requests.iter();
         let tokens = requests.map(|r| u64::from(r.q_len) * u64::from(r.count));
         tokens.fold(self.leaves(), u64::saturating_add)
     }
 
-    /// Pages that the tables name, shared ones once; at least.
+    /// Lower bound of the number of pages in the tables; shared pages count once.
     fn pages(&self) -> u64 {
         let page_size = self.page_size.max(1);
         let requests = self
@@ -206,7 +207,8 @@ impl Case {
         requests.chain(tree).fold(0, u64::saturating_add)
     }
 
-    /// Entries of page lists while they are made: each node of a tree has those above it too, and each head its own.
+    /// Number of entries of page lists during construction: each tree node also lists the pages above it, and each head
+    /// has its own list.
     fn listed_pages(&self) -> u64 {
         let page_size = self.page_size.max(1);
         let (mut len, mut of_tree) = (0_u32, 0_u64);
@@ -299,13 +301,13 @@ impl Case {
     }
 }
 
-/// What prefills compute in, as flags have it.
+/// Data type in which prefills compute, as a flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Compute {
-    /// Products of 16 bits
+    /// 16-bit matrix products
     #[default]
     F16,
-    /// Products of e4m3, on keys and values of that type; queries and weights are rounded to it
+    /// e4m3 matrix products, for keys and values of that type; queries and weights are rounded to it
     F8,
 }
 
@@ -318,7 +320,7 @@ impl From<Compute> for tandem_attn::problem::Compute {
     }
 }
 
-/// Names of element types, as workload files and results have them.
+/// Names of element types in workload files and results.
 const DTYPES: [(&str, Dtype); 5] = [
     ("bf16", Dtype::BF16),
     ("f16", Dtype::F16),
@@ -334,10 +336,10 @@ pub fn dtype_name(dtype: Dtype) -> &'static str {
     known.map_or("other", |(name, _)| name)
 }
 
-/// The element type of a name.
+/// The element type with a name.
 ///
 /// # Errors
-/// The names there are.
+/// The known names.
 pub fn dtype_of(name: &str) -> Result<Dtype, String> {
     let known = DTYPES.iter().find(|(known, _)| *known == name);
     known.map(|(_, dtype)| *dtype).ok_or_else(|| {
@@ -346,7 +348,7 @@ pub fn dtype_of(name: &str) -> Result<Dtype, String> {
     })
 }
 
-/// The suites that come with the command.
+/// The suites that are part of the command.
 const SUITES: [(&str, &str); 9] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
@@ -362,7 +364,7 @@ const SUITES: [(&str, &str); 9] = [
 /// A suite by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Suite {
-    /// A second's worth of everything, small enough for a CPU.
+    /// A short run of everything, small enough for a CPU.
     Quick,
     /// Decode steps: few and many, short and long, even and ragged.
     Decode,
@@ -370,15 +372,15 @@ pub enum Suite {
     Decode8,
     /// Prompts and chunks.
     Prefill,
-    /// A chunk and decodes in one batch.
+    /// A prompt chunk and decodes in one batch.
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
     /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
     Mla,
-    /// Sinks and windows as in gpt-oss, and trees of drafted tokens beside chains of them.
+    /// Sinks and windows as in gpt-oss, and trees and chains of drafted tokens.
     Variants,
-    /// What several GPUs share: long contexts, large batches, long prompts, and a small batch.
+    /// Batches for several GPUs: long contexts, large batches, long prompts, and a small batch.
     Ranks,
     /// decode, decode8, prefill, pod, pat, mla and variants.
     All,
@@ -413,16 +415,16 @@ impl Suite {
 /// Reads the cases of a file.
 ///
 /// # Errors
-/// [`Failure::Read`], or [`Failure::Input`] that points at the place.
+/// [`Failure::Read`], or [`Failure::Input`] that shows the position.
 pub fn load(path: &Path) -> Result<Vec<Case>, Failure> {
     let text = input::text(path, input::MOST_JSON)?;
     parse(&path.display().to_string(), &text)
 }
 
-/// The cases with a text in their names; without a text, all.
+/// The cases whose names contain a text; all without a text.
 ///
 /// # Errors
-/// [`Failure::Input`] where there are none.
+/// [`Failure::Input`] if there are none.
 pub fn matching(mut cases: Vec<Case>, text: Option<&str>) -> Result<Vec<Case>, Failure> {
     if let Some(text) = text {
         let first = cases.first().map(|case| case.name.clone());
@@ -437,10 +439,10 @@ pub fn matching(mut cases: Vec<Case>, text: Option<&str>) -> Result<Vec<Case>, F
     Ok(cases)
 }
 
-/// Reads the cases in a text; `name` is what messages call it.
+/// Parses the cases in a text; messages use `name` for it.
 ///
 /// # Errors
-/// [`Failure::Input`] that points at the place.
+/// [`Failure::Input`] that shows the position.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
     let value: serde_json::Value = json::read(name, text)?;
     let cases = match papers::recognise(&value) {

@@ -1,4 +1,4 @@
-//! Files with the cases of papers, as they were collected: PAT's Figure 10, POD's figures, trees.
+//! Reads collected files with the cases of papers: PAT's Figure 10, POD's figures, trees.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tandem_attn::problem::{Dtype, KvLayout, Spec};
 use super::{Case, Requests, Tree, file::check_tree, json};
 use crate::Failure;
 
-/// Which file it is.
+/// The kind of file.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Paper {
     PatTrees,
@@ -18,7 +18,7 @@ pub(super) enum Paper {
     Trees,
 }
 
-/// Told apart by what only that file has.
+/// Recognises a file by fields that only this kind has.
 pub(super) fn recognise(value: &Value) -> Option<Paper> {
     if value.get("fasttree_kernel_bench").is_some() {
         return Some(Paper::Trees);
@@ -70,7 +70,7 @@ pub(super) fn cases(paper: Paper, name: &str, text: &str) -> Result<Vec<Case>, F
     })
 }
 
-/// The most cases, and levels of their trees, that a file may stand for: a short one may stand for any number.
+/// Maximum number of cases and of levels of their trees: even a short file can describe any number.
 const MOST_CASES: u64 = 1 << 20;
 
 fn few(name: &str, cases: u64) -> Result<(), Failure> {
@@ -94,7 +94,7 @@ fn case(name: String, (heads, kv_heads): (u32, u32), page_size: u32) -> Case {
     }
 }
 
-/// Query heads and KV heads as `"32/8"`.
+/// Query heads and KV heads, written as `"32/8"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Heads(u32, u32);
 
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Heads {
     }
 }
 
-/// Nodes and tokens of each level as `"1,10_4096,416"`.
+/// Nodes and tokens of each level, written as `"1,10_4096,416"`.
 #[derive(Clone, Debug)]
 struct TreeName {
     text: String,
@@ -148,7 +148,7 @@ struct PatTime {
     heads: Heads,
 }
 
-/// PAT runs on pages of 32.
+/// PAT uses pages of 32 tokens.
 fn pat_case(id: u32, tree: &TreeName, Heads(heads, kv_heads): Heads) -> Case {
     Case {
         tree: Some(tree.tree.clone()),
@@ -160,7 +160,7 @@ fn pat_case(id: u32, tree: &TreeName, Heads(heads, kv_heads): Heads) -> Case {
     }
 }
 
-/// Nodes and tokens of each level as `{"N": [1, 10], "C": [4096, 416]}`.
+/// Nodes and tokens of each level, written as `{"N": [1, 10], "C": [4096, 416]}`.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "Lists")]
 struct Levels(Tree);
@@ -204,7 +204,7 @@ struct Relay {
 }
 
 impl Trees {
-    /// Cases, a tree as many times as it has levels.
+    /// Number of cases; a tree counts once per level.
     fn count(&self) -> u64 {
         let levels = |trees: &[Levels]| -> u64 {
             let levels = trees.iter();
@@ -326,7 +326,7 @@ struct Table8 {
     chunk_ids: Vec<u32>,
 }
 
-/// A chunk of a prompt that ends at `context`, beside decodes.
+/// A prompt chunk that ends at `context`, together with decodes.
 struct Hybrid {
     chunk: u32,
     context: u32,

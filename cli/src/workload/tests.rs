@@ -82,8 +82,7 @@ fn rotary_embeddings_are_those_of_the_file() {
     assert!(error.contains("turns 66 elements"), "{error}");
 }
 
-/// Pages that the requests of a tree have in common, by the definition: the same ones as far as the tokens of
-/// common nodes fill pages.
+/// Requests of a tree share pages as defined: the pages that the tokens of common nodes fill completely.
 #[test]
 fn trees_share_full_pages() {
     let case = one(
@@ -93,7 +92,7 @@ fn trees_share_full_pages() {
     let batch = case.batch().unwrap();
     let table = &batch.parts[0].table;
     assert_eq!((batch.requests(), batch.total_q()), (7, 7));
-    // 2 full pages of the root; each child ends at token 64, 2 pages more; each leaf has a page of its own.
+    // 2 full pages of the root; each child ends at token 64, so it has 2 more pages; each leaf has its own page.
     assert_eq!(table.pool_pages, 2 + 3 * 2 + 7);
     let parent = |leaf: usize| leaf * 3 / 7;
     for a in 0..7 {
@@ -203,7 +202,7 @@ fn pages_by_head_are_of_a_model_and_leave_no_place_for_trees() {
         )
     };
     let chain = one(&text(r#"{"q_len": 5, "kv_len": 40}"#));
-    // What is said is of the model, what is computed of its heads.
+    // The counts are those of the model, but attention is computed per head.
     assert_eq!((chain.count(), chain.tokens()), (1, 5));
     assert_eq!(chain.heads(), "4/2 × 64 bf16");
     let chain = chain.batch().unwrap();

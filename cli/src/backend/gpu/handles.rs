@@ -1,4 +1,4 @@
-//! Memory, streams and events of the driver that give themselves back.
+//! Memory, streams and events of the driver that release themselves.
 
 use std::ffi::{CStr, c_void};
 
@@ -8,7 +8,7 @@ use tandem_attn::exec::gpu;
 
 use crate::{Failure, tensors::Tensor};
 
-/// Success, or a failure that names the call.
+/// Converts a return code to a result whose failure names the call.
 pub fn ok(call: &str, code: Code) -> Result<(), Failure> {
     match code {
         Code::SUCCESS => Ok(()),
@@ -18,11 +18,11 @@ pub fn ok(call: &str, code: Code) -> Result<(), Failure> {
 
 fn name(code: Code) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: writes the address of a static text, or fails.
+    // SAFETY: the call writes the address of a static string, or fails.
     if unsafe { libcuda::cuGetErrorName(code, &mut text) } != Code::SUCCESS || text.is_null() {
         return format!("code {}", code.0);
     }
-    // SAFETY: see above.
+    // SAFETY: as above.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
@@ -32,10 +32,10 @@ fn name(code: Code) -> String {
 pub struct Memory(DevicePtr);
 
 impl Memory {
-    /// Of so many bytes, at least 16, with anything in them.
+    /// Allocates `bytes` bytes, at least 16, uninitialised.
     pub fn of_bytes(bytes: usize) -> Result<Self, Failure> {
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         match unsafe { libcuda::cuMemAlloc(&mut address, bytes.max(16)) } {
             Code::SUCCESS => Ok(Self(address)),
             code => Err(Failure::Backend(format!(
@@ -50,7 +50,7 @@ impl Memory {
         let memory = Self::of_bytes(bytes.len())?;
         if !bytes.is_empty() {
             let from = bytes.as_ptr().cast::<c_void>();
-            // SAFETY: both sides have as many bytes.
+            // SAFETY: both sides have this many bytes.
             ok("cuMemcpyHtoD", unsafe {
                 libcuda::cuMemcpyHtoD(memory.0, from, bytes.len())
             })?;
@@ -62,13 +62,13 @@ impl Memory {
         self.0
     }
 
-    /// Reads as many values as fit; the memory has them.
+    /// Copies the first bytes of the memory to `values`. The memory must be at least as large.
     pub fn read<T: Pod>(&self, values: &mut [T]) -> Result<(), Failure> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller allocated as many bytes; the driver checks the address.
+        // SAFETY: the caller allocated this many bytes; the driver checks the address.
         ok("cuMemcpyDtoH", unsafe {
             libcuda::cuMemcpyDtoH(bytes.as_mut_ptr().cast(), self.0, bytes.len())
         })
@@ -77,12 +77,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by us. Waits for work that uses it.
+        // SAFETY: we allocated it. The call waits for work that uses it.
         let _ = unsafe { libcuda::cuMemFree(self.0) };
     }
 }
 
-/// A stream that the default stream does not wait for.
+/// A stream that does not synchronise with the default stream.
 pub struct Stream {
     pub handle: gpu::Stream,
 }
@@ -91,7 +91,7 @@ impl Stream {
     pub fn new() -> Result<Self, Failure> {
         const NON_BLOCKING: u32 = 1;
         let mut handle = gpu::Stream::NULL;
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         ok("cuStreamCreate", unsafe {
             libcuda::cuStreamCreate(&mut handle, NON_BLOCKING)
         })?;
@@ -101,36 +101,36 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by us.
+        // SAFETY: we created it.
         let _ = unsafe { libcuda::cuStreamDestroy(self.handle) };
     }
 }
 
-/// A moment of a stream.
+/// A point in the work of a stream.
 pub struct Event(libcuda::Event);
 
 impl Event {
     pub fn new() -> Result<Self, Failure> {
         let mut handle = libcuda::Event::NULL;
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         ok("cuEventCreate", unsafe {
             libcuda::cuEventCreate(&mut handle, 0)
         })?;
         Ok(Self(handle))
     }
 
-    /// Moves it to what is on the stream now.
+    /// Moves the event to the current end of the stream.
     pub fn record(&self, stream: gpu::Stream) -> Result<(), Failure> {
-        // SAFETY: both live.
+        // SAFETY: both handles are alive.
         ok("cuEventRecord", unsafe {
             libcuda::cuEventRecord(self.0, stream)
         })
     }
 
-    /// How long after it another one was; both have passed.
+    /// Microseconds from this event to `end`. Both have passed.
     pub fn microseconds_to(&self, end: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0.0;
-        // SAFETY: writes one number.
+        // SAFETY: the call writes one number.
         let code = unsafe { libcuda::cuEventElapsedTime(&mut milliseconds, self.0, end.0) };
         ok("cuEventElapsedTime", code)?;
         Ok(f64::from(milliseconds) * 1e3)
@@ -139,7 +139,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by us.
+        // SAFETY: we created it.
         let _ = unsafe { libcuda::cuEventDestroy(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! A GPU with what measuring takes: pools that hold the whole batch, the same on every GPU.
+//! A GPU with memory for measurements: its pools hold the whole batch, with equal contents on every GPU.
 
 use half::bf16;
 use tandem_attn::{
@@ -10,16 +10,16 @@ use tandem_attn::{
 
 use crate::{Failure, backend::ok, workload::Case};
 
-/// Written between runs: several times the L2 of any GPU.
+/// Bytes written between runs to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
 
-/// Random numbers that are repeated. Odd, so that heads and tokens do not repeat with them.
+/// Random numbers that are repeated. The length is odd, so that heads and tokens do not repeat with them.
 const TILE: usize = (8 << 20) + 1027 * 8;
 
 pub(super) struct Device {
     pub(super) stream: OwnedStream,
     pub(super) flush: DeviceBuffer<u8>,
-    // Behind what lies in its context.
+    // After the fields that live in its context.
     pub(super) gpu: Gpu,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Pools {
     k: DeviceBuffer<bf16>,
     v: DeviceBuffer<bf16>,
     pub(super) q: DeviceBuffer<bf16>,
-    /// Of all heads.
+    /// Strides of the pools with all heads.
     strides: KvStrides,
     page_size: u32,
     pages: u32,
@@ -44,15 +44,15 @@ impl Device {
         })
     }
 
-    /// Empties the caches when the stream comes to it.
+    /// Enqueues writes that evict the caches.
     pub(super) fn flush(&self) -> Result<(), Failure> {
         let (address, bytes) = (self.flush.address(), self.flush.len());
-        // SAFETY: the memory has as many bytes.
+        // SAFETY: the memory has this many bytes.
         let code = unsafe { libcuda::cuMemsetD8Async(address, 1, bytes, *self.stream) };
         ok("cuMemsetD8Async", code)
     }
 
-    /// Memory for a batch, the same numbers on every GPU.
+    /// Allocates memory for a batch, with equal numbers on every GPU.
     pub(super) fn load(&self, case: &Case, batch: &Batch) -> Result<Pools, Failure> {
         let (spec, table) = (&case.spec, &batch.parts[0].table);
         let Spec {
@@ -92,7 +92,7 @@ impl Device {
         while done < elements {
             let more = done.min(elements - done);
             let to = buffer.address() + 2 * done as u64;
-            // SAFETY: both ranges are in the buffer, one before the other.
+            // SAFETY: both ranges are in the buffer and do not overlap.
             let code =
                 unsafe { libcuda::cuMemcpyDtoDAsync(to, buffer.address(), 2 * more, *self.stream) };
             ok("cuMemcpyDtoDAsync", code)?;
@@ -104,7 +104,7 @@ impl Device {
 }
 
 impl Pools {
-    /// The heads of a share, with the strides of all.
+    /// The heads of a share, with the strides of the whole pool.
     pub(super) fn of(&self, share: &Share) -> KvPool {
         let skipped = 2 * u64::from(share.kv_heads.start * self.strides.head);
         let [k, v] = [&self.k, &self.v].map(|pool| pool.address() + skipped);

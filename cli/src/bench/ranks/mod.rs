@@ -1,4 +1,4 @@
-//! `tandem bench --gpus N`: batches on several GPUs beside the same on one.
+//! `tandem bench --gpus N`: compares batches on several GPUs with the same batches on one.
 
 mod device;
 mod rounds;
@@ -27,40 +27,40 @@ pub struct RanksFile {
     pub format: String,
     /// Version of the program.
     pub program: String,
-    /// When it began.
+    /// Time at which it began.
     pub date: String,
     /// The GPUs.
     pub gpus: Vec<String>,
-    /// What was measured.
+    /// The measurements.
     pub results: Vec<RanksResult>,
 }
 
-/// One way to deal a case out.
+/// A case with one sharding.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RanksResult {
     /// Name of the case.
     pub case: String,
-    /// What is dealt out.
+    /// The sharding.
     pub deal: String,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// The whole batch on the first GPU.
+    /// Times of the whole batch on the first GPU.
     pub one: Stats,
-    /// The slowest rank of each run.
+    /// Times of the slowest rank in each run.
     pub all: Stats,
-    /// What the exchange adds to a layer in a captured graph, in microseconds.
+    /// Time that the exchange adds to a layer in a captured graph, in microseconds.
     pub exchange_us: Option<f64>,
-    /// The same by NCCL, where it is there.
+    /// The same with NCCL, if it is available.
     pub nccl_us: Option<f64>,
-    /// What the cost model says of the ranks, and of one.
+    /// Time of the ranks predicted by the cost model.
     pub predicted_us: f64,
-    /// Of one.
+    /// Predicted time of one GPU.
     pub predicted_one_us: f64,
-    /// Root mean square of the difference to the results of one GPU, over that of these.
+    /// Root mean square of the difference to the results of one GPU, relative to that of these results.
     pub error: f64,
 }
 
-/// Runs it.
+/// Runs the subcommand.
 pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     let devices = (0..args.dealing.gpus).map(Device::new);
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
         output::write_file(path, json.as_bytes())?;
     }
     output::print(&format!("{}{left_out}", render(&file)));
-    // Not where it is NaN.
+    // The comparison is false for NaN.
     let exact = |result: &&RanksResult| result.error < 0.02;
     match file.results.iter().find(|result| !exact(result)) {
         Some(wrong) => Err(Failure::Wrong(format!(
@@ -139,7 +139,7 @@ fn render(file: &RanksFile) -> String {
     )
 }
 
-/// All ways to deal a case out.
+/// Measures a case with all shardings.
 fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksResult>, Failure> {
     let (spec, batch) = (&case.spec, case.batch()?);
     let halves = [spec.q_dtype, spec.kv_dtype, spec.out_dtype];

@@ -1,4 +1,4 @@
-//! Runs on all ranks at a time, a thread each.
+//! Runs all ranks concurrently, one thread each.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -26,32 +26,32 @@ use crate::{
     backend::{Event, ok},
 };
 
-/// Runs, so many that their median is steady.
+/// Minimum and maximum number of runs; their median is then steady.
 const RUNS: [usize; 2] = [11, 300];
 
-/// Layers of a captured graph, and how often it is launched at most.
+/// Layers of a captured graph, and the maximum number of its launches.
 const LAYERS: usize = 8;
 const LAUNCHES: usize = 31;
 
 pub(super) struct Settings {
     pub(super) seconds: f64,
-    /// Every rank merges all tokens; or each its part.
+    /// Whether every rank merges all tokens, or each only its part.
     pub(super) merge_all: bool,
 }
 
-/// How the results of ranks come together.
+/// How the ranks exchange results.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    /// Not at all.
+    /// Without an exchange.
     Alone,
     Direct,
     Nccl,
 }
 
-/// What ranks say that only waited for one that failed.
+/// Error of a rank that was waiting when another rank failed.
 const ANOTHER: &str = "another rank failed";
 
-/// What all ranks found, or why the first failed that did so by itself.
+/// The results of all ranks, or the error of the first rank that failed for its own reason.
 fn all<T>(mut found: Vec<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
     let waited = |failure: &Failure| matches!(failure, Failure::Wrong(why) if why == ANOTHER);
     let cause = |of_rank: &Result<T, Failure>| of_rank.as_ref().is_err_and(|why| !waited(why));
@@ -61,7 +61,7 @@ fn all<T>(mut found: Vec<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
     found.into_iter().collect()
 }
 
-/// Where threads wait for each other, until one of them fails.
+/// A barrier for threads. It also releases them when one of them fails.
 struct Gate {
     threads: usize,
     arrived: AtomicUsize,
@@ -82,20 +82,20 @@ impl Gate {
     }
 }
 
-/// What was measured of a sharding.
+/// Measurements of a sharding.
 pub(super) struct Measured {
     pub(super) ranks: u32,
     pub(super) times: Stats,
-    /// By direct reads, and by NCCL where it is there.
+    /// Time of the exchange with direct reads, and with NCCL if it is available.
     pub(super) exchange_us: [Option<f64>; 2],
     q_heads: usize,
     dim: usize,
-    /// Of each rank: its tokens that it has merged, its first head, its heads, and the results.
+    /// For each rank: the tokens that it has merged, its first head, its number of heads, and the results.
     outs: Vec<(Vec<u32>, usize, usize, Vec<bf16>)>,
 }
 
 impl Measured {
-    /// How far the results are from those of one GPU.
+    /// Difference of the results from those of one GPU.
     pub(super) fn error(&self, one: &Self) -> f64 {
         let whole = &one.outs[0].3;
         let (mut difference, mut size) = (0.0, 0.0);
@@ -114,12 +114,12 @@ impl Measured {
     }
 }
 
-/// Loading kernels for the first time takes long.
+/// Waiting must allow for the first load of kernels, which takes long.
 fn patience() -> RankOptions {
     RankOptions::default().with_timeout(std::time::Duration::from_secs(5))
 }
 
-/// What a thread of a rank has.
+/// State of a rank's thread.
 struct Runner<'a> {
     device: &'a Device,
     rank: Rank,
@@ -131,10 +131,10 @@ struct Runner<'a> {
     nccl: Option<NcclId>,
 }
 
-/// What it found.
+/// Results of a rank.
 struct Found {
     times: Vec<f64>,
-    /// Graphs without an exchange, and with each of both.
+    /// Times of graphs without an exchange, with direct reads, and with NCCL.
     graphs: [Option<f64>; 3],
     out: (Vec<u32>, usize, usize, Vec<bf16>),
 }
@@ -219,7 +219,7 @@ pub(super) fn measure(
 
 impl Runner<'_> {
     /// # Errors
-    /// Where this rank fails, or another one.
+    /// If this rank or another one fails.
     fn run(&mut self, together: &Gate, runs: &AtomicUsize) -> Result<Found, Failure> {
         let Device { gpu, stream, .. } = self.device;
         gpu.make_current()?;
@@ -228,12 +228,12 @@ impl Runner<'_> {
         let own = &share.spec;
         let mut workspace =
             gpu.workspace(own, &Bound::of(self.plan), WorkspaceOptions::default())?;
-        // SAFETY: the stream is ours.
+        // SAFETY: we own the stream.
         unsafe { workspace.upload(self.plan, stream) }?;
         let all_heads = self.spec.q_heads as usize;
         let dim = own.head_dim_qk as usize;
         let row = all_heads * dim;
-        // Its own queries, one after the other.
+        // The rank's own queries, gathered.
         let gathered = DeviceBuffer::<bf16>::zeroed(gpu, tokens * row)?;
         let mut at = 0;
         for run in &share.tokens {
@@ -279,7 +279,7 @@ impl Runner<'_> {
         };
         let with_nccl = nccl.is_some();
         let mut layer = |rank: &mut Rank, stream: Stream, how: How| -> Result<(), Error> {
-            // SAFETY: all memory lives until the stream was waited for; the plan is the planner's.
+            // SAFETY: all memory lives until the stream is done, and the plan comes from the planner.
             unsafe {
                 match (how, &mut nccl) {
                     _ if !exchanges => gpu.run_with(&mut workspace, &tensors, stream),
@@ -306,7 +306,7 @@ impl Runner<'_> {
             self.device.stream.synchronize()?;
             begin.microseconds_to(&end)
         };
-        // The first run loads what was never loaded, the second says how many there are time for.
+        // Two runs are not counted: the first loads kernels. Their mean time decides how many runs fit.
         let mut times = Vec::new();
         let started = Instant::now();
         for run in 0.. {
@@ -330,7 +330,7 @@ impl Runner<'_> {
         self.rank.check()?;
         let whole: Vec<u32> = share.whole_tokens().collect();
         let merged = result.read()?[rows.start * heads * dim..rows.end * heads * dim].to_vec();
-        // As many on all ranks, and few where a run is long.
+        // The same number on all ranks, and few launches if runs are long.
         let launches = times.len().min(LAUNCHES);
         let mut graphs = [None; 3];
         let ways = [How::Alone, How::Direct, How::Nccl];

@@ -1,4 +1,4 @@
-//! Where the time of steps goes, as a picture.
+//! Draws how the time of steps is divided among their parts.
 
 use tandem_engine::{
     Part,
@@ -15,14 +15,14 @@ const LEFT: f64 = 250.0;
 const CHART_W: f64 = WIDTH - LEFT - 130.0;
 const ROW: f64 = 34.0;
 
-/// One for each part: products, attention, and what reads and writes the residual.
+/// A colour for each part: matrix products, attention, and passes over the residual.
 const COLOURS: [&str; 10] = [
     "#4a9a4a", "#175380", "#80be80", "#d1701f", "#2a7fba", "#5fa5d3", "#b5d9b5", "#a3cfea",
     "#6a4fc0", "#b8478f",
 ];
 const BETWEEN: &str = "#d9d9d9";
 
-/// The steps that are drawn, where they were measured.
+/// Whether a measured step is drawn.
 fn is_drawn(step: &MeasuredStep) -> bool {
     let StepLengths {
         decodes,

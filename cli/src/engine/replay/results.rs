@@ -1,4 +1,4 @@
-//! Measured beside simulated, in text and as data.
+//! Measured and simulated results, as text and as data.
 
 use serde::Serialize;
 use tandem_engine::{
@@ -20,23 +20,23 @@ use crate::{
     table::{Table, WIDTH, digits, scaled, wrap},
 };
 
-/// All that was measured.
+/// All results.
 pub(super) struct Results<'a> {
     pub device: &'a str,
     pub ceilings: Option<Ceilings>,
     pub cost: &'a CostModel,
     pub trace: &'a Trace,
-    /// Requests in a second.
+    /// Requests per second.
     pub capacity: f64,
     pub rate: Option<f64>,
-    /// Whether each step was composed before the tokens of the last were known.
+    /// Whether each step was composed before the tokens of the last one were known.
     pub ahead: bool,
     pub calibration: &'a Calibration,
-    /// Each policy, and its simulation.
+    /// The replay and the simulation of each policy.
     pub served: &'a [(Replay, Report)],
 }
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Serialize)]
 struct File<'a> {
     format: &'static str,
@@ -46,7 +46,7 @@ struct File<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     ceilings: Option<Ceilings>,
     model: &'a str,
-    /// As they were given.
+    /// The trace's path.
     trace: String,
     requests: usize,
     mean_prompt_tokens: f64,
@@ -69,7 +69,7 @@ struct File<'a> {
 #[derive(Serialize)]
 struct Served<'a> {
     measured: Line<'a>,
-    /// The part of the time with something to compute in which the device did not.
+    /// Fraction of time in which the device was idle although there was something to compute.
     idle: f64,
     simulated: Line<'a>,
 }
@@ -114,7 +114,7 @@ impl Results<'_> {
         text
     }
 
-    /// The steps of the calibration.
+    /// The steps of the calibration, as a table.
     fn steps(&self) -> String {
         let mut table = Table::new([
             "decodes × keys + chunk",
@@ -165,7 +165,7 @@ impl Results<'_> {
         text
     }
 
-    /// What a step of decodes has to read.
+    /// Bytes that a step of decodes must read.
     fn decode_bytes(&self, lengths: StepLengths) -> f64 {
         let model = self.cost.model();
         let weights = u64::from(model.layers) * model.layer_weights() + model.head_weights();
