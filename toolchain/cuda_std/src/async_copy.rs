@@ -1,8 +1,8 @@
-//! `cp.async`: each thread copies 4, 8 or 16 bytes from global to shared memory past its registers
-//! (sm_80).
+//! `cp.async`: each thread copies 4, 8 or 16 bytes from global to shared memory without using
+//! registers (sm_80).
 //!
-//! Copies are gathered into groups by [`commit_group`]; [`wait_group`] waits for the thread's own. A
-//! barrier of the threads then makes them visible to the others; or [`mbarrier_arrive`] signals them.
+//! [`commit_group`] closes a group of copies; [`wait_group`] waits for groups of the same thread. A
+//! barrier then makes the copies visible to other threads. [`mbarrier_arrive`] is an alternative.
 
 use core::arch::asm;
 
@@ -19,20 +19,20 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// - `target` is a shared address, `source` points to global memory, both aligned to `BYTES`.
-/// - Nobody reads or writes the target until the copy was waited for.
+/// - No thread accesses the target before the copy has been waited for.
 ///
 /// # PTX
 /// `cp.async.ca.shared.global [target], [source], BYTES`
 #[inline(always)]
 pub unsafe fn copy_ca<const BYTES: u32>(target: u32, source: *const u8) {
     const { assert!(BYTES == 4 || BYTES == 8 || BYTES == 16) };
-    // SAFETY: the caller's promise is the instruction's.
+    // SAFETY: the caller's promise covers the instruction's requirements.
     unsafe {
         asm!("cp.async.ca.shared.global [{}], [{}], {};", in(reg32) target, in(reg64) source, const BYTES, options(nostack));
     }
 }
 
-/// [`copy_ca`] of the first `valid` bytes only; zeros fill the rest. With `valid == 0` nothing is read.
+/// [`copy_ca`] of only the first `valid` bytes; the rest is filled with zeros. If `valid == 0`, nothing is read.
 ///
 /// # Safety
 /// - As [`copy_ca`]'s, `valid <= BYTES`.
@@ -61,7 +61,7 @@ macro_rules! copies_of_16 {
         ///
         /// # Safety
         /// - `target` is a shared address, `source` points to global memory, both aligned to 16.
-        /// - Nobody reads or writes the target until the copy was waited for.
+        /// - No thread accesses the target before the copy has been waited for.
         $(#[doc = concat!("- `", stringify!($size), " <= 16`.")])?
         $(#[doc = concat!("- `", stringify!($policy), "` comes from [`crate::ptr`]'s policy functions.")])?
         ///
@@ -98,7 +98,7 @@ copies_of_16! {
     copy_cg_hint_l2_128_zfill, "cp.async.cg.shared.global.L2::cache_hint.L2::128B", "[`copy_cg_hint_l2_128`] of the first `valid` bytes; zeros fill the rest.", (valid), (policy);
 }
 
-/// Closes the group of the thread's copies since the last commit; an empty group counts too.
+/// Closes the group of the thread's copies since the last commit. An empty group counts, too.
 ///
 /// # PTX
 /// `cp.async.commit_group`
@@ -107,7 +107,7 @@ pub fn commit_group() {
     cp_async_commit_group();
 }
 
-/// Waits until at most `PENDING` of the thread's latest groups are still on their way.
+/// Waits until at most `PENDING` of the thread's latest groups are still incomplete.
 ///
 /// # PTX
 /// `cp.async.wait_group PENDING`
@@ -125,8 +125,8 @@ pub fn wait_all() {
     cp_async_wait_all();
 }
 
-/// Lets the barrier see an arrival of this thread once its copies so far are complete. The arrival is
-/// one of those that [`mbarrier::init`](crate::mbarrier::init) counted.
+/// Makes this thread arrive at the barrier when its copies so far are complete. The arrival is one
+/// of those that [`mbarrier::init`](crate::mbarrier::init) counted.
 ///
 /// # Safety
 /// - `barrier` is the shared address of an initialised mbarrier.

@@ -1,9 +1,9 @@
-//! Atomic operations whose ordering reaches the machine code.
+//! Atomic operations that keep their memory ordering in machine code.
 //!
-//! rustc 1.96 drops the ordering of `AtomicU32::fetch_add` and `swap` on this target; these wrappers
-//! name it in the instruction. Ordering and scope are types: `fetch_add::<AcqRel, Gpu, _>(p, 1)`.
+//! On this target, rustc 1.96 drops the ordering of `AtomicU32::fetch_add` and `swap`. These wrappers
+//! put it into the instruction. Ordering and scope are types: `fetch_add::<AcqRel, Gpu, _>(p, 1)`.
 //!
-//! The functions here take pointers to global memory; [`shared`] has those on shared addresses.
+//! Functions here take pointers to global memory; those in [`shared`] take shared addresses.
 
 use core::arch::asm;
 
@@ -11,13 +11,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// How an atomic operation orders the accesses around it.
+/// How an atomic operation orders other memory accesses of the thread.
 pub trait Ordering: sealed::Sealed {
     #[doc(hidden)]
     const INDEX: u32;
 }
 
-/// Among whom an atomic operation is atomic and ordered.
+/// The set of threads among which an operation is atomic and ordered.
 pub trait Scope: sealed::Sealed {
     #[doc(hidden)]
     const INDEX: u32;
@@ -49,7 +49,7 @@ markers! {
     }
 }
 
-/// One arm per ordering and scope: the template of an `asm!` must be a literal.
+/// One arm per ordering and scope, because the template of an `asm!` must be a literal.
 macro_rules! by_order_and_scope {
     ($order:ident, $scope:ident, $before:expr, $after:expr, ($($operands:tt)*)) => {
         match ($order::INDEX, $scope::INDEX) {
@@ -127,7 +127,7 @@ exchanges! {
         "Adds one, or starts at 0 again where `value` was reached; gives what was there before.";
 }
 
-/// Types that [`compare_exchange`] knows.
+/// Types that [`compare_exchange`] supports.
 pub trait CompareExchange: Copy {
     #[doc(hidden)]
     unsafe fn perform<O: Ordering, S: Scope>(target: *mut Self, expected: Self, new: Self) -> Self;
@@ -154,7 +154,7 @@ macro_rules! compare_exchanges {
 
 compare_exchanges!(u32 = reg32 "b32", u64 = reg64 "b64");
 
-/// Puts `new` there if `expected` is; gives what was there before (`expected`: it was put).
+/// Replaces the value by `new` if it equals `expected`. Returns the old value; if that is `expected`, it was replaced.
 ///
 /// # Safety
 /// - `target` points to readable and writable global memory, aligned to its size.
@@ -227,7 +227,7 @@ reductions! {
         "Keeps the bits that either has and gives nothing back.";
 }
 
-/// Types that [`load`] and [`store`] know.
+/// Types that [`load`] and [`store`] support.
 pub trait Atomic: Copy {
     #[doc(hidden)]
     unsafe fn load<O: Ordering, S: Scope>(source: *const Self) -> Self;
@@ -314,7 +314,7 @@ pub unsafe fn store<O: Ordering, S: Scope, T: Atomic>(target: *mut T, value: T) 
     unsafe { T::store::<O, S>(target, value) }
 }
 
-/// Atomic operations on shared addresses, for the threads of the block.
+/// Atomic operations on shared addresses, among the threads of the block.
 pub mod shared {
     use core::arch::asm;
 
@@ -358,7 +358,7 @@ pub mod shared {
         exchange_u32, "acq_rel", "exch", "b32", u32, "Puts the value there and gives what was there before.";
     }
 
-    /// Puts `new` there if `expected` is; gives what was there before.
+    /// Replaces the value by `new` if it equals `expected`. Returns the old value.
     ///
     /// # Safety
     /// - `address` is aligned to 4 and lies in the block's shared memory.

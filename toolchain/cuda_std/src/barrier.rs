@@ -1,7 +1,7 @@
 //! Named barriers: up to 16 per block, each for any multiple of 32 of its threads.
 //!
-//! Barrier 0 is [`crate::thread::sync_threads`]'. `threads` counts all threads that take part in a
-//! phase: those that wait and those that only arrive.
+//! Barrier 0 is that of [`crate::thread::sync_threads`]. `threads` counts all threads of a phase: those
+//! that wait and those that only arrive.
 
 #[allow(improper_ctypes)]
 unsafe extern "C" {
@@ -17,14 +17,14 @@ unsafe extern "C" {
     fn arrive_unaligned(id: u32, threads: u32);
 }
 
-/// Arrives at barrier `id` and waits until `threads` threads did; orders their accesses to memory.
+/// Arrives at barrier `id` and waits until `threads` threads have arrived; orders their memory accesses.
 ///
 /// # Safety
-/// - `id < 16`; `threads` is a multiple of 32, the same for all that take part in the phase.
-/// - All lanes of a warp come here together.
-/// - All warps that wait in a phase do so at one place of the code; those that only arrive may do so anywhere. The hardware
-///   does not mind other places, but synccheck lists them, and the form that is [not aligned](barrier_sync), which may be
-///   anywhere, has ptxas guard each shuffle and vote behind it.
+/// - `id < 16`; `threads` is a multiple of 32 and equal for all threads of the phase.
+/// - All lanes of a warp execute this together.
+/// - All warps that wait in a phase do so at one place of the code; those that only arrive may do so anywhere. The
+///   hardware allows other places, but synccheck reports them. The [unaligned form](barrier_sync) may be anywhere, but
+///   with it ptxas guards every later shuffle and vote.
 ///
 /// # PTX
 /// `barrier.sync.aligned id, threads` (`bar.sync`)
@@ -34,10 +34,10 @@ pub unsafe fn bar_sync(id: u32, threads: u32) {
     unsafe { sync_aligned(id, threads) }
 }
 
-/// Arrives at barrier `id` and goes on.
+/// Arrives at barrier `id` and does not wait.
 ///
 /// # Safety
-/// - As [`bar_sync`]'s, and some warp waits in each phase.
+/// - As for [`bar_sync`], and some warp waits in each phase.
 ///
 /// # PTX
 /// `barrier.arrive.aligned id, threads` (`bar.arrive`)
@@ -47,10 +47,10 @@ pub unsafe fn bar_arrive(id: u32, threads: u32) {
     unsafe { arrive_aligned(id, threads) }
 }
 
-/// [`bar_sync`] that tells all threads whether any of them came with `vote`.
+/// [`bar_sync`] that tells all threads whether any of them arrived with `vote`.
 ///
 /// # Safety
-/// - As [`bar_sync`]'s.
+/// - As for [`bar_sync`].
 ///
 /// # PTX
 /// `barrier.red.or.pred.aligned id, threads` (`bar.red.or.pred`)
@@ -60,10 +60,10 @@ pub unsafe fn bar_any(id: u32, threads: u32, vote: bool) -> bool {
     unsafe { any_aligned(id, threads, vote) }
 }
 
-/// [`bar_sync`] for warps whose lanes may come one by one.
+/// [`bar_sync`] for warps whose lanes may arrive separately.
 ///
 /// # Safety
-/// - `id < 16`; `threads` is a multiple of 32, the same for all that take part in the phase.
+/// - `id < 16`; `threads` is a multiple of 32 and equal for all threads of the phase.
 ///
 /// # PTX
 /// `barrier.sync id, threads`
@@ -73,10 +73,10 @@ pub unsafe fn barrier_sync(id: u32, threads: u32) {
     unsafe { sync_unaligned(id, threads) }
 }
 
-/// [`bar_arrive`] for warps whose lanes may come one by one.
+/// [`bar_arrive`] for warps whose lanes may arrive separately.
 ///
 /// # Safety
-/// - As [`barrier_sync`]'s, and some warp waits in each phase.
+/// - As for [`barrier_sync`], and some warp waits in each phase.
 ///
 /// # PTX
 /// `barrier.arrive id, threads`

@@ -1,4 +1,4 @@
-//! Clusters of blocks that reach into one another's shared memory (sm_90).
+//! Clusters: blocks that can access each other's shared memory (sm_90).
 
 use core::arch::asm;
 
@@ -12,10 +12,10 @@ unsafe extern "C" {
     fn cluster_wait();
 }
 
-/// Arrives at the barrier of the cluster; accesses to memory before it are released.
+/// Arrives at the barrier of the cluster; releases earlier memory accesses.
 ///
 /// # Safety
-/// - All threads of the cluster arrive and then wait, in turns; all lanes of a warp together.
+/// - All threads of the cluster arrive and then wait, alternately; all lanes of a warp together.
 ///
 /// # PTX
 /// `barrier.cluster.arrive.aligned` (sm_90)
@@ -25,11 +25,11 @@ pub unsafe fn arrive() {
     unsafe { cluster_arrive() }
 }
 
-/// [`arrive`] that orders no memory: for the barrier after which only nothing is read, as when blocks
+/// [`arrive`] without memory ordering. Use it if no data is read after the barrier, as when blocks
 /// wait for each other before they exit.
 ///
 /// # Safety
-/// - As [`arrive`]'s.
+/// - As for [`arrive`].
 ///
 /// # PTX
 /// `barrier.cluster.arrive.relaxed.aligned` (sm_90)
@@ -39,10 +39,10 @@ pub unsafe fn arrive_relaxed() {
     unsafe { cluster_arrive_relaxed() }
 }
 
-/// Waits until all threads of the cluster arrived; acquires what they released.
+/// Waits until all threads of the cluster have arrived; acquires what they released.
 ///
 /// # Safety
-/// - The thread arrived before.
+/// - The thread has arrived before.
 ///
 /// # PTX
 /// `barrier.cluster.wait.aligned` (sm_90)
@@ -55,7 +55,7 @@ pub unsafe fn wait() {
 /// [`arrive`] and [`wait`].
 ///
 /// # Safety
-/// - All threads of the cluster come here; all lanes of a warp together.
+/// - All threads of the cluster execute this, all lanes of a warp together.
 #[inline(always)]
 pub unsafe fn sync() {
     // SAFETY: the caller's promise is the instructions'.
@@ -75,7 +75,7 @@ macro_rules! registers {
         #[must_use]
         pub fn $name() -> u32 {
             let value;
-            // SAFETY: reads a special register that stays the same while the thread runs.
+            // SAFETY: reads a special register that does not change while the thread runs.
             unsafe {
                 asm!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack));
             }
@@ -101,7 +101,7 @@ registers! {
     cluster_dim_z, "%nclusterid.z", "Clusters of the grid, z.";
 }
 
-/// The address, in the cluster's shared window, that stands for `address` in the block of rank `rank`.
+/// The address in the cluster's shared window of `address` in the block with rank `rank`.
 ///
 /// # PTX
 /// `mapa.shared::cluster.u32 d, a, rank` (sm_90)
@@ -126,7 +126,7 @@ pub fn map_shared_rank(address: u32, rank: u32) -> u32 {
 ///
 /// # Safety
 /// - `address` comes from [`map_shared_rank`], is aligned to 4 and lies in the block's allocation.
-/// - That block started and has not exited; the value was written before, with a barrier between.
+/// - That block has started and not exited; the value was written before, with a barrier in between.
 ///
 /// # PTX
 /// `ld.shared::cluster.b32 d, [a]` (sm_90)
@@ -144,7 +144,7 @@ pub unsafe fn load(address: u32) -> u32 {
 /// Writes 32 bits at an address of the cluster's shared window.
 ///
 /// # Safety
-/// - As [`load`]'s; no other thread accesses the word without a barrier between.
+/// - As for [`load`]; no other thread accesses the word without a barrier in between.
 ///
 /// # PTX
 /// `st.shared::cluster.b32 [a], v` (sm_90)
@@ -159,7 +159,7 @@ pub unsafe fn store(address: u32, value: u32) {
 /// Writes 64 bits at an address of the cluster's shared window.
 ///
 /// # Safety
-/// - As [`store`]'s, aligned to 8.
+/// - As for [`store`], aligned to 8.
 ///
 /// # PTX
 /// `st.shared::cluster.b64 [a], v` (sm_90)

@@ -1,16 +1,16 @@
 //! Conversions between `f32` and the 16- and 8-bit floats, two at a time.
 //!
-//! A pair of 16-bit floats is a `u32`: the first element in the low half, as it lies in memory and as
-//! tensor cores take it.
+//! A pair of 16-bit floats is a `u32` with the first element in the low half, as in memory and in
+//! fragments of tensor cores.
 
-/// The first bf16 of a pair. Exact; a shift.
+/// The first bf16 of a pair: exact, a shift.
 #[inline(always)]
 #[must_use]
 pub const fn bf16x2_low(pair: u32) -> f32 {
     f32::from_bits(pair << 16)
 }
 
-/// The second bf16 of a pair. Exact; a mask.
+/// The second bf16 of a pair: exact, a mask.
 #[inline(always)]
 #[must_use]
 pub const fn bf16x2_high(pair: u32) -> f32 {

@@ -1,4 +1,4 @@
-//! Fences: the order in which other threads, and the asynchronous copies, see what a thread wrote.
+//! Fences: the order in which other threads and asynchronous copies observe a thread's writes.
 
 use core::arch::asm;
 
@@ -10,7 +10,7 @@ macro_rules! fences {
         #[doc = concat!("`", $ptx, "`", $arch)]
         #[inline(always)]
         pub fn $name() {
-            // SAFETY: only orders accesses; the asm counts as an access to all memory.
+            // SAFETY: only orders accesses; the compiler assumes that the asm accesses all memory.
             unsafe { asm!(concat!($ptx, ";"), options(nostack)) }
         }
     )*};

@@ -1,4 +1,4 @@
-//! Programmatic dependent launch (sm_90): a kernel starts before the one in front of it ends.
+//! Programmatic dependent launch (sm_90): a kernel may start before the previous one ends.
 //!
 //! Without the launch attribute both are no-ops.
 
@@ -9,7 +9,7 @@ unsafe extern "C" {
     safe fn griddepcontrol_launch();
 }
 
-/// Waits until the grids this one depends on are complete and what they wrote is visible.
+/// Waits until the grids that this one depends on are complete and their writes are visible.
 ///
 /// # PTX
 /// `griddepcontrol.wait` (sm_90)
@@ -18,8 +18,8 @@ pub fn wait() {
     griddepcontrol_wait();
 }
 
-/// Tells that dependent grids may start once all blocks said so (or ended). What this grid writes
-/// is still only visible to them behind their [`wait`].
+/// Allows dependent grids to start once all blocks have called this or ended. They see the writes of
+/// this grid only after their [`wait`].
 ///
 /// # PTX
 /// `griddepcontrol.launch_dependents` (sm_90)

@@ -1,29 +1,29 @@
-//! What a kernel needs: rust-cuda's `cuda_std`, written anew for rustc's own NVPTX backend.
+//! Device library of kernels: rust-cuda's `cuda_std`, rewritten for rustc's own NVPTX backend.
 //!
 //! Names and signatures follow [rust-cuda](https://github.com/Rust-GPU/Rust-CUDA) where it has them
-//! ([`thread`], [`warp`], [`shared`], [`ptr`], [`misc`]); beyond it there is a thin layer over what
-//! Ampere and Hopper brought: one function per PTX instruction, without policy. Every wrapper says
-//! which instruction it is (`# PTX`) and what the caller owes (`# Safety`).
+//! ([`thread`], [`warp`], [`shared`], [`ptr`], [`misc`]). Beyond that, there is a thin layer over the
+//! instructions of Ampere and Hopper: one function per PTX instruction, without policy. Each wrapper
+//! documents its instruction (`# PTX`) and the caller's duties (`# Safety`).
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`thread`], [`warp`], [`special`], [`cluster`] | who am I; votes, shuffles, barriers |
+//! | [`thread`], [`warp`], [`special`], [`cluster`] | indices; votes, shuffles, barriers |
 //! | [`shared`], [`ptr`], [`atomic`], [`fence`] | memory: spaces, cache hints, ordering |
-//! | [`async_copy`], [`tma`], [`mbarrier`] | copies that run beside the threads |
+//! | [`async_copy`], [`tma`], [`mbarrier`] | asynchronous copies |
 //! | [`mma`], [`wgmma`], [`convert`], [`math`] | arithmetic |
 //! | [`barrier`], [`setmaxnreg`], [`griddep`], [`misc`] | named barriers, register pools, launches |
 //!
 //! # Device and host
-//! Functions that are instructions exist for `nvptx64` only. The plain parts (descriptor encoders,
-//! [`tma::TensorMap`], [`convert`]'s bit patterns) exist everywhere, so that host code and tests
-//! share them. The documentation of the others is built for the device:
+//! Wrappers of instructions exist for `nvptx64` only. The other parts (descriptor encoders,
+//! [`tma::TensorMap`], [`convert`]'s bit patterns) exist everywhere, so that host code and tests can
+//! share them. Build the documentation of the wrappers for the device:
 //!
 //! ```text
 //! cargo +nightly doc --no-deps --target nvptx64-nvidia-cuda -Zbuild-std=core
 //! ```
 //!
-//! # Where it differs from rust-cuda
-//! - Shuffles give the value alone, not whether its lane was in range.
+//! # Differences from rust-cuda
+//! - Shuffles return only the value, not whether its lane was in range.
 //! - Indices in two and three dimensions are arrays, and reductions are a function per operation.
 //! - Atomics name their ordering and scope by types ([`atomic`]).
 //! - There is no `GpuFloat`, `print!` or allocator.
@@ -44,14 +44,14 @@
 //! ```
 //!
 //! # Addresses in shared memory
-//! Instructions on shared memory take 32-bit addresses inside the shared window, here plain `u32`s:
-//! [`shared::dynamic_shared_address`] gives the first one, [`shared::address_of`] that of a pointer.
+//! Instructions on shared memory take 32-bit addresses in the shared window, here plain `u32`s.
+//! [`shared::dynamic_shared_address`] returns the first one, [`shared::address_of`] that of a pointer.
 //!
 //! # What the compiler may do with a wrapper
-//! Barriers, votes, shuffles and the like are LLVM intrinsics, because those are `convergent`: LLVM
-//! never copies them into the arms of a branch. Inline `asm!` has no such mark, so it is used only
-//! where there is no intrinsic. Asm that touches memory is neither `pure` nor `nomem` and keeps its
-//! place among other memory accesses; arithmetic is `pure, nomem` and may be moved, merged or dropped.
+//! Barriers, votes, shuffles and the like are LLVM intrinsics, because these are `convergent`: LLVM
+//! never copies them into the arms of a branch. Inline `asm!` has no such attribute, so it is used only
+//! where there is no intrinsic. Asm that accesses memory is neither `pure` nor `nomem` and keeps its
+//! order with other memory accesses. Arithmetic is `pure, nomem` and may be moved, merged or dropped.
 #![no_std]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -99,13 +99,13 @@ pub mod wgmma;
 pub use cuda_std_macros::__shared_array;
 pub use cuda_std_macros::kernel;
 
-/// What nearly every kernel imports.
+/// The imports of nearly every kernel.
 #[cfg(target_arch = "nvptx64")]
 pub mod prelude {
     pub use crate::{barrier, kernel, misc, ptr, shared, thread, warp};
 }
 
-/// Device code has no one to tell: a panic ends the launch with an error that the host sees.
+/// Device code cannot print a message: a panic ends the launch with an error that the host sees.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

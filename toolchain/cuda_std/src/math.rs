@@ -1,7 +1,7 @@
-//! Arithmetic that is one instruction: approximations of the special function unit, fused operations
+//! Arithmetic in single instructions: approximations by the special function unit, fused operations
 //! on pairs of 16-bit floats.
 //!
-//! Errors are those the PTX manual states.
+//! Errors are those that the PTX manual states.
 
 use core::arch::asm;
 
@@ -62,8 +62,8 @@ macro_rules! unary_asm {
     )*};
 }
 
-// lg2 and rcp have intrinsics too, but ptxas schedules the code around inline asm differently, and that is the
-// machine code whose speed was measured.
+// lg2 and rcp have intrinsics, too. But ptxas schedules the code around inline asm differently, and the speed was
+// measured with that machine code.
 unary_asm! {
     lg2, "lg2.approx.ftz.f32", "", "log2 x, absolute error below 2^-22 near 1; 0 gives -inf.";
     rcp, "rcp.approx.ftz.f32", "", "1 / x, at most 1 ulp off; 0 gives inf.";
@@ -119,7 +119,7 @@ pairs! {
     max_bf16x2(a, b), "max.bf16x2", "sm_80", "The larger of a and b, of two bf16.";
 }
 
-/// a / b of integers without the check for 0 that Rust's operator brings; anything where b is 0.
+/// Integer a / b without the zero check of Rust's operator. The result is unspecified if b is 0.
 ///
 /// # PTX
 /// `div.u32 d, a, b`
@@ -134,7 +134,7 @@ pub fn div_u32(a: u32, b: u32) -> u32 {
     quotient
 }
 
-/// `a` shifted to the right, 0 where by 32 places or more. Rust's operator takes the places modulo 32.
+/// `a` shifted right by `places`; 0 if `places` is 32 or more. Rust's operator takes `places` modulo 32.
 ///
 /// # PTX
 /// `shr.u32 d, a, places`
@@ -149,8 +149,8 @@ pub fn shift_right(a: u32, places: u32) -> u32 {
     shifted
 }
 
-/// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte `i` is the one that the `i`th hexadecimal digit of
-/// `selector` names.
+/// Selects four of the eight bytes of `a` (0 to 3) and `b` (4 to 7). The `i`th hexadecimal digit of `selector`
+/// selects byte `i`.
 ///
 /// # PTX
 /// `prmt.b32 d, a, b, selector`

@@ -1,15 +1,15 @@
-//! Barriers in shared memory that count arrivals and bytes of asynchronous copies.
+//! Barriers in shared memory that count arrivals and the bytes of asynchronous copies.
 //!
-//! An mbarrier is 8 bytes, aligned to 8, named by its shared address. A phase completes when the
-//! arrivals that [`init`] said came and all expected bytes did; the next begins at once. A waiter
-//! gives the *parity* of the phase it waits for: 0 for the first, 1 for the second, 0 for the third.
-//! Waiting for parity 1 of a fresh barrier returns at once: so do producers begin on empty buffers.
+//! An mbarrier is 8 bytes, aligned to 8, and identified by its shared address. A phase completes when
+//! all arrivals that [`init`] set and all expected bytes have come; the next one begins at once. A waiter
+//! passes the *parity* of the phase it waits for: 0 for the first, 1 for the second, 0 for the third.
+//! Waiting for parity 1 of a fresh barrier returns at once, so producers can start on empty buffers.
 //!
 //! # Safety of all functions
-//! `barrier` is the shared address of an mbarrier that was initialised (but for [`init`] itself), and
-//! the initialisation is visible to the thread: after [`init`] come
+//! `barrier` is the shared address of an initialised mbarrier (except for [`init`] itself), and the
+//! initialisation is visible to the thread: [`init`] is followed by
 //! [`fence::mbarrier_init`](crate::fence::mbarrier_init) and a barrier of the threads. No phase gets
-//! more arrivals than [`init`] said, no more than 2^20 - 1 bytes are pending.
+//! more arrivals than [`init`] set, and at most 2^20 - 1 bytes are pending.
 
 use core::arch::asm;
 
@@ -53,7 +53,7 @@ operations! {
         "[`arrive_expect_tx`] at a barrier of the cluster; `barrier` comes from [`cluster::map_shared_rank`](crate::cluster::map_shared_rank).";
 }
 
-/// Arrives once at the barrier that has this address in the block of rank `rank` of the cluster.
+/// Arrives once at the barrier with this address in the block with rank `rank` of the cluster.
 ///
 /// # Safety
 /// - The [module's](self#safety-of-all-functions) rules for the other block's barrier; that block has
@@ -67,7 +67,7 @@ pub unsafe fn arrive_remote(barrier: u32, rank: u32) {
     unsafe { arrive_cluster(crate::cluster::map_shared_rank(barrier, rank)) }
 }
 
-/// Arrives once and gives the state of the phase, for [`test_wait_state`].
+/// Arrives once and returns the state of the phase, for [`test_wait_state`].
 ///
 /// # Safety
 /// - The [module's](self#safety-of-all-functions) rules.
@@ -87,8 +87,8 @@ pub unsafe fn arrive_state(barrier: u32) -> u64 {
 /// Whether the phase of this state is complete.
 ///
 /// # Safety
-/// - The [module's](self#safety-of-all-functions) rules; `state` is of the present phase or the one
-///   before.
+/// - The [module's](self#safety-of-all-functions) rules; `state` belongs to the current phase or the
+///   previous one.
 ///
 /// # PTX
 /// `mbarrier.test_wait.shared::cta.b64 p, [barrier], state` (sm_80)
@@ -157,8 +157,8 @@ macro_rules! waits {
         #[doc = concat!("`again: ", $ptx, " p, [barrier], parity; @!p bra again` ", $arch)]
         #[inline(always)]
         pub unsafe fn $name(barrier: u32, parity: u32) {
-            // The loop is in the asm, so that the compiler sees no branch that it could copy or
-            // thread into what follows. Labels in braces are local: the block may appear often.
+            // The loop is inside the asm, so that the compiler sees no branch that it could copy or merge with
+            // later ones. Labels in braces are local, because the block may occur several times.
             // SAFETY: the caller's promise is the instruction's.
             #[allow(named_asm_labels)]
             unsafe {

@@ -10,7 +10,7 @@ use core::arch::asm;
 #[must_use]
 pub fn clock() -> u64 {
     let cycles;
-    // SAFETY: reads a special register. Not `pure`: two reads differ.
+    // SAFETY: reads a special register. Not `pure`, because two reads differ.
     unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) }
     cycles
 }
@@ -31,7 +31,7 @@ pub fn trap() -> ! {
 /// `brkpt`
 #[inline(always)]
 pub fn breakpoint() {
-    // SAFETY: suspends only.
+    // SAFETY: only suspends the thread.
     unsafe { asm!("brkpt;", options(nostack)) }
 }
 
@@ -42,20 +42,20 @@ pub fn breakpoint() {
 #[inline(always)]
 pub fn profiler_counter<const EVENT: u32>() {
     const { assert!(EVENT < 16) };
-    // SAFETY: counts only.
+    // SAFETY: only counts.
     unsafe { asm!("pmevent {};", const EVENT, options(nostack, nomem)) }
 }
 
-/// A value of which the compiler knows nothing from here on: what follows from it is computed here rather
-/// than kept in registers from outside a loop.
+/// Returns `value` such that the compiler knows nothing about it. Values computed from it are then computed
+/// here, instead of being kept in registers from outside of a loop.
 ///
 /// # PTX
 /// None.
 #[inline(always)]
 #[must_use]
 pub fn opaque(mut value: u32) -> u32 {
-    // Not `pure`: it must not be moved.
-    // SAFETY: no instruction.
+    // Not `pure`, because it must not be moved.
+    // SAFETY: emits no instruction.
     unsafe { asm!("// {}", inout(reg32) value, options(nostack, nomem)) }
     value
 }
@@ -67,7 +67,7 @@ pub fn opaque(mut value: u32) -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn opaque_u64(mut value: u64) -> u64 {
-    // SAFETY: no instruction.
+    // SAFETY: emits no instruction.
     unsafe { asm!("// {}", inout(reg64) value, options(nostack, nomem)) }
     value
 }

@@ -15,13 +15,13 @@ macro_rules! mma {
         #[doc = concat!("D += A·B, ", $shape, ", ", $type, " in, f32 out; fragments as the [module](self) says.")]
         ///
         /// # Safety
-        /// - All 32 lanes come here together.
+        /// - All 32 lanes execute this together.
         ///
         /// # PTX
         #[doc = concat!("`mma.sync.aligned.", $shape, ".row.col.f32.", $type, ".", $type, ".f32` (", $arch, ")")]
         #[inline(always)]
         pub unsafe fn $name(d: &mut [f32; 4], a: [u32; [$($a),*].len()], b: [u32; [$($b),*].len()]) {
-            // Not `pure`: a pure asm may be sunk into a branch that only some lanes take.
+            // Not `pure`: LLVM may sink a pure asm into a branch that only some lanes take.
             // SAFETY: the caller's promise is the instruction's.
             unsafe {
                 asm!(
@@ -53,12 +53,12 @@ macro_rules! matrices {
     ($($load:ident, $store:ident, $count:literal, $shape:literal, $list:literal, [$($i:tt),*], $what:literal;)*) => {$(
         #[doc = concat!("Loads ", $what, " of 8 × 8 elements of 16 bits from shared memory.")]
         ///
-        /// Lane `8·i + r` gives the address of row `r` of matrix `i`; of each matrix, lane `l` gets
-        /// elements `2·(l % 4)` and the next of row `l / 4` (transposed forms: of column `l / 4`).
+        /// Lane `8·i + r` passes the address of row `r` of matrix `i`. Of each matrix, lane `l` receives element
+        /// `2·(l % 4)` and the next one of row `l / 4` (transposed forms: of column `l / 4`).
         ///
         /// # Safety
-        /// - All 32 lanes come here together.
-        /// - `row` is a shared address aligned to 16, of 16 readable bytes, in the lanes that count.
+        /// - All 32 lanes execute this together.
+        /// - In the lanes that pass addresses, `row` is a shared address of 16 readable bytes, aligned to 16.
         ///
         /// # PTX
         #[doc = concat!("`ldmatrix.sync.aligned.m8n8.", $shape, ".shared.b16` (sm_75)")]
@@ -81,8 +81,8 @@ macro_rules! matrices {
         #[doc = concat!("Stores ", $what, " of 8 × 8 elements of 16 bits to shared memory; the reverse of [`", stringify!($load), "`].")]
         ///
         /// # Safety
-        /// - All 32 lanes come here together.
-        /// - `row` is a shared address aligned to 16, of 16 writable bytes, in the lanes that count.
+        /// - All 32 lanes execute this together.
+        /// - In the lanes that pass addresses, `row` is a shared address of 16 writable bytes, aligned to 16.
         ///
         /// # PTX
         #[doc = concat!("`stmatrix.sync.aligned.m8n8.", $shape, ".shared.b16` (sm_90)")]
@@ -110,11 +110,11 @@ matrices! {
     ldmatrix_x4_trans, stmatrix_x4_trans, 4, "x4.trans", "{{{}, {}, {}, {}}}", [0, 1, 2, 3], "four transposed matrices";
 }
 
-/// Transposes a matrix of 8 × 8 elements of 16 bits that the warp holds as a fragment: lane `l` gives
-/// elements `2·(l % 4)` and the next of row `l / 4`, and gets those of column `l / 4`.
+/// Transposes a matrix of 8 × 8 16-bit elements, held as a fragment by the warp. Lane `l` passes element
+/// `2·(l % 4)` and the next one of row `l / 4`, and receives those of column `l / 4`.
 ///
 /// # Safety
-/// - All 32 lanes come here together.
+/// - All 32 lanes execute this together.
 ///
 /// # PTX
 /// `movmatrix.sync.aligned.m8n8.trans.b16` (sm_75)
@@ -122,7 +122,7 @@ matrices! {
 #[must_use]
 pub unsafe fn movmatrix_trans(fragment: u32) -> u32 {
     let transposed;
-    // Not `pure`: a pure asm may be sunk into a branch that only some lanes take.
+    // Not `pure`: LLVM may sink a pure asm into a branch that only some lanes take.
     // SAFETY: the caller's promise is the instruction's.
     unsafe {
         asm!("movmatrix.sync.aligned.m8n8.trans.b16 {}, {};", out(reg32) transposed, in(reg32) fragment, options(nomem, nostack));

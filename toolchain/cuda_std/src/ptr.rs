@@ -1,18 +1,18 @@
-//! Address spaces, and loads and stores of global memory that say how to be cached.
+//! Address spaces, and loads and stores of global memory with cache hints.
 //!
-//! The loads come in kinds, each for 16, 32, 64 (as `u32x2`) and 128 bits (`u32x4`), also as `f32`:
+//! There are several kinds of loads, each for 16, 32, 64 (as `u32x2`) and 128 bits (`u32x4`), and for `f32`:
 //!
-//! | suffix | PTX | for |
+//! | prefix | PTX | use |
 //! |---|---|---|
 //! | `load_` | `ld.global` | data the kernel may also write |
-//! | `load_nc_` | `ld.global.nc` | data nobody writes during the launch |
+//! | `load_nc_` | `ld.global.nc` | data that no thread writes during the launch |
 //! | `load_stream_` | `ld.global.nc.L1::no_allocate` | the same, read once |
 //! | `load_hint_` | `ld.global.nc.L1::no_allocate.L2::cache_hint` | the same, with a [policy](evict_first_policy) for L2 |
 //! | `load_volatile_` | `ld.volatile.global` | polling |
 
 use core::arch::asm;
 
-/// A space of memory.
+/// A memory space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
     /// Memory of the device.
@@ -28,7 +28,7 @@ pub enum AddressSpace {
 macro_rules! convert {
     ($space:expr, $pointer:expr, $prefix:literal) => {{
         let converted;
-        // SAFETY: computes an address; the caller vouches for its space.
+        // SAFETY: only computes an address; the caller vouches for its space.
         unsafe {
             match $space {
                 AddressSpace::Global => {
@@ -52,8 +52,8 @@ macro_rules! convert {
 /// The address in `space` of a generic pointer.
 ///
 /// # Safety
-/// - `pointer` points into that space. The result is no generic pointer: only instructions that name
-///   the space may use it.
+/// - `pointer` points into that space. The result is not a generic pointer: only instructions of that
+///   space may use it.
 ///
 /// # PTX
 /// `cvta.to.<space>.u64 d, a`
@@ -85,7 +85,7 @@ pub unsafe fn convert_specific_address_space_to_generic<T>(
 macro_rules! is_in {
     ($pointer:ident, $space:literal) => {{
         let inside: u32;
-        // SAFETY: looks at the bits of the pointer only.
+        // SAFETY: only examines the bits of the pointer.
         unsafe {
             asm!(
                 concat!("{{ .reg .pred p; isspacep.", $space, " p, {}; selp.u32 {}, 1, 0, p; }}"),
@@ -123,7 +123,7 @@ macro_rules! policies {
         #[must_use]
         pub fn $name() -> u64 {
             let policy;
-            // SAFETY: computes a value.
+            // SAFETY: only computes a value.
             unsafe {
                 asm!(
                     concat!("createpolicy.fractional.", $priority, ".b64 {}, 1.0;"),
@@ -142,7 +142,7 @@ policies! {
     evict_unchanged_policy, "L2::evict_unchanged", "Cache policy: an access does not change a line's priority in L2.";
 }
 
-/// A `constant` load may be moved and merged; an `ordered` one happens where it stands, each time.
+/// The compiler may move and merge a `constant` load; it executes an `ordered` load in place, every time.
 macro_rules! load_options {
     (constant, $($asm:tt)*) => { asm!($($asm)* options(pure, readonly, nostack)) };
     (ordered, $($asm:tt)*) => { asm!($($asm)* options(readonly, nostack)) };

@@ -1,8 +1,8 @@
-//! Moving registers between the warpgroups of a block (sm_90a).
+//! Transfers registers between the warpgroups of a block (sm_90a).
 //!
-//! The pool is what the block got at launch (threads × registers per thread); a warpgroup gives some
-//! back with [`decrease`], another waits in [`increase`] until there are enough. ptxas heeds both
-//! only in a kernel with launch bounds: `#[kernel(max_threads = …, min_blocks = …)]`.
+//! The pool has as many registers as the block got at launch (threads × registers per thread). One
+//! warpgroup releases some with [`decrease`]; another waits in [`increase`] until there are enough. ptxas
+//! honours both only in a kernel with launch bounds: `#[kernel(max_threads = …, min_blocks = …)]`.
 
 #[allow(improper_ctypes)]
 unsafe extern "C" {
@@ -15,8 +15,8 @@ unsafe extern "C" {
 /// Waits until every thread of the warpgroup can have `REGISTERS` registers.
 ///
 /// # Safety
-/// - `REGISTERS` is a multiple of 8 in `24..=256`, not below the present number.
-/// - All warps of the warpgroup come here, their lanes together; the pool will hold enough.
+/// - `REGISTERS` is a multiple of 8 in `24..=256`, not below the current number.
+/// - All warps of the warpgroup execute this, their lanes together; the pool will have enough registers.
 ///
 /// # PTX
 /// `setmaxnreg.inc.sync.aligned.u32 REGISTERS` (sm_90a)
@@ -27,11 +27,11 @@ pub unsafe fn increase<const REGISTERS: u32>() {
     unsafe { setmaxnreg_inc(REGISTERS) }
 }
 
-/// Gives back what every thread of the warpgroup has above `REGISTERS` registers.
+/// Releases the registers of each thread of the warpgroup above `REGISTERS`.
 ///
 /// # Safety
-/// - `REGISTERS` is a multiple of 8 in `24..=256`, not above the present number.
-/// - All warps of the warpgroup come here, their lanes together.
+/// - `REGISTERS` is a multiple of 8 in `24..=256`, not above the current number.
+/// - All warps of the warpgroup execute this, their lanes together.
 ///
 /// # PTX
 /// `setmaxnreg.dec.sync.aligned.u32 REGISTERS` (sm_90a)

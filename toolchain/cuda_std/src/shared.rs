@@ -1,23 +1,23 @@
-//! Shared memory: its addresses, static and dynamic blocks of it, loads and stores.
+//! Shared memory: addresses, static and dynamic allocation, loads and stores.
 //!
-//! An *address* here is a `u32` in the block's shared window, what PTX takes after `ld.shared`; a
-//! *pointer* is a generic 64-bit one, with which plain Rust reads and writes.
+//! An *address* here is a `u32` in the block's shared window, as PTX takes it after `ld.shared`. A
+//! *pointer* is a generic 64-bit pointer, which plain Rust can read and write through.
 
 #[cfg(target_arch = "nvptx64")]
 pub use device::*;
 
-/// Uninitialised shared memory for an array, as a `*mut` to its first element.
+/// Allocates uninitialised shared memory for an array and returns a `*mut` to its first element.
 ///
-/// Every place where the macro stands owns its own array, and gives the same one every time. Type and
-/// length may use names of the module around, not those of the function.
+/// Each use of the macro has its own array and returns the same one every time. Type and length may use
+/// names of the enclosing module, but not those of the function.
 ///
 /// ```text
 /// let partial_sums = shared_array![f32; 32]; // *mut f32
 /// ```
 ///
 /// # Safety
-/// Reading through the pointer is right only after a write, with a barrier between where another
-/// thread wrote; all of that is up to the kernel.
+/// Reading through the pointer is valid only after a write, with a barrier in between if another
+/// thread wrote; the kernel must ensure this.
 #[macro_export]
 macro_rules! shared_array {
     ($type:ty; $len:expr) => {
@@ -29,11 +29,11 @@ macro_rules! shared_array {
 mod device {
     use core::arch::{asm, global_asm};
 
-    // 1024 is what a 128-byte swizzle wants of a tile; the window starts there unless static shared
-    // memory lies before it.
+    // A tile with a 128-byte swizzle needs an alignment of 1024. The window starts at such an address unless static
+    // shared memory precedes it.
     global_asm!(".extern .shared .align 1024 .b8 cuda_std_dynamic_shared[];");
 
-    /// Pointer to the dynamic shared memory of the launch, the same at every call; aligned to 1024.
+    /// Pointer to the dynamic shared memory of the launch, aligned to 1024; equal at every call.
     ///
     /// # PTX
     /// `mov.u32 a, dynamic_shared; cvta.shared.u64 d, a`
@@ -43,7 +43,7 @@ mod device {
         pointer_to(dynamic_shared_address())
     }
 
-    /// Address of the dynamic shared memory of the launch; aligned to 1024.
+    /// Address of the dynamic shared memory of the launch, aligned to 1024.
     ///
     /// # PTX
     /// `mov.u32 d, dynamic_shared`
@@ -100,7 +100,7 @@ mod device {
             ///
             /// # Safety
             #[doc = concat!("- `address` is aligned to ", $align, " and lies in the block's shared memory.")]
-            /// - It was written before; where another thread did, with a barrier between.
+            /// - It was written before; if by another thread, with a barrier in between.
             ///
             /// # PTX
             #[doc = concat!("`ld.shared.", $suffix, "`")]
@@ -124,7 +124,7 @@ mod device {
             ///
             /// # Safety
             #[doc = concat!("- `address` is aligned to ", $align, " and lies in the block's shared memory.")]
-            /// - No other thread accesses it without a barrier between.
+            /// - No other thread accesses it without a barrier in between.
             ///
             /// # PTX
             #[doc = concat!("`st.shared.", $suffix, "`")]

@@ -12,7 +12,7 @@ macro_rules! constant_registers {
         #[must_use]
         pub fn $name() -> u32 {
             let value;
-            // SAFETY: reads a special register that stays the same while the thread runs.
+            // SAFETY: reads a special register that does not change while the thread runs.
             unsafe {
                 asm!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack));
             }
@@ -43,7 +43,7 @@ macro_rules! volatile_registers {
         #[must_use]
         pub fn $name() -> $type {
             let value;
-            // SAFETY: reads a special register. Not `pure`: it changes while the thread runs.
+            // SAFETY: reads a special register. Not `pure`, because it changes while the thread runs.
             unsafe {
                 asm!(concat!($mov, " {}, ", $register, ";"), out($class) value, options(nostack $(, $option)*));
             }

@@ -65,7 +65,7 @@ sregs! {
     grid_dim_z = nctaid_z, "%nctaid.z", "Blocks of the grid, z.";
 }
 
-/// Index of the thread in a grid whose blocks and threads are laid out along x.
+/// Index of the thread in a one-dimensional grid of one-dimensional blocks.
 #[inline(always)]
 #[must_use]
 pub fn index_1d() -> u32 {
@@ -87,7 +87,7 @@ pub fn index_3d() -> [u32; 3] {
     [x, y, block_idx_z() * block_dim_z() + thread_idx_z()]
 }
 
-/// Index of the thread among all threads of the launch, whatever its layout; each thread's is its own.
+/// Unique index of the thread among all threads of the launch, whatever its layout.
 #[inline(always)]
 #[must_use]
 pub fn index() -> u32 {
@@ -112,10 +112,10 @@ pub const fn warp_size() -> u32 {
     32
 }
 
-/// Waits until all threads of the block are here; their accesses to memory before it are visible
-/// to all of them after it.
+/// Waits until all threads of the block have arrived. Their earlier memory accesses are then visible to
+/// all of them.
 ///
-/// All threads of the block must come here, or the launch hangs.
+/// All threads of the block must execute this, or the launch hangs.
 ///
 /// # PTX
 /// `barrier.sync.aligned 0` (shown as `bar.sync 0` or `barrier.sync 0` by some tools)
@@ -124,7 +124,7 @@ pub fn sync_threads() {
     barrier_sync_all(0);
 }
 
-/// [`sync_threads`], and the number of threads whose predicate is not 0.
+/// [`sync_threads`]; returns the number of threads whose predicate is not 0.
 ///
 /// # PTX
 /// `barrier.red.popc.aligned.u32 d, 0, p`
@@ -133,7 +133,7 @@ pub fn sync_threads_count(predicate: u32) -> u32 {
     barrier_popc_all(0, predicate != 0)
 }
 
-/// [`sync_threads`], and 1 where the predicate of every thread is not 0, else 0.
+/// [`sync_threads`]; returns 1 if the predicate of every thread is not 0, else 0.
 ///
 /// # PTX
 /// `barrier.red.and.pred.aligned q, 0, p`
@@ -142,7 +142,7 @@ pub fn sync_threads_and(predicate: u32) -> u32 {
     barrier_and_all(0, predicate != 0) as u32
 }
 
-/// [`sync_threads`], and 1 where the predicate of any thread is not 0, else 0.
+/// [`sync_threads`]; returns 1 if the predicate of any thread is not 0, else 0.
 ///
 /// # PTX
 /// `barrier.red.or.pred.aligned q, 0, p`
@@ -151,12 +151,12 @@ pub fn sync_threads_or(predicate: u32) -> u32 {
     barrier_or_all(0, predicate != 0) as u32
 }
 
-/// Lets the thread sleep for about this long; the hardware may take it from 0 to twice as much.
+/// Suspends the thread for about this long; the hardware may take between 0 and twice the time.
 ///
 /// # PTX
 /// `nanosleep.u32 t`
 #[inline(always)]
 pub fn nanosleep(nanoseconds: u32) {
-    // SAFETY: touches neither memory nor state.
+    // SAFETY: accesses neither memory nor other state.
     unsafe { core::arch::asm!("nanosleep.u32 {};", in(reg32) nanoseconds, options(nostack, nomem)) }
 }

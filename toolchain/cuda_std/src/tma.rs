@@ -1,27 +1,27 @@
 //! Copies by the tensor memory accelerator (sm_90): tensors, plain runs of bytes, reductions.
 //!
-//! One thread issues a copy. A copy into shared memory counts its bytes at an
-//! [mbarrier](crate::mbarrier); a copy out of it belongs to a *bulk group* of the thread, closed by
-//! [`commit_group`] and awaited by [`wait_group`]. Before data written by ordinary stores is copied out
-//! comes [`fence::proxy_async_shared`](crate::fence::proxy_async_shared).
+//! One thread issues a copy. A copy into shared memory reports its bytes to an
+//! [mbarrier](crate::mbarrier). A copy out of it belongs to a *bulk group* of the thread, closed by
+//! [`commit_group`] and awaited by [`wait_group`]. Before a copy out of data that ordinary stores wrote,
+//! [`fence::proxy_async_shared`](crate::fence::proxy_async_shared) is needed.
 //!
-//! `barrier` and shared addresses may be mapped ones of the cluster; an address of the block's own
-//! window stands for its own memory.
+//! `barrier` and shared addresses may be addresses mapped in the cluster's window. An address in the
+//! block's own window refers to its own memory.
 
 /// The opaque 128 bytes of a `CUtensorMap`, made on the host by `cuTensorMapEncodeTiled`.
 ///
-/// The hardware wants an alignment of 64. rustc's NVPTX backend takes at most 16 in a kernel's
-/// parameters, so the type has 16, and `#[kernel(tensor_maps)]` makes up the rest: the maps stand
-/// first in the kernel's first parameter, a struct given by value, whose address in parameter memory
-/// [`param_address!`](crate::param_address) gives.
+/// The hardware needs an alignment of 64, but rustc's NVPTX backend supports at most 16 for a kernel's
+/// parameters. So the type has 16, and `#[kernel(tensor_maps)]` raises it: the maps come first in the
+/// kernel's first parameter, a struct passed by value, whose address in parameter memory is returned by
+/// [`param_address!`](crate::param_address).
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// Address of parameter `index` of the entry `entry`, in whose body the macro must stand.
+/// Address of parameter `index` of the entry `entry`; the macro must be used in that entry's body.
 ///
-/// rustc would copy a parameter whose address is taken to the stack; a tensor map must be read where
-/// the launch put it.
+/// If the address of a parameter is taken, rustc copies it to the stack. But a tensor map must be read
+/// from where the launch put it.
 ///
 /// ```text
 /// #[kernel(tensor_maps)]
@@ -36,7 +36,7 @@ pub struct TensorMap(pub [u64; 16]);
 macro_rules! param_address {
     ($entry:ident, $index:literal) => {{
         let address;
-        // SAFETY: computes an address.
+        // SAFETY: only computes an address.
         #[allow(unused_unsafe)]
         unsafe {
             ::core::arch::asm!(

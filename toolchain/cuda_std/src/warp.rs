@@ -1,6 +1,6 @@
 //! Warps: lanes, votes, shuffles, reductions.
 //!
-//! `mask` names the lanes that take part, usually [`FULL_MASK`]. All of them must execute the call
+//! `mask` contains the participating lanes, usually [`FULL_MASK`]. All of them must execute the call
 //! with the same mask, and none may have exited: that is the safety rule of the whole module.
 
 /// All 32 lanes.
@@ -52,7 +52,7 @@ unsafe extern "C" {
     fn redux_xor(value: u32, mask: u32) -> u32;
 }
 
-// Pairs come back as LLVM has them only through this ABI.
+// Only this ABI returns pairs in LLVM's form.
 #[allow(improper_ctypes)]
 unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.elect.sync"]
@@ -71,8 +71,8 @@ pub fn lane_id() -> u32 {
     sreg_laneid()
 }
 
-/// The lanes that execute this together now. What the compiler did to the branches around shows:
-/// it is no substitute for a known mask.
+/// The lanes that execute this together at the moment. The result depends on how the compiler arranged
+/// the branches around it, so it does not replace a known mask.
 ///
 /// # PTX
 /// `activemask.b32 d`
@@ -85,7 +85,7 @@ pub fn activemask() -> u32 {
 /// Waits for the lanes of `mask`; orders their accesses to memory.
 ///
 /// # Safety
-/// - Every lane of `mask` comes here with the same mask; none has exited.
+/// - Every lane of `mask` executes this with the same mask; none has exited.
 ///
 /// # PTX
 /// `bar.warp.sync mask`
@@ -95,7 +95,7 @@ pub unsafe fn sync_warp(mask: u32) {
     unsafe { bar_warp_sync(mask) }
 }
 
-/// A value of 32 bits that moves between lanes.
+/// A 32-bit value that can be exchanged between lanes.
 pub trait Lane: Copy {
     /// The bits.
     fn to_lane(self) -> u32;
@@ -140,11 +140,11 @@ macro_rules! shuffles {
     ($($name:ident = $intrinsic:ident, $mode:literal, $clamp:literal, $lane:ident, $what:literal;)*) => {$(
         #[doc = $what]
         ///
-        /// `width` (a power of two, at most 32) cuts the warp into segments of its own lanes. A lane
-        /// whose source lies outside its segment gets its own value back.
+        /// `width` (a power of two, at most 32) divides the warp into segments. A lane whose source is outside
+        /// of its segment gets its own value back.
         ///
         /// # Safety
-        /// - Every lane of `mask` comes here with the same mask; none has exited.
+        /// - Every lane of `mask` executes this with the same mask; none has exited.
         /// - The source lane is in `mask`.
         ///
         /// # PTX
@@ -171,7 +171,7 @@ macro_rules! votes {
         #[doc = $what]
         ///
         /// # Safety
-        /// - Every lane of `mask` comes here with the same mask; none has exited.
+        /// - Every lane of `mask` executes this with the same mask; none has exited.
         ///
         /// # PTX
         #[doc = concat!("`vote.sync.", $mode, " d, p, mask`")]
@@ -194,7 +194,7 @@ votes! {
 /// The lanes of `mask` that hold the same value.
 ///
 /// # Safety
-/// - Every lane of `mask` comes here with the same mask; none has exited.
+/// - Every lane of `mask` executes this with the same mask; none has exited.
 ///
 /// # PTX
 /// `match.any.sync.b32 d, a, mask`
@@ -208,7 +208,7 @@ pub unsafe fn warp_match_any<T: Lane>(mask: u32, value: T) -> u32 {
 /// Whether all lanes of `mask` hold the same value.
 ///
 /// # Safety
-/// - Every lane of `mask` comes here with the same mask; none has exited.
+/// - Every lane of `mask` executes this with the same mask; none has exited.
 ///
 /// # PTX
 /// `match.all.sync.b32 d|p, a, mask`
@@ -222,7 +222,7 @@ pub unsafe fn warp_match_all<T: Lane>(mask: u32, value: T) -> bool {
 /// The lanes of `mask` that hold the same 64-bit value.
 ///
 /// # Safety
-/// - Every lane of `mask` comes here with the same mask; none has exited.
+/// - Every lane of `mask` executes this with the same mask; none has exited.
 ///
 /// # PTX
 /// `match.any.sync.b64 d, a, mask`
@@ -238,7 +238,7 @@ macro_rules! reductions {
         #[doc = $what]
         ///
         /// # Safety
-        /// - Every lane of `mask` comes here with the same mask; none has exited.
+        /// - Every lane of `mask` executes this with the same mask; none has exited.
         ///
         /// # PTX
         #[doc = concat!("`redux.sync.", $mode, " d, a, mask` (sm_80)")]
@@ -262,10 +262,10 @@ reductions! {
     warp_reduce_xor = redux_xor, u32, "xor.b32", "The exclusive or over the lanes of `mask`.";
 }
 
-/// One lane of `mask` is chosen, the same for all: true in that lane only.
+/// Elects one lane of `mask`. Returns true in that lane only.
 ///
 /// # Safety
-/// - Every lane of `mask` comes here with the same mask; none has exited.
+/// - Every lane of `mask` executes this with the same mask; none has exited.
 ///
 /// # PTX
 /// `elect.sync _|p, mask` (sm_90)

@@ -12,17 +12,17 @@
 //! ```
 //!
 //! # Accumulators
-//! D (64 × N, f32) is a `[f32; N / 2]` in each of the 128 threads; its length says N, any multiple of 8
-//! in `8..=256`. Warp w of the warpgroup has rows 16w…16w+15. With `g = lane / 4`, `t = lane % 4`,
-//! elements `4j`, `4j + 1` are row g, columns 8j + 2t and the next; `4j + 2`, `4j + 3` row g + 8.
+//! D (64 × N, f32) is a `[f32; N / 2]` in each of the 128 threads. Its length determines N, a multiple of
+//! 8 in `8..=256`. Warp w of the warpgroup has rows 16w…16w+15. With `g = lane / 4`, `t = lane % 4`,
+//! elements `4j`, `4j + 1` are row g, columns 8j + 2t and the next; `4j + 2`, `4j + 3` are row g + 8.
 //! A in registers (64 × 16) is a fragment of [`mma`](crate::mma)'s m16n8k16 in each warp.
 //!
 //! # What the compiler does not know
-//! To the compiler each product is one opaque instruction that reads and writes its operands on the
-//! spot. It really runs until [`wait_group`]. So after the wait, [`fence_operand`] takes every array that
-//! the products read or wrote in registers (A fragments too, if they are written again): the compiler
-//! cannot move a use of them above it. Separate instructions on one accumulator cost nothing: ptxas
-//! neither serialises them nor copies registers between them (a test of this crate looks).
+//! To the compiler, each product is one opaque instruction that reads and writes its operands at once.
+//! In fact it runs until [`wait_group`]. So after the wait, pass every register array that the products
+//! read or wrote to [`fence_operand`] (A fragments, too, if they are overwritten): the compiler then
+//! cannot move a use above the wait. Separate instructions on one accumulator cost nothing: ptxas neither
+//! serialises them nor copies registers between them (a test of this crate checks this).
 
 mod descriptor;
 #[cfg(target_arch = "nvptx64")]

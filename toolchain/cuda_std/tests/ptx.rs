@@ -1,8 +1,8 @@
-//! Every wrapper becomes its instruction, and ptxas takes them all.
+//! Every wrapper compiles to its instruction, and ptxas accepts them all.
 //!
-//! `gpu_crate` holds an entry per wrapper, with what it must become in a comment of its body. It is
-//! built once per architecture. Without a compiler for the GPU the tests say so and check nothing;
-//! without ptxas, or without cuobjdump beside it, those on machine code do.
+//! `gpu_crate` has an entry per wrapper, with the expected PTX in a comment of its body. It is built once
+//! per architecture. Without a compiler for the GPU, the tests print a message and check nothing; without ptxas or
+//! cuobjdump, this applies to those on machine code.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,8 +16,8 @@ fn gpu_crate() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_crate")
 }
 
-/// A100's module and Hopper's; `None` where there is no compiler for the GPU. The target directory is
-/// that of the kernels' own build, so that `core` is compiled once.
+/// The modules for an A100 and for Hopper; `None` if there is no compiler for the GPU. The target
+/// directory is shared with the kernels' own build, so that `core` is compiled once.
 fn modules() -> Option<&'static [CudaModule; 2]> {
     static MODULES: OnceLock<Option<[CudaModule; 2]>> = OnceLock::new();
     let modules = MODULES.get_or_init(|| {
@@ -36,7 +36,7 @@ fn modules() -> Option<&'static [CudaModule; 2]> {
     modules.as_ref()
 }
 
-/// The lines of an entry, its comments apart, with single spaces.
+/// The lines of an entry, with comments separate and single spaces.
 struct Body {
     name: String,
     instructions: Vec<String>,
@@ -76,7 +76,7 @@ impl Body {
         lines.map(|line| line.matches(text).count()).sum()
     }
 
-    /// What the entry says of itself: how often which text.
+    /// The expectations in an entry's comments: how often each text must occur.
     fn expectations(&self) -> Vec<(usize, &str)> {
         let texts = self
             .comments
@@ -234,8 +234,8 @@ fn products_stay_together_and_accumulators_in_place() {
     assert_eq!(body.count("wgmma.commit_group.sync.aligned"), 3);
     assert_eq!(body.count(".local"), 0);
 
-    // From the first product of the loop to the wait there is nothing but addresses: a `mov` of a
-    // 32-bit register there would be a copy of an accumulator.
+    // From the first product of the loop to the wait there is only address arithmetic. A `mov` of a 32-bit
+    // register there would be a copy of an accumulator.
     let lines: Vec<&str> = body.instructions.iter().map(String::as_str).collect();
     let fence = lines
         .iter()
@@ -252,7 +252,7 @@ fn products_stay_together_and_accumulators_in_place() {
         .collect();
     assert!(copies.is_empty(), "{copies:?}");
 
-    // The softmax stands between the waits.
+    // The softmax is between the waits.
     let second = wait
         + 1
         + lines[wait + 1..]

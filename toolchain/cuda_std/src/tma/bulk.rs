@@ -1,4 +1,4 @@
-//! Copies of plain runs of bytes, and the groups of copies out of shared memory.
+//! Copies of contiguous bytes, and the groups of copies out of shared memory.
 
 use core::arch::asm;
 
@@ -68,7 +68,7 @@ bulk! {
         ["The source stays unchanged until the group was waited for."];
 }
 
-/// Asks for bytes of global memory in L2.
+/// Prefetches bytes of global memory into L2.
 ///
 /// # Safety
 /// - `source` points to `bytes` readable bytes of global memory; both are multiples of 16.
@@ -92,8 +92,8 @@ pub fn commit_group() {
     bulk_commit_group();
 }
 
-/// Waits until at most `PENDING` of the thread's latest bulk groups are incomplete; what the others
-/// wrote is visible to the thread.
+/// Waits until at most `PENDING` of the thread's latest bulk groups are incomplete. The writes of the
+/// other groups are then visible to the thread.
 ///
 /// # PTX
 /// `cp.async.bulk.wait_group PENDING` (sm_90)
@@ -102,8 +102,8 @@ pub fn wait_group<const PENDING: u32>() {
     bulk_wait_group(PENDING);
 }
 
-/// Waits until at most `PENDING` of the thread's latest bulk groups still read their source, which
-/// may then be written again.
+/// Waits until at most `PENDING` of the thread's latest bulk groups still read their source. The
+/// sources of the other groups may then be overwritten.
 ///
 /// # PTX
 /// `cp.async.bulk.wait_group.read PENDING` (sm_90)

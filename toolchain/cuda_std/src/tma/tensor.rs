@@ -31,7 +31,7 @@ pub trait Coordinates: Copy {
     unsafe fn prefetch(self, map: *const TensorMap);
 }
 
-/// A method of [`Coordinates`]: one instruction, the coordinates `$i` first among its operands.
+/// A method of [`Coordinates`]: one instruction whose first operands are the coordinates `$i`.
 macro_rules! method {
     ($name:ident($($argument:ident: $type:ty = $class:ident),*), [$($i:tt)*], $($ptx:literal),*) => {
         #[inline(always)]
@@ -100,14 +100,14 @@ ranks! {
     5, "{{{}, {}, {}, {}, {}}}", [0 1 2 3 4];
 }
 
-/// Copies a box of a tensor into shared memory; what lies outside the tensor arrives as zeros (or
-/// as the map says) and counts as bytes too.
+/// Copies a box of a tensor into shared memory. Elements outside of the tensor arrive as zeros (or as
+/// the map states) and their bytes count, too.
 ///
 /// # Safety
 /// - `map` is the generic address of a valid tensor map of this rank, aligned to 64.
-/// - `target` is aligned to 128 (with a swizzle: to its pattern) and the box fits.
+/// - `target` is aligned to 128 (with a swizzle: to the period of its pattern), and the box fits.
 /// - `barrier` is an initialised mbarrier that expects the bytes of the box.
-/// - Nobody touches the target until the barrier's phase completed.
+/// - No thread accesses the target until the barrier's phase has completed.
 ///
 /// # PTX
 /// `cp.async.bulk.tensor.<rank>d.shared::cluster.global.mbarrier::complete_tx::bytes` (sm_90)
@@ -141,8 +141,8 @@ pub unsafe fn load_tensor_hint<C: Coordinates>(
     unsafe { coordinates.load_hint(target, map, barrier, policy) }
 }
 
-/// [`load_tensor`] into every block of the cluster whose rank's bit is set in `ctas`, at the same
-/// offset, signalled at the same offset.
+/// [`load_tensor`] into every block of the cluster whose rank's bit is set in `ctas`. Each gets the
+/// data and the signal at the same offsets.
 ///
 /// # Safety
 /// - As [`load_tensor`]'s, for each of these blocks.
@@ -181,12 +181,12 @@ pub unsafe fn load_tensor_multicast_hint<C: Coordinates>(
     unsafe { coordinates.load_multicast_hint(target, map, barrier, ctas, policy) }
 }
 
-/// Copies a box from shared memory to a tensor; what lies outside the tensor is not written.
+/// Copies a box from shared memory to a tensor. Elements outside of the tensor are not written.
 ///
 /// # Safety
 /// - `map` is the generic address of a valid tensor map of this rank, aligned to 64.
-/// - `source` holds the box, is aligned as [`load_tensor`]'s target and stays unchanged until the
-///   group was waited for.
+/// - `source` contains the box, is aligned as [`load_tensor`]'s target and stays unchanged until the
+///   group has been waited for.
 ///
 /// # PTX
 /// `cp.async.bulk.tensor.<rank>d.global.shared::cta.bulk_group` (sm_90)
@@ -214,7 +214,7 @@ pub unsafe fn store_tensor_hint<C: Coordinates>(
     unsafe { coordinates.store_hint(map, source, policy) }
 }
 
-/// Adds a box in shared memory to a tensor, element by element, each addition atomic.
+/// Adds a box in shared memory to a tensor, element by element; each addition is atomic.
 ///
 /// # Safety
 /// - As [`store_tensor`]'s.
@@ -231,7 +231,7 @@ pub unsafe fn reduce_add_tensor<C: Coordinates>(
     unsafe { coordinates.reduce_add(map, source) }
 }
 
-/// Asks for a box of a tensor in L2.
+/// Prefetches a box of a tensor into L2.
 ///
 /// # Safety
 /// - `map` is the generic address of a valid tensor map of this rank, aligned to 64.
@@ -244,7 +244,7 @@ pub unsafe fn prefetch_tensor<C: Coordinates>(map: *const TensorMap, coordinates
     unsafe { coordinates.prefetch(map) }
 }
 
-/// Fetches the descriptor itself, so that the first copy does not wait for it.
+/// Prefetches the descriptor itself, so that the first copy need not wait for it.
 ///
 /// # Safety
 /// - `map` is the generic address of a valid tensor map, aligned to 64.

@@ -1,16 +1,16 @@
-//! Where an operand lies in shared memory. Needs no GPU.
+//! Descriptors of operands in shared memory. Needs no GPU.
 
 /// How the rows of an operand are permuted in shared memory, in units of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Swizzle {
-    /// Not at all: 8 × 16-byte core matrices.
+    /// No permutation: 8 × 16-byte core matrices.
     None = 0,
-    /// Rows of 128 bytes: bits 4–6 of an address are those XOR bits 7–9.
+    /// Rows of 128 bytes: bits 4–6 of an address are XORed with bits 7–9.
     B128 = 1,
-    /// Rows of 64 bytes: bits 4–5 XOR bits 7–8.
+    /// Rows of 64 bytes: bits 4–5 are XORed with bits 7–8.
     B64 = 2,
-    /// Rows of 32 bytes: bit 4 XOR bit 7.
+    /// Rows of 32 bytes: bit 4 is XORed with bit 7.
     B32 = 3,
 }
 
@@ -26,7 +26,7 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte at `offset` of a tile really lies; the tile begins at a multiple of 1024.
+    /// The permuted offset of the byte at `offset` of a tile; the tile starts at a multiple of 1024.
     #[must_use]
     pub const fn apply(self, offset: u32) -> u32 {
         let mask = self.row_bytes() / 16 - 1;
@@ -34,13 +34,13 @@ impl Swizzle {
     }
 }
 
-/// Where an operand lies in shared memory and how: what `wgmma` takes for A and B.
+/// Location and layout of an operand in shared memory: A and B of `wgmma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Descriptor(pub u64);
 
 impl Descriptor {
-    /// A descriptor of the operand that begins at shared address `address`.
+    /// A descriptor of the operand that starts at shared address `address`.
     ///
     /// `leading` and `stride` are distances in bytes, multiples of 16, below 2^18:
     ///
@@ -50,8 +50,8 @@ impl Descriptor {
     /// | K-major, [`Swizzle::None`] | between core matrices along K | between core matrices along M or N |
     /// | MN-major, swizzled | between the row patterns along M or N | between groups of 8 along K |
     ///
-    /// With a swizzle the pattern is a function of the address, so the tile must begin at a multiple
-    /// of its period (128 B: 1024, 64 B: 512, 32 B: 256); [`Descriptor::advance`] moves inside it.
+    /// The swizzle pattern is a function of the address, so the tile must start at a multiple of its period
+    /// (128 B: 1024, 64 B: 512, 32 B: 256). [`Descriptor::advance`] moves inside of the tile.
     #[inline(always)]
     #[must_use]
     pub const fn new(address: u32, leading: u32, stride: u32, swizzle: Swizzle) -> Self {
@@ -63,9 +63,9 @@ impl Descriptor {
         )
     }
 
-    /// The same operand `bytes` further on, a multiple of 16: the next k-step, the next tile.
+    /// The operand `bytes` further on, a multiple of 16: the next k-step or the next tile.
     ///
-    /// The addresses involved must stay below 2^18 (as all shared memory does).
+    /// All addresses must be below 2^18, as those of shared memory are.
     #[inline(always)]
     #[must_use]
     pub const fn advance(self, bytes: u32) -> Self {
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn eight_rows_of_a_column_fall_into_different_banks() {
         for swizzle in [Swizzle::B32, Swizzle::B64, Swizzle::B128] {
-            // Eight consecutive rows, the same 16 bytes of each: what one ldmatrix phase reads.
+            // Eight consecutive rows and the same 16 bytes of each: what one phase of ldmatrix reads.
             let row = swizzle.row_bytes();
             let units = (0..8).map(|r| swizzle.apply(r * row) % 128 / 16);
             let mut hits = [0; 8];

@@ -1,4 +1,4 @@
-//! When products may begin, and when they are done.
+//! Fences, groups and waits of products.
 
 #[allow(improper_ctypes)]
 unsafe extern "C" {
@@ -10,11 +10,11 @@ unsafe extern "C" {
     fn wgmma_wait_group(pending: u64);
 }
 
-/// Orders the warpgroup's accesses to registers (accumulators, A fragments) before the products
-/// that follow. Needed before the first product and after the registers were written otherwise.
+/// Orders the warpgroup's register accesses (accumulators, A fragments) before the products that
+/// follow. Needed before the first product and after other writes of these registers.
 ///
 /// # Safety
-/// - All threads of the warpgroup come here, the lanes of a warp together.
+/// - All threads of the warpgroup execute this, the lanes of a warp together.
 ///
 /// # PTX
 /// `wgmma.fence.sync.aligned` (sm_90a)
@@ -27,7 +27,7 @@ pub unsafe fn fence() {
 /// Closes the group of the products since the last commit.
 ///
 /// # Safety
-/// - All threads of the warpgroup come here, the lanes of a warp together.
+/// - All threads of the warpgroup execute this, the lanes of a warp together.
 ///
 /// # PTX
 /// `wgmma.commit_group.sync.aligned` (sm_90a)
@@ -37,11 +37,11 @@ pub unsafe fn commit_group() {
     unsafe { wgmma_commit_group() }
 }
 
-/// Waits until at most `PENDING` of the latest groups are incomplete; then [`fence_operand`](super::fence_operand) on what
-/// is complete.
+/// Waits until at most `PENDING` of the latest groups are incomplete. Then call
+/// [`fence_operand`](super::fence_operand) on the registers of the others.
 ///
 /// # Safety
-/// - All threads of the warpgroup come here, the lanes of a warp together.
+/// - All threads of the warpgroup execute this, the lanes of a warp together.
 ///
 /// # PTX
 /// `wgmma.wait_group.sync.aligned PENDING` (sm_90a)
@@ -52,11 +52,11 @@ pub unsafe fn wait_group<const PENDING: u64>() {
     unsafe { wgmma_wait_group(PENDING) }
 }
 
-/// Holds arithmetic in its place: before a [`wait_group`] that it is to overlap.
+/// Keeps arithmetic before a [`wait_group`] that it should overlap.
 ///
-/// ptxas 13.0 starts a wait as early as it can, above all arithmetic that stands before it, so
-/// that a softmax between two waits would begin only when the products are done. It moves nothing
-/// across a fence of memory; this is the one that costs least, `MEMBAR.ALL.CTA` in machine code.
+/// ptxas 13.0 moves a wait as early as possible, above all arithmetic before it. A softmax between two
+/// waits would then start only when the products are done. ptxas moves nothing across a memory fence;
+/// this is the cheapest one, `MEMBAR.ALL.CTA` in machine code.
 ///
 /// # PTX
 /// `fence.acq_rel.cta`

@@ -1,4 +1,4 @@
-//! The products.
+//! The matrix products.
 
 use core::arch::asm;
 
@@ -30,7 +30,7 @@ impl Element for F16 {
     const IS_BF16: bool = false;
 }
 
-/// The accumulator of a product of 64 × N: `[f32; N / 2]`.
+/// The accumulator of a 64 × N product: `[f32; N / 2]`.
 pub trait Accumulator {
     /// Columns of the product.
     const N: usize;
@@ -66,8 +66,8 @@ pub trait Accumulator {
     unsafe fn rs_e4m3<const ADD: bool>(&mut self, a: [u32; 4], b: Descriptor);
 }
 
-/// One instruction: `$d` is `out` (D = A·B) or `inout` (D += A·B), the literals around it
-/// the `scale-d` operand and what makes it.
+/// One instruction: `$d` is `out` (D = A·B) or `inout` (D += A·B); the literals are the `scale-d` operand
+/// and the code that sets and ends its use.
 macro_rules! instruction {
     (ss, $n:literal, $type:literal, $mode:ident, ($before:literal, $scale:literal, $after:literal), $self:ident, $a:ident, $b:ident, $trans_a:ident, $trans_b:ident, [$($i:tt)*] $($add:tt)*) => {
         asm!(
@@ -131,7 +131,7 @@ macro_rules! instruction {
     (@list $first:tt $($i:tt)*) => { concat!("{", $first, "}" $(, ", {", $i, "}")*) };
 }
 
-/// Of `$n` columns, whose registers are those listed.
+/// Implements [`Accumulator`] for `$n` columns with the listed registers.
 macro_rules! accumulator {
     ($n:literal [$($i:tt)*]) => {
         impl Accumulator for [f32; $n / 2] {
@@ -217,7 +217,7 @@ macro_rules! accumulator {
     };
 }
 
-/// Each has the registers of the one before, and four more.
+/// Each accumulator has the registers of the previous one and four more.
 macro_rules! accumulators {
     ([$($before:tt)*]) => {};
     ([$($before:tt)*] $n:literal [$($more:tt)*] $($rest:tt)*) => {
@@ -240,15 +240,15 @@ accumulators! { []
 
 /// D = A·B, or D += A·B if `ADD`, both operands in shared memory.
 ///
-/// Not transposed means K-major (rows of A, columns of B contiguous along K), transposed M- or
-/// N-major.
+/// Without transposition an operand is K-major (rows of A, columns of B contiguous along K), with it M-
+/// or N-major.
 ///
 /// # Safety
-/// - All threads of the warpgroup come here, the lanes of a warp together.
-/// - [`fence`](super::fence) came after the accumulator was last written or read otherwise, and
-///   [`fence::proxy_async_shared`](crate::fence::proxy_async_shared) after A and B were written by
-///   ordinary stores.
-/// - The descriptors cover readable shared memory; it stays unchanged, and the accumulator
+/// - All threads of the warpgroup execute this, the lanes of a warp together.
+/// - [`fence`](super::fence) was called after the last other access to the accumulator, and
+///   [`fence::proxy_async_shared`](crate::fence::proxy_async_shared) after ordinary stores to A
+///   and B.
+/// - The descriptors refer to readable shared memory. It stays unchanged, and the accumulator
 ///   untouched, until [`wait_group`](super::wait_group).
 ///
 /// # PTX
@@ -269,10 +269,10 @@ pub unsafe fn mma_ss<
     unsafe { d.ss::<T, ADD, TRANS_A, TRANS_B>(a, b) }
 }
 
-/// [`mma_ss`] that adds only if `add` says so (the accumulator must hold some value in any case).
+/// [`mma_ss`] that adds only if `add` is true (the accumulator must be initialised in any case).
 ///
 /// # Safety
-/// - As [`mma_ss`]'s; `add` is the same in all threads of the warpgroup.
+/// - As for [`mma_ss`]; `add` is equal in all threads of the warpgroup.
 ///
 /// # PTX
 /// `wgmma.mma_async.sync.aligned.m64n<N>k16.f32.<T>.<T>` with a predicate for `scale-d` (sm_90a)
@@ -287,10 +287,10 @@ pub unsafe fn mma_ss_if<T: Element, const TRANS_A: bool, const TRANS_B: bool, D:
     unsafe { d.ss_if::<T, TRANS_A, TRANS_B>(a, b, add) }
 }
 
-/// [`mma_ss`] with A in registers, where it stays unchanged until [`wait_group`](super::wait_group).
+/// [`mma_ss`] with A in registers, which stay unchanged until [`wait_group`](super::wait_group).
 ///
 /// # Safety
-/// - As [`mma_ss`]'s; [`fence`](super::fence) came after A's registers were written too.
+/// - As for [`mma_ss`]; [`fence`](super::fence) was also called after the writes to A's registers.
 ///
 /// # PTX
 /// `wgmma.mma_async.sync.aligned.m64n<N>k16.f32.<T>.<T>` (sm_90a)
@@ -304,10 +304,10 @@ pub unsafe fn mma_rs<T: Element, const ADD: bool, const TRANS_B: bool, D: Accumu
     unsafe { d.rs::<T, ADD, TRANS_B>(a, b) }
 }
 
-/// [`mma_rs`] that adds only if `add` says so (the accumulator must hold some value in any case).
+/// [`mma_rs`] that adds only if `add` is true (the accumulator must be initialised in any case).
 ///
 /// # Safety
-/// - As [`mma_rs`]'s; `add` is the same in all threads of the warpgroup.
+/// - As for [`mma_rs`]; `add` is equal in all threads of the warpgroup.
 ///
 /// # PTX
 /// `wgmma.mma_async.sync.aligned.m64n<N>k16.f32.<T>.<T>` with a predicate for `scale-d` (sm_90a)
@@ -322,11 +322,11 @@ pub unsafe fn mma_rs_if<T: Element, const TRANS_B: bool, D: Accumulator>(
     unsafe { d.rs_if::<T, TRANS_B>(a, b, add) }
 }
 
-/// D = A·B, or D += A·B if `ADD`, of e4m3 in shared memory: 32 columns of A at a time, where 16 bits have 16. Both
-/// operands are K-major, as they are for all 8-bit types.
+/// D = A·B, or D += A·B if `ADD`, with e4m3 in shared memory: 32 columns of A per product, instead of 16 with
+/// 16-bit types. Both operands are K-major, as for all 8-bit types.
 ///
 /// # Safety
-/// - As [`mma_ss`]'s.
+/// - As for [`mma_ss`].
 ///
 /// # PTX
 /// `wgmma.mma_async.sync.aligned.m64n<N>k32.f32.e4m3.e4m3` (sm_90a)
@@ -340,11 +340,11 @@ pub unsafe fn mma_ss_e4m3<const ADD: bool, D: Accumulator>(
     unsafe { d.ss_e4m3::<ADD>(a, b) }
 }
 
-/// [`mma_ss_e4m3`] with A in registers, where it stays unchanged until [`wait_group`](super::wait_group). With
-/// `g = lane / 4`, `t = lane % 4` its words are columns 4t … 4t + 3 of row g, of row g + 8, and columns 16 + 4t … of both.
+/// [`mma_ss_e4m3`] with A in registers, which stay unchanged until [`wait_group`](super::wait_group). With
+/// `g = lane / 4`, `t = lane % 4`, its words are columns 4t … 4t + 3 of rows g and g + 8, then columns 16 + 4t … of both.
 ///
 /// # Safety
-/// - As [`mma_rs`]'s.
+/// - As for [`mma_rs`].
 ///
 /// # PTX
 /// `wgmma.mma_async.sync.aligned.m64n<N>k32.f32.e4m3.e4m3` (sm_90a)

@@ -1,4 +1,4 @@
-//! What keeps the compiler from moving uses of registers that products still read and write.
+//! Keeps the compiler from moving uses of registers that products still read or write.
 
 use core::arch::asm;
 
@@ -8,7 +8,7 @@ pub trait Registers {
     fn fence(&mut self);
 }
 
-/// Ties registers to this place: no use of them moves across it. No instruction.
+/// Prevents moves of uses of these registers across this point. Emits no instruction.
 #[inline(always)]
 pub fn fence_operand<R: Registers + ?Sized>(registers: &mut R) {
     registers.fence();
@@ -16,8 +16,8 @@ pub fn fence_operand<R: Registers + ?Sized>(registers: &mut R) {
 
 macro_rules! fence_registers {
     ($registers:expr, [$($i:tt)*]) => {
-        // An asm must name its operands, so they stand in a comment.
-        // SAFETY: no instruction.
+        // An asm must mention its operands, so they are in a comment.
+        // SAFETY: emits no instruction.
         unsafe {
             asm!(
                 concat!("//", $(" {", $i, "}",)*),
@@ -34,7 +34,7 @@ where
 {
     #[inline(always)]
     fn fence(&mut self) {
-        // In blocks of 8, then one by one: `N` is no literal.
+        // In blocks of 8, then one by one, because `N` is not a literal.
         let mut i = 0;
         while i + 8 <= N {
             // SAFETY: `i + 8 <= N`.

@@ -1,4 +1,4 @@
-//! What runs on an A100 (sm_80) and on everything after it.
+//! Wrappers for an A100 (sm_80) and all later GPUs.
 
 use cuda_std::{
     async_copy,
@@ -193,7 +193,7 @@ probes! {
     mbarrier_init(b: u32) mbarrier::init(b, 3) => "mbarrier.init.shared::cta.b64 [";
     mbarrier_inval(b: u32) mbarrier::inval(b) => "mbarrier.inval.shared::cta.b64 [";
     mbarrier_arrive_state(b: u32) mbarrier::arrive_state(b) => "mbarrier.arrive.shared::cta.b64 %rd";
-    // ptxas 13.0 crashes where the state comes from anything but an arrival.
+    // ptxas 13.0 crashes if the state does not come from an arrival.
     mbarrier_test_wait_state(b: u32) { let state = mbarrier::arrive_state(b); mbarrier::test_wait_state(b, state) }
         => "mbarrier.test_wait.shared::cta.b64 p, [";
     mbarrier_test_wait(b: u32, p: u32) mbarrier::test_wait(b, p) => "mbarrier.test_wait.parity.shared::cta.b64 p, [";

@@ -4,19 +4,19 @@ use cuda_std::{kernel, param_address, shared_array, thread, tma::TensorMap};
 
 const THREADS: u32 = 128;
 
-/// Slices become pointer and length.
+/// A slice becomes a pointer and a length.
 #[kernel]
 pub unsafe fn slices(input: &[f32], scale: f32, output: &mut [f32]) {
     let i = thread::index_1d() as usize;
     if i < input.len() && i < output.len() {
-        // SAFETY: compared above.
+        // SAFETY: the index was compared above.
         unsafe { *output.get_unchecked_mut(i) = scale * *input.get_unchecked(i) }
     }
 }
 
 macro_rules! per_type {
     ($($name:ident: $type:ty;)*) => {$(
-        /// An entry of a generic function.
+        /// An entry that calls a generic function.
         #[kernel(max_threads = THREADS * 2, min_blocks = 2)]
         pub unsafe fn $name(value: $type, output: &mut [$type]) {
             // SAFETY: the launch has as many threads as the slice has elements.
@@ -32,17 +32,17 @@ per_type! {
 
 #[inline(always)]
 unsafe fn fill<T: Copy>(value: T, output: &mut [T]) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe { *output.get_unchecked_mut(thread::index_1d() as usize) = value }
 }
 
-/// Two arrays of one type and length are two arrays.
+/// Two arrays of equal type and length are distinct.
 #[kernel(max_threads = THREADS)]
 pub unsafe fn shared_arrays(output: *mut u32) {
     let first = shared_array![u32; THREADS as usize];
     let second = shared_array![u32; THREADS as usize];
     let t = thread::thread_idx_x() as usize;
-    // SAFETY: a block has at most `THREADS` threads; a barrier stands between writes and reads.
+    // SAFETY: a block has at most `THREADS` threads; a barrier separates writes and reads.
     unsafe {
         *first.add(t) = t as u32;
         *second.add(t) = 2 * t as u32;
@@ -60,17 +60,17 @@ pub struct Params {
     scale: f32,
 }
 
-/// The map is read where the launch put it.
+/// The map is read from where the launch put it.
 #[kernel(max_threads = THREADS, tensor_maps)]
 pub unsafe fn tensor_maps(params: Params, output: *mut u64) {
     let maps: *const TensorMap = param_address!(tensor_maps, 0);
-    // SAFETY: the launch gives room for one value.
+    // SAFETY: the launch passes memory for one value.
     unsafe { *output = maps as u64 + params.scale as u64 }
 }
 
 /// A panic is a trap, not a message.
 #[kernel]
 pub unsafe fn panics(input: &[u32], output: *mut u32) {
-    // SAFETY: the launch gives room for one value.
+    // SAFETY: the launch passes memory for one value.
     unsafe { *output = input[thread::index_1d() as usize] }
 }

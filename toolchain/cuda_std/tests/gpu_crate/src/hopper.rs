@@ -1,4 +1,4 @@
-//! What Hopper (sm_90a) brought, but for `wgmma`.
+//! Wrappers for Hopper (sm_90a), except `wgmma`.
 
 use cuda_std::{
     cluster, convert, fence, griddep, math, mbarrier, mma, setmaxnreg,
@@ -54,7 +54,7 @@ probes! {
     mbarrier_try_wait_cluster(b: u32, p: u32) mbarrier::try_wait_cluster(b, p) => "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [";
     mbarrier_wait(b: u32, p: u32) mbarrier::wait(b, p) => "mbarrier.try_wait.parity.shared::cta.b64 p, [", "bra WAIT;";
     mbarrier_wait_cluster(b: u32, p: u32) mbarrier::wait_cluster(b, p) => "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [", "bra WAIT;";
-    // Copies without a hint are also what a wait needs where nothing else tells two waits in one entry apart.
+    // Two waits in one entry: the label of each must be local.
     mbarrier_two_waits(b: u32, p: u32) { mbarrier::wait(b, p); mbarrier::wait(b + 8, p) } => "2* bra WAIT;";
 
     load_tensor_1d(a: u32, m: *const TensorMap, c: i32, b: u32) tma::load_tensor(a, m, [c], b)
@@ -162,7 +162,7 @@ probes! {
     mul_bf16x2(a: u32, b: u32) math::mul_bf16x2(a, b) => "mul.rn.bf16x2";
 }
 
-/// Launch bounds make ptxas heed `setmaxnreg`.
+/// Launch bounds make ptxas honour `setmaxnreg`.
 #[cuda_std::kernel(max_threads = 256, min_blocks = 1)]
 pub unsafe fn set_max_registers(out: *mut u32) {
     unsafe {

@@ -1,7 +1,7 @@
-//! One entry per wrapper of `cuda_std`, with the PTX that it must become.
+//! One entry per wrapper of `cuda_std`, with the PTX that it must compile to.
 //!
-//! The expectation stands in the entry itself, as a comment line that goes through the compiler:
-//! `// expect <text>`, or `// expect 3* <text>` for three of them. The tests read it back.
+//! The entry itself states the expectation, in a comment line that the compiler passes on:
+//! `// expect <text>`, or `// expect 3* <text>` for three occurrences. The tests read it from the PTX.
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch)]
 #![allow(improper_ctypes_definitions)]
@@ -19,10 +19,10 @@ macro_rules! probes {
     )*};
 }
 
-/// What is computed must reach memory, or nothing is computed.
+/// Writes a value to memory, so that its computation is not removed.
 #[inline(always)]
 unsafe fn keep<T>(out: *mut u8, value: T) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe { out.cast::<T>().write(value) }
 }
 

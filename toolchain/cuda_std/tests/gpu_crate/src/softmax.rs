@@ -1,7 +1,7 @@
 //! The loop of a consumer warpgroup of attention: two accumulators in flight, P in registers.
 //!
-//! It shows that products as separate instructions cost nothing: no serialisation, no copies between
-//! registers, the softmax between the two waits.
+//! It shows that separate product instructions cost nothing: no serialisation, no register copies, and
+//! the softmax stays between the two waits.
 
 use cuda_std::{convert, kernel, math, setmaxnreg, shared, warp, wgmma::*};
 
@@ -20,7 +20,7 @@ fn v_descriptor(address: u32) -> Descriptor {
 /// S = Q·Kᵀ over a head dimension of 128.
 #[inline(always)]
 unsafe fn scores(s: &mut [f32; 64], q: Descriptor, k: Descriptor) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe {
         mma_ss::<Bf16, false, false, false, _>(s, q, k);
         let mut step = 1;
@@ -39,7 +39,7 @@ unsafe fn scores(s: &mut [f32; 64], q: Descriptor, k: Descriptor) {
 
 #[kernel(max_threads = 384, min_blocks = 1)]
 pub unsafe fn consumer_loop(output: *mut f32, blocks: u32) {
-    // SAFETY: built and looked at, never launched.
+    // SAFETY: this is compiled and inspected, never launched.
     unsafe {
         let base = shared::dynamic_shared_address();
         setmaxnreg::increase::<240>();
@@ -117,7 +117,7 @@ unsafe fn softmax_row(s: &mut [f32; 64], row: usize, maximum: &mut f32, sum: &mu
         new = new.max(s[4 * j + 2 * row]).max(s[4 * j + 2 * row + 1]);
         j += 1;
     }
-    // SAFETY: all lanes come here.
+    // SAFETY: all lanes execute this.
     unsafe {
         new = new.max(warp::warp_shuffle_xor(warp::FULL_MASK, new, 1, 32));
         new = new.max(warp::warp_shuffle_xor(warp::FULL_MASK, new, 2, 32));

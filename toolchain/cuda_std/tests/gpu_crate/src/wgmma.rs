@@ -1,4 +1,4 @@
-//! `wgmma` of every width, in every form.
+//! `wgmma` of every width and in every form.
 
 use cuda_std::wgmma::*;
 
