@@ -1,4 +1,4 @@
-//! There is nothing to build: cargo asks for a build script where a package states `links`.
+//! Does nothing: cargo requires a build script if a package states `links`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

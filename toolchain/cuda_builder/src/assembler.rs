@@ -7,7 +7,7 @@ use std::{
 
 use crate::CudaBuilderError;
 
-/// Names the ptxas to use.
+/// Environment variable with the path of ptxas.
 const EXPLICIT: &str = "TANDEM_PTXAS";
 
 /// Where `cargo xtask setup` puts programs, in some directory above the GPU crate.
@@ -18,27 +18,26 @@ const WORKSPACE_TOOLS: &str = ".tools/bin";
 pub struct Assembler {
     /// The program.
     pub ptxas: PathBuf,
-    /// As in `ptxas 13.0.88`.
+    /// For example `ptxas 13.0.88`.
     pub version: String,
 }
 
-/// Machine code of a module, and what ptxas said about it.
+/// Machine code of a module, and ptxas's messages about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cubin {
     /// The file.
     pub path: PathBuf,
     /// Its contents.
     pub bytes: Vec<u8>,
-    /// The assembler's version, as in `ptxas 13.0.88`.
+    /// The assembler's version, for example `ptxas 13.0.88`.
     pub assembler: String,
-    /// What each kernel takes, sorted by name.
+    /// Resources of each kernel, sorted by name.
     pub resources: Vec<EntryResources>,
-    /// Everything ptxas said that is not a resource: warnings, and remarks with a code such as C7510
-    /// (wgmma serialised).
+    /// All messages of ptxas except resources: warnings, and remarks with a code such as C7510 (wgmma serialised).
     pub notices: Vec<String>,
 }
 
-/// What a kernel takes of a multiprocessor.
+/// Resources that a kernel needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryResources {
     /// The kernel.
@@ -49,7 +48,7 @@ pub struct EntryResources {
     pub stack: u32,
     /// Bytes stored to spill registers, per thread.
     pub spill_stores: u32,
-    /// Bytes loaded to bring spilled registers back, per thread.
+    /// Bytes loaded to restore spilled registers, per thread.
     pub spill_loads: u32,
     /// Bytes of static shared memory per block.
     pub shared: u32,
@@ -58,11 +57,11 @@ pub struct EntryResources {
 }
 
 impl Assembler {
-    /// Finds ptxas: the one that the environment variable `TANDEM_PTXAS` names, else `.tools/bin` in
-    /// the directory `near` or one above it, `PATH`, `/usr/local/cuda/bin`. `None` if there is none.
+    /// Finds ptxas: the one named by the environment variable `TANDEM_PTXAS`, else in `.tools/bin` of the directory
+    /// `near` or one above it, `PATH`, or `/usr/local/cuda/bin`. `None` if there is none.
     ///
     /// # Errors
-    /// [`CudaBuilderError::NotAnAssembler`] where `TANDEM_PTXAS` names something else.
+    /// [`CudaBuilderError::NotAnAssembler`] if `TANDEM_PTXAS` names something else.
     pub fn find(near: &Path) -> Result<Option<Self>, CudaBuilderError> {
         if let Some(explicit) = env::var_os(EXPLICIT).map(PathBuf::from) {
             return match Self::examine(&explicit) {
@@ -108,7 +107,7 @@ impl Assembler {
         })
     }
 
-    /// Assembles the file `ptx`, which holds `text`, unless `cubin` was made from the same text the
+    /// Assembles the file `ptx`, whose contents are `text`, unless `cubin` was already made from the same text in the
     /// same way.
     pub(crate) fn assemble(
         &self,
@@ -158,7 +157,7 @@ impl Assembler {
         arch: &str,
         line_info: bool,
     ) -> Result<String, CudaBuilderError> {
-        // Without its log an interrupted run leaves nothing that a later one would take for whole.
+        // The log is written last. Without it, a later run does not take the cubin of an interrupted run for complete.
         let _ = fs::remove_file(cubin.with_extension("ptxas.log"));
         let mut command = Command::new(&self.ptxas);
         command
@@ -184,11 +183,11 @@ impl Assembler {
     }
 }
 
-/// Splits what `ptxas --verbose` says into the resources of each entry and everything else.
+/// Splits the output of `ptxas --verbose` into the resources of each entry and everything else.
 fn read_log(log: &str) -> (Vec<EntryResources>, Vec<String>) {
     let mut resources: Vec<EntryResources> = Vec::new();
     let mut notices = Vec::new();
-    // Properties of functions that entries call follow those of the entry, under a name of their own.
+    // Properties of functions that entries call follow those of the entry, under the function's name.
     let mut properties_of = "";
     for line in log.lines().map(str::trim) {
         let message = line.strip_prefix("ptxas info    : ").unwrap_or(line);
@@ -230,7 +229,7 @@ fn is_routine(message: &str) -> bool {
         || message.contains(" bytes gmem, ")
 }
 
-/// The number that ends right before `unit`; 0 where the unit does not occur.
+/// The number right before `unit`; 0 if the unit does not occur.
 fn number_before(text: &str, unit: &str) -> u32 {
     let Some(end) = text.find(unit) else { return 0 };
     let digits = text[..end]

@@ -20,7 +20,7 @@ use crate::{
 
 /// An architecture to build for.
 ///
-/// The name is rust-cuda's; there is no libNVVM behind it.
+/// The name is rust-cuda's, but libNVVM is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum NvvmArch {
@@ -32,14 +32,14 @@ pub enum NvvmArch {
     Compute86,
     /// Ada.
     Compute89,
-    /// Hopper, its portable instructions only.
+    /// Hopper, with portable instructions only.
     Compute90,
-    /// Hopper with wgmma, setmaxnreg and all else that no other architecture has.
+    /// Hopper with wgmma, setmaxnreg and its other architecture-specific instructions.
     Compute90a,
 }
 
 impl NvvmArch {
-    /// As rustc and ptxas name it: `sm_90a`.
+    /// The name for rustc and ptxas, such as `sm_90a`.
     #[must_use]
     pub const fn sm(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the crate whose `Cargo.toml` lies in `path_to_crate_root`.
+    /// A builder for the crate whose `Cargo.toml` is in `path_to_crate_root`.
     pub fn new(path_to_crate_root: impl AsRef<Path>) -> Self {
         Self {
             crate_path: path_to_crate_root.as_ref().into(),
@@ -93,59 +93,58 @@ impl CudaBuilder {
         }
     }
 
-    /// The architecture to build for; A100's unless said otherwise.
+    /// The architecture to build for; by default that of the A100.
     #[must_use]
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = arch;
         self
     }
 
-    /// Names the module, where a crate is built as several: [`CudaModule::name`].
+    /// Names the module, if a crate is built as several: [`CudaModule::name`].
     #[must_use]
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.module = name.into();
         self
     }
 
-    /// Leaves out all kernels but these: for a look at some of them, since compiling all takes longer.
+    /// Leaves out all other kernels. Use it to inspect some of them, because compiling all takes longer.
     #[must_use]
     pub fn only<I: IntoIterator<Item: Into<String>>>(mut self, kernels: I) -> Self {
         self.entries = Some(kernels.into_iter().map(Into::into).collect());
         self
     }
 
-    /// `false` switches on debug assertions and overflow checks in the GPU crate itself. The code is
-    /// optimised all the same: without optimisation, arrays of registers would be arrays in memory.
+    /// `false` enables debug assertions and overflow checks in the GPU crate itself. The code is optimised in any case:
+    /// without optimisation, arrays of registers would be arrays in memory.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// Whether profilers and `compute-sanitizer` can name source lines of the GPU crate. What was
-    /// inlined from other crates counts for the line that called it. Costs no speed.
+    /// Whether profilers and `compute-sanitizer` can show source lines of the GPU crate. Code inlined from other crates
+    /// is attributed to the line of the call. Does not affect speed.
     #[must_use]
     pub fn generate_line_info(mut self, line_info: bool) -> Self {
         self.line_info = line_info;
         self
     }
 
-    /// Copies the PTX to this file in the end.
+    /// Also copies the PTX to this file at the end.
     #[must_use]
     pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
         self.copy_to = Some(path.as_ref().into());
         self
     }
 
-    /// Version of the PTX language. The default, 8.0, is the oldest that knows Hopper: drivers since
-    /// 525 compile it.
+    /// Version of the PTX language. The default, 8.0, is the oldest that supports Hopper; drivers since 525 compile it.
     #[must_use]
     pub fn ptx_version(mut self, major: u32, minor: u32) -> Self {
         self.ptx_version = (major, minor);
         self
     }
 
-    /// Features of the GPU crate to switch on.
+    /// Features of the GPU crate to enable.
     #[must_use]
     pub fn features<I: IntoIterator<Item: AsRef<str>>>(mut self, features: I) -> Self {
         self.cargo_arguments.extend(
@@ -167,34 +166,33 @@ impl CudaBuilder {
         self
     }
 
-    /// `false` stops at the PTX even where ptxas is there.
+    /// `false` stops after the PTX even if ptxas is available.
     #[must_use]
     pub fn assemble(mut self, assemble: bool) -> Self {
         self.assemble = assemble;
         self
     }
 
-    /// Where to keep what is built between runs. Unless said otherwise it is `cuda-builder` in the
-    /// target directory of the build that this is called from.
+    /// Directory for build results that are kept between runs. By default, `cuda-builder` in the target directory of
+    /// the calling build.
     #[must_use]
     pub fn target_dir(mut self, path: impl AsRef<Path>) -> Self {
         self.target_dir = Some(path.as_ref().into());
         self
     }
 
-    /// Compiles the crate, writes launch bounds into the PTX, and assembles it where ptxas is found.
+    /// Compiles the crate, writes launch bounds into the PTX, and assembles it if ptxas is found.
     ///
-    /// What has not changed is not done again. In a build script it also tells cargo which files and
-    /// variables to watch.
+    /// Unchanged steps are skipped. In a build script, it also tells cargo which files and variables to watch.
     ///
     /// # Errors
-    /// A missing compiler, code that does not compile or assemble, markers that make no sense, files
-    /// that cannot be written: see [`CudaBuilderError`].
+    /// A missing compiler, code that does not compile or assemble, invalid markers, or files that cannot be written:
+    /// see [`CudaBuilderError`].
     pub fn build(self) -> Result<CudaModule, CudaBuilderError> {
         self.build_beside(&Dependencies::default())
     }
 
-    /// [`build`](Self::build), with the dependencies that other modules have compiled already.
+    /// Like [`build`](Self::build), with the dependencies that other modules have compiled already.
     fn build_beside(self, dependencies: &Dependencies) -> Result<CudaModule, CudaBuilderError> {
         let crate_path = fs::canonicalize(&self.crate_path)
             .ok()
@@ -282,7 +280,7 @@ impl CudaBuilder {
         })
     }
 
-    /// Compiles the module in a target directory of its own, so that modules are compiled side by side.
+    /// Compiles the module in its own target directory, so that modules can be compiled in parallel.
     fn compile(
         &self,
         compiler: &Compiler,
@@ -310,8 +308,8 @@ impl CudaBuilder {
         compilation.run().map(|(compiled, _)| compiled)
     }
 
-    /// Unlike for whatever changes the PTX, but for the kernels that are left out: builds that differ do not
-    /// overwrite each other.
+    /// A name that depends on everything that changes the PTX, except the list of kernels, so that different builds do
+    /// not overwrite each other.
     fn module_name(&self, crate_path: &Path, compiler: &Compiler) -> String {
         let mut hasher = DefaultHasher::new();
         (crate_path, compiler.rustc.as_path(), &compiler.version).hash(&mut hasher);
@@ -327,7 +325,7 @@ impl CudaBuilder {
         format!("{name}-{}{part}-{:016x}", self.module, hasher.finish())
     }
 
-    /// Unlike for whatever changes the PTX, beside the sources.
+    /// A text that depends on everything that changes the PTX, except the sources.
     fn recipe(&self, crate_path: &Path, compiler: &Compiler) -> String {
         let kernels = self
             .entries
@@ -337,8 +335,8 @@ impl CudaBuilder {
     }
 }
 
-/// Builds several modules, as many at a time as there are processors, in the order in which they are given: the
-/// longest had better come first. Modules of one architecture and target directory share their dependencies.
+/// Builds several modules in the given order, as many in parallel as there are processors. Put the longest builds
+/// first. Modules of one architecture and target directory share their dependencies.
 ///
 /// # Errors
 /// The first error in the order of the builders.
@@ -367,8 +365,8 @@ pub fn build_all(
     built.into_iter().map(done).collect()
 }
 
-/// The order to begin in: as given, but for one builder of each architecture, which go first. While one worker
-/// compiles the dependencies for an architecture, the next then does so for another instead of waiting.
+/// The order in which to start: as given, but with one builder of each architecture first. While one worker compiles
+/// the dependencies for one architecture, the next worker compiles those for another instead of waiting.
 fn each_arch_first(builders: &[CudaBuilder]) -> Vec<usize> {
     let is_first = |index: &usize| {
         let arch = builders[*index].arch;
@@ -379,38 +377,37 @@ fn each_arch_first(builders: &[CudaBuilder]) -> Vec<usize> {
     order
 }
 
-/// A GPU crate, built.
+/// A built GPU crate.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CudaModule {
-    /// As [`CudaBuilder::module`] has it.
+    /// The name given to [`CudaBuilder::module`].
     pub name: String,
-    /// What it was built for.
+    /// The architecture it was built for.
     pub arch: NvvmArch,
     /// The PTX, launch bounds included.
     pub ptx: String,
-    /// The file that holds it.
+    /// The file with the PTX.
     pub ptx_path: PathBuf,
-    /// Machine code, where ptxas was found.
+    /// Machine code, if ptxas was found.
     pub cubin: Option<Cubin>,
-    /// The compiler's version, as in `rustc 1.96.0 (LLVM 22.1.8)`.
+    /// The compiler's version, for example `rustc 1.96.0 (LLVM 22.1.8)`.
     pub compiler: String,
-    /// The files that it was made from, those of the standard library and of crates.io left out.
+    /// The source files, without those of the standard library and of crates.io.
     pub sources: Vec<PathBuf>,
-    /// The compiler's warnings about it and its neighbours, as shown; they have gone to standard error
-    /// too. Empty where there are none.
+    /// The compiler's warnings about the crate and the workspace crates it uses, as shown; empty if there are none.
+    /// They were also written to standard error.
     pub warnings: String,
 }
 
-/// Makes the directory if need be. The path that comes back is absolute: the nested cargo runs
-/// elsewhere.
+/// Creates the directory if necessary. Returns an absolute path, because the nested cargo runs in another directory.
 fn create_dir(path: &Path) -> Result<PathBuf, CudaBuilderError> {
     fs::create_dir_all(path)
         .and_then(|()| path.canonicalize())
         .map_err(CudaBuilderError::io(format!("create {}", path.display())))
 }
 
-/// Held until dropped: a build script and a tool may build the same crate at the same time.
+/// A lock held until it is dropped, because a build script and a tool may build the same crate concurrently.
 pub(crate) fn lock(path: &Path) -> Result<fs::File, CudaBuilderError> {
     fs::File::create(path)
         .and_then(|file| file.lock().map(|()| file))
@@ -440,7 +437,7 @@ fn default_target_dir(crate_path: &Path) -> PathBuf {
         .join("cuda-builder")
 }
 
-/// Build scripts alone see both variables.
+/// Only build scripts have both variables.
 fn report_to_cargo(crate_path: &Path, sources: &[PathBuf]) {
     if env::var_os("OUT_DIR").is_none() || env::var_os("HOST").is_none() {
         return;
@@ -448,8 +445,8 @@ fn report_to_cargo(crate_path: &Path, sources: &[PathBuf]) {
     for variable in ["TANDEM_RUSTC", "TANDEM_PTXAS"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    // A program that is installed later changes this directory; a file that is missing would make cargo
-    // run the script each time.
+    // Installing a program later changes this directory. Watching the missing file itself would make cargo rerun the
+    // script every time.
     let tools = crate_path
         .ancestors()
         .map(|directory| directory.join(".tools"))

@@ -8,35 +8,35 @@ use std::{
 
 use crate::CudaBuilderError;
 
-/// Names the compiler to use.
+/// Environment variable with the path of the compiler.
 const EXPLICIT: &str = "TANDEM_RUSTC";
 
-/// LLVM 22, whose barrier intrinsics the device code names.
+/// The first release with LLVM 22, whose barrier intrinsics the device code uses.
 const MINIMUM: (u32, u32) = (1, 96);
 const MINIMUM_TEXT: &str = "1.96";
 
-/// A rustc that can build for the GPU, and the cargo to drive it.
+/// A rustc that can build for the GPU, and the cargo to run it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiler {
     /// The rustc program.
     pub rustc: PathBuf,
     /// The cargo program.
     pub cargo: PathBuf,
-    /// Release and LLVM version, as in `rustc 1.96.0 (LLVM 22.1.8)`.
+    /// Release and LLVM version, for example `rustc 1.96.0 (LLVM 22.1.8)`.
     pub version: String,
-    /// Where the sources of the library are.
+    /// Directory of the standard library's sources.
     pub library: PathBuf,
 }
 
 impl Compiler {
-    /// Finds a compiler; the first of these that is new enough and has the sources of its library:
+    /// Finds a compiler: the first of the following that is new enough and has the sources of its library.
     ///
-    /// 1. the one that the environment variable `TANDEM_RUSTC` names (if set, the only candidate);
+    /// 1. the one named by the environment variable `TANDEM_RUSTC` (if set, the only candidate);
     /// 2. a nightly toolchain of rustup, the undated one first, then the latest date;
-    /// 3. a `rustc` on `PATH` or in `/usr/bin` that does not belong to rustup, as Debian's;
+    /// 3. a `rustc` on `PATH` or in `/usr/bin` that does not belong to rustup, such as Debian's;
     /// 4. any other toolchain of rustup.
     ///
-    /// Unstable features are unlocked with `RUSTC_BOOTSTRAP`, so it need not be a nightly.
+    /// `RUSTC_BOOTSTRAP` unlocks unstable features, so it need not be a nightly.
     ///
     /// # Errors
     /// [`CudaBuilderError::NoCompiler`] lists the candidates and what each lacks.
@@ -69,7 +69,7 @@ impl Compiler {
         })
     }
 
-    /// The compiler at `rustc`, or what it lacks.
+    /// The compiler at `rustc`, or the reason why it is unsuitable.
     fn examine(rustc: &Path) -> Result<Self, String> {
         let described = ask(rustc, &["-vV"])?;
         let field = |name: &str| {
@@ -97,8 +97,8 @@ impl Compiler {
     }
 }
 
-/// A toolchain's own cargo where it has one: only that is sure to know the layout of its library's
-/// sources. A distribution's cargo may be years older than its rustc, the calling one is better.
+/// The toolchain's own cargo if it has one, because only that surely understands its library sources. A distribution's
+/// cargo may be years older than its rustc; then the calling cargo is better.
 fn cargo_for(rustc: &Path, sysroot: &Path) -> PathBuf {
     let own = rustc.with_file_name("cargo");
     if sysroot != Path::new("/usr") && own.is_file() {
@@ -107,7 +107,7 @@ fn cargo_for(rustc: &Path, sysroot: &Path) -> PathBuf {
     env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
 
-/// Name and rustc of rustup's toolchains, latest name first, undated names before dated ones.
+/// Name and rustc of rustup's toolchains, sorted by name in descending order, undated ones first.
 fn rustup_toolchains() -> Vec<(String, PathBuf)> {
     let home = env::var_os("RUSTUP_HOME")
         .map(PathBuf::from)
@@ -161,7 +161,7 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
 }
 
 fn ask(program: &Path, arguments: &[&str]) -> Result<String, String> {
-    // Inside a build script rustup's proxies and rustc itself see the outer build's choice.
+    // In a build script, rustup's proxies and rustc would see the toolchain choice of the outer build.
     let output = Command::new(program)
         .args(arguments)
         .env_remove("RUSTUP_TOOLCHAIN")

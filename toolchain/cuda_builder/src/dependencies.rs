@@ -1,5 +1,5 @@
-//! What the modules of a crate have in common, `core` above all: compiled once for an architecture, and copied
-//! to the target directory of each module. Cargo lets only one compilation at a time into a target directory.
+//! Dependencies that the modules of a crate share, mainly `core`. They are compiled once per architecture and copied to
+//! the target directory of each module, because cargo allows only one compilation at a time in a target directory.
 
 use std::{
     collections::HashMap,
@@ -12,17 +12,17 @@ use std::{
 
 use crate::{CudaBuilderError, builder::lock, nested::Compilation};
 
-/// The file in a module's target directory that says which dependencies it began with.
+/// The file in a module's target directory that records with which dependencies it started.
 const SEED: &str = "dependencies.txt";
 
-/// What is known of the dependencies during one build of several modules: for each directory the state of the
-/// files in it, or nothing where it was not looked at yet.
+/// State of the dependencies during a build of several modules: for each directory the state of its files, if it has
+/// been examined already.
 #[derive(Default)]
 pub(crate) struct Dependencies(Mutex<HashMap<PathBuf, String>>);
 
 impl Dependencies {
-    /// Compiles the dependencies of `compilation` into `shared`, if anything has changed, and makes `own` a copy of
-    /// it, if it is not one.
+    /// Compiles the dependencies of `compilation` into `shared` if anything has changed, and updates the copy in `own`
+    /// if it is outdated.
     pub(crate) fn copy_to(
         &self,
         compilation: &Compilation<'_>,
@@ -31,7 +31,7 @@ impl Dependencies {
     ) -> Result<(), CudaBuilderError> {
         let failed = |path: &Path| CudaBuilderError::io(format!("write {}", path.display()));
         fs::create_dir_all(shared).map_err(failed(shared))?;
-        // Other processes may build the same; threads of this one wait here, too.
+        // Waits for other processes and for threads of this one that build the same.
         let _lock = lock(&shared.join(".lock"))?;
         let known = self.known(shared);
         let state = match known {
@@ -58,8 +58,8 @@ impl Dependencies {
     }
 }
 
-/// Compiles the crate without any of its features, and with it all that it depends on. Returns what changes
-/// whenever a dependency is compiled anew.
+/// Compiles the crate without its features, to compile its dependencies. Returns a value that changes when a dependency
+/// is compiled anew.
 fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaBuilderError> {
     let (_, files) = Compilation {
         line_info: false,
@@ -80,11 +80,11 @@ fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaB
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-/// Files from this size on are linked instead of copied. They are compiled code, which compilers replace and never
-/// write into; with `core` in every module, copies took 4 GB.
+/// Files of at least this size are hard-linked instead of copied. They are compiled code, which compilers replace and
+/// never overwrite. Copies of `core` in every module took 4 GB.
 const LINKED: u64 = 64 << 10;
 
-/// With the times of the files, by which cargo tells what is up to date.
+/// Copies files with their modification times, by which cargo decides what is up to date.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,10 +1,10 @@
-//! Modules as part of a program.
+//! Embeds modules into a program.
 
 use std::{env, fmt::Write as _, fs, io, path::PathBuf};
 
 use crate::CudaModule;
 
-/// Writes `modules.rs` into the directory of a build script's output: an expression of type `&[Module]`, for
+/// Writes `modules.rs` into the output directory of a build script: an expression of type `&[Module]`, for
 ///
 /// ```ignore
 /// use tandem_attn::exec::gpu::{Image, Module};
@@ -12,10 +12,10 @@ use crate::CudaModule;
 /// static MODULES: &[Module] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 /// ```
 ///
-/// Without ptxas there is PTX alone in it, which it warns of.
+/// Without ptxas, it contains only PTX, and a warning is printed.
 ///
 /// # Errors
-/// Where it is not called from a build script, or a file cannot be written.
+/// If it is not called from a build script, or a file cannot be written.
 pub fn embed(modules: &[CudaModule]) -> io::Result<()> {
     let out_dir = env::var_os("OUT_DIR").map(PathBuf::from);
     let out_dir = out_dir

@@ -2,15 +2,15 @@ use std::{io, path::PathBuf};
 
 use crate::ptx::MarkerError;
 
-/// Why a GPU crate was not built.
+/// Why a GPU crate could not be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaBuilderError {
-    /// The path handed to [`CudaBuilder::new`](crate::CudaBuilder::new) holds no crate.
+    /// The path passed to [`CudaBuilder::new`](crate::CudaBuilder::new) has no crate.
     #[error("there is no GPU crate at {}: it has no Cargo.toml", .0.display())]
     CratePathDoesntExist(PathBuf),
 
-    /// No rustc that can build for the GPU.
+    /// No suitable rustc that can build for the GPU.
     #[error(
         "no compiler for GPU code was found. It takes rustc {minimum} or newer with the sources of \
          its library; install one by\n    \
@@ -19,20 +19,20 @@ pub enum CudaBuilderError {
          or name one in TANDEM_RUSTC. Looked at:{}", list(.rejected)
     )]
     NoCompiler {
-        /// The oldest release that will do.
+        /// The oldest suitable release.
         minimum: &'static str,
-        /// Each candidate, and what it lacks.
+        /// Each candidate and the reason why it is unsuitable.
         rejected: Vec<String>,
     },
 
-    /// The GPU crate does not compile. Its diagnostics have gone to standard error as they came.
+    /// The GPU crate does not compile. Its diagnostics were also written to standard error.
     #[error("{} does not compile for {arch}:\n{diagnostics}", .path.display())]
     BuildFailed {
         /// The crate.
         path: PathBuf,
-        /// As in `sm_90a`.
+        /// For example `sm_90a`.
         arch: &'static str,
-        /// What rustc and cargo said.
+        /// Output of rustc and cargo.
         diagnostics: String,
     },
 
@@ -40,12 +40,12 @@ pub enum CudaBuilderError {
     #[error(transparent)]
     Marker(#[from] MarkerError),
 
-    /// ptxas turned the PTX down.
+    /// ptxas rejected the PTX.
     #[error("ptxas refuses {}:\n{log}", .ptx.display())]
     AssemblyFailed {
-        /// The PTX, kept for a look at the line that ptxas names.
+        /// The PTX, kept so that the line named by ptxas can be inspected.
         ptx: PathBuf,
-        /// What ptxas said.
+        /// The output of ptxas.
         log: String,
     },
 
@@ -54,31 +54,31 @@ pub enum CudaBuilderError {
     NotAnAssembler {
         /// The value of the variable.
         path: PathBuf,
-        /// What happened when it was asked for its version.
+        /// The result of asking it for its version.
         reason: String,
     },
 
-    /// The PTX could not be copied to where [`copy_to`](crate::CudaBuilder::copy_to) said.
+    /// The PTX could not be copied to the file given to [`copy_to`](crate::CudaBuilder::copy_to).
     #[error("cannot copy the PTX to {}: {source}", .path.display())]
     FailedToCopyPtxFile {
         /// The destination.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A file or program that the build needs could not be used.
+    /// A file or program that the build needs is not usable.
     #[error("cannot {action}: {source}")]
     Io {
-        /// What was being done, with the path.
+        /// The attempted action, with the path.
         action: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl CudaBuilderError {
-    /// For `map_err`: an [`Io`](Self::Io) that says what was being done.
+    /// For `map_err`: an [`Io`](Self::Io) error with the attempted action.
     pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }

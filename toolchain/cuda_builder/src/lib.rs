@@ -1,7 +1,7 @@
-//! Builds a GPU crate to PTX, and to a cubin where ptxas is at hand, from a build script or a tool.
+//! Builds a GPU crate to PTX, and to a cubin if ptxas is available, from a build script or a tool.
 //!
-//! The names are those of rust-cuda's `cuda_builder`; the compiler underneath is rustc's own
-//! `nvptx64-nvidia-cuda` backend, so there is neither a codegen plug-in nor libNVVM to install.
+//! The names are those of rust-cuda's `cuda_builder`. The compiler is rustc's own `nvptx64-nvidia-cuda` backend, so
+//! neither a codegen plug-in nor libNVVM has to be installed.
 //!
 //! ```no_run
 //! use cuda_builder::{CudaBuilder, NvvmArch};
@@ -16,18 +16,18 @@
 //! # Ok::<(), cuda_builder::CudaBuilderError>(())
 //! ```
 //!
-//! # What is needed
-//! A rustc with the sources of its library: see [`Compiler::find`] for where it is looked for and
-//! [`CudaBuilderError::NoCompiler`] for the two commands that install one. ptxas is optional: see
+//! # Requirements
+//! A rustc with the sources of its library: [`Compiler::find`] says where it is searched, and
+//! [`CudaBuilderError::NoCompiler`] gives the two commands that install one. ptxas is optional: see
 //! [`Assembler::find`].
 //!
-//! # What a GPU crate looks like
-//! A `#![no_std]` library, of any crate type: it is compiled as a `cdylib` whatever its manifest says,
-//! so one crate can hold kernels and the plain code that the host shares. Which architecture is being
-//! built shows as `cfg(target_feature = "sm_90a")`.
+//! # GPU crates
+//! A GPU crate is a `#![no_std]` library. It is compiled as a `cdylib`, whatever crate type its manifest states, so one
+//! crate can contain kernels and plain code that the host shares. `cfg(target_feature = "sm_90a")` tells the
+//! architecture.
 //!
-//! rustc has no `__launch_bounds__`. A kernel states its own in a marker, which `#[kernel]` of
-//! `cuda_std` writes and this crate turns into PTX directives: see [`ptx::apply_markers`].
+//! rustc has no `__launch_bounds__`. A kernel states its launch bounds in a marker, which `#[kernel]` of `cuda_std`
+//! writes and this crate turns into PTX directives: see [`ptx::apply_markers`].
 
 #![warn(missing_docs)]
 

@@ -14,10 +14,10 @@ use crate::{Compiler, CudaBuilderError, NvvmArch};
 const TARGET: &str = "nvptx64-nvidia-cuda";
 const PROFILE: &str = "device";
 
-/// Names the kernels that `#[kernel]` does not leave out, with commas in between.
+/// Environment variable with a comma-separated list of the kernels that `#[kernel]` must keep.
 const ENTRIES: &str = "CUDA_BUILDER_ENTRIES";
 
-/// Variables of the outer build that the nested one keeps: where to download from, and how.
+/// Variables of the outer build that the nested one keeps: download sources and settings.
 const KEPT_CARGO_VARIABLES: [&str; 5] = [
     "CARGO_HOME",
     "CARGO_HTTP_",
@@ -26,7 +26,7 @@ const KEPT_CARGO_VARIABLES: [&str; 5] = [
     "CARGO_SOURCE_",
 ];
 
-/// Variables that would make the nested build take after the outer one.
+/// Variables of the outer build that must not affect the nested one.
 const DROPPED_VARIABLES: [&str; 14] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
@@ -44,15 +44,15 @@ const DROPPED_VARIABLES: [&str; 14] = [
     "NUM_JOBS",
 ];
 
-/// What came out besides the PTX.
+/// Results of a compilation besides the PTX.
 pub(crate) struct Compiled {
-    /// The files that the PTX was made from.
+    /// The source files of the PTX.
     pub sources: Vec<PathBuf>,
-    /// As the compiler shows them.
+    /// The warnings as the compiler shows them.
     pub warnings: String,
 }
 
-/// What to compile, and how.
+/// What to compile and how.
 #[derive(Clone, Copy)]
 pub(crate) struct Compilation<'a> {
     pub compiler: &'a Compiler,
@@ -61,23 +61,23 @@ pub(crate) struct Compilation<'a> {
     pub ptx_version: (u32, u32),
     pub checks: bool,
     pub line_info: bool,
-    /// Says nothing of what is not used: the crate is compiled for its dependencies alone.
+    /// Suppresses warnings about unused code, when the crate is compiled only for its dependencies.
     pub silent: bool,
-    /// All but these kernels are left out.
+    /// Compile only these kernels.
     pub entries: Option<&'a [String]>,
     pub cargo_arguments: &'a [String],
-    /// Its own, since the outer cargo holds the lock of the outer one.
+    /// A separate directory, because the outer cargo holds the lock of its own.
     pub target_dir: &'a Path,
-    /// Where the PTX goes.
+    /// Path for the PTX.
     pub assembly: &'a Path,
 }
 
 impl Compilation<'_> {
-    /// Compiles, if anything has changed; also the files that the dependencies were compiled to.
+    /// Compiles if anything has changed. Also returns the files of the compiled dependencies.
     pub(crate) fn run(&self) -> Result<(Compiled, Vec<PathBuf>), CudaBuilderError> {
         let mut messages = self.invoke()?;
         if !self.assembly.is_file() {
-            // Somebody removed it; cargo does not know of it and saw nothing to do.
+            // The PTX was deleted, but cargo does not track it and did nothing. Force a new compilation.
             let _ = fs::remove_file(self.placeholder(&messages.artifacts.library));
             messages = self.invoke()?;
         }
@@ -130,7 +130,7 @@ impl Compilation<'_> {
             .current_dir(self.crate_path)
             .env_remove(ENTRIES)
             .env("RUSTC", &self.compiler.rustc)
-            // Empty switches off what a configuration file may ask for.
+            // An empty value disables wrappers of configuration files.
             .envs([
                 ("RUSTC_WRAPPER", ""),
                 ("RUSTC_WORKSPACE_WRAPPER", ""),
@@ -146,10 +146,10 @@ impl Compilation<'_> {
                 "-Zbuild-std=core",
             ])
             .args(["--target", TARGET, "--profile", PROFILE]);
-        // Nothing here depends on a choice of the caller, so that all builds for an architecture share
-        // one `core`, which takes longer to compile than most kernels.
-        // With fat LTO, LLVM optimises before and after linking: the family `decode_mma` takes 92 s. Without it, 59 s; but
-        // calls of panics that nothing reaches stay, which ptxas refuses, and the PTX of prefills is 5 % longer.
+        // These settings do not depend on the caller, so that all builds for an architecture share one `core`, which
+        // takes longer to compile than most kernels. With fat LTO, LLVM optimises before and after linking: the family
+        // `decode_mma` takes 92 s. Without it, that takes 59 s, but unreachable panic calls remain, which ptxas
+        // rejects, and the PTX of prefills is 5 % longer.
         let settings = [
             "inherits = \"release\"",
             "opt-level = 3",
@@ -172,7 +172,7 @@ impl Compilation<'_> {
             command.arg("-Awarnings");
         }
         if let Some(entries) = self.entries {
-            // `#[kernel]` reads the variable, of which cargo knows nothing; the flag makes it compile anew.
+            // `#[kernel]` reads a variable that cargo does not track; the flag triggers a new compilation.
             let entries = entries.join(",");
             let mut hasher = DefaultHasher::new();
             entries.hash(&mut hasher);
@@ -183,7 +183,7 @@ impl Compilation<'_> {
             ]);
         }
         if self.line_info {
-            // "line-tables-only" and more put DWARF into the PTX that ptxas 13.0 cannot parse.
+            // "line-tables-only" and higher levels put DWARF into the PTX that ptxas 13.0 cannot parse.
             command.arg("-Cdebuginfo=line-directives-only");
         }
         if self.checks {
@@ -198,11 +198,11 @@ impl Compilation<'_> {
         vec![
             format!("-Ctarget-cpu={}", self.arch.sm()),
             format!("-Ctarget-feature=+ptx{major}{minor}"),
-            // It would copy barriers into divergent branches (rust-lang/rust#137086).
+            // Jump threading would copy barriers into divergent branches (rust-lang/rust#137086).
             "-Zmir-enable-passes=-JumpThreading".into(),
-            // Loops over register arrays must be unrolled whole, or the arrays go to local memory.
+            // Loops over register arrays must be fully unrolled, or the arrays go to local memory.
             "-Cllvm-args=-unroll-threshold=20000".into(),
-            // The PTX is the product; nothing is linked.
+            // The PTX is the product; nothing needs linking.
             "-Clinker=true".into(),
         ]
     }
@@ -211,14 +211,14 @@ impl Compilation<'_> {
         self.target_dir.join(TARGET).join(PROFILE)
     }
 
-    /// What cargo believes to be the linked library.
+    /// The file that cargo takes for the linked library.
     fn placeholder(&self, library: &str) -> PathBuf {
         self.profile_dir()
             .join("deps")
             .join(format!("{library}.ptx"))
     }
 
-    /// As long as the linker's output is missing, cargo compiles anew each time.
+    /// While the linker's output is missing, cargo compiles anew each time.
     fn put_placeholder(&self, library: &str) -> Result<(), CudaBuilderError> {
         let path = self.placeholder(library);
         if path.exists() {
@@ -235,7 +235,7 @@ impl Compilation<'_> {
     }
 }
 
-/// The prerequisites of the first rule of a make file, whose spaces are escaped by backslashes.
+/// The prerequisites of the first rule of a makefile, in which backslashes escape spaces.
 fn parse_dep_info(text: &str) -> Vec<PathBuf> {
     let Some((_, prerequisites)) = text.lines().next().and_then(|line| line.split_once(": "))
     else {
@@ -273,7 +273,7 @@ fn clean_environment(command: &mut Command) {
     }
 }
 
-/// What cargo's messages say that matters here.
+/// The relevant contents of cargo's messages.
 #[derive(Default)]
 struct Messages {
     diagnostics: String,
@@ -282,11 +282,11 @@ struct Messages {
 
 #[derive(Default)]
 struct Artifacts {
-    /// Name of the library that was compiled for itself.
+    /// Name of the library, which identifies its artifact.
     library: String,
-    /// Manifests of the packages that lie on this machine as sources under development.
+    /// Manifests of the local packages under development.
     manifests: Vec<PathBuf>,
-    /// What all other packages were compiled to.
+    /// Compiled files of all other packages.
     dependencies: Vec<PathBuf>,
 }
 

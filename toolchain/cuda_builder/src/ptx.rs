@@ -1,7 +1,7 @@
-//! Reading and amending PTX text: entries, their launch bounds, instruction counts.
+//! Reads and amends PTX text: entries, their launch bounds, instruction counts.
 //!
-//! This is not a parser of PTX: it knows the shape in which LLVM prints a module (`.entry name(`, the
-//! parameter list, `)`, directives, a body in braces), which is all that this crate has to touch.
+//! This is not a PTX parser. It only understands the form in which LLVM prints a module (`.entry name(`, the parameter
+//! list, `)`, directives, a body in braces), which is sufficient for this crate.
 
 mod markers;
 
@@ -9,14 +9,14 @@ use std::ops::Range;
 
 pub use markers::{LaunchBounds, MARKER, MarkerError, apply_markers, launch_bounds};
 
-/// Where an entry's parts lie in a module's text.
+/// Positions of an entry's parts in a module's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Byte range of what stands between the parentheses of the parameter list.
+    /// Byte range of the text between the parentheses of the parameter list.
     pub parameters: Range<usize>,
-    /// Byte range of what stands between the braces of the body.
+    /// Byte range of the text between the braces of the body.
     pub body: Range<usize>,
 }
 
@@ -55,14 +55,14 @@ pub fn entries(ptx: &str) -> Vec<Entry<'_>> {
     found
 }
 
-/// How many instructions of a piece of PTX have an opcode that `counts` accepts.
+/// Number of instructions in a piece of PTX whose opcode `counts` accepts.
 ///
-/// The opcode is handed over without its predicate: `bar.sync`, `wgmma.mma_async.sync.aligned.m64n8k16…`.
+/// The opcode is passed without its predicate: `bar.sync`, `wgmma.mma_async.sync.aligned.m64n8k16…`.
 #[must_use]
 pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
     body.lines()
         .map(|line| line.split("//").next().unwrap_or_default())
-        // Inline assembly may hold several instructions in a line, or a scope in braces.
+        // Inline assembly may have several instructions in a line, or a scope in braces.
         .flat_map(|line| line.split([';', '{', '}']))
         .filter_map(|statement| {
             statement
@@ -73,7 +73,7 @@ pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
         .count()
 }
 
-/// The position of `needle` from `from` on, outside comments.
+/// Position of `needle` from `from` on, outside of comments.
 fn find_code(text: &str, needle: &str, from: usize) -> Option<usize> {
     let mut line_start = from;
     for line in text[from..].split_inclusive('\n') {
@@ -86,7 +86,7 @@ fn find_code(text: &str, needle: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// The position of the bracket that closes the one at `open`; the end of the text where there is none.
+/// Position of the bracket that closes the one at `open`; the end of the text if there is none.
 fn closing(text: &str, open: usize, opener: char, closer: char) -> usize {
     let mut depth = 0usize;
     let mut line_start = open;

@@ -1,4 +1,4 @@
-//! What a module was made from: while nothing of it has changed, cargo need not be asked.
+//! Records what a module was made from. If nothing has changed, cargo need not be run.
 
 use std::{
     fs,
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use crate::{CudaBuilderError, nested::Compiled};
 
-/// The recipe, and the sources with a hash of what is in each.
+/// The recipe, and the sources with a hash of each.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     recipe: String,
     sources: Vec<(PathBuf, String)>,
-    /// As the compiler showed them.
+    /// The warnings as the compiler showed them.
     pub(crate) warnings: String,
 }
 
@@ -54,7 +54,7 @@ impl Record {
             .map_err(CudaBuilderError::io(format!("write {}", path.display())))
     }
 
-    /// Whether a build by this recipe would find all sources as they were.
+    /// Whether the recipe and all sources are unchanged.
     pub(crate) fn is_current(&self, recipe: &str) -> bool {
         let unchanged = |(path, known): &(PathBuf, String)| hash(path) == *known;
         self.recipe == recipe && self.sources.iter().all(unchanged)
@@ -65,7 +65,7 @@ impl Record {
     }
 }
 
-/// Of a file's content; that of a file that is not there is like no other.
+/// Hash of a file's contents. A missing file has a hash that no file has.
 fn hash(path: &Path) -> String {
     let Ok(bytes) = fs::read(path) else {
         return String::new();

@@ -1,4 +1,4 @@
-//! Builds a small GPU crate: needs a compiler for the GPU, and looks at machine code where ptxas is.
+//! Builds a small GPU crate. Needs a compiler for the GPU; inspects machine code if ptxas is available.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,14 +14,14 @@ fn gpu_crate() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_crate")
 }
 
-/// Shares its target directory with the kernels' own build, and so the compiled `core`.
+/// A builder that shares its target directory, and so the compiled `core`, with the kernels' own build.
 fn builder(arch: NvvmArch) -> CudaBuilder {
     CudaBuilder::new(gpu_crate())
         .arch(arch)
         .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
 }
 
-/// Built once for all tests: A100's first, then Hopper's.
+/// The modules, built once for all tests: first for the A100, then for Hopper.
 fn modules() -> &'static [CudaModule] {
     static MODULES: OnceLock<Vec<CudaModule>> = OnceLock::new();
     MODULES.get_or_init(|| {
@@ -141,7 +141,8 @@ fn options_change_the_code_and_building_again_is_quick() {
     assert!(built.ptx.contains(".loc") && !plain.ptx.contains(".loc"));
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), built.ptx);
 
-    // Neither build may have taken the other's place. The best of some: the machine has other work.
+    // Neither build may have overwritten the other's result. The fastest of several runs counts, because the machine
+    // may be busy.
     let unchanged = || {
         let start = Instant::now();
         let again = builder(NvvmArch::Compute90a).build().unwrap();

@@ -23,7 +23,7 @@ fn ungrouped(mut ty: &Type) -> &Type {
     }
 }
 
-/// What a parameter of the function becomes: parameters of the entry, and a `let` where these differ.
+/// The expansion of a function's parameter: parameters of the entry, and a `let` if these differ.
 fn parameter(index: usize, typed: &PatType) -> Result<(TokenStream, TokenStream)> {
     let Type::Reference(reference) = ungrouped(&typed.ty) else {
         return Ok((typed.to_token_stream(), TokenStream::new()));
@@ -66,13 +66,13 @@ fn parameter(index: usize, typed: &PatType) -> Result<(TokenStream, TokenStream)
     Ok((
         quote!(#pointer: #raw, #length: usize),
         quote! {
-            // SAFETY: whoever launches the kernel vouches for the slice.
+            // SAFETY: the code that launches the kernel vouches for the slice.
             let #pat: #ty = unsafe { #build(#pointer, #length) };
         },
     ))
 }
 
-/// A function with this much of a signature can be an entry.
+/// Checks that a function's signature is suitable for an entry.
 fn check(function: &ItemFn) -> Result<()> {
     let signature = &function.sig;
     let fail = |span, message: &str| Err(Error::new(span, message));
@@ -116,7 +116,7 @@ fn check(function: &ItemFn) -> Result<()> {
     Ok(())
 }
 
-/// Whether the builder asked for other kernels only.
+/// Whether the builder requested only other kernels.
 fn is_left_out(name: &str) -> bool {
     std::env::var("CUDA_BUILDER_ENTRIES")
         .is_ok_and(|entries| entries.split(',').all(|entry| entry != name))

@@ -5,11 +5,10 @@ mod shared_array;
 
 use proc_macro::TokenStream;
 
-/// Makes a function an entry point that the host can launch.
+/// Makes a function an entry that the host can launch.
 ///
-/// The function is `unsafe`, returns nothing and has no generics; its name is the entry's name. On
-/// targets other than `nvptx64` it vanishes. The crate needs
-/// `#![feature(abi_ptx, asm_experimental_arch)]`.
+/// The function is `unsafe`, returns nothing and has no generics; its name is the entry's name. On targets other than
+/// `nvptx64` it is removed. The crate needs `#![feature(abi_ptx, asm_experimental_arch)]`.
 ///
 /// ```text
 /// #[kernel(max_threads = 256)]
@@ -40,13 +39,12 @@ use proc_macro::TokenStream;
 ///   `macro_rules!` take some rows of a table.
 ///
 /// # Leaving kernels out
-/// Where the environment variable `CUDA_BUILDER_ENTRIES` lists names, with commas in between, all other kernels
-/// vanish. `cuda_builder` sets it where a part of a module is asked for.
+/// If the environment variable `CUDA_BUILDER_ENTRIES` has a comma-separated list of names, all other kernels are
+/// removed. `cuda_builder` sets it when only a part of a module is requested.
 ///
-/// # What the builder reads
-/// rustc knows no launch bounds, so an entry with arguments carries one comment line in its body, which
-/// `cuda_builder` finds in the PTX and turns into directives (keys that were not given are absent, the
-/// order is fixed):
+/// # Markers for the builder
+/// rustc has no launch bounds, so an entry with arguments has one comment line in its body, which `cuda_builder` finds
+/// in the PTX and turns into directives (omitted arguments are absent, the order is fixed):
 ///
 /// ```text
 /// // tandem.kernel <entry> max_threads=384 min_blocks=1 cluster=2 tensor_maps=1
@@ -58,7 +56,7 @@ pub fn kernel(arguments: TokenStream, item: TokenStream) -> TokenStream {
         .into()
 }
 
-/// The shared address of an array; `cuda_std::shared_array!` makes a pointer of it.
+/// The shared address of an array; `cuda_std::shared_array!` converts it to a pointer.
 #[doc(hidden)]
 #[proc_macro]
 pub fn __shared_array(input: TokenStream) -> TokenStream {

@@ -1,14 +1,14 @@
 //! The expansion of `shared_array!`.
 //!
-//! A variable in shared memory can only be declared in PTX text, where its name must be the only one of
-//! the module; a macro by example cannot make such a name, and `sym` operands do not exist here.
+//! A variable in shared memory can only be declared in PTX text, where its name must be unique in the module.
+//! `macro_rules` cannot make such a name, and `sym` operands do not exist on this target.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use std::sync::atomic::{AtomicU32, Ordering};
 use syn::{Expr, Result, Token, Type, parse::Parser};
 
-/// Expansions so far; the compiler expands in the same order every time.
+/// Number of expansions so far. The compiler expands in the same order every time.
 static ARRAYS: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn expand(input: TokenStream) -> Result<TokenStream> {
@@ -25,7 +25,7 @@ pub(crate) fn expand(input: TokenStream) -> Result<TokenStream> {
     let name = format!("shared_array_{owner}_{number}");
     let declaration = format!(".shared .align {{align}} .b8 {name}[{{bytes}}];");
     let address_of = format!("mov.u32 {{}}, {name};");
-    // `global_asm!` is an item and wants a module around it.
+    // `global_asm!` is an item and needs a module around it.
     let module = format_ident!("{name}");
     Ok(quote! {{
         mod #module {
@@ -38,7 +38,7 @@ pub(crate) fn expand(input: TokenStream) -> Result<TokenStream> {
             );
         }
         let address: u32;
-        // SAFETY: computes an address.
+        // SAFETY: only computes an address.
         #[allow(unused_unsafe)]
         unsafe {
             ::core::arch::asm!(#address_of, out(reg32) address, options(pure, nomem, nostack));

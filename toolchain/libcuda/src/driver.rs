@@ -1,4 +1,4 @@
-//! Finding and opening the driver library, once for the life of the process.
+//! Finds and opens the driver library, once per process.
 
 use std::ffi::{CStr, OsString, c_void};
 use std::fmt;
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 
 use crate::library::Library;
 
-/// Names the one file to open instead of the usual ones.
+/// Environment variable with the only file to open, instead of the usual ones.
 const OVERRIDE: &str = "TANDEM_LIBCUDA";
 
-/// What is tried, in order: the loader's own search first, then the places where a driver lies
-/// without the loader knowing (WSL, containers, NixOS).
+/// File names to try, in order: first the loader's own search, then places of the driver that the loader does not know
+/// (WSL, containers, NixOS).
 #[cfg(not(windows))]
 const CANDIDATES: [&str; 4] = [
     "libcuda.so.1",
@@ -22,7 +22,7 @@ const CANDIDATES: [&str; 4] = [
 #[cfg(windows)]
 const CANDIDATES: [&str; 1] = ["nvcuda.dll"];
 
-/// Finds functions of a driver by name.
+/// Looks up functions of a driver by name.
 pub type Lookup = fn(&CStr) -> Option<NonNull<c_void>>;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ enum Source {
     Program(Lookup),
 }
 
-/// The opened driver library, or what stands in for it.
+/// The opened driver library, or its substitute.
 #[derive(Debug)]
 pub struct Driver {
     name: String,
@@ -45,7 +45,7 @@ impl Driver {
         &self.name
     }
 
-    /// Address of a function of the driver; `None` where this driver does not have it.
+    /// Address of a function of the driver; `None` if this driver does not have it.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         match &self.source {
@@ -59,9 +59,9 @@ impl Driver {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoDriver {
-    /// The files that were tried, in order.
+    /// The tried files, in order.
     pub searched: Vec<String>,
-    /// What the loader said about the first of them.
+    /// The loader's message about the first of them.
     pub reason: String,
 }
 
@@ -80,11 +80,11 @@ impl std::error::Error for NoDriver {}
 
 static DRIVER: OnceLock<Result<Driver, NoDriver>> = OnceLock::new();
 
-/// Has functions of the program itself stand in for a driver. Only before anything asked for one, or where the same
-/// stand in already.
+/// Substitutes functions of the program itself for a driver. Allowed only before the driver is first used, or if the
+/// same substitute is already in place.
 ///
 /// # Errors
-/// What is in use instead: a driver, or [`NoDriver`] where none was found.
+/// What is in use instead: a driver, or [`NoDriver`] if none was found.
 pub fn stand_in(
     name: &str,
     lookup: Lookup,
@@ -101,10 +101,10 @@ pub fn stand_in(
     }
 }
 
-/// The driver library, opened on the first call; the answer never changes afterwards.
+/// The driver library, opened on the first call. The result never changes afterwards.
 ///
 /// # Errors
-/// [`NoDriver`] where no file of the search could be opened.
+/// [`NoDriver`] if no file of the search could be opened.
 pub fn driver() -> Result<&'static Driver, &'static NoDriver> {
     DRIVER
         .get_or_init(|| match std::env::var_os(OVERRIDE) {
@@ -116,7 +116,7 @@ pub fn driver() -> Result<&'static Driver, &'static NoDriver> {
 
 /// Address of a driver function that the bindings lack, such as `cuLaunchKernelEx`.
 ///
-/// `None` where there is no driver or the driver is too old for it.
+/// `None` if there is no driver or if it is too old.
 #[must_use]
 pub fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     driver().ok()?.symbol(name)
@@ -127,7 +127,7 @@ fn open<const N: usize>(candidates: [OsString; N]) -> Result<Driver, NoDriver> {
     let mut reason = String::new();
     for file in candidates {
         let name = file.to_string_lossy().into_owned();
-        // SAFETY: opening the driver runs its initialisers, which every CUDA program does at start.
+        // SAFETY: opening the driver runs its initialisers, which every CUDA program does at its start.
         match unsafe { Library::open(&file) } {
             Ok(library) => {
                 let source = Source::Library(library);

@@ -1,4 +1,4 @@
-//! The functions, each looked up when it is first called.
+//! The driver's functions, each looked up on its first call.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -12,7 +12,7 @@ use crate::{
     driver::{driver, symbol},
 };
 
-/// The address of a function, or why there is none. What was found stays: the driver is never closed.
+/// The address of a function, or the error code to return. The address is cached, because the driver is never closed.
 fn look_up(slot: &AtomicPtr<c_void>, name: &CStr) -> Result<*mut c_void, Code> {
     let found = slot.load(Ordering::Relaxed);
     if !found.is_null() {
@@ -38,14 +38,14 @@ macro_rules! functions {
         #[doc = concat!("`", $symbol, "`")]
         ///
         /// # Safety
-        /// As the driver's documentation says of the arguments.
+        /// As the driver's documentation requires of the arguments.
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub unsafe fn $name($($argument: $type),*) -> Code {
             static SLOT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             const NAME: &CStr = terminated(concat!($symbol, "\0"));
             match look_up(&SLOT, NAME) {
                 Ok(address) => {
-                    // SAFETY: the function of this name has this type, in all drivers.
+                    // SAFETY: in all drivers, the function of this name has this type.
                     let function: unsafe extern "C" fn($($type),*) -> Code = unsafe { mem::transmute(address) };
                     // SAFETY: the caller's promise.
                     unsafe { function($($argument),*) }

@@ -1,9 +1,8 @@
 //! The functions of the CUDA driver that tandem-attn calls, bound at run time.
 //!
-//! A program with these bindings needs no CUDA to build, link or start. The first call opens
-//! `libcuda.so.1`; each function is looked up when it is first called. Where there is no driver every
-//! function answers [`Code::NO_DEVICE`], and [`driver`] says what was looked for. A function that the
-//! driver is too old for answers [`Code::NO_FUNCTION`].
+//! A program with these bindings needs no CUDA to build, link or start. The first call opens `libcuda.so.1`; each
+//! function is looked up on its first call. Without a driver, every function returns [`Code::NO_DEVICE`], and
+//! [`driver`] lists what was searched. A function that the driver is too old for returns [`Code::NO_FUNCTION`].
 //!
 //! ```
 //! match libcuda::driver() {
@@ -12,12 +11,12 @@
 //! }
 //! ```
 //!
-//! This crate defines no global symbol, so it stands beside any other binding in one program. Crates that
-//! link `-lcuda` (`cust`) find the symbols in `tandem-libcuda-link`.
+//! This crate defines no global symbol, so other bindings can be used in the same program. Crates that link `-lcuda`
+//! (`cust`) find the symbols in `tandem-libcuda-link`.
 //!
 //! # An unusual place
 //!
-//! The environment variable `TANDEM_LIBCUDA`, when set, is the one file that is tried.
+//! If the environment variable `TANDEM_LIBCUDA` is set, only the file that it names is tried.
 
 mod driver;
 mod functions;

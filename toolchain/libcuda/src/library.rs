@@ -1,4 +1,4 @@
-//! Opening a library at run time, with the system's own two functions. It is never closed: addresses out of it stay
+//! Opens a library at run time, with the system's own two functions. The library is never closed: its addresses stay
 //! valid until the process ends.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 #[derive(Debug)]
 pub struct Library(NonNull<c_void>);
 
-// SAFETY: the handle is only handed to functions that any thread may call.
+// SAFETY: the handle is only passed to functions that any thread may call.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
@@ -19,7 +19,7 @@ unsafe impl Sync for Library {}
 mod system {
     use super::{CStr, c_char, c_int, c_void};
 
-    // Before glibc 2.34 they are in a library of their own.
+    // Before glibc 2.34, these functions are in a separate library.
     #[cfg_attr(all(target_os = "linux", target_env = "gnu"), link(name = "dl"))]
     unsafe extern "C" {
         pub fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
@@ -27,14 +27,14 @@ mod system {
         fn dlerror() -> *const c_char;
     }
 
-    /// What the loader said last on this thread.
+    /// The loader's last error message on this thread.
     pub fn said() -> String {
-        // SAFETY: a text of this thread that stays until its next call of the loader, or null.
+        // SAFETY: returns null, or a string of this thread that stays valid until its next call of the loader.
         let text = unsafe { dlerror() };
         if text.is_null() {
             return "the loader did not say why".into();
         }
-        // SAFETY: see above.
+        // SAFETY: as above.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
@@ -43,28 +43,28 @@ mod system {
 
 #[cfg(unix)]
 impl Library {
-    /// Opens a file, by its path or as the system's loader finds it by name.
+    /// Opens a file by its path, or by a name that the system's loader searches.
     ///
     /// # Errors
-    /// What the loader says.
+    /// The loader's message.
     ///
     /// # Safety
     /// The library's initialisers may be run.
     pub unsafe fn open(file: &OsStr) -> Result<Self, String> {
         use std::{ffi::CString, os::unix::ffi::OsStrExt};
 
-        // All symbols at once, and none of them for other libraries: 2 is RTLD_NOW, 0 RTLD_LOCAL.
+        // 2 is RTLD_NOW: resolve all symbols now. 0 is RTLD_LOCAL: do not provide them to other libraries.
         const NOW_AND_LOCAL: c_int = 2;
         let name = CString::new(file.as_bytes()).map_err(|_| "a zero in the name".to_owned())?;
-        // SAFETY: the name ends with a zero; the caller allows the initialisers.
+        // SAFETY: the name is NUL-terminated; the caller allows the initialisers.
         let handle = unsafe { system::dlopen(name.as_ptr(), NOW_AND_LOCAL) };
         NonNull::new(handle).map(Self).ok_or_else(system::said)
     }
 
-    /// Address of a function or variable; `None` where the library does not have it.
+    /// Address of a function or variable; `None` if the library does not have it.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the library is open; the address is taken, nothing is called through it here.
+        // SAFETY: the library is open. Only the address is taken; nothing is called.
         NonNull::new(unsafe { system::dlsym(self.0.as_ptr(), name.as_ptr()) })
     }
 }
@@ -82,10 +82,10 @@ mod system {
 
 #[cfg(windows)]
 impl Library {
-    /// Opens a file, by its path or as the system's loader finds it by name.
+    /// Opens a file by its path, or by a name that the system's loader searches.
     ///
     /// # Errors
-    /// What the loader says.
+    /// The loader's message.
     ///
     /// # Safety
     /// The library's initialisers may be run.
@@ -93,17 +93,17 @@ impl Library {
         use std::os::windows::ffi::OsStrExt;
 
         let name: Vec<u16> = file.encode_wide().chain([0]).collect();
-        // SAFETY: the name ends with a zero; the caller allows the initialisers.
+        // SAFETY: the name is NUL-terminated; the caller allows the initialisers.
         let handle = unsafe { system::LoadLibraryW(name.as_ptr()) };
         NonNull::new(handle)
             .map(Self)
             .ok_or_else(|| std::io::Error::last_os_error().to_string())
     }
 
-    /// Address of a function or variable; `None` where the library does not have it.
+    /// Address of a function or variable; `None` if the library does not have it.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the library is open; the address is taken, nothing is called through it here.
+        // SAFETY: the library is open. Only the address is taken; nothing is called.
         NonNull::new(unsafe { system::GetProcAddress(self.0.as_ptr(), name.as_ptr()) })
     }
 }

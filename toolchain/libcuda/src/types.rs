@@ -1,11 +1,11 @@
-//! Handles, codes and structs of the driver's interface.
+//! Handles, codes and structs of the driver API.
 
 use std::{
     ffi::{c_int, c_uint, c_void},
     fmt, mem, ptr,
 };
 
-/// The result of a driver call. A number, not an enum: drivers know codes that no binding lists.
+/// The result of a driver call. A number, not an enum, because drivers return codes that no binding lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 #[must_use]
@@ -14,7 +14,7 @@ pub struct Code(pub c_uint);
 impl Code {
     /// `CUDA_SUCCESS`
     pub const SUCCESS: Self = Self(0);
-    /// `CUDA_ERROR_NO_DEVICE`: also what every function answers where there is no driver.
+    /// `CUDA_ERROR_NO_DEVICE`; also returned by every function if there is no driver.
     pub const NO_DEVICE: Self = Self(100);
     /// `CUDA_ERROR_NOT_FOUND`
     pub const NOT_FOUND: Self = Self(500);
@@ -26,7 +26,7 @@ impl Code {
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
     /// `CUDA_ERROR_NOT_READY`
     pub const NOT_READY: Self = Self(600);
-    /// Not a code of the driver: this driver does not have the function.
+    /// Not a code of the driver: this driver lacks the function.
     pub const NO_FUNCTION: Self = Self(u32::MAX);
 }
 
@@ -39,7 +39,7 @@ macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
         ///
-        /// A plain handle: it owns nothing, and copies of it are the same object.
+        /// A plain handle: it owns nothing, and copies refer to the same object.
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct $name(*mut c_void);
@@ -48,13 +48,13 @@ macro_rules! handles {
             /// No object; as a stream, the default stream.
             pub const NULL: Self = Self(ptr::null_mut());
 
-            /// The handle that another CUDA library holds; cast its pointer with `.cast()`.
+            /// A handle of another CUDA library; cast its pointer with `.cast()`.
             #[must_use]
             pub const fn from_raw(handle: *mut c_void) -> Self {
                 Self(handle)
             }
 
-            /// The handle for another CUDA library; cast the pointer with `.cast()`.
+            /// The handle, for another CUDA library; cast the pointer with `.cast()`.
             #[must_use]
             pub const fn as_raw(self) -> *mut c_void {
                 self.0
@@ -79,7 +79,7 @@ macro_rules! handles {
             }
         }
 
-        // SAFETY: the object belongs to a context, not to a thread, and the driver locks for itself.
+        // SAFETY: the object belongs to a context, not to a thread, and the driver locks internally.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -146,7 +146,7 @@ pub mod jit_option {
 pub struct LaunchAttribute {
     id: c_uint,
     pad: u32,
-    /// The union; each attribute used here is one or three integers.
+    /// The union. Each attribute used here is one integer or three.
     value: [u32; 16],
 }
 
@@ -175,15 +175,15 @@ pub struct LaunchConfig {
     pub block: [c_uint; 3],
     /// Bytes of dynamic shared memory.
     pub shared: c_uint,
-    /// Where the launch is queued.
+    /// The stream of the launch.
     pub stream: Stream,
     /// The first attribute.
     pub attributes: *const LaunchAttribute,
-    /// How many there are.
+    /// Number of attributes.
     pub attribute_count: c_uint,
 }
 
-// As in the driver's header.
+// These values are those of the driver's header.
 const _: () = {
     assert!(size_of::<LaunchAttribute>() == 72 && mem::offset_of!(LaunchAttribute, value) == 8);
     assert!(size_of::<LaunchConfig>() == 56 && mem::offset_of!(LaunchConfig, stream) == 32);

@@ -1,8 +1,8 @@
-//! Without a driver every function answers, and says that there is none.
+//! Without a driver, every function returns the error that there is no device.
 
 use libcuda::{Code, Stream};
 
-/// A process opens one driver; this one is told to open a file that does not exist.
+/// A process opens only one driver; this one is told to open a file that does not exist.
 #[test]
 fn every_function_answers_no_device_without_a_driver() {
     const CHILD: &str = "TANDEM_TEST_CHILD";
@@ -21,7 +21,7 @@ fn every_function_answers_no_device_without_a_driver() {
     }
     let missing = libcuda::driver().unwrap_err();
     assert_eq!(missing.searched, ["/nowhere/libcuda.so.1"]);
-    // SAFETY: without a driver no argument is looked at.
+    // SAFETY: without a driver, no argument is accessed.
     unsafe {
         assert_eq!(libcuda::cuInit(0), Code::NO_DEVICE);
         let mut stream = Stream::NULL;

@@ -1,8 +1,8 @@
 //! The driver functions that `cust_raw` 0.11 declares, all 353 of them.
 //!
-//! `tests/complete.rs` compares the list with the bindings. It is sorted.
+//! `tests/complete.rs` compares the list with the bindings. The list is sorted.
 
-/// Hands the list to the macro named in the argument.
+/// Passes the list to the macro named in the argument.
 macro_rules! with_entry_points {
     ($macro:ident) => {
         $macro! {

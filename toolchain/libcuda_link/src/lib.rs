@@ -1,10 +1,9 @@
 //! The functions of the CUDA driver as symbols of the program, for crates that link `-lcuda`.
 //!
-//! The crate `cust` links against `libcuda.so`, which comes with an NVIDIA driver. A program linked that
-//! way neither links nor starts on a machine that has none. This crate defines the driver's functions
-//! itself, as trampolines: the first call opens `libcuda.so.1` through [`libcuda`], and from then on every
-//! call jumps straight into it. Without a driver the program links, starts and runs; each driver function
-//! then answers `CUDA_ERROR_NO_DEVICE`.
+//! The crate `cust` links against `libcuda.so`, which is part of an NVIDIA driver. Such a program neither links nor
+//! starts on a machine without the driver. This crate defines the driver's functions itself, as trampolines: the first
+//! call opens `libcuda.so.1` through [`libcuda`], and later calls jump directly into it. Without a driver the program
+//! links, starts and runs; each driver function then returns `CUDA_ERROR_NO_DEVICE`.
 //!
 //! ```
 //! use libcuda_link as _; // a dependency that nobody names is not linked
@@ -12,8 +11,8 @@
 //!
 //! # At build time
 //!
-//! The build script of `cust_raw` wants a directory with a CUDA toolkit and adds `-lcuda` to the link.
-//! There are three ways to satisfy it:
+//! The build script of `cust_raw` needs a directory with a CUDA toolkit and adds `-lcuda` to the link. There are three
+//! ways to satisfy it:
 //!
 //! - have a CUDA toolkit installed, and do nothing. Its `libcuda.so` is then on the linker's command line,
 //!   but the functions defined here come first and the linker takes them. There are no duplicate symbols (a
@@ -25,8 +24,8 @@
 //!
 //! # On other systems
 //!
-//! On Linux for x86-64 and AArch64 this is all there is to it. On other targets the trampolines are
-//! absent, and `cust` links against the toolkit as it always did.
+//! On Linux for x86-64 and AArch64, nothing else is needed. On other targets there are no trampolines, and `cust` links
+//! against the toolkit as usual.
 
 #[cfg(all(
     target_os = "linux",

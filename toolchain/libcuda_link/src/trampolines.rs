@@ -1,8 +1,8 @@
-//! One trampoline per driver function: jump through a slot, or bind the slot first.
+//! One trampoline per driver function: it jumps through a slot, or binds the slot first.
 //!
-//! A trampoline does not know its function's signature, so it must leave every argument where it is:
-//! it touches only the registers that both calling conventions leave free between a caller and the
-//! function called (r11; x16 and x17), and the way through [`bind`] saves all argument registers.
+//! A trampoline does not know its function's signature, so it must leave all arguments in place. It uses only registers
+//! that the calling conventions do not preserve between caller and callee (r11; x16 and x17); [`bind`] saves all
+//! argument registers.
 
 use std::arch::{global_asm, naked_asm};
 use std::ffi::{CStr, c_char, c_void};
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::entry_points::with_entry_points;
 use libcuda::driver;
 
-/// `CUDA_ERROR_NO_DEVICE`: what every function answers where there is no driver.
+/// `CUDA_ERROR_NO_DEVICE`: returned by every function if there is no driver.
 const NO_DEVICE: u32 = 100;
-/// `CUDA_ERROR_NOT_SUPPORTED`: the driver is older than the function.
+/// `CUDA_ERROR_NOT_SUPPORTED`: the driver is too old to have the function.
 const NOT_SUPPORTED: u32 = 801;
 
 macro_rules! define {
@@ -38,8 +38,8 @@ macro_rules! define {
     };
 }
 
-/// Hidden, so that the symbol serves this program alone: were it exported, libraries loaded later,
-/// the driver's own helpers among them, would bind to it.
+/// Hidden, so that only this program uses the symbol. If it were exported, libraries loaded later, such as the driver's
+/// own helpers, would bind to it.
 #[cfg(target_arch = "x86_64")]
 macro_rules! trampoline {
     ($name:ident) => {
@@ -91,16 +91,16 @@ macro_rules! trampoline {
 
 with_entry_points!(define);
 
-/// Where each function is; null until it is called for the first time.
+/// Address of each function; null before its first call.
 static SLOTS: [AtomicPtr<c_void>; Slot::Count as usize] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Slot::Count as usize];
 
-/// Keeps the object with the trampolines in every program: a linker that has passed this crate's
-/// archive without a reason to take it does not come back.
+/// Keeps the object with the trampolines in every program. A linker that has passed this crate's archive without
+/// needing it does not return to it.
 #[used]
 static KEEP: unsafe extern "C" fn() = bind;
 
-/// Finds the function whose slot index is in r11 and continues there with all arguments as they were.
+/// Finds the function whose slot index is in r11 and jumps to it with all arguments unchanged.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn bind() {
@@ -145,7 +145,7 @@ unsafe extern "C" fn bind() {
     )
 }
 
-/// Finds the function whose slot index is in w17 and continues there with all arguments as they were.
+/// Finds the function whose slot index is in w17 and jumps to it with all arguments unchanged.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C" fn bind() {
@@ -177,7 +177,7 @@ unsafe extern "C" fn bind() {
     )
 }
 
-/// Fills a slot. Two threads may do so at once: both find the same address.
+/// Fills a slot. Two threads may do so concurrently, because both find the same address.
 extern "C" fn resolve(index: u32) -> *mut c_void {
     let index = index as usize;
     let function = match driver() {
@@ -191,9 +191,9 @@ extern "C" fn resolve(index: u32) -> *mut c_void {
     function
 }
 
-/// What stands in for a function where there is no driver.
+/// The substitute for a function if there is no driver.
 fn without_driver(index: usize) -> *mut c_void {
-    // `cust` prints its errors through these two and panics if they fail.
+    // `cust` uses these two to print errors, and panics if they fail.
     if index == Slot::cuGetErrorName as usize {
         answer_error_name as *mut c_void
     } else if index == Slot::cuGetErrorString as usize {
@@ -203,8 +203,8 @@ fn without_driver(index: usize) -> *mut c_void {
     }
 }
 
-// These two take whatever the caller passed and look at none of it: in both calling conventions the
-// caller owns the argument registers and the argument area of the stack.
+// These two accept any arguments and access none of them. In both calling conventions, the caller owns the argument
+// registers and the argument area of the stack.
 
 extern "C" fn answer_no_device() -> u32 {
     NO_DEVICE
@@ -215,13 +215,13 @@ extern "C" fn answer_not_supported() -> u32 {
 }
 
 unsafe extern "C" fn answer_error_name(_code: u32, text: *mut *const c_char) -> u32 {
-    // SAFETY: called in place of `cuGetErrorName`, whose second argument is a place for a pointer.
+    // SAFETY: called in place of `cuGetErrorName`, whose second argument points to a pointer.
     unsafe { *text = c"CUDA_ERROR_NO_DEVICE".as_ptr() };
     0
 }
 
 unsafe extern "C" fn answer_error_string(_code: u32, text: *mut *const c_char) -> u32 {
-    // SAFETY: called in place of `cuGetErrorString`, whose second argument is a place for a pointer.
+    // SAFETY: called in place of `cuGetErrorString`, whose second argument points to a pointer.
     unsafe { *text = c"no CUDA driver: libcuda.so.1 could not be opened".as_ptr() };
     0
 }

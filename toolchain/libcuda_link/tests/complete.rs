@@ -1,4 +1,4 @@
-//! Every function of the list is one that the bindings declare, and each has a trampoline of its own.
+//! The list contains exactly the functions that the bindings declare, and each has its own trampoline.
 #![cfg(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")

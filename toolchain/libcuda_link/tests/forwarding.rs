@@ -1,4 +1,4 @@
-//! Calls through the trampolines, in a child process each, since a process opens one driver only.
+//! Calls through the trampolines. Each runs in its own child process, because a process opens only one driver.
 #![cfg(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
@@ -12,7 +12,7 @@ use std::ptr;
 use cust_raw::CUresult;
 use libcuda_link as _;
 
-/// Runs one test of this file again, in a child that opens `driver` as the driver library.
+/// Runs one test of this file in a child process that opens `driver` as the driver library.
 fn in_child(test: &str, driver: &Path) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -60,9 +60,9 @@ fn arguments_arrive_and_absent_functions_say_so() {
             &fake_driver(),
         );
     }
-    // Twice: the first call binds the slot, the second finds it bound.
+    // Twice: the first call binds the slot, the second uses it.
     for _ in 0..2 {
-        // SAFETY: the fake driver compares the arguments and follows none of them.
+        // SAFETY: the fake driver compares the arguments and dereferences none of them.
         unsafe {
             let launched = cust_raw::cuLaunchKernel(
                 ptr::without_provenance_mut(101),
@@ -100,7 +100,7 @@ fn without_a_driver_every_call_answers_no_device() {
             Path::new("/nowhere/libcuda.so.1"),
         );
     }
-    // SAFETY: without a driver none of the arguments is looked at, except the place for the text.
+    // SAFETY: without a driver no argument is accessed, except the pointer to the text.
     unsafe {
         assert_eq!(cust_raw::cuInit(0), CUresult::CUDA_ERROR_NO_DEVICE);
         let mut count = 7;

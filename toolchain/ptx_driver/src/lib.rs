@@ -1,7 +1,7 @@
-//! Stands in for `libcuda.so.1`: one GPU whose kernels run on the CPU, that of [`ptx_gpu`].
+//! A substitute for `libcuda.so.1`: one GPU, that of [`ptx_gpu`], whose kernels run on the CPU.
 //!
-//! A program that takes the driver's functions from a file of its user's choice (`TANDEM_LIBCUDA` for this
-//! workspace) runs on it unchanged. `PTX_DRIVER` says which GPU is played: see [`ptx_gpu`].
+//! A program that lets its user choose the driver library (`TANDEM_LIBCUDA` in this workspace) runs on it unchanged.
+//! `PTX_DRIVER` selects the emulated GPU: see [`ptx_gpu`].
 #![allow(non_snake_case, missing_docs)]
 
 #[cfg(target_arch = "x86_64")]
@@ -17,7 +17,7 @@ macro_rules! jump {
     };
 }
 
-/// Each function under its name, as a jump: it has the arguments of the one that it jumps to.
+/// Exports each function under its name, as a jump, so that it has the arguments of its target.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! export {
     ($($name:ident)*) => {$(

@@ -1,7 +1,7 @@
 //! The driver's functions.
 //!
-//! # Safety of all of them
-//! As the driver's functions of the same name: pointers point to what these take or fill.
+//! # Safety of all functions
+//! As for the driver's functions of the same name: pointers refer to the memory that these read or write.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -57,7 +57,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _: 
     SUCCESS
 }
 
-/// Streams that fail say so to those who wait.
+/// After a failure, waiting functions return its code.
 fn state() -> Code {
     if gpu().failed { LAUNCH_FAILED } else { SUCCESS }
 }
@@ -66,24 +66,24 @@ pub extern "C" fn cuStreamSynchronize(_: *mut c_void) -> Code {
     state()
 }
 
-/// Not a driver function: what failed is forgotten, and the next launch runs.
+/// Not a driver function: clears a failure, so that the next launch runs.
 pub extern "C" fn ptx_driver_forget_failure() {
     gpu().failed = false;
 }
 
-/// Not a driver function: launches until now.
+/// Not a driver function: number of launches so far.
 pub extern "C" fn ptx_driver_launches() -> u64 {
     gpu().launches
 }
 
-/// Not a driver function: launches from now on are traced, this block of each ([`Settings::trace`](crate::Settings::trace));
-/// none, if it is negative.
+/// Not a driver function: traces this block of each later launch ([`Settings::trace`](crate::Settings::trace)); none if
+/// it is negative.
 pub extern "C" fn ptx_driver_trace(block: i32) {
     gpu().settings.trace = u32::try_from(block).ok();
 }
 
-/// Not a driver function: bytes that the traced block copied to shared memory, besides what its threads stored there, since
-/// this was asked before.
+/// Not a driver function: bytes that the traced block copied to shared memory since the last call. Stores by its
+/// threads do not count.
 pub extern "C" fn ptx_driver_loaded() -> u64 {
     let timelines = crate::take_timelines();
     let flights = timelines.iter().flat_map(|timeline| &timeline.flights);
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) ->
         LAUNCH_FAILED => c"CUDA_ERROR_LAUNCH_FAILED",
         _ => c"CUDA_ERROR_UNKNOWN",
     };
-    // SAFETY: a place for a pointer.
+    // SAFETY: the argument points to a pointer.
     unsafe { *text = name.as_ptr() };
     SUCCESS
 }
@@ -112,29 +112,29 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) ->
 pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
     let failure = gpu().failure.clone().filter(|_| code == LAUNCH_FAILED);
     let said: &'static CStr = match failure {
-        // The caller may keep it as long as it likes; a program fails once.
+        // The caller may keep the string forever. The leak is small, because a program fails only once.
         Some(failure) => Box::leak(failure.into_boxed_c_str()),
         None => c"an error of the emulated driver",
     };
-    // SAFETY: a place for a pointer.
+    // SAFETY: the argument points to a pointer.
     unsafe { *text = said.as_ptr() };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *version = 13_000 };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *count = 1 };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code {
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *device = ordinal };
     SUCCESS
 }
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, _: c_
     if (length as usize) < text.len() {
         return INVALID_VALUE;
     }
-    // SAFETY: there is room.
+    // SAFETY: the buffer has this much room.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
     SUCCESS
 }
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
         16 => settings.multiprocessors as c_int,
         75 => settings.compute / 10,
         76 => settings.compute % 10,
-        // Shared memory of a multiprocessor, and of a block.
+        // Shared memory of a multiprocessor and of a block.
         81 => 233_472,
         97 => 232_448,
         // Memory clock (kHz), bus width (bits), L2 (bytes), clock (kHz).
@@ -165,19 +165,19 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
         13 => 1_980_000,
         _ => return INVALID_VALUE,
     };
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *value = found };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> Code {
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *context = handle(CONTEXT) };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *context = CURRENT.load(Ordering::SeqCst) };
     SUCCESS
 }
@@ -194,25 +194,25 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     keys: *const c_uint,
     values: *const *mut c_void,
 ) -> Code {
-    // SAFETY: a cubin and PTX have more than four bytes.
+    // SAFETY: both cubins and PTX have more than four bytes.
     if unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 4) } == b"\x7fELF" {
         return NO_BINARY;
     }
-    // SAFETY: what is no cubin is text that ends with a zero.
+    // SAFETY: an image that is not a cubin is NUL-terminated text.
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
     match Module::parse(&text) {
         Ok(parsed) => {
             let mut gpu = gpu();
             let number = gpu.handle();
             gpu.modules.insert(number, Arc::new(parsed));
-            // SAFETY: a place for a handle.
+            // SAFETY: the argument points to a handle.
             unsafe { *module = handle(number) };
             SUCCESS
         }
         Err(error) => {
             let (keys, values): (&[c_uint], &[*mut c_void]) = match count {
                 0 => (&[], &[]),
-                // SAFETY: so many options.
+                // SAFETY: the arrays have this many options.
                 _ => unsafe {
                     (
                         std::slice::from_raw_parts(keys, count as usize),
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     module: *mut c_void,
     name: *const c_char,
 ) -> Code {
-    // SAFETY: a text that ends with a zero.
+    // SAFETY: the name is NUL-terminated.
     let name = unsafe { CStr::from_ptr(name) }
         .to_string_lossy()
         .into_owned();
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         min_blocks: entry.min_blocks.unwrap_or(1),
     };
     gpu.functions.insert(number, made);
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *function = handle(number) };
     SUCCESS
 }
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn cuFuncGetAttribute(
         1 => function.static_shared as c_int,
         _ => 0,
     };
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *value = found };
     SUCCESS
 }
@@ -308,9 +308,9 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     let Some(function) = gpu.functions.get(&function.addr()) else {
         return INVALID_VALUE;
     };
-    // A block takes a kilobyte of its own.
+    // The system reserves one kilobyte of shared memory per block.
     let by_shared = (233_472 / (shared + 1024)) as c_int;
-    // SAFETY: a place for an integer.
+    // SAFETY: the argument points to an integer.
     unsafe { *blocks = by_shared.min(function.min_blocks as c_int) };
     SUCCESS
 }
@@ -431,7 +431,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
 }
 
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code {
-    // SAFETY: a place for an address.
+    // SAFETY: the argument points to an address.
     unsafe { *address = gpu().memory.allocate(bytes) };
     SUCCESS
 }
@@ -444,10 +444,10 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
     }
 }
 
-/// As much as an H200 has, less what is allocated.
+/// Reports the memory of an H200, less what is allocated.
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     const TOTAL: usize = 141 << 30;
-    // SAFETY: places for two numbers.
+    // SAFETY: the arguments point to two numbers.
     unsafe {
         *free = TOTAL.saturating_sub(gpu().memory.allocated());
         *total = TOTAL;
@@ -455,7 +455,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
     SUCCESS
 }
 
-/// Given back by [`cuMemFreeHost`]; the bytes before it say how many there are.
+/// [`cuMemFreeHost`] frees the memory. Its size is stored before it.
 pub unsafe extern "C" fn cuMemHostAlloc(
     address: *mut *mut c_void,
     bytes: usize,
@@ -464,13 +464,13 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     let words = bytes.div_ceil(16) + 1;
     let mut block = vec![0_u128; words].into_boxed_slice();
     block[0] = words as u128;
-    // SAFETY: a place for an address.
+    // SAFETY: the argument points to an address, and the block is larger than its header.
     unsafe { *address = Box::into_raw(block).cast::<u128>().add(1).cast() };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> Code {
-    // SAFETY: made by `cuMemHostAlloc`.
+    // SAFETY: `cuMemHostAlloc` made it.
     unsafe {
         let start = address.cast::<u128>().sub(1);
         let words = *start as usize;
@@ -557,13 +557,13 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(
 }
 
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Code {
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *stream = handle(gpu().handle()) };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Code {
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *event = handle(gpu().handle()) };
     SUCCESS
 }
@@ -580,7 +580,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mu
     };
     let number = gpu.handle();
     gpu.graphs.insert(number, captured);
-    // SAFETY: a place for a handle.
+    // SAFETY: the argument points to a handle.
     unsafe { *graph = handle(number) };
     SUCCESS
 }
@@ -590,12 +590,12 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     graph: *mut c_void,
     _: u64,
 ) -> Code {
-    // SAFETY: a place for a handle. A graph never changes, so it is what is launched.
+    // SAFETY: the argument points to a handle. A graph never changes, so the executable graph is the graph itself.
     unsafe { *made = graph };
     SUCCESS
 }
 
-/// Templates and what is made of them have one handle: the graph goes with the latter, which a program keeps longer.
+/// A graph and its executable share one handle. It is kept here, because programs use the executable for longer.
 pub extern "C" fn cuGraphDestroy(_: *mut c_void) -> Code {
     SUCCESS
 }
@@ -653,7 +653,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
         box_dims: [0; 5],
         swizzle,
     };
-    // SAFETY: the arrays have an entry for each dimension, that of strides one less.
+    // SAFETY: the arrays have one entry per dimension, the strides one less.
     unsafe {
         for axis in 0..count {
             made.dims[axis] = *dims.add(axis);

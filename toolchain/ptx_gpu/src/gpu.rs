@@ -1,4 +1,4 @@
-//! The GPU: memory, modules, streams, and what went wrong on it.
+//! The emulated GPU: memory, modules, streams, and failures.
 
 use std::{
     collections::HashMap,
@@ -34,20 +34,20 @@ pub struct Gpu {
     pub memory: Memory,
     pub modules: HashMap<usize, Arc<Module>>,
     pub functions: HashMap<usize, Function>,
-    /// What is captured, by stream.
+    /// Captured work by stream.
     pub captures: HashMap<usize, Vec<Work>>,
-    /// Streams that wait for an event of a capture, and that capture's stream.
+    /// Streams that wait for an event of a capture, with the capture's stream.
     joined: HashMap<usize, usize>,
-    /// Events of captures, and the capture's stream.
+    /// Events recorded in a capture, with the capture's stream.
     events: HashMap<usize, usize>,
     pub graphs: HashMap<usize, Vec<Work>>,
     next_handle: usize,
     pub launches: u64,
-    /// Of launches that were traced.
+    /// Timelines of traced launches.
     pub timelines: Vec<Timeline>,
-    /// A launch failed: nothing goes on after it.
+    /// Whether a launch failed; no work is done after that.
     pub failed: bool,
-    /// What it said.
+    /// The report of the failure.
     pub failure: Option<CString>,
 }
 
@@ -75,7 +75,7 @@ impl Gpu {
         self.next_handle
     }
 
-    /// Does a piece of work, or adds it to what its stream captures.
+    /// Performs a piece of work, or adds it to the stream's capture.
     pub fn put(&mut self, stream: usize, work: Work) -> Code {
         let stream = self.joined.get(&stream).unwrap_or(&stream);
         if let Some(captured) = self.captures.get_mut(stream) {
@@ -85,7 +85,7 @@ impl Gpu {
         self.perform(&work)
     }
 
-    /// An event is recorded on a stream: one of a capture if the stream is.
+    /// Records an event on a stream. If the stream is being captured, the event belongs to the capture.
     pub fn record(&mut self, event: usize, stream: usize) {
         let origin = *self.joined.get(&stream).unwrap_or(&stream);
         if self.captures.contains_key(&origin) {
@@ -95,14 +95,14 @@ impl Gpu {
         }
     }
 
-    /// A stream waits for an event: from then on it is of the event's capture, if that is one.
+    /// Makes a stream wait for an event. If the event belongs to a capture, the stream joins that capture.
     pub fn hold(&mut self, stream: usize, event: usize) {
         if let Some(&origin) = self.events.get(&event) {
             self.joined.insert(stream, origin);
         }
     }
 
-    /// Ends what a stream captures, for the streams that joined it, too.
+    /// Ends the capture of a stream and of the streams that joined it.
     pub fn end_capture(&mut self, stream: usize) -> Option<Vec<Work>> {
         self.joined.retain(|_, origin| *origin != stream);
         self.events.retain(|_, origin| *origin != stream);
@@ -190,7 +190,7 @@ impl Gpu {
     }
 }
 
-/// The only one.
+/// The only GPU.
 pub fn gpu() -> MutexGuard<'static, Gpu> {
     static GPU: OnceLock<Mutex<Gpu>> = OnceLock::new();
     let gpu = GPU.get_or_init(|| Mutex::new(Gpu::new()));

@@ -1,20 +1,20 @@
 //! One GPU whose kernels run on the CPU, with [`ptx_run`], behind the functions of the CUDA driver.
 //!
-//! [`symbol`] finds them by name, as in a driver's library. Work is done when it is asked for, one call after the
-//! other; streams and events are names only. What a kernel does wrong comes back as an error of the launch, with the
-//! report as its text (`cuGetErrorString`), and again from every call behind it, as the driver has it.
+//! [`symbol`] finds them by name, as in a driver library. Each call performs its work at once; streams and events are
+//! only names. A fault of a kernel is returned as an error of the launch, with the report as its text
+//! (`cuGetErrorString`), and again by every later call, as with a real driver.
 //!
-//! Which GPU is played, and in which order things happen on it, is said by [`configure`], or by `PTX_DRIVER`, which
-//! holds `name=value` pairs:
+//! [`configure`] sets the properties of the GPU and its schedule; the default is taken from `PTX_DRIVER`, which has
+//! `name=value` pairs:
 //!
 //! | name | value | default |
 //! |---|---|---|
 //! | `compute` | compute capability, 80 or 90 | 90 |
 //! | `sms` | multiprocessors | 2 |
 //! | `schedule` | `round`, `random` or `late` | `random` |
-//! | `seed` | of the schedule's choices; each launch has its own | 0 |
-//! | `limit` | millions of warp instructions that a launch may take | 1000 |
-//! | `log` | 1: a line for each launch on standard error | 0 |
+//! | `seed` | seed of the schedule; each launch derives its own | 0 |
+//! | `limit` | maximum warp instructions of a launch, in millions | 1000 |
+//! | `log` | 1: write a line for each launch to standard error | 0 |
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 #[allow(missing_docs)]
@@ -96,7 +96,7 @@ macro_rules! functions {
 
 macro_rules! find {
     ($($name:ident)*) => {
-        /// The address of a function of the driver; `None` for those that the emulated one does not have.
+        /// The address of a driver function; `None` if the emulated driver lacks it.
         #[must_use]
         pub fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
             let found = match name.to_str().ok()? {
@@ -109,18 +109,18 @@ macro_rules! find {
 }
 functions!(find);
 
-/// Plays another GPU from now on, or in another order. A program that has loaded kernels keeps its architecture.
+/// Changes the GPU's settings from now on. A program that has loaded kernels must keep its architecture.
 pub fn configure(settings: Settings) {
     gpu::gpu().settings = settings;
 }
 
-/// The timelines of launches that were traced since the last call, in their order.
+/// The timelines of launches traced since the last call, in order.
 #[must_use]
 pub fn take_timelines() -> Vec<ptx_run::Timeline> {
     std::mem::take(&mut gpu::gpu().timelines)
 }
 
-/// Goes on behind a launch that failed, as no driver does.
+/// Clears the failure of a launch, which a real driver does not allow.
 pub fn forget_failure() {
     ptx_driver_forget_failure();
 }
@@ -129,12 +129,12 @@ pub fn forget_failure() {
 mod tests {
     use super::*;
 
-    /// A program that loads modules again and again keeps none that it gave back.
+    /// A program may load and unload modules repeatedly without using more memory.
     #[test]
     fn modules_that_are_unloaded_take_no_memory() {
         let text = c".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing()\n{\n\tret;\n}\n";
         let (mut module, mut function) = (std::ptr::null_mut::<c_void>(), std::ptr::null_mut());
-        // SAFETY: places for handles, texts that end with a zero.
+        // SAFETY: the arguments point to handles and to NUL-terminated texts.
         unsafe {
             assert_eq!(
                 cuModuleLoadDataEx(
@@ -158,19 +158,19 @@ mod tests {
         assert!(!gpu::gpu().functions.contains_key(&function.addr()));
     }
 
-    /// What is allocated is missing from what is free, until it is given back. Other tests allocate beside this one.
+    /// Allocated memory is not reported as free until it is freed. Other tests allocate concurrently.
     #[test]
     fn memory_that_is_allocated_is_not_free() {
         const MANY: usize = 1 << 26;
         let free = || {
             let (mut free, mut total) = (0, 0);
-            // SAFETY: places for two numbers.
+            // SAFETY: the arguments point to two numbers.
             assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, 0);
             assert!(free <= total);
             free
         };
         let (before, mut memory) = (free(), 0);
-        // SAFETY: a place for an address.
+        // SAFETY: the argument points to an address.
         assert_eq!(unsafe { cuMemAlloc_v2(&mut memory, MANY) }, 0);
         let between = free();
         assert!(between < before - MANY / 2, "{before}, {between}");
@@ -178,13 +178,13 @@ mod tests {
         assert!(free() > between + MANY / 2);
     }
 
-    /// What goes on a second stream, which waits for an event of the first, is a part of the first one's graph.
+    /// Work on a second stream that waits for an event of the first is part of the first one's graph.
     #[test]
     fn a_capture_takes_in_streams_that_wait_for_it() {
         let mut handles = [std::ptr::null_mut::<c_void>(); 4];
         let [first, second, event, graph] = &mut handles;
         let mut memory = 0;
-        // SAFETY: places for handles, memory of four bytes.
+        // SAFETY: the arguments point to handles and to four bytes of memory.
         unsafe {
             assert_eq!(cuStreamCreate(first, 1), 0);
             assert_eq!(cuStreamCreate(second, 1), 0);
@@ -199,7 +199,7 @@ mod tests {
         }
         let read = || {
             let mut bytes = [0_u8; 4];
-            // SAFETY: four bytes on both sides.
+            // SAFETY: both sides have four bytes.
             let code = unsafe { cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 4) };
             assert_eq!(code, 0);
             bytes

@@ -1,23 +1,23 @@
-//! What `PTX_DRIVER` says.
+//! The settings of `PTX_DRIVER`.
 
 use ptx_run::Schedule;
 
-/// The GPU that is played, and in which order things happen on it.
+/// Properties of the emulated GPU and its schedule.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Compute capability: 80 or 90.
     pub compute: i32,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// In which order the warps of a launch go, from the launch's seed.
+    /// The schedule of a launch, made from the launch's seed.
     pub schedule: fn(u64) -> Schedule,
-    /// Of the first launch; the next ones count on.
+    /// Seed of the first launch; later launches increment it.
     pub seed: u64,
-    /// A line for each launch on standard error.
+    /// Whether each launch writes a line to standard error.
     pub log: bool,
-    /// Millions of warp instructions that a launch may take.
+    /// Maximum warp instructions of a launch, in millions.
     pub limit: u64,
-    /// Launches are traced, this block of each: all warps go side by side then, whatever the schedule.
+    /// The block to trace in each launch. In a traced launch all warps run in parallel, whatever the schedule.
     pub trace: Option<u32>,
 }
 
@@ -36,10 +36,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// From the environment.
+    /// Reads the settings from the environment.
     ///
     /// # Panics
-    /// If it says something that is not known: a setting that is ignored would be worse.
+    /// If a setting is unknown: ignoring it silently would be worse.
     pub fn read() -> Self {
         let mut settings = Self::default();
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();

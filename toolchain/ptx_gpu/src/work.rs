@@ -1,4 +1,4 @@
-//! Work that streams do and graphs repeat.
+//! Work that streams perform and graphs repeat.
 
 use ptx_run::Launch;
 

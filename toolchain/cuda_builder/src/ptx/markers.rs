@@ -1,30 +1,30 @@
-//! What a kernel states about itself: comments in its body that become directives.
+//! Launch bounds of kernels: comments in the kernel's body that become directives.
 
 use super::{Entry, entries};
 
-/// What precedes a marker's words; see [`apply_markers`].
+/// Prefix of a marker's words; see [`apply_markers`].
 pub const MARKER: &str = "// tandem.kernel ";
 
-/// Launch bounds and the like that a kernel states about itself.
+/// Launch bounds and similar properties that a kernel states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LaunchBounds {
-    /// Threads of a block at most: `.maxntid`.
+    /// Maximum number of threads of a block: `.maxntid`.
     pub max_threads: Option<u32>,
-    /// Blocks that a multiprocessor must be able to hold: `.minnctapersm`.
+    /// Number of blocks that must fit on a multiprocessor: `.minnctapersm`.
     pub min_blocks: Option<u32>,
-    /// Registers of a thread at most: `.maxnreg`.
+    /// Maximum number of registers of a thread: `.maxnreg`.
     pub max_registers: Option<u32>,
-    /// Blocks of a cluster along x: `.reqnctapercluster`, with which a plain launch makes clusters.
+    /// Number of blocks of a cluster along x: `.reqnctapercluster`, which makes a plain launch use clusters.
     pub cluster: Option<u32>,
-    /// The first parameter begins with a tensor map, which the hardware wants at 64 bytes.
+    /// Whether the first parameter begins with a tensor map, which the hardware needs aligned to 64 bytes.
     pub tensor_maps: bool,
 }
 
-/// Why a marker could not be honoured.
+/// Why a marker could not be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarkerError {
-    /// A word of the marker is unknown or its number cannot be read.
+    /// A word of the marker is unknown, or its number is invalid.
     #[error(
         "kernel {entry}: cannot read `{word}` in its launch bounds; known are max_threads, min_blocks, max_registers, cluster, tensor_maps, each with =number"
     )]
@@ -34,20 +34,20 @@ pub enum MarkerError {
         /// The word.
         word: String,
     },
-    /// A marker of one kernel lies in another's body, or in no entry at all.
+    /// A kernel's marker is in the body of another entry, or in no entry.
     #[error(
         "the launch bounds of kernel {named} lie in {found}: a kernel must not be called from device code"
     )]
     Misplaced {
         /// The kernel that the marker names.
         named: String,
-        /// Where it was found.
+        /// Where the marker was found.
         found: String,
     },
-    /// `min_blocks` has no meaning to ptxas without `max_threads`.
+    /// ptxas ignores `min_blocks` without `max_threads`.
     #[error("kernel {0} states min_blocks without max_threads")]
     MinBlocksAlone(String),
-    /// `tensor_maps` on a kernel whose first parameter is not a struct aligned to 16 bytes.
+    /// `tensor_maps` for a kernel whose first parameter is not a struct aligned to 16 bytes.
     #[error(
         "kernel {entry} takes tensor maps, but its first parameter is `{parameter}`: make it a by-value struct of repr(C, align(16))"
     )]
@@ -72,7 +72,7 @@ pub enum MarkerError {
 /// can express, to 64.
 ///
 /// # Errors
-/// [`MarkerError`] where a marker cannot be read, is out of place or contradicts the entry.
+/// [`MarkerError`] if a marker is invalid, out of place or contradicts the entry.
 pub fn apply_markers(ptx: &str) -> Result<String, MarkerError> {
     let mut amended = String::with_capacity(ptx.len() + 1024);
     let mut copied = 0;
@@ -103,13 +103,13 @@ pub fn apply_markers(ptx: &str) -> Result<String, MarkerError> {
     Ok(amended)
 }
 
-/// What the entry states about itself; the default where it states nothing.
+/// The launch bounds that the entry states; the default if it states none.
 ///
 /// # Errors
 /// As [`apply_markers`].
 pub fn launch_bounds(ptx: &str, entry: &Entry) -> Result<LaunchBounds, MarkerError> {
     let mut bounds = LaunchBounds::default();
-    // LLVM may have copied the comment along with a branch; the copies say the same.
+    // LLVM may have copied the comment together with a branch; all copies are equal.
     for marker in markers(&ptx[entry.body.clone()]) {
         let mut words = marker.split_whitespace();
         let named = words.next().unwrap_or_default();
@@ -166,7 +166,7 @@ fn reject_strays(ptx: &str, entries: &[Entry]) -> Result<(), MarkerError> {
     Ok(())
 }
 
-/// Position and length of the first parameter's `.align 16`.
+/// Position and length of `.align 16` of the first parameter.
 fn first_alignment(ptx: &str, entry: &Entry) -> Result<(usize, usize), MarkerError> {
     const EXPRESSIBLE: &str = ".align 16";
     let list = &ptx[entry.parameters.clone()];

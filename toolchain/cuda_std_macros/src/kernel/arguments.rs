@@ -1,4 +1,4 @@
-//! The arguments of `#[kernel]`, and the comment that carries them into PTX.
+//! The arguments of `#[kernel]`, and the comment that passes them on in the PTX.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
@@ -6,7 +6,7 @@ use syn::{
     Error, Expr, Ident, Lit, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned,
 };
 
-/// `max_threads = 256`, or the bare `tensor_maps`.
+/// An argument such as `max_threads = 256`, or just `tensor_maps`.
 struct Argument {
     name: syn::Ident,
     value: Option<Expr>,
@@ -23,7 +23,7 @@ impl syn::parse::Parse for Argument {
     }
 }
 
-/// What `#[kernel(…)]` says of the launch.
+/// The arguments of `#[kernel(…)]`.
 #[derive(Default)]
 pub struct Arguments {
     max_threads: Option<Expr>,
@@ -31,11 +31,11 @@ pub struct Arguments {
     max_registers: Option<Expr>,
     cluster: Option<Expr>,
     pub tensor_maps: bool,
-    /// What the address of the maps is called in the body.
+    /// Name in the body of the variable with the address of the maps.
     pub maps: Option<Ident>,
-    /// The entry's name, where it is not the function's.
+    /// The entry's name, if it differs from the function's.
     pub name: Option<Ident>,
-    /// The entry is not wanted.
+    /// Whether the entry is left out.
     pub left_out: bool,
 }
 
@@ -56,7 +56,7 @@ fn identifier(expression: &Expr) -> Option<&Ident> {
     }
 }
 
-/// A name of literals and identifiers one behind the other.
+/// A name composed of literals and identifiers.
 fn composed_name(expression: &Expr) -> Result<Ident> {
     let refuse = |span| {
         let message =
@@ -84,7 +84,7 @@ fn composed_name(expression: &Expr) -> Result<Ident> {
     parsed.map_err(|_| Error::new(list.span(), format!("`{name}` is no name of a function")))
 }
 
-/// Whether each value is in its list: `[(16, [8, 16]), (F16, [F16])]`. Values are compared as they are written.
+/// Whether each value is in its list: `[(16, [8, 16]), (F16, [F16])]`. Compares values as written.
 fn all_listed(expression: &Expr) -> Result<bool> {
     let refuse = |span| {
         let message = "`only` needs values and lists: `only = [(16, [8, 16]), (F16, [Bf16, F16])]`";
@@ -187,7 +187,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// The comment line that the builder turns into directives; nothing where there are no arguments.
+    /// The comment line that the builder turns into directives; nothing if there are no arguments.
     pub fn marker(&self, entry: &str) -> TokenStream {
         let values: Vec<(&str, &Expr)> = [
             ("max_threads", &self.max_threads),
@@ -220,7 +220,7 @@ impl Arguments {
             }
         });
         quote! {
-            // SAFETY: a comment.
+            // SAFETY: it is only a comment.
             unsafe { ::core::arch::asm!(#line, #(#operands)* options(nomem, nostack)) };
         }
     }

@@ -1,5 +1,5 @@
-//! A library that stands in for the driver: it answers 0 where all arguments arrived, else 1.
-//! The test compiles it with plain rustc and opens it as `libcuda.so.1`.
+//! A substitute for the driver library: its functions return 0 if all arguments arrived, else 1. The test compiles it
+//! with plain rustc and opens it as `libcuda.so.1`.
 #![no_std]
 #![crate_type = "cdylib"]
 
@@ -36,7 +36,7 @@ pub extern "C" fn cuLaunchKernel(
     u32::from(!arrived)
 }
 
-/// A float among the arguments.
+/// A function with a float argument.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSetf(f: usize, offset: i32, value: f32) -> u32 {
     u32::from(!(f == 101 && offset == -7 && value == 0.625))

@@ -1,5 +1,5 @@
-//! Faults put into the kernels' PTX, one at a time: a fence, an arrival, a wait, a count, a parity. All that are executed
-//! must show, by a report or by wrong results.
+//! Injects faults into the kernels' PTX, one at a time: a fence, an arrival, a wait, a count, a parity. Each fault that
+//! is executed must show, by a report or by wrong results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +10,7 @@ use crate::{
     scenarios::{run, scenarios},
 };
 
-/// A scenario, the kernel in it that is damaged.
+/// A scenario, and the kernel in it that is changed.
 pub const TARGETS: [(&str, &str); 7] = [
     ("decode, many units", "decode_8x32_d64_bf16"),
     ("decode, many units of 64 rows", "decode_64x128_d64_bf16"),
@@ -27,7 +27,7 @@ pub const TARGETS: [(&str, &str); 7] = [
     ("hybrid, one kernel", "sm80_pod_128x128_d64_bf16"),
 ];
 
-/// What is not seen under the first is tried under the next.
+/// A fault that does not show under one schedule is tried under the next.
 const SCHEDULES: [&str; 4] = [
     "schedule=late seed=1",
     "schedule=random seed=1",
@@ -35,22 +35,22 @@ const SCHEDULES: [&str; 4] = [
     "schedule=random seed=2",
 ];
 
-/// Names faults to the child, a line each; all, where it is not set.
+/// Environment variable with the faults for the child, one per line; if unset, all.
 const ONLY: &str = "PTX_DRIVER_FAULTS";
 
-/// What a line becomes.
+/// What happens to a line.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Remove,
-    /// The line behind it, which leaves a loop once a barrier is ready, leaves it in any case.
+    /// The next line leaves a loop when a barrier is ready; make it leave in any case.
     DoNotWait,
     Parity,
-    /// The last operand becomes this.
+    /// Replace the last operand.
     Last(&'static str),
     Replace(&'static str, &'static str),
 }
 
-/// Which lines, and what happens to them.
+/// Patterns of lines and their changes.
 const CHANGES: [(&str, Change); 17] = [
     ("bar.warp.sync", Change::Remove),
     ("bar.sync", Change::Remove),
@@ -71,7 +71,7 @@ const CHANGES: [(&str, Change); 17] = [
     ("atom.acq_rel.gpu", Change::Replace("acq_rel", "relaxed")),
 ];
 
-/// Why a change at a place is no fault, where it is none.
+/// The reason why a change at this place is harmless, if it is.
 fn harmless(lines: &[&str], at: usize, change: Change) -> Option<&'static str> {
     let is_code = |line: &&&str| {
         let line = line.trim_start();
@@ -180,8 +180,8 @@ fn harmless(lines: &[&str], at: usize, change: Change) -> Option<&'static str> {
     None
 }
 
-/// Whether the next arrival at an mbarrier is one of all lanes, with no load from shared memory before it: those lanes that
-/// leave out what stands before it jump to its label.
+/// Whether all lanes take part in the next mbarrier arrival, with no load from shared memory before it. Lanes that skip
+/// the code before it jump to its label.
 fn all_arrive_next(lines: &[&str], at: usize) -> bool {
     let is = |line: &str, what: &str| line.trim_start().starts_with(what);
     let rest = &lines[at + 1..];
@@ -196,7 +196,7 @@ fn all_arrive_next(lines: &[&str], at: usize) -> bool {
         && !before.iter().any(|line| is(line, "ld") || is(line, "bar."))
 }
 
-/// Lines of an entry's body: first and one behind the last, in the text.
+/// Line numbers of an entry's body in the text: the first, and one past the last.
 pub fn body(lines: &[&str], entry: &str) -> (usize, usize) {
     let declaration = format!(".visible .entry {entry}(");
     let begin = lines
@@ -232,16 +232,16 @@ fn changed(lines: &[&str], at: usize, change: Change) -> String {
     damaged.join("\n")
 }
 
-/// What came of a run.
+/// Outcome of a run.
 pub enum Outcome {
     Right,
-    /// Results that are not the reference's.
+    /// Results that differ from the reference.
     Wrong,
-    /// What the emulator said of the launch.
+    /// The emulator's report.
     Reported(String),
 }
 
-/// Launches with this PTX in place of a module's, up to the first that is not right.
+/// Launches with this PTX in place of a module's, up to the first outcome that is not right.
 pub fn outcome(
     damaged: &Module,
     text: String,
@@ -273,7 +273,7 @@ pub fn outcome(
     }));
     let _ = std::panic::take_hook();
     let forget = libcuda::symbol(c"ptx_driver_forget_failure").expect("the emulated driver");
-    // SAFETY: the type is that of the function in the emulated driver.
+    // SAFETY: the function in the emulated driver has this type.
     let forget: extern "C" fn() = unsafe { std::mem::transmute(forget) };
     forget();
     match outcome {
@@ -289,7 +289,7 @@ pub fn outcome(
     }
 }
 
-/// The module of Hopper that has a kernel, and its PTX.
+/// The Hopper module that has a kernel, and its PTX.
 pub fn module_with(entry: &str) -> (&'static Module, String) {
     let declaration = format!(".visible .entry {entry}(");
     MODULES
@@ -303,7 +303,7 @@ pub fn module_with(entry: &str) -> (&'static Module, String) {
         .expect("a module with the kernel")
 }
 
-/// Tries the faults, and says what came of each that was executed.
+/// Tries the faults and prints the outcome of each that was executed.
 fn seeded() {
     let only = std::env::var(ONLY).unwrap_or_default();
     for (name, entry) in TARGETS {
@@ -353,7 +353,7 @@ fn seeded() {
                     }
                     Outcome::Wrong => eprintln!("fault shown by wrong results: {what}"),
                     Outcome::Right => {
-                        // Was it executed at all?
+                        // Check that the line is executed at all.
                         let mut trap: Vec<String> =
                             lines.iter().map(|&line| line.to_owned()).collect();
                         trap[at] = format!("trap; {}", lines[at]);
@@ -373,7 +373,7 @@ fn seeded() {
     }
 }
 
-/// Lines of the module that a report names.
+/// Line numbers of the module that a report names.
 fn lines_named(report: &str) -> Vec<usize> {
     let numbers = report.split("line ").skip(1);
     numbers

@@ -1,7 +1,7 @@
-//! The kernels as they are shipped, run on the CPU: whole plans on small batches against naive attention in f64,
-//! under each kind of schedule.
+//! Runs the shipped kernels on the CPU: whole plans on small batches, compared with naive attention in f64, under each
+//! kind of schedule.
 //!
-//! A process opens one driver, so each schedule has a child process of its own.
+//! A process opens only one driver, so each schedule has its own child process.
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
@@ -20,7 +20,7 @@ use std::{collections::BTreeSet, path::PathBuf, process::Command};
 
 const CHILD: &str = "PTX_DRIVER_CHILD";
 
-/// The library under test, which cargo has put beside this program.
+/// The library under test, which cargo puts next to this program.
 fn driver() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let here = program.parent().unwrap();
@@ -32,12 +32,12 @@ fn driver() -> PathBuf {
         .expect("cargo builds the library before its tests")
 }
 
-/// Runs `test` again in a child on the emulated GPU; what it said, or `None` in the child itself.
+/// Runs `test` in a child process on the emulated GPU. Returns its output, or `None` in the child itself.
 fn child(test: &str, settings: &str) -> Option<String> {
     child_with(test, settings, &[])
 }
 
-/// With more in its environment.
+/// Like [`child`], with further environment variables.
 fn child_with(test: &str, settings: &str, more: &[(&str, &str)]) -> Option<String> {
     if std::env::var_os(CHILD).is_some() {
         return None;
@@ -74,7 +74,7 @@ fn all_scenarios(test: &str, settings: &str) {
     }
 }
 
-/// Launches every entry of the static report, the modules of each architecture on a GPU of their own.
+/// Launches every entry of the static report. The modules of each architecture run on their own GPU.
 fn all_entries(test: &str, settings: &str) {
     for (arch, compute) in [("sm_90a", 90), ("sm_80", 80)] {
         let Some(text) = child(test, &format!("log=1 compute={compute} {settings}")) else {

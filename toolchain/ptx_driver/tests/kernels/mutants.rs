@@ -1,6 +1,6 @@
-//! Small changes of what kernels compute, one at a time: a comparison that is off by one, a sign, a shift, a maximum that
-//! is a minimum. A sample is drawn from a seed, as many of each kernel. Nearly each that is executed must show, in results
-//! or in a report, or be one of those that provably change nothing.
+//! Makes small changes to what kernels compute, one at a time: a comparison that is off by one, a sign, a shift, a
+//! minimum instead of a maximum. A seed draws a sample with the same number of changes per kernel. Nearly every change
+//! that is executed must show in results or in a report, or be one that is proved to have no effect.
 
 use tandem_attn::exec::gpu::{Gpu, KernelInfo};
 
@@ -12,7 +12,7 @@ use crate::{
     scenarios::{self, Scenario, emulated, scenarios},
 };
 
-/// Kernels that have no scenario: launched on problems of their own, which seeds draw.
+/// Kernels without a scenario, launched directly on problems that seeds draw.
 const ALONE: [&str; 11] = [
     "merge_few_bf16",
     "merge_long_bf16",
@@ -27,7 +27,7 @@ const ALONE: [&str; 11] = [
     "gate_bf16",
 ];
 
-/// What a change must show in.
+/// What a change is tested on.
 #[derive(Debug)]
 enum Trial {
     Plan(Scenario),
@@ -45,7 +45,7 @@ impl Trial {
     }
 }
 
-/// The kernels that are changed, each with what it is tried on.
+/// The kernels that are changed, each with its trials.
 fn targets(gpu: &Gpu) -> Vec<(&'static str, Vec<Trial>)> {
     let in_plans = TARGETS.into_iter().map(|(name, entry)| {
         let mut all = scenarios().into_iter();
@@ -71,7 +71,7 @@ fn targets(gpu: &Gpu) -> Vec<(&'static str, Vec<Trial>)> {
     all
 }
 
-/// Which lines, and what becomes of them.
+/// Patterns of lines and their changes.
 const CHANGES: [(&str, &str, &str); 16] = [
     ("setp.lt.s32", "setp.lt", "setp.le"),
     ("setp.gt.s32", "setp.gt", "setp.ge"),
@@ -91,21 +91,21 @@ const CHANGES: [(&str, &str, &str); 16] = [
     ("neg.f32", "neg", "abs"),
 ];
 
-/// Batches that a change must show in, beside the scenario's own.
+/// Number of further batches on which a change is tested, besides the scenario's own.
 const OTHERS: u64 = 60;
 
-/// What came of a sample.
+/// Results of a sample.
 #[derive(Default)]
 struct Found {
-    /// Changes of lines that are executed.
+    /// Number of changes in lines that are executed.
     executed: usize,
-    /// Of these, those that showed.
+    /// Number of these that showed.
     shown: usize,
-    /// Those that did not, without a proof that they change nothing.
+    /// Those that did not show and are not proved to have no effect.
     missed: Vec<String>,
 }
 
-/// Changes `count` lines of each kernel that are executed.
+/// Changes `count` executed lines of each kernel.
 fn seeded(count: usize, seed: u64) -> Found {
     let mut found = Found::default();
     let only = std::env::var("PTX_DRIVER_KERNELS").unwrap_or_default();
@@ -130,7 +130,7 @@ fn seeded(count: usize, seed: u64) -> Found {
             let line = lines[at].trim_start().trim_start_matches("@%p");
             line.contains(needle)
         };
-        // The kinds of change that the kernel has places for.
+        // The kinds of change that apply to the kernel.
         let mut kinds: Vec<_> = CHANGES
             .iter()
             .map(|&(needle, from, to)| {
@@ -158,7 +158,7 @@ fn seeded(count: usize, seed: u64) -> Found {
                 Outcome::Wrong => "wrong results".to_owned(),
                 Outcome::Reported(report) => report.chars().take(120).collect(),
                 Outcome::Right => {
-                    // Was it executed at all?
+                    // Check that the line is executed at all.
                     let trap = tried(with(format!("trap; {}", lines[at])));
                     if matches!(trap, Outcome::Right) {
                         continue;
@@ -184,9 +184,9 @@ fn seeded(count: usize, seed: u64) -> Found {
 
 const POWERS_OF_TWO: &str = "lanes of a head are a power of two, and so is half of them: never 3";
 
-/// Changes that compute the same, and why: a kernel, and lines of it, of which the one behind `>` is changed. Registers and
-/// labels without a number are any, so that most are found in a kernel that is compiled anew. What is at two places, or at
-/// none, proves nothing: then the proof is looked at again.
+/// Changes that have no effect, with the reason: a kernel, and some of its lines, of which the one after `>` is
+/// changed. Registers and labels without a number match any, so that most proofs still match after a new compilation. A
+/// proof that matches no place or several is not used and must be checked again.
 const PROVED: [(&str, &[&str], &str); 16] = [
     (
         "decode_8x32_d64_bf16",
@@ -292,7 +292,7 @@ const PROVED: [(&str, &[&str], &str); 16] = [
     ),
 ];
 
-/// A line with one space between words, and the same with any registers and labels.
+/// A line with single spaces, and the same with any registers and labels.
 fn nameless(line: &str) -> (String, String) {
     let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut any = String::new();
@@ -312,7 +312,7 @@ fn nameless(line: &str) -> (String, String) {
     (line, any)
 }
 
-/// Where in the module the changed line of a proof is.
+/// Positions in the module of the changed line of a proof.
 fn places(lines: &[&str], entry: &str, proof: &[&str]) -> Vec<usize> {
     let (begin, end) = body(lines, entry);
     let is_code = |at: &usize| {
@@ -337,7 +337,7 @@ fn places(lines: &[&str], entry: &str, proof: &[&str]) -> Vec<usize> {
     starts.filter(found).map(|at| code[at + changed]).collect()
 }
 
-/// Lines of a kernel whose change computes the same, and why. Says which proofs have lost their place.
+/// Lines of a kernel whose change is proved to have no effect, with the reason. Prints the proofs that no longer match.
 fn equivalents(lines: &[&str], entry: &str) -> Vec<(usize, &'static str)> {
     let proofs = PROVED.iter().filter(|proof| proof.0 == entry);
     let place = |proof: &(&str, &[&str], &'static str)| match places(lines, entry, proof.1)[..] {
@@ -366,7 +366,7 @@ fn a_proof_is_found_under_other_registers() {
     assert_eq!(at(&["> setp.gt.u32 %p, %r, 16;"]), [] as [usize; 0]);
 }
 
-/// What takes minutes is not in CI; that its kernels are there is.
+/// The full test takes minutes and is not in CI; this one checks that its kernels exist.
 #[test]
 fn kernels_that_are_changed_are_there() {
     let text = include_str!("../../../../kernels-gpu/static-report.txt");
@@ -388,7 +388,7 @@ fn changes_of_the_kernels_show() {
         let found = seeded(count as usize, seed);
         eprintln!("changes: {} of {} show", found.shown, found.executed);
         assert!(found.executed >= count as usize, "{}", found.executed);
-        // Not all of what is left is proved: see the guide.
+        // Not all remaining changes are proved to have no effect: see the guide.
         let missed = found.missed.len();
         assert!(missed * 10 <= found.executed * 3, "{:#?}", found.missed);
         return;

@@ -1,4 +1,4 @@
-//! Small batches that bring each family of kernels to run.
+//! Small batches that run each family of kernels.
 
 use std::{borrow::Cow, cell::RefCell};
 
@@ -13,7 +13,7 @@ use crate::{
     launches::{self, attention::Planned},
 };
 
-/// A batch, and how it is planned.
+/// A batch and its plan options.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: &'static str,
@@ -21,23 +21,23 @@ pub struct Scenario {
     group: u32,
     dim: u32,
     page: u32,
-    /// Keys and queries of each request.
+    /// Numbers of keys and queries of each request.
     requests: Cow<'static, [(u32, u32)]>,
     options: PlanOptions,
     arch: Option<Arch>,
     soft_cap: Option<f32>,
-    /// Heads of 576 whose values are the first 512 elements of the keys.
+    /// Heads of 576 elements whose values are the first 512 elements of the keys.
     latent: bool,
     window_left: Option<u32>,
-    /// As [`Planned`] has them.
+    /// As in [`Planned`].
     shared: usize,
     trees: bool,
     seed: u64,
 }
 
 impl Scenario {
-    /// Another batch for the same kernel: requests that end at the edges of pages and blocks and anywhere, few and many
-    /// keys, shared prefixes, windows, masks of single tokens, cuts here and there.
+    /// Another batch for the same kernel: requests that end at edges of pages and blocks or elsewhere, few and many
+    /// keys, shared prefixes, windows, masks of single tokens, various splits.
     pub fn another(&self, seed: u64) -> Self {
         let rng = RefCell::new(Rng(seed));
         let draw = |from: &[u32]| from[rng.borrow_mut().below(from.len())];
@@ -47,7 +47,7 @@ impl Scenario {
         // A wide tile of one token, or of several that share a prefix.
         let wide = self.kv_heads == 2 && self.group == 40;
         let tile = wide.then_some(Tile { m: 64, n: 128 });
-        // Many that share a long prefix: in tiles whose rows see different keys, where there are kernels for it.
+        // Many requests with a long shared prefix: in tiles whose rows see different keys, if there are kernels for it.
         let joint = !prefills && !self.latent && draw(&[0, 0, 1]) == 1;
         let count = if joint { 12 } else { draw(&[2, 3, 5]) };
         let requests: Vec<(u32, u32)> = (0..count)
@@ -68,7 +68,7 @@ impl Scenario {
                 }
             })
             .collect();
-        // A latent tile, and the first key that is seen, it alone or one more, in every column of a block.
+        // A latent tile with the first visible key in every column of a block, alone or with one more key.
         let sweep = self.latent && seed % 20 == 7;
         let requests = match sweep {
             true => (70..134).map(|keys| (keys, 1)).collect(),
@@ -148,9 +148,9 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 }
 
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
-/// More keys than a ring of stages holds.
+/// More keys than fit in a ring of stages.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
-/// More units than a CTA announces ahead, most with more keys than are loaded ahead, some with a block of one warp.
+/// More units than a CTA announces ahead. Most have more keys than are loaded ahead, some have a block of one warp.
 const MANY: &[(u32, u32)] = &[
     (300, 1),
     (290, 1),
@@ -167,7 +167,7 @@ const CHUNK: &[(u32, u32)] = &[(150, 70)];
 /// More tiles than CTAs.
 const CHUNKS: &[(u32, u32)] = &[(300, 200), (280, 150), (70, 70)];
 const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
-/// Of some blocks, and of one, which only one of two consumers has.
+/// Requests with several blocks, and with one, which only one of two consumers gets.
 const LATENTS: &[(u32, u32)] = &[
     (300, 1),
     (164, 1),
@@ -180,7 +180,7 @@ const LATENTS: &[(u32, u32)] = &[
     (17, 1),
 ];
 const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
-/// The first keys of a window and the last keys of a token lie anywhere in a block.
+/// The first keys of a window and the last keys of a token are anywhere in a block.
 const WINDOWED: &[(u32, u32)] = &[(150, 3), (70, 2), (33, 1)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
@@ -283,15 +283,15 @@ pub fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// A long request before short ones, in whole units: who has the long one comes to its end long after the others have done
+/// A long request before short ones, in whole units. The CTA with the long one finishes long after the others have done
 /// the rest.
 const LONG_AND_SHORT: &[(u32, u32)] =
     &[(5000, 1), (300, 1), (300, 1), (300, 1), (300, 1), (300, 1)];
-/// The same for latent heads, of which a short request takes no longer than its keys do.
+/// The same for latent heads. A short request takes no longer than loading its keys.
 const LATENT_LONG_AND_SHORT: &[(u32, u32)] =
     &[(3200, 1), (300, 1), (300, 1), (300, 1), (300, 1), (300, 1)];
 
-/// Kernels whose CTAs claim units one after the other, each on such a batch.
+/// Kernels whose CTAs claim units one after the other, each with such a batch.
 pub fn claims() -> Vec<(&'static str, Scenario)> {
     let whole = options(SplitMode::Off, MergeMode::Kernel, PodMode::Serial);
     let decode = |name, group| scenario(name, group, 64, LONG_AND_SHORT);
@@ -317,10 +317,10 @@ pub fn claims() -> Vec<(&'static str, Scenario)> {
     ]
 }
 
-/// Runs a batch of [`claims`] with all warps side by side, where copies and products take their time. `Err`: the first CTA,
-/// which has the long request, took another one that somebody else could have begun.
+/// Runs a batch of [`claims`] with all warps in parallel and realistic times of copies and products. Returns an error
+/// if the first CTA, which has the long request, claimed another unit that a free CTA could have begun.
 pub fn leaves_to_others(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
-    /// Tracing ends also where a launch fails.
+    /// Ends tracing even if a launch fails.
     struct Traced(extern "C" fn(i32));
     impl Drop for Traced {
         fn drop(&mut self) {
@@ -329,7 +329,7 @@ pub fn leaves_to_others(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     }
     let symbol = |name| libcuda::symbol(name).expect("the emulated driver");
     let trace = symbol(c"ptx_driver_trace");
-    // SAFETY: the type is that of the function in the emulated driver.
+    // SAFETY: the function in the emulated driver has this type.
     let trace: extern "C" fn(i32) = unsafe { std::mem::transmute(trace) };
     let loaded = symbol(c"ptx_driver_loaded");
     // SAFETY: as above.
@@ -346,7 +346,7 @@ pub fn leaves_to_others(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let [(long, _), (short, _), ..] = scenario.requests[..] else {
         panic!("{}: a long request and short ones", scenario.name);
     };
-    // Besides its keys its queries, page ids, and the rest of a block: of each less than a short request.
+    // Besides its keys it loads its queries, page ids, and the rest of a block: each is less than a short request.
     let (loaded, longest) = (loaded(), u64::from(long) * key);
     let most = longest + u64::from(short) * key * 3 / 4;
     match (longest..most).contains(&loaded) {
@@ -375,7 +375,7 @@ pub const EXPECTED: &[&str] = &[
     "sm80_pod_128x128_d64_bf16",
 ];
 
-/// A scenario; `Err` is what the results lack.
+/// Runs a scenario. An error describes what is wrong with the results.
 pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let mut spec = Spec::new(
         scenario.kv_heads * scenario.group,

@@ -1,4 +1,4 @@
-//! Kernels that show whether the builder does its work.
+//! Kernels that test the builder.
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
 
@@ -15,7 +15,7 @@ fn panic(_: &PanicInfo) -> ! {
     unsafe { asm!("trap;", options(noreturn)) }
 }
 
-/// Stands for a struct that begins with a tensor map.
+/// Represents a struct that begins with a tensor map.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 pub struct Params {
@@ -41,9 +41,9 @@ pub unsafe extern "ptx-kernel" fn clustered(out: *mut u32) {
     }
 }
 
-/// The shape of rust-lang/rust#137086: two branches on one condition with a barrier between them.
-/// Threading the jump from the first to the second would give each side a barrier of its own, where
-/// the threads of a block then wait for ever.
+/// The pattern of rust-lang/rust#137086: two branches on one condition with a barrier in between. Jump threading from
+/// the first to the second would duplicate the barrier on each side, where the threads of a block would then wait
+/// forever.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn barrier_between_branches(out: *mut u32, flag: u32) {
     unsafe {
@@ -60,13 +60,13 @@ pub unsafe extern "ptx-kernel" fn barrier_between_branches(out: *mut u32, flag: 
     }
 }
 
-/// Overflows where there is a check for it.
+/// Panics on overflow if checks are enabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn sum(out: *mut u32, a: u32, b: u32) {
     unsafe { *out = a + b }
 }
 
-/// Arrays that must live in registers: a loop left rolled up would put them on the stack.
+/// Arrays that must be in registers. If a loop is not unrolled, they go to the stack.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn register_arrays(input: *const f32, out: *mut f32) {
     const N: usize = 64;
