@@ -1,4 +1,4 @@
-//! Decodes all entries of a file of PTX and says what is not known.
+//! Decodes all entries of a PTX file and lists what is not supported.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: check FILE.ptx")?;

@@ -1,4 +1,4 @@
-//! A block: its shared memory, its barriers, what goes on beside its threads.
+//! A block: its shared memory, barriers, and asynchronous operations.
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
@@ -10,12 +10,12 @@ use crate::{
     warp::{FenceMark, Warp},
 };
 
-/// What the blocks of a cluster share: their barrier.
+/// State that the blocks of a cluster share: their barrier.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// Phases that are complete.
+    /// Number of complete phases.
     pub generation: u64,
-    /// Warps that have not ended.
+    /// Number of warps that have not ended.
     pub live: u32,
     arrived: u32,
     clock: Shared,
@@ -23,7 +23,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A warp arrives; gives the phase at which it did.
+    /// Records the arrival of a warp. Returns the phase in which it arrived.
     pub fn arrive(&mut self, clock: Option<Shared>) -> u64 {
         let phase = self.generation;
         self.arrived += 1;
@@ -34,7 +34,7 @@ impl Cluster {
         phase
     }
 
-    /// A warp ends, which is no longer waited for; `phase` is the one at which it arrived last, if it has not waited.
+    /// Records the end of a warp, which later phases do not wait for. `phase` is its last arrival if it has not waited.
     pub fn leave(&mut self, phase: Option<u64>) {
         self.live -= 1;
         self.arrived -= u32::from(phase == Some(self.generation));
@@ -49,7 +49,7 @@ impl Cluster {
         }
     }
 
-    /// For reports.
+    /// State for reports.
     pub fn describe(&self) -> String {
         format!(
             "barrier of the cluster, {} of {} warps are there",
@@ -58,7 +58,7 @@ impl Cluster {
     }
 }
 
-/// Of a warp, at a named barrier: its time then, and its instruction.
+/// Arrival of a warp at a named barrier: its time then, and its instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     pub warp: usize,
@@ -70,38 +70,38 @@ pub struct Arrival {
 #[derive(Clone, Debug, Default)]
 pub struct Named {
     pub generation: u64,
-    /// Threads of the phase; 0: it has not begun.
+    /// Number of threads of the phase; 0 if it has not begun.
     pub expected: u32,
-    /// No count was given: all threads that live.
+    /// Whether no count was given, so that all live threads take part.
     pub everybody: bool,
     pub arrived: u32,
     pub warps: u32,
-    /// Who arrived in this phase, and who in the one before.
+    /// Arrivals in this phase, and in the previous one.
     pub arrivals: Vec<Arrival>,
     pub before: Vec<Arrival>,
-    /// Who arrived last: instruction and warp.
+    /// The last arrival: instruction and warp.
     pub last: (usize, usize),
     pub clock: Shared,
     pub vote: bool,
-    /// What those that wait learn, by generation, and the result of the vote.
+    /// For each generation, the clock that waiting warps learn, and the result of the vote.
     pub released: Vec<(u64, Shared, bool)>,
 }
 
-/// A barrier in shared memory.
+/// An mbarrier.
 #[derive(Clone, Debug)]
 pub struct Mbarrier {
     pub address: u32,
     pub count: u32,
     pub pending: u32,
     pub bytes: i64,
-    /// Phases that are complete.
+    /// Number of complete phases.
     pub phase: u32,
-    /// Number among the block's, and the time of its first phase.
+    /// Index among the block's mbarriers, and the time of its first phase.
     pub member: usize,
     pub first_time: u32,
     pub clock: Shared,
     pub released: Shared,
-    /// Who initialised it.
+    /// The warp and the lane that initialised it.
     pub by_warp: usize,
     pub by_lane: usize,
     pub at_time: u32,
@@ -110,13 +110,13 @@ pub struct Mbarrier {
 }
 
 impl Mbarrier {
-    /// The time at which the present phase will be complete.
+    /// The time at which the current phase will be complete.
     pub fn time(&self) -> u32 {
         self.first_time + self.phase + 1
     }
 }
 
-/// A copy on its way.
+/// A copy under way.
 #[derive(Clone, Debug)]
 pub enum Copy {
     Bulk {
@@ -147,19 +147,19 @@ pub enum Copy {
         bytes: u32,
         valid: u32,
     },
-    /// The lane's copies so far arrive at a barrier.
+    /// Not a copy: an arrival at a barrier, due when the lane's earlier copies are done.
     Arrive,
 }
 
-/// A copy on its way, and who waits for it.
+/// A copy under way, and what waits for it.
 #[derive(Clone, Debug)]
 pub struct Pending {
     pub copy: Copy,
     pub warp: usize,
     pub lane: usize,
-    /// The lane's group.
+    /// The lane's group that contains it.
     pub group: u32,
-    /// Address of the barrier that counts it, and the phase.
+    /// Address of the mbarrier that counts its bytes, and the phase.
     pub barrier: Option<(u32, u32)>,
     pub instruction: usize,
     /// The step in which it began.
@@ -177,15 +177,15 @@ pub struct Block {
     pub barriers: Vec<Mbarrier>,
     /// Index into `barriers`, plus one, for each 8 bytes of shared memory.
     pub barrier_at: Vec<u16>,
-    /// Copies on their way, but those of lanes.
+    /// Copies under way, except those of `cp.async`.
     pub pending: Vec<Pending>,
-    /// Those of each lane (`cp.async`), in the order of the code.
+    /// `cp.async` copies of each lane, in program order.
     pub lane_copies: Vec<VecDeque<Pending>>,
     pub fences: Vec<Vec<FenceMark>>,
-    /// Registers that nobody has.
+    /// Registers that no warp holds.
     pub pool: i64,
     pub live_warps: u32,
-    /// The multiprocessor.
+    /// Index of the multiprocessor.
     pub sm: u32,
 }
 

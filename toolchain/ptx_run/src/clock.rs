@@ -1,15 +1,15 @@
-//! Who knows of whose accesses: vector clocks.
+//! Vector clocks: which accesses of others each thread knows.
 //!
-//! What can access memory in a block is numbered in *agents* of 32 *members* each: warps with their lanes,
-//! and what goes on beside them (products, copies). Each has a time of its own, which moves on whenever it
-//! tells others what it has done. A [`Clock`] says up to which time the holder knows each member's accesses.
+//! Everything in a block that can access memory is numbered in *agents* of 32 *members* each: warps with their lanes,
+//! and asynchronous operations (products, copies). Each agent has its own time, which advances whenever it publishes
+//! what it has done. A [`Clock`] states, for each member, up to which time the holder knows its accesses.
 
 use std::rc::Rc;
 
-/// Members of an agent.
+/// Number of members of an agent.
 pub const MEMBERS: usize = 32;
 
-/// What the holder knows of each block's members.
+/// What the holder knows of the members of each block.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     blocks: Vec<Option<Rc<Vec<u32>>>>,
@@ -24,7 +24,7 @@ impl Clock {
         }
     }
 
-    /// Whether all these members of an agent are known up to `time`.
+    /// Whether the accesses of all these members of an agent are known up to `time`.
     pub fn knows(&self, block: usize, agent: usize, members: u32, time: u32) -> bool {
         let Some(Some(times)) = self.blocks.get(block) else {
             return false;
@@ -47,7 +47,7 @@ impl Clock {
         Rc::make_mut(self.blocks[block].get_or_insert_default())
     }
 
-    /// Learns of one member.
+    /// Learns the accesses of one member.
     pub fn learn(&mut self, block: usize, member: usize, time: u32) {
         let times = self.block(block);
         if times.len() <= member {
@@ -56,7 +56,7 @@ impl Clock {
         times[member] = times[member].max(time);
     }
 
-    /// Learns of several members of an agent.
+    /// Learns the accesses of several members of an agent.
     pub fn learn_members(&mut self, block: usize, agent: usize, members: u32, time: u32) {
         let times = self.block(block);
         let end = (agent + 1) * MEMBERS;
@@ -70,7 +70,7 @@ impl Clock {
         }
     }
 
-    /// Learns all that another clock knows.
+    /// Learns everything that another clock knows.
     pub fn join(&mut self, other: &Self) {
         if self.blocks.len() < other.blocks.len() {
             self.blocks.resize(other.blocks.len(), None);
@@ -94,10 +94,10 @@ impl Clock {
     }
 }
 
-/// A clock that several share until one of them learns more.
+/// A clock that several holders share until one of them learns more.
 pub type Shared = Rc<Clock>;
 
-/// Learns all that another knows.
+/// Learns everything that another clock knows.
 pub fn join(mine: &mut Shared, other: &Shared) {
     if !Rc::ptr_eq(mine, other) {
         Rc::make_mut(mine).join(other);

@@ -1,11 +1,11 @@
-//! Where lanes that part at a branch meet again: the immediate post-dominator of the branch.
+//! Where lanes that diverge at a branch reconverge: the immediate post-dominator of the branch.
 
 use crate::op::{Instruction, Op};
 
-/// Lanes that part here meet only at their end.
+/// Lanes that diverge here reconverge only at their end.
 pub const NEVER: u32 = u32::MAX;
 
-/// For each instruction that may part lanes, the first that all of them come to; [`NEVER`] elsewhere.
+/// For each instruction at which lanes may diverge, where they reconverge; [`NEVER`] for others.
 pub fn meeting_points(code: &[Instruction]) -> Vec<u32> {
     let blocks = Blocks::of(code);
     let post = blocks.immediate_post_dominators();
@@ -22,7 +22,7 @@ pub fn meeting_points(code: &[Instruction]) -> Vec<u32> {
 struct Blocks {
     starts: Vec<u32>,
     ends: Vec<u32>,
-    /// The number of blocks stands for the end of the code.
+    /// The number of blocks represents the end of the code.
     successors: Vec<Vec<usize>>,
 }
 
@@ -67,7 +67,7 @@ impl Blocks {
                         targets.iter().map(|&t| block_of[t as usize]).collect()
                     }
                     Op::Exit => vec![exit],
-                    // A trap ends the launch: nobody waits for lanes that go there.
+                    // A trap ends the launch, so lanes need not wait for those that reach it.
                     Op::Trap { .. } => vec![],
                     _ => vec![next],
                 };
@@ -86,8 +86,8 @@ impl Blocks {
         }
     }
 
-    /// Of each block; the number of blocks stands for the end. Cooper, Harvey and Kennedy's algorithm on the
-    /// reversed graph.
+    /// The immediate post-dominator of each block; the number of blocks represents the end. Cooper, Harvey and
+    /// Kennedy's algorithm on the reversed graph.
     fn immediate_post_dominators(&self) -> Vec<usize> {
         let count = self.starts.len();
         let exit = count;

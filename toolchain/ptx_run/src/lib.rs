@@ -1,5 +1,5 @@
-//! Runs PTX on a CPU: what rustc emits for GPU kernels, Hopper's tensor memory accelerator, barriers in shared
-//! memory and `wgmma` included.
+//! Runs PTX on a CPU: everything that rustc emits for GPU kernels, including Hopper's tensor memory accelerator,
+//! mbarriers and `wgmma`.
 //!
 //! ```
 //! use ptx_run::{Launch, Memory, Module, Schedule};
@@ -30,11 +30,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A launch ends with [`Stats`], or with a [`Report`] that names the instruction and the threads: two accesses
-//! that nothing orders, bytes that nobody wrote, an address outside, a barrier that is used wrongly, a register
-//! that a product still owns, a wait without end.
+//! A launch ends with [`Stats`], or with a [`Report`] that names the instruction and the threads. A report may show a
+//! data race, a read of uninitialised bytes, an address out of bounds, an incorrect use of a barrier, an access to a
+//! register that a product still uses, or a deadlock.
 //!
-//! What it does not know is an error: local memory, copies and mbarriers across a cluster, instructions that our kernels do not use.
+//! Unsupported features are errors: local memory, copies and mbarriers across a cluster, instructions that our kernels
+//! do not use.
 
 mod block;
 mod clock;

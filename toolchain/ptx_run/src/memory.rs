@@ -5,20 +5,20 @@ use crate::{
     shadow::{GRANULE, Granule},
 };
 
-/// Granules that get their shadow together.
+/// Number of granules whose shadow is allocated together.
 const PAGE: usize = 256;
-/// Bytes between allocations that belong to nobody.
+/// Unused bytes between allocations.
 const RED_ZONE: u64 = 4096;
 const FIRST: u64 = 0x7_0000_0000;
 
-/// What lies where nobody has written: floats of any width are not numbers.
+/// Contents of unwritten bytes: floats of any width are NaN.
 const NOTHING: u8 = 0xFF;
 
-/// Bytes with a mark for each that was written, and what the races' detection knows of them.
+/// Bytes, with a mark for each written byte and the state of the race detection.
 #[derive(Debug, Default)]
 pub(crate) struct Bytes {
     pub data: Vec<u8>,
-    /// A bit for each byte: 4 in the low half of each entry.
+    /// A bit for each written byte: 4 in the low half of each entry.
     written: Vec<u8>,
     shadow: Vec<Option<Box<[Granule; PAGE]>>>,
 }
@@ -33,7 +33,7 @@ impl Bytes {
         }
     }
 
-    /// Bytes that nobody has written hold anything.
+    /// Fills unwritten bytes with arbitrary values.
     pub fn scramble(&mut self, mut byte: impl FnMut() -> u8) {
         self.data.iter_mut().for_each(|one| *one = byte());
     }
@@ -80,7 +80,7 @@ impl Allocation {
     }
 }
 
-/// Device memory: allocations far enough apart that an access outside of one hits none.
+/// Device memory. Allocations are so far apart that an out-of-bounds access hits no other allocation.
 ///
 /// A byte that neither the host nor a kernel has written counts as uninitialised.
 #[derive(Debug, Default)]
@@ -88,10 +88,11 @@ pub struct Memory {
     /// Sorted by address.
     allocations: Vec<Allocation>,
     next: u64,
-    /// The allocation that was used last.
+    /// The last used allocation.
     last: usize,
     launches: u32,
-    /// Where the last launch released what it wrote. Who acquires there need not wait for the end of that launch.
+    /// Addresses at which the last launch released its writes. A thread that acquires there need not wait for the end
+    /// of that launch.
     pub(crate) handed_over: Vec<u64>,
 }
 
@@ -108,7 +109,7 @@ impl Memory {
         }
     }
 
-    /// Reserves bytes at a multiple of 1024 that nobody has written yet.
+    /// Allocates uninitialised bytes at a multiple of 1024.
     pub fn allocate(&mut self, len: usize) -> u64 {
         let base = self.next;
         self.next = (base + len as u64 + RED_ZONE).next_multiple_of(1024);
@@ -119,14 +120,14 @@ impl Memory {
         base
     }
 
-    /// Bytes of all that is allocated.
+    /// Total bytes of all allocations.
     #[must_use]
     pub fn allocated(&self) -> usize {
         let bytes = self.allocations.iter().map(|one| one.bytes.data.len());
         bytes.sum()
     }
 
-    /// Reserves memory that holds these bytes.
+    /// Allocates memory with these contents.
     pub fn allocate_with(&mut self, bytes: &[u8]) -> u64 {
         let base = self.allocate(bytes.len());
         let target = self.allocations.last_mut().expect("just made");
@@ -135,7 +136,7 @@ impl Memory {
         base
     }
 
-    /// Gives an allocation back; `false` if none begins there.
+    /// Frees an allocation. Returns `false` if none begins there.
     pub fn free(&mut self, base: u64) -> bool {
         let found = self.allocations.binary_search_by_key(&base, |one| one.base);
         if let Ok(at) = found {
@@ -145,7 +146,7 @@ impl Memory {
         found.is_ok()
     }
 
-    /// Bytes, from anywhere inside an allocation.
+    /// Reads bytes from anywhere inside an allocation.
     ///
     /// # Errors
     /// [`Fault::OutOfBounds`].
@@ -165,7 +166,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether all these bytes were written.
+    /// Whether all these bytes have been written.
     ///
     /// # Errors
     /// [`Fault::OutOfBounds`].
@@ -220,7 +221,8 @@ impl Memory {
         })
     }
 
-    /// A new launch is ordered behind those before it, unless it may run beside the last of them. Gives its number.
+    /// Begins a launch. It is ordered after all earlier launches; if it may overlap, it is not ordered after the last
+    /// one. Returns its number.
     pub(crate) fn begin_launch(&mut self, overlaps: bool) -> u32 {
         if !overlaps {
             self.allocations

@@ -11,36 +11,36 @@ use crate::{
     parse::{Declarations, declarations},
 };
 
-/// What an entry declares.
+/// The declaration of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryInfo {
     /// Its name.
     pub name: String,
-    /// Bytes of all parameters.
+    /// Total bytes of the parameters.
     pub parameter_bytes: usize,
-    /// Where each parameter lies among them, and its bytes.
+    /// Offset and size of each parameter among them.
     pub parameters: Vec<(usize, usize)>,
-    /// Threads of a block at most, where it says so.
+    /// Maximum number of threads of a block, if declared.
     pub max_threads: Option<u32>,
-    /// Blocks that a multiprocessor is to hold, where it says so.
+    /// Number of blocks that must fit on a multiprocessor, if declared.
     pub min_blocks: Option<u32>,
 }
 
-/// A module of PTX. Entries are decoded when they are first used.
+/// A module of PTX. Entries are decoded on first use.
 #[derive(Debug)]
 pub struct Module {
     text: String,
-    /// Where each line begins.
+    /// Start of each line.
     lines: Vec<usize>,
     declarations: Declarations,
     decoded: Mutex<HashMap<String, Arc<Code>>>,
 }
 
 impl Module {
-    /// Reads a module's declarations.
+    /// Parses a module's declarations.
     ///
     /// # Errors
-    /// [`ParseError`] for what is not understood in them.
+    /// [`ParseError`] for invalid or unsupported declarations.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let starts = std::iter::once(0).chain(
             text.bytes()
@@ -64,7 +64,7 @@ impl Module {
             .filter_map(|name| self.entry(name))
     }
 
-    /// What an entry declares.
+    /// The declaration of an entry.
     #[must_use]
     pub fn entry(&self, name: &str) -> Option<EntryInfo> {
         let entry = self.declarations.entries.get(name)?;
@@ -82,10 +82,10 @@ impl Module {
         })
     }
 
-    /// Decodes an entry, as the first launch would. Gives the number of its instructions.
+    /// Decodes an entry, as its first launch would. Returns the number of its instructions.
     ///
     /// # Errors
-    /// [`ParseError`] for the first instruction that is not known.
+    /// [`ParseError`] for the first unsupported instruction.
     pub fn check(&self, name: &str) -> Result<usize, ParseError> {
         self.code(name).map(|code| code.instructions.len())
     }
@@ -110,7 +110,7 @@ impl Module {
         &self.declarations.constants
     }
 
-    /// A line of the text, from 1.
+    /// A line of the text, numbered from 1.
     pub(crate) fn line(&self, line: u32) -> &str {
         let Some(&start) = self.lines.get((line as usize).wrapping_sub(1)) else {
             return "";

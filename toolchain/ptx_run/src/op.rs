@@ -1,15 +1,15 @@
 //! Decoded instructions.
 //!
-//! Operands are indices of register rows: immediates and special registers have rows of their own, which
-//! hold their value when a warp begins. So no instruction asks what kind of operand it has.
+//! Operands are indices of register rows. Immediates and special registers also have rows, which hold their value when
+//! a warp begins, so instructions need not distinguish kinds of operands.
 
-/// Index of a row in its file: predicates, words or longs.
+/// Index of a row in its register file: predicates, words or longs.
 pub type Row = u32;
 
-/// An instruction with its guard.
+/// An instruction with its guard predicate.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// Predicate row, and whether it is negated.
     pub guard: Option<(Row, bool)>,
@@ -131,20 +131,20 @@ pub enum Compare {
     Le,
     Gt,
     Ge,
-    /// Whatever they are, if they can be compared.
+    /// True if the values are comparable.
     Always,
-    /// Unless they cannot be.
+    /// True if they are not.
     Never,
 }
 
-/// What is compared.
+/// The type of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Unsigned,
     Signed,
-    /// False where either is not a number.
+    /// False if either value is NaN.
     Float,
-    /// True where either is not a number.
+    /// True if either value is NaN.
     FloatOrNan,
 }
 
@@ -156,30 +156,30 @@ pub enum Bit2 {
     Xor,
 }
 
-/// Which memory an address is in.
+/// The memory space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     Generic,
     Global,
     Shared,
-    /// Shared memory of a block of the cluster.
+    /// Shared memory of a block in the cluster.
     Cluster,
     Param,
 }
 
-/// How strong an access is.
+/// Memory ordering of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Plain.
+    /// Not atomic.
     Weak,
-    /// Atomic, orders nothing.
+    /// Atomic, without ordering.
     Relaxed,
     Acquire,
     Release,
     AcqRel,
 }
 
-/// Which threads an order is for.
+/// The threads to which an ordering applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Cta,
@@ -194,7 +194,7 @@ pub struct Address {
     pub offset: i64,
 }
 
-/// What an atomic does.
+/// Operation of an atomic instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
     Add,
@@ -211,7 +211,7 @@ pub enum Atomic {
     CompareExchange,
 }
 
-/// Where a shuffled value comes from.
+/// Source lane of a shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
     Idx,
@@ -220,7 +220,7 @@ pub enum Shuffle {
     Bfly,
 }
 
-/// What a vote gives.
+/// Result of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
     Any,
@@ -228,7 +228,7 @@ pub enum Vote {
     Uniform,
 }
 
-/// What lanes reduce to.
+/// Operation of a reduction over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     Add,
@@ -241,12 +241,12 @@ pub enum Reduce {
     Xor,
 }
 
-/// Elements of a matrix product.
+/// Element type of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     F16,
     Bf16,
-    /// Of [`Wgmma`] alone.
+    /// Only in [`Wgmma`].
     E4m3,
 }
 
@@ -259,7 +259,7 @@ impl Element {
     }
 }
 
-/// `wgmma`'s A.
+/// Operand A of `wgmma`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperandA {
     /// Descriptor, and whether it is M-major.
@@ -267,7 +267,7 @@ pub enum OperandA {
     Registers([Row; 4]),
 }
 
-/// A product of a warpgroup.
+/// A matrix product of a warpgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wgmma {
     pub element: Element,
@@ -295,7 +295,7 @@ pub struct TensorBox {
     pub coordinates: Box<[Row]>,
 }
 
-/// What an instruction does. `d` is written, the rest is read.
+/// The operation of an instruction. `d` is written, the other operands are read.
 #[derive(Clone, Debug)]
 pub enum Op {
     Word1 {
@@ -375,7 +375,7 @@ pub enum Op {
         d: Row,
         a: Row,
     },
-    /// Either half may be unwanted.
+    /// Either half may be ignored.
     UnpackLong {
         low: Option<Row>,
         high: Option<Row>,
@@ -466,7 +466,7 @@ pub enum Op {
         b: Row,
         c: Row,
     },
-    /// Long address = window of the space + offset.
+    /// Long address = start of the space's window + offset.
     ToGeneric {
         space: Space,
         d: Row,
@@ -478,7 +478,7 @@ pub enum Op {
         a: Row,
     },
     Prefetch,
-    /// Address in the cluster's window of a block's own address in the block of a rank.
+    /// Maps a block's own address to that address in the block with a rank, in the cluster's window.
     MapRank {
         d: Row,
         a: Row,
@@ -585,7 +585,7 @@ pub enum Op {
         pending: u32,
     },
 
-    /// `count` none: all threads of the block. `vote`: the result, the predicate, or or and.
+    /// `count` none: all threads of the block. `vote`: the result and the predicate; it is the or of all predicates.
     Barrier {
         id: Row,
         count: Option<Row>,
@@ -593,7 +593,7 @@ pub enum Op {
         aligned: bool,
         vote: Option<(Row, Row)>,
     },
-    /// At the barrier of the cluster.
+    /// Arrival at the barrier of the cluster.
     ClusterArrive {
         releases: bool,
     },

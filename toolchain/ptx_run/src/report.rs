@@ -1,18 +1,18 @@
-//! What went wrong, and where.
+//! Faults and where they happened.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// PTX that is not understood.
+/// PTX that is invalid or not supported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}: {what}: {text}")]
 pub struct ParseError {
-    /// In the module's text, from 1.
+    /// Line in the module's text, from 1.
     pub line: u32,
     /// What is wrong.
     pub what: String,
-    /// What stands there.
+    /// The text at that place.
     pub text: String,
 }
 
@@ -26,18 +26,18 @@ impl ParseError {
     }
 }
 
-/// An instruction and who executed it.
+/// An instruction and the threads that executed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Line in the module's text, from 1.
     pub line: u32,
-    /// That line.
+    /// Text of that line.
     pub text: String,
-    /// Source file and line, where the module says it.
+    /// Source file and line, if the module has them.
     pub source: Option<String>,
     /// The block.
     pub block: u32,
-    /// Who in the block.
+    /// The threads in the block.
     pub who: String,
 }
 
@@ -51,101 +51,101 @@ impl fmt::Display for Place {
     }
 }
 
-/// A warp that does not come further.
+/// A warp that cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Where it stands.
+    /// Its position.
     pub place: Place,
     /// What it waits for.
     pub what: String,
 }
 
-/// What can go wrong.
+/// A fault of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
-    /// Two accesses that nothing orders, at least one of them a write.
+    /// A data race: two unordered accesses, at least one of them a write.
     #[error("race at {address}: {access}, {before_access} before: {before}")]
     Race {
         /// Space and address.
         address: String,
-        /// What this instruction does there.
+        /// The access of this instruction.
         access: &'static str,
-        /// What the other did.
+        /// The earlier access.
         before_access: &'static str,
-        /// The other.
+        /// The instruction and threads of the earlier access.
         before: Box<Place>,
     },
-    /// The barrier of a cluster is used wrongly.
+    /// Incorrect use of a cluster's barrier.
     #[error("barrier of the cluster: {what}")]
     ClusterBarrier {
         /// What is wrong.
         what: String,
     },
-    /// Written by ordinary stores, then touched by an asynchronous copy or product without a proxy fence.
+    /// Memory written by ordinary stores is accessed by an asynchronous copy or product without a proxy fence.
     #[error("no proxy fence before {access} at {address}, written by {before}")]
     NoProxyFence {
         /// Space and address.
         address: String,
-        /// What this instruction does there.
+        /// The access of this instruction.
         access: &'static str,
-        /// Who wrote.
+        /// The instruction and threads that wrote.
         before: Box<Place>,
     },
-    /// The launch before may still run.
+    /// The previous launch may still run.
     #[error(
         "{access} at {address} without griddepcontrol.wait; the launch before touched it: {before}"
     )]
     NoGridWait {
         /// Space and address.
         address: String,
-        /// What this instruction does there.
+        /// The access of this instruction.
         access: &'static str,
-        /// Who touched it.
+        /// The earlier access.
         before: Box<Place>,
     },
-    /// A copy out of memory that nobody has written.
+    /// A copy of uninitialised memory.
     #[error("copies uninitialised bytes at {address}{}", put_by(.by))]
     Uninitialised {
         /// Space and address.
         address: String,
-        /// Who put a value there that came from such memory.
+        /// The instruction that stored a value computed from such memory.
         by: Option<Box<Place>>,
     },
-    /// A register that holds no value decides something, or leaves the block.
+    /// A register without a value decides something, or its value leaves the block.
     #[error("uses a register without a value as {what}{}", from(.read))]
     UninitialisedRegister {
-        /// What for.
+        /// How it is used.
         what: &'static str,
-        /// Where its warp read last from bytes that nobody had written.
+        /// Where its warp last read uninitialised bytes.
         read: Option<Box<(Place, String)>>,
     },
-    /// Outside of all memory.
+    /// An address outside of all memory.
     #[error("{bytes} bytes at {address} lie outside: {nearest}")]
     OutOfBounds {
         /// Space and address.
         address: String,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
         /// The memory nearby.
         nearest: String,
     },
-    /// Not at a multiple of what the instruction wants.
+    /// An address that is not aligned as the instruction requires.
     #[error("{address} is not aligned to {align}")]
     Misaligned {
         /// Space and address.
         address: String,
-        /// What it must be a multiple of.
+        /// The required alignment.
         align: usize,
     },
-    /// A named barrier that is used wrongly.
+    /// Incorrect use of a named barrier.
     #[error("barrier {id}: {what}")]
     Barrier {
-        /// Its number.
+        /// Number of the barrier.
         id: u32,
         /// What is wrong.
         what: String,
     },
-    /// An mbarrier that is used wrongly.
+    /// Incorrect use of an mbarrier.
     #[error("mbarrier at {address}: {what}")]
     Mbarrier {
         /// Shared address.
@@ -153,61 +153,61 @@ pub enum Fault {
         /// What is wrong.
         what: String,
     },
-    /// A register that belongs to a product that may still run.
+    /// Access to a register of a product that may still run.
     #[error("{what}, the product of line {line} may still run")]
     OwnedRegister {
-        /// What happened to it.
+        /// The access.
         what: &'static str,
-        /// The product's line.
+        /// Line of the product.
         line: u32,
     },
-    /// A product reads registers that were written since the last `wgmma.fence`.
+    /// A product reads registers that were written after the last `wgmma.fence`.
     #[error("no wgmma.fence between a write of {what} and the product")]
     NoProductFence {
         /// Accumulator or A.
         what: &'static str,
     },
-    /// Lanes that must come together do not.
+    /// Lanes that must execute an instruction together do not.
     #[error("needs lanes {expected:08x}, only {got:08x} are here")]
     Diverged {
         /// Lanes that the instruction needs.
         expected: u32,
-        /// Lanes that came.
+        /// Lanes that are here.
         got: u32,
     },
-    /// An operand that the instruction cannot take.
+    /// An operand that is invalid for the instruction.
     #[error("{what}")]
     Operand {
         /// What is wrong with it.
         what: String,
     },
-    /// The code says that this does not happen.
+    /// Code that was assumed unreachable.
     #[error("trap: {what}")]
     Trap {
         /// `trap`, or the function that panicked.
         what: String,
     },
-    /// Nobody comes further.
+    /// No warp can continue.
     #[error("deadlock:{}", list(.waiting))]
     Deadlock {
-        /// All that wait.
+        /// All warps that wait.
         waiting: Vec<Waiting>,
     },
-    /// A block ends while something of it goes on.
+    /// A block ends before its work is finished.
     #[error("the block ends while {what}")]
     Unfinished {
-        /// What goes on.
+        /// The unfinished work.
         what: String,
     },
-    /// More instructions than the launch may take.
+    /// The launch exceeds its limit of instructions.
     #[error("more than {limit} warp instructions:{}", list(.waiting))]
     TooLong {
-        /// How many.
+        /// The limit.
         limit: u64,
-        /// Where the warps are.
+        /// Positions of the warps.
         waiting: Vec<Waiting>,
     },
-    /// The launch itself is wrong.
+    /// The launch parameters are invalid.
     #[error("launch: {what}")]
     Launch {
         /// What is wrong.
@@ -244,9 +244,9 @@ fn list(waiting: &[Waiting]) -> String {
 pub struct Report {
     /// The entry.
     pub kernel: String,
-    /// The instruction, where one is to blame.
+    /// The instruction, if one caused the fault.
     pub place: Option<Place>,
-    /// What happened.
+    /// The fault.
     pub fault: Fault,
 }
 

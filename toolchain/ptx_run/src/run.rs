@@ -1,4 +1,4 @@
-//! Launches: which warp goes when, which copy arrives when.
+//! Runs launches: decides which warp runs when and which copy completes when.
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
@@ -15,7 +15,7 @@ use crate::{
     warp::{ALL, LANES, Wait, Warp},
 };
 
-/// What a launch is made of, besides its entry and parameters.
+/// Parameters of a launch, besides its entry and the entry's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks in x, y and z.
@@ -24,15 +24,15 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// Blocks of a cluster, along x.
+    /// Number of blocks of a cluster, along x.
     pub cluster: u32,
-    /// Multiprocessors of the GPU: `%smid` counts them round.
+    /// Number of multiprocessors of the GPU. Blocks are assigned to them in turn for `%smid`.
     pub multiprocessors: u32,
-    /// Blocks that run at the same time.
+    /// Maximum number of blocks that run concurrently.
     pub resident: u32,
-    /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
+    /// Whether the launch may begin before the previous one on this memory has ended (programmatic dependent launch).
     pub overlaps: bool,
-    /// Warp instructions after which the launch is given up.
+    /// Maximum number of warp instructions before the launch is aborted.
     pub limit: u64,
 }
 
@@ -51,26 +51,25 @@ impl Default for Launch {
     }
 }
 
-/// In which order warps go and copies arrive. The same one gives the same run.
+/// The order in which warps run and copies complete. Equal schedules give equal runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Warps one after the other, a few instructions each; copies arrive at once.
+    /// Warps run in turn, a few instructions each; copies complete at once.
     RoundRobin,
-    /// Warps and copies in an order that is drawn.
+    /// Warps run and copies complete in random order.
     Random(u64),
-    /// A warp goes as far as it can before another does, and copies arrive when nothing else is left to do, in an
-    /// order that is drawn.
+    /// A warp runs as far as it can before another does. Copies complete in random order, when no warp can run.
     Late(u64),
 }
 
-/// What a launch took.
+/// Statistics of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Instructions of warps.
+    /// Number of warp instructions.
     pub instructions: u64,
-    /// Copies that went on beside the threads.
+    /// Number of asynchronous copies.
     pub copies: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
@@ -83,7 +82,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// One of `0..limit`.
+    /// A number in `0..limit`.
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -93,11 +92,11 @@ impl Random {
 }
 
 impl Module {
-    /// Runs an entry over `memory`. `parameters` are the bytes of all its parameters, each at its place
-    /// ([`EntryInfo`](crate::EntryInfo) says where).
+    /// Runs an entry on `memory`. `parameters` has the bytes of all its parameters, each at its offset (see
+    /// [`EntryInfo`](crate::EntryInfo)).
     ///
     /// # Errors
-    /// A [`Report`] of the first fault. Memory is then as it was at that moment.
+    /// A [`Report`] of the first fault. Memory then keeps the state at that moment.
     pub fn launch(
         &self,
         entry: &str,
@@ -110,9 +109,9 @@ impl Module {
         ran.map(|(stats, _)| stats)
     }
 
-    /// Runs an entry as [`launch`](Self::launch) does, and writes down what the warps of a block do. In each step
-    /// all warps that can go on execute an instruction. Copies take [`COPY_STEPS`](crate::COPY_STEPS), and products half a step for each
-    /// of their columns.
+    /// Runs an entry as [`launch`](Self::launch) does, and records what the warps of a block do. In each step, every
+    /// warp that can run executes an instruction. A copy takes [`COPY_STEPS`](crate::COPY_STEPS), a product half a step
+    /// for each of its columns.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
@@ -152,8 +151,8 @@ impl Module {
         check(&code, launch, parameters).map_err(report)?;
         let number = memory.begin_launch(launch.overlaps);
         let blocks = launch.grid.iter().product::<u32>() as usize;
-        // Which of that launch's blocks released what is not kept: an acquire stands for all of them, so a block that
-        // reads what another one has not released is not found here.
+        // It is not recorded which blocks of the previous launch released here. An acquire counts for all of them, so a
+        // read of what another block has not released goes undetected.
         let mut end = Clock::default();
         end.learn(blocks, 0, 1);
         let (end, handed_over) = (Shared::new(end), std::mem::take(&mut memory.handed_over));
@@ -247,22 +246,22 @@ fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> 
     Ok(())
 }
 
-/// Blocks that run.
+/// The running blocks of a grid.
 struct Grid<'a> {
     run: Run<'a>,
     schedule: Schedule,
     launch: Launch,
     next: u32,
     residents: Vec<Resident>,
-    /// Whose turn it is.
+    /// The warp whose turn it is.
     turn: usize,
 }
 
-/// Instructions of a turn.
+/// Instructions in a turn.
 const TURN: usize = 64;
-/// Instructions of a turn where a warp goes as far as it can.
+/// Instructions in a turn if a warp runs as far as it can.
 const LONG_TURN: usize = 4_000;
-/// So many of them, and a copy arrives although somebody goes on: it may be what all go round for.
+/// After this many long turns a copy completes even if a warp still runs, because it may be polling for that copy.
 const LONG_TURNS: usize = 8;
 
 impl Grid<'_> {
@@ -289,7 +288,7 @@ impl Grid<'_> {
             if matches!(self.schedule, Schedule::Late(_))
                 && self.run.stats.instructions - before == turn as u64
             {
-                // It may go round for something that others are to do, or a copy.
+                // The warp may be polling for the work of other warps or for a copy.
                 self.turn += 1;
                 long_turns += 1;
                 if long_turns % LONG_TURNS == 0 {
@@ -304,7 +303,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Lets blocks begin where there is room.
+    /// Starts blocks while there is room.
     fn fill(&mut self, blocks: u32) {
         let size = self.launch.cluster;
         let room = (self.launch.resident.max(size) / size * size) as usize;
@@ -318,7 +317,7 @@ impl Grid<'_> {
         }
     }
 
-    /// All warps at the same time, an instruction a step.
+    /// Runs all warps in parallel, one instruction per step.
     fn go_in_step(&mut self) -> Result<(), Box<Report>> {
         let blocks = self.launch.grid.iter().product::<u32>();
         loop {
@@ -370,7 +369,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Writes down what a warp does in this step.
+    /// Records what a warp does in this step.
     fn note(&mut self, at: usize, index: usize, issues: bool) {
         let Resident { block, warps } = &self.residents[at];
         let (warp, code, now) = (&warps[index], self.run.code, self.run.now);
@@ -388,7 +387,7 @@ impl Grid<'_> {
         recorder.state(index, now, state.map(|state| (state, line.unwrap_or(0))));
     }
 
-    /// A block with its warps, none of which has begun.
+    /// A block whose warps have not started.
     fn block(&mut self, id: u32, cluster: &Rc<RefCell<Cluster>>, cluster_rank: u32) -> Resident {
         let code = self.run.code;
         let threads = self.launch.block.iter().product::<u32>();
@@ -478,7 +477,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Whether a warp can go on, as far as what it waits for is concerned.
+    /// Whether the condition that a warp waits for is met.
     fn ready(block: &Block, warp: &Warp) -> bool {
         if warp.alive == 0 {
             return false;
@@ -499,13 +498,13 @@ impl Grid<'_> {
         }
     }
 
-    /// The next warp: block and warp.
+    /// Chooses the next warp: block and warp.
     fn choose(&mut self) -> Option<(usize, usize)> {
         let total: usize = self.residents.iter().map(|one| one.warps.len()).sum();
         let start = match self.schedule {
             Schedule::RoundRobin => self.turn + 1,
             Schedule::Random(_) => self.run.random.below(total),
-            // The one that went last goes on while it can, but now and then it loses its turn.
+            // The last warp continues while it can, but occasionally loses its turn.
             Schedule::Late(_) if self.run.random.below(16) == 0 => self.run.random.below(total),
             Schedule::Late(_) => self.turn,
         };
@@ -527,7 +526,7 @@ impl Grid<'_> {
             })
     }
 
-    /// Some of the copies arrive.
+    /// Completes some of the copies.
     fn arrivals(&mut self) -> Result<(), Box<Report>> {
         if !matches!(self.schedule, Schedule::Random(_)) {
             return Ok(());
@@ -572,7 +571,7 @@ impl Grid<'_> {
         })
     }
 
-    /// A copy arrives, if there is any.
+    /// Completes a random copy. Returns whether there was one.
     fn late_copy(&mut self) -> Result<bool, Box<Report>> {
         let with_copies: Vec<usize> = (0..self.residents.len())
             .filter(|&at| !self.residents[at].block.pending.is_empty())
@@ -587,12 +586,12 @@ impl Grid<'_> {
         Ok(true)
     }
 
-    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
+    /// No warp can run: complete a copy, else let tests of mbarriers fail, else report a deadlock.
     fn nobody(&mut self) -> Result<(), Box<Report>> {
         if self.late_copy()? {
             return Ok(());
         }
-        // Code may do something else when a barrier is not ready. Let all go once round.
+        // Code may do something else while a barrier is not ready, so let all these tests fail once.
         let before = self.run.progress;
         for _ in 0..3 {
             for at in 0..self.residents.len() {
@@ -620,7 +619,7 @@ impl Grid<'_> {
         Err(self.report(None, Fault::Deadlock { waiting }))
     }
 
-    /// A warp executes some instructions.
+    /// Executes some instructions of a warp.
     fn turn(&mut self, at: usize, index: usize, count: usize) -> Result<(), Box<Report>> {
         let lent = self.lend(at);
         let result = self.steps(at, index, count);
@@ -634,7 +633,7 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// Lends a block the shared memory of the others of its cluster; gives whose, and their ranks.
+    /// Lends a block the shared memory of the other blocks of its cluster. Returns these blocks and their ranks.
     fn lend(&mut self, at: usize) -> Vec<(usize, usize)> {
         if self.launch.cluster == 1 {
             return Vec::new();
@@ -683,7 +682,7 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// A warp of a block has ended.
+    /// Handles the end of a warp of a block.
     fn ended(&mut self, at: usize, index: usize) -> Result<(), Box<Report>> {
         self.run.progress += 1;
         let Resident { block, warps } = &mut self.residents[at];
@@ -761,7 +760,7 @@ impl Grid<'_> {
     }
 }
 
-/// Registers of a thread at the launch: as many as the launch bounds leave, in steps of 8.
+/// Registers of a thread at launch: as many as the launch bounds allow, in steps of 8.
 fn registers_of(code: &Code, threads: u32) -> u32 {
     if let Some(registers) = code.max_registers {
         return registers;

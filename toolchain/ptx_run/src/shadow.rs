@@ -1,29 +1,29 @@
-//! Who touched each four bytes of memory last, and whether the next access is ordered behind it.
+//! Race detection: the last accesses to each four bytes of memory, and whether the next access is ordered after them.
 
 use crate::clock::{Clock, MEMBERS};
 
-/// Bytes that one [`Granule`] stands for.
+/// Number of bytes of a [`Granule`].
 pub const GRANULE: usize = 4;
 
-/// An access that was made.
+/// A recorded access.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
     /// Block in the upper half, agent in the lower.
     pub who: u32,
-    /// Members of the agent; none: there is no record.
+    /// Members of the agent; if none, there is no record.
     pub members: u32,
-    /// Of the agent when it was made.
+    /// Time of the agent at the access.
     pub time: u32,
     /// Instruction in the low 20 bits, then launch (2), bytes (4), flags (3), launch (its upper 3).
     info: u32,
 }
 
-/// Launches are numbered modulo this: chains of launches that overlap are shorter.
+/// Launches are numbered modulo this number, which exceeds the length of chains of overlapping launches.
 pub const LAUNCHES: u32 = 32;
 
 const ATOMIC: u32 = 1 << 26;
 const ASYNC: u32 = 1 << 27;
-/// Members touched different bytes: they are no conflict among themselves.
+/// The members accessed different bytes, so they do not conflict among themselves.
 const MIXED: u32 = 1 << 28;
 
 impl Record {
@@ -84,82 +84,82 @@ impl Record {
     }
 }
 
-/// What an access must be ordered behind, and how it is found out.
+/// What the accessing thread knows, to decide whether earlier accesses are ordered before its own.
 pub struct Accessor<'a> {
-    /// What the thread knows.
+    /// Clock of the thread.
     pub clock: &'a Clock,
     /// The thread: its warp's agent (and block) as in [`Record::who`], and its lane.
     pub warp: u32,
     pub lane: u32,
-    /// What the thread knows of its own copies: up to which time they are done.
+    /// Times up to which the thread's own copies are known to be done.
     pub own_copies: u32,
     pub own_bulk_reads: u32,
     pub own_bulk_writes: u32,
-    /// What it knows of its warp's products.
+    /// Time up to which its warp's products are known to be done.
     pub own_products: u32,
-    /// Agents of the block's layout.
+    /// Layout of the block's agents.
     pub layout: Layout,
-    /// This launch.
+    /// Number of this launch.
     pub launch: u32,
-    /// Whether the thread has waited for the launch before.
+    /// Whether the thread has waited for the previous launch.
     pub waited: bool,
-    /// Whether a generic write may be read or overwritten by the asynchronous proxy: `None` for a generic access.
+    /// Whether the asynchronous proxy may read or overwrite a generic write; `None` for a generic access.
     pub fenced: Option<&'a dyn Fn(&Record) -> bool>,
 }
 
-/// Barriers that a block may have. 8-bit decode has more than 128.
+/// Maximum number of mbarriers of a block. 8-bit decode has more than 128.
 pub const MAX_BARRIERS: usize = 256;
 
-/// Agents between warps and copies: the products' and the barriers'.
+/// Number of agents between warps and copies: those of products and mbarriers.
 const BEFORE_COPIES: usize = 1 + MAX_BARRIERS / MEMBERS;
 
-/// Numbers of the agents of a block.
+/// Numbers of a block's agents.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Warps of the block; their agents come first.
+    /// Number of warps of the block; their agents come first.
     pub warps: usize,
 }
 
 impl Layout {
-    /// The products: a member for each warp.
+    /// Agent of products, with a member for each warp.
     pub fn products(self) -> usize {
         self.warps
     }
 
-    /// Copies that complete at a barrier: a member for each barrier, [`MAX_BARRIERS`] of them.
+    /// First agent of copies that complete at an mbarrier, with a member for each of [`MAX_BARRIERS`] mbarriers.
     pub fn barriers(self) -> usize {
         self.warps + 1
     }
 
-    /// `cp.async` of a warp's lanes.
+    /// Agent of `cp.async` of a warp's lanes.
     pub fn copies(self, warp: usize) -> usize {
         self.warps + BEFORE_COPIES + warp
     }
 
-    /// Reads of a lane's bulk groups.
+    /// Agent of the reads of the lanes' bulk groups.
     pub fn bulk_reads(self, warp: usize) -> usize {
         self.warps * 2 + BEFORE_COPIES + warp
     }
 
-    /// Writes of a lane's bulk groups.
+    /// Agent of the writes of the lanes' bulk groups.
     pub fn bulk_writes(self, warp: usize) -> usize {
         self.warps * 3 + BEFORE_COPIES + warp
     }
 }
 
-/// What an access conflicts with.
+/// The conflict of an access.
 #[derive(Clone, Copy, Debug)]
 pub enum Conflict {
-    /// Nothing orders the two.
+    /// The two accesses are not ordered.
     Race { before: Record, before_wrote: bool },
-    /// They are ordered, but no proxy fence lies between.
+    /// They are ordered, but without a proxy fence in between.
     NoProxyFence { before: Record },
-    /// The launch before was not waited for.
+    /// The thread has not waited for the previous launch.
     NoGridWait { before: Record },
 }
 
 impl Accessor<'_> {
-    /// Whether the access that the record tells of is over, as far as the thread knows.
+    /// Whether the thread knows that the recorded access is complete.
     fn is_ordered(&self, record: &Record) -> bool {
         let (block, agent) = (record.block(), record.agent());
         let mut members = record.members;
@@ -236,7 +236,7 @@ impl Granule {
         (self.write.members != 0).then_some(self.write)
     }
 
-    /// A read of these bytes (a bit each) by a member.
+    /// Records a read of these bytes (one bit each) by a member.
     pub fn read(
         &mut self,
         by: &Accessor<'_>,
@@ -265,7 +265,7 @@ impl Granule {
                 && old.launch() == new.launch()
                 && old.bytes() & !bytes == 0
             {
-                // What comes behind the later read of a thread comes behind its earlier one.
+                // An access that is ordered after a thread's later read is also ordered after its earlier one.
                 old.members &= !bit;
                 if old.members == 0 {
                     free = free.or(Some(at));
@@ -283,7 +283,7 @@ impl Granule {
         None
     }
 
-    /// A write of these bytes (a bit each) by a member; `same_value`: what it writes is there already.
+    /// Records a write of these bytes (one bit each) by a member. `same_value`: they already have the written value.
     pub fn write(
         &mut self,
         by: &Accessor<'_>,
@@ -322,7 +322,7 @@ impl Granule {
     }
 }
 
-/// The bytes of a granule that lie in `first..last`, a bit each; `first` lies in it.
+/// The bytes of a granule that are in `first..last`, one bit each; `first` is in the granule.
 pub fn bytes_of(granule: usize, first: usize, last: usize) -> u32 {
     let start = first.max(granule * GRANULE) - granule * GRANULE;
     let end = last.min((granule + 1) * GRANULE) - granule * GRANULE;
@@ -362,7 +362,7 @@ mod tests {
                 .write(&accessor(&clock, 0, 3), by(0, 1), 3, 15, false)
                 .is_none()
         );
-        // The same thread, other bytes by another, then the same bytes.
+        // The same thread, then other bytes by another thread, then the same bytes.
         assert!(
             granule
                 .read(&accessor(&clock, 0, 3), by(0, 1), 3, 15)

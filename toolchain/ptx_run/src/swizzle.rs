@@ -1,22 +1,22 @@
-//! How rows of tiles are permuted in shared memory.
+//! Permutations of the rows of tiles in shared memory.
 
 /// How the 16-byte units of a tile's rows are permuted in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Swizzle {
-    /// Not at all.
+    /// No permutation.
     #[default]
     None = 0,
     /// Rows of 32 bytes: bit 4 of an address is XORed with bit 7.
     B32 = 1,
-    /// Rows of 64 bytes: bits 4–5 with bits 7–8.
+    /// Rows of 64 bytes: bits 4–5 are XORed with bits 7–8.
     B64 = 2,
-    /// Rows of 128 bytes: bits 4–6 with bits 7–9.
+    /// Rows of 128 bytes: bits 4–6 are XORed with bits 7–9.
     B128 = 3,
 }
 
 impl Swizzle {
-    /// By the number that `cuTensorMapEncodeTiled` takes.
+    /// From the number used by `cuTensorMapEncodeTiled`.
     #[must_use]
     pub const fn from_number(number: u64) -> Option<Self> {
         Some(match number {
@@ -39,7 +39,7 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte at a shared address really lies.
+    /// The permuted address of a byte.
     #[must_use]
     pub const fn apply(self, address: u32) -> u32 {
         let mask = self.row_bytes() / 16 - 1;

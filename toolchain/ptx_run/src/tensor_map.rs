@@ -1,12 +1,12 @@
-//! Tensor maps: what `cuTensorMapEncodeTiled` takes, in 128 bytes of our own.
+//! Tensor maps: the arguments of `cuTensorMapEncodeTiled` in our own format of 128 bytes.
 
 use crate::Swizzle;
 
 const MARK: u64 = 0x7074_785f_7275_6e01;
 
-/// A tensor of rank 1 to 5 and the box that one instruction moves. The fastest dimension comes first.
+/// A tensor of rank 1 to 5 and the box that one instruction copies. The fastest dimension comes first.
 ///
-/// The bytes of a real `CUtensorMap` are opaque; these carry the same fields in an order of our own.
+/// The format of a real `CUtensorMap` is not documented; this one has the same fields in its own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Device address.
@@ -15,11 +15,11 @@ pub struct TensorMap {
     pub element_bytes: u32,
     /// Whether reductions add 32-bit floats.
     pub is_f32: bool,
-    /// Dimensions that count.
+    /// Number of dimensions in use.
     pub rank: u32,
     /// Extents in elements.
     pub dims: [u64; 5],
-    /// Strides in bytes of the second dimension and on.
+    /// Strides in bytes, from the second dimension on.
     pub strides: [u64; 4],
     /// Extents of the box in elements.
     pub box_dims: [u32; 5],
@@ -28,7 +28,7 @@ pub struct TensorMap {
 }
 
 impl TensorMap {
-    /// As a launch carries it among its parameters.
+    /// Encodes the map as it is passed among the parameters of a launch.
     #[must_use]
     pub fn encode(&self) -> [u64; 16] {
         let mut words = [0; 16];
@@ -46,7 +46,7 @@ impl TensorMap {
         words
     }
 
-    /// What [`encode`](Self::encode) made; `None` for other bytes.
+    /// Decodes the result of [`encode`](Self::encode); `None` for other bytes.
     #[must_use]
     pub fn decode(words: &[u64; 16]) -> Option<Self> {
         if words[0] != MARK {
@@ -72,8 +72,8 @@ impl TensorMap {
         self.box_dims[..self.rank as usize].iter().product::<u32>() * self.element_bytes
     }
 
-    /// The rows of a box at these coordinates, in the order in which they lie in shared memory: the address of
-    /// each row's first byte, and which of its bytes are inside the tensor.
+    /// The rows of a box at these coordinates, in the order of shared memory: the address of each row's first byte, and
+    /// its bytes that are inside the tensor.
     pub(crate) fn rows(&self, coordinates: &[i64]) -> Vec<TensorRow> {
         let rank = self.rank as usize;
         let count: usize = self.box_dims[1..rank]
@@ -111,7 +111,8 @@ impl TensorMap {
         rows
     }
 
-    /// The same rows as a store writes them: a row that ends within 16 bytes is written to the end of those.
+    /// The rows as a store writes them. A row whose end is inside a unit of 16 bytes is written to the end of that
+    /// unit.
     pub(crate) fn stored_rows(&self, coordinates: &[i64]) -> Vec<TensorRow> {
         let mut rows = self.rows(coordinates);
         for row in &mut rows {
@@ -130,7 +131,7 @@ impl TensorMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TensorRow {
     pub address: u64,
-    /// Bytes of the row that are inside the tensor.
+    /// Range of the row's bytes that are inside the tensor.
     pub first: usize,
     pub last: usize,
 }
@@ -161,7 +162,7 @@ mod tests {
     fn rows_outside_the_tensor_have_no_bytes() {
         let rows = MAP.rows(&[4, 3, -1]);
         let bytes: Vec<_> = rows.iter().map(|row| (row.first, row.last)).collect();
-        // The second dimension ends behind its first row, the third begins with its second.
+        // The second dimension ends after its first row, the third begins with its second.
         assert_eq!(bytes, [(0, 0), (0, 0), (0, 12), (0, 0)]);
         assert_eq!(rows[2].address, 0x1000 + 8 + 3 * 32);
         let rows = MAP.rows(&[-3, 0, 0]);

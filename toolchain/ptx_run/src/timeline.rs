@@ -1,4 +1,4 @@
-//! What the warps of a block do, step by step.
+//! Records what the warps of a block do in each step.
 
 use crate::{
     block::{Block, Copy, Pending},
@@ -6,15 +6,15 @@ use crate::{
     warp::{Wait, Warp},
 };
 
-/// Steps that a copy takes in a launch that is [traced](crate::Module::trace).
+/// Steps that a copy takes in a [traced](crate::Module::trace) launch.
 pub const COPY_STEPS: u64 = 400;
 
-/// Steps of a product of so many columns: that of 128 takes as long as 64 instructions.
+/// Steps that a product with this number of columns takes; one with 128 takes as long as 64 instructions.
 pub(crate) const fn product_steps(columns: u32) -> u64 {
     columns as u64 / 2
 }
 
-/// What a warp does in a step.
+/// State of a warp in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// Executes an instruction.
@@ -25,78 +25,78 @@ pub enum State {
     Cluster,
     /// Waits for a phase of the mbarrier at this shared address.
     Mbarrier(u32),
-    /// Waits for products (`wgmma.wait_group`).
+    /// Waits for matrix products (`wgmma.wait_group`).
     Products,
-    /// Waits for copies of its own (`cp.async.wait_group`).
+    /// Waits for its own copies (`cp.async.wait_group`).
     Copies,
     /// Waits for registers (`setmaxnreg`).
     Registers,
 }
 
-/// Steps in which a warp does one thing.
+/// Consecutive steps in which a warp has the same state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The warp.
     pub warp: u32,
     /// The first step.
     pub begin: u64,
-    /// One behind the last.
+    /// One past the last step.
     pub end: u64,
-    /// What it does.
+    /// The state.
     pub state: State,
-    /// Line of the module at which it waits, or at which it began.
+    /// Line of the module at which it waits or at which the interval began.
     pub line: u32,
 }
 
-/// What goes on beside the threads.
+/// Kind of an asynchronous operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Beside {
     /// Copies into shared memory.
     Loads,
     /// Copies out of shared memory.
     Stores,
-    /// Products of warpgroups.
+    /// Matrix products of warpgroups.
     Products,
 }
 
-/// Something that a warp began, and that goes on beside it.
+/// An asynchronous operation that a warp began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flight {
     /// The warp.
     pub warp: u32,
     /// The step in which it began.
     pub begin: u64,
-    /// The step in which it was done.
+    /// The step in which it ended.
     pub end: u64,
-    /// What.
+    /// The kind.
     pub what: Beside,
-    /// Bytes of copies, columns of products.
+    /// Bytes of a copy, columns of a product.
     pub amount: u64,
     /// Line of the instruction.
     pub line: u32,
 }
 
-/// A block's warps over the steps of a launch.
+/// The warps of a block over the steps of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
     /// The entry.
     pub kernel: String,
     /// The block.
     pub block: u32,
-    /// Warps of a block.
+    /// Number of warps of the block.
     pub warps: u32,
-    /// Steps until the block ended.
+    /// Number of steps until the block ended.
     pub steps: u64,
-    /// What the warps did, those of a warp in order.
+    /// States of the warps, in order for each warp.
     pub intervals: Vec<Interval>,
-    /// What went on beside them.
+    /// Asynchronous operations.
     pub flights: Vec<Flight>,
 }
 
-/// A timeline that is being written.
+/// A timeline that is being recorded.
 pub(crate) struct Recorder {
     pub timeline: Timeline,
-    /// Of each warp the interval that goes on: since when, what, where.
+    /// The open interval of each warp: first step, state, line.
     open: Vec<Option<(u64, State, u32)>>,
 }
 
@@ -113,7 +113,7 @@ impl Recorder {
         }
     }
 
-    /// A warp does this in a step; none: it has ended.
+    /// Records a warp's state in a step; none if it has ended.
     pub fn state(&mut self, warp: usize, now: u64, state: Option<(State, u32)>) {
         let open = &mut self.open[warp];
         if open.map(|(_, before, _)| before) == state.map(|(state, _)| state) {
@@ -151,7 +151,7 @@ impl Recorder {
         self.flight(flight);
     }
 
-    /// Those of a warp's lanes that begin and end together are one.
+    /// Operations of a warp's lanes that begin and end together are merged.
     pub fn flight(&mut self, flight: Flight) {
         let same = |other: &&mut Flight| {
             let key = |one: &Flight| (one.warp, one.begin, one.end, one.what);
@@ -164,7 +164,7 @@ impl Recorder {
     }
 }
 
-/// What a warp waits for.
+/// The state of a warp, if it waits.
 pub(crate) fn state_of(warp: &Warp, code: &[crate::op::Instruction]) -> Option<State> {
     if warp.alive == 0 {
         return None;
@@ -182,7 +182,7 @@ pub(crate) fn state_of(warp: &Warp, code: &[crate::op::Instruction]) -> Option<S
     })
 }
 
-/// When the first of a block's copies is due.
+/// The first of a block's copies that is due.
 pub(crate) fn is_due(block: &Block, now: u64) -> Option<usize> {
     let due = |one: &Pending| one.begun + COPY_STEPS <= now || matches!(one.copy, Copy::Arrive);
     block.pending.iter().position(due)

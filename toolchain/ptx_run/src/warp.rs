@@ -1,4 +1,4 @@
-//! A warp: its registers, its lanes' ways, what its lanes know.
+//! A warp: its registers, the paths of its lanes, and what its lanes know.
 
 use crate::{
     clock::{MEMBERS, Shared, join},
@@ -13,40 +13,40 @@ use crate::{
 pub const LANES: usize = 32;
 pub const ALL: u32 = u32::MAX;
 
-/// What is known of a word's value.
+/// What is known of a word register.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Meta {
-    /// Lanes in which it has one.
+    /// Lanes in which it has a value.
     pub valid: u32,
-    /// The group of products that makes it; 0: none.
+    /// The group of products that writes it; 0 if none.
     pub product: u32,
-    /// The group of products that reads it as A; 0: none.
+    /// The group of products that reads it as A; 0 if none.
     pub read_by: u32,
-    /// Lanes in which it has a value once that product is done.
+    /// Lanes in which it has a value when that product is done.
     pub then: u32,
-    /// How many `wgmma.fence`s came before it was computed; 0: a constant, or a product.
+    /// Number of `wgmma.fence`s before it was computed; 0 for a constant or a product.
     pub born: u32,
 }
 
-/// Lanes that go one way.
+/// Lanes that run together.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     pub pc: u32,
     pub mask: u32,
-    /// Where it meets the others.
+    /// Where they reconverge with the others.
     pub meet: u32,
 }
 
-/// What a warp waits for.
+/// The condition that a warp waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     Nothing,
-    /// A named barrier's phase.
+    /// A phase of a named barrier.
     Named {
         id: u32,
         generation: u64,
     },
-    /// An mbarrier's phase, as a lane asked for it.
+    /// A phase of an mbarrier that a lane waits for.
     Mbarrier {
         address: u32,
         parity: u32,
@@ -55,21 +55,21 @@ pub enum Wait {
     Cluster {
         phase: u64,
     },
-    /// Registers of the pool.
+    /// Registers from the pool.
     Registers {
         wanted: u32,
     },
-    /// This step of a launch that is traced.
+    /// This step of a traced launch.
     Step(u64),
 }
 
-/// A proxy fence, or one of an mbarrier's initialisation.
+/// A proxy fence, or a fence of an mbarrier's initialisation.
 #[derive(Clone, Copy, Debug)]
 pub struct FenceMark {
     pub time: u32,
     pub lanes: u32,
     pub kinds: u8,
-    /// Copies of each lane that were done.
+    /// For each lane, its copies that were done.
     pub copied: [u32; LANES],
 }
 
@@ -77,16 +77,16 @@ pub const FENCE_SHARED: u8 = 1;
 pub const FENCE_GLOBAL: u8 = 2;
 pub const FENCE_BARRIER: u8 = 4;
 
-/// A lane's groups of copies.
+/// Groups of a lane's copies.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
-    /// The open one, from 1.
+    /// Number of the open group, from 1.
     pub open: u32,
-    /// Up to which they are done; for copies out of shared memory: have been read.
+    /// Groups up to this one are done; for copies out of shared memory, the reads are done.
     pub done: u32,
-    /// Up to which their writes are there, too.
+    /// Groups up to this one have also written their data.
     pub written: u32,
-    /// Closed ones that are not done.
+    /// Closed groups that are not done.
     pub closed: Vec<u32>,
 }
 
@@ -98,44 +98,44 @@ pub struct Warp {
     pub l: Vec<[u64; LANES]>,
     pub p_valid: Vec<u32>,
     pub w_meta: Vec<Meta>,
-    /// Lanes in which the low and the high half of a long have a value.
+    /// Lanes in which the low half and the high half of a long have a value.
     pub l_valid: Vec<[u32; 2]>,
     pub path: Path,
     pub stack: Vec<Path>,
     /// Lanes that have not ended.
     pub alive: u32,
     pub wait: Wait,
-    /// The phase of the cluster's barrier at which the warp arrived and for which it has not waited.
+    /// The phase of the cluster's barrier in which the warp arrived without having waited for it.
     pub cluster_phase: Option<u64>,
-    /// The last read of bytes that nobody had written: instruction, lane, address.
+    /// The last read of uninitialised bytes: instruction, lane, address.
     pub unwritten: Option<(usize, usize, At)>,
-    /// A wait that was given up once, so that the code asks again.
+    /// Whether a test of an mbarrier must fail once, so that the code runs on.
     pub give_up: bool,
-    /// The last question to a barrier that was answered with no: instruction and what it asked for.
+    /// The last test of an mbarrier that failed: the instruction and the phase.
     pub asked: Option<(usize, Wait)>,
 
     pub clocks: [Shared; LANES],
     pub time: u32,
-    /// What each lane knew at its last proxy fence.
+    /// Clock of each lane at its last proxy fence.
     pub fence_clocks: [Option<Shared>; LANES],
-    /// What a later relaxed write of the lane releases, since its last fence.
+    /// What a relaxed write of the lane releases after its last fence.
     pub release: [Option<Shared>; LANES],
-    /// What its relaxed reads found, for its next fence.
+    /// What its relaxed reads have found, which its next fence acquires.
     pub found: [Option<Shared>; LANES],
 
-    /// The open group of products, from 1, and up to which they are done.
+    /// Number of the open group of products, from 1, and the last group that is done.
     pub products: u32,
     pub products_done: u32,
-    /// In a launch that is traced, the step in which each group's products are done.
+    /// In a traced launch, the step in which the products of each group are done.
     pub product_steps: Vec<(u32, u64)>,
-    /// Line of the first product of each group that may run.
+    /// Line of the first product of each group that may still run.
     pub product_lines: Vec<(u32, u32)>,
     pub product_fences: u32,
-    /// A `wgmma.fence` came since the last wait for products.
+    /// Whether a `wgmma.fence` followed the last wait for products.
     pub fenced_products: bool,
     pub copies: [Groups; LANES],
     pub bulk: [Groups; LANES],
-    /// Registers of a thread.
+    /// Number of registers of a thread.
     pub registers: u32,
 }
 
@@ -216,7 +216,7 @@ impl Warp {
         &self.l[row as usize]
     }
 
-    /// Lanes in which the word has a value; a fault where it belongs to a product that may still run.
+    /// Lanes in which the word has a value. Faults if it belongs to a product that may still run.
     #[inline]
     pub fn valid(&mut self, row: Row, mask: u32) -> Step<u32> {
         let meta = &self.w_meta[row as usize];
@@ -251,7 +251,7 @@ impl Warp {
         })
     }
 
-    /// Writes a word in the lanes of `mask`; it has a value in those of `valid`.
+    /// Writes a word in the lanes of `mask`. It has a value in the lanes of `valid`.
     #[inline]
     pub fn set_word(&mut self, row: Row, mask: u32, values: &[u32; LANES], valid: u32) -> Step {
         let meta = &mut self.w_meta[row as usize];
@@ -291,7 +291,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Copies a word with all that is known of it.
+    /// Copies a word together with what is known of it.
     pub fn move_word(&mut self, d: Row, a: Row, mask: u32) -> Step {
         let from = self.w_meta[a as usize];
         let values = self.w[a as usize];
@@ -323,7 +323,7 @@ impl Warp {
         self.set_halves(row, mask, values, [valid; 2]);
     }
 
-    /// Compilers keep two words in a long: its halves have values each by itself.
+    /// Compilers keep two words in a long, so validity is tracked for each half.
     #[inline]
     pub fn set_halves(&mut self, row: Row, mask: u32, values: &[u64; LANES], valid: [u32; 2]) {
         let known = &mut self.l_valid[row as usize];
@@ -348,9 +348,9 @@ impl Warp {
         self.p_valid[row] = self.p_valid[row] & !mask | valid & mask;
     }
 
-    // Lanes and their ways.
+    // Lanes and their paths.
 
-    /// Goes on with the lanes that meet, or with others, once there is nothing left to do here.
+    /// Continues with the reconverged lanes, or with others, when this path is finished.
     pub fn settle(&mut self) {
         while self.path.mask == 0 || self.path.pc == self.path.meet {
             match self.stack.pop() {
@@ -365,7 +365,7 @@ impl Warp {
         }
     }
 
-    /// Some lanes go to `target`, the others to the next instruction.
+    /// Splits the lanes: some go to `target`, the others to the next instruction.
     pub fn part(&mut self, taken: u32, target: u32, meet: u32, next: u32) {
         let mask = self.path.mask;
         let other = mask & !taken;
@@ -394,7 +394,7 @@ impl Warp {
         };
     }
 
-    /// Lets the lanes that took the other side of a branch go first; `false` if there are none.
+    /// Lets the lanes on the other side of a branch run first. Returns `false` if there are none.
     pub fn swap(&mut self) -> bool {
         match self.stack.last_mut() {
             Some(other)
@@ -410,15 +410,15 @@ impl Warp {
         }
     }
 
-    /// These lanes end.
+    /// Ends these lanes.
     pub fn end(&mut self, lanes: u32) {
         self.alive &= !lanes;
         self.path.mask &= !lanes;
     }
 
-    // What lanes know.
+    // Knowledge of lanes.
 
-    /// What the lanes have done until now and know, for others; what they do later is not in it.
+    /// Publishes what the lanes have done and know so far. Their later accesses are not included.
     pub fn publish(&mut self, block: usize, lanes: u32) -> Shared {
         let first = lanes.trailing_zeros() as usize;
         let mut result = self.clocks[first].clone();
@@ -455,7 +455,7 @@ impl Warp {
         result
     }
 
-    /// The lanes learn what somebody published.
+    /// The lanes learn a published clock.
     pub fn learn(&mut self, lanes: u32, from: &Shared) {
         let mut last: Option<(Shared, Shared)> = None;
         for lane in members(lanes) {
@@ -471,7 +471,7 @@ impl Warp {
         }
     }
 
-    /// The lanes learn what somebody published who knew all that they know.
+    /// The lanes take over a published clock that already contains everything they know.
     pub fn replace(&mut self, lanes: u32, by: &Shared) {
         for lane in members(lanes) {
             self.clocks[lane] = by.clone();
@@ -479,7 +479,7 @@ impl Warp {
     }
 }
 
-/// The lanes of a mask.
+/// The lanes in a mask.
 pub fn members(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Copies that go on by themselves, and the barriers in memory that count them.
+//! Decodes asynchronous copies, and the mbarriers that count them.
 
 use super::{Decoded, Decoder, bit, long_written, scalar::exactly};
 use crate::{
@@ -274,7 +274,7 @@ fn state_written(operand: &Operand) -> Decoded<Option<u32>> {
     }
 }
 
-/// The operands without a cache policy, where the modifiers say that one is there.
+/// The operands without the cache policy, if the modifiers state that there is one.
 fn without_hint<'a>(hints: &[&str], operands: &'a [Operand]) -> Decoded<&'a [Operand]> {
     match hints {
         [] | ["L2::128B"] => Ok(operands),

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics, addresses.
+//! Decodes loads, stores, atomics and address operations.
 
 use super::{Decoded, Decoder, long_written, scalar::exactly, word_written};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     parse::{Class, Operand},
 };
 
-/// What the modifiers of an access say.
+/// The modifiers of an access.
 struct Access {
     space: Space,
     order: Order,
@@ -138,7 +138,7 @@ impl Decoder<'_> {
             [d, from, _policy] if access.hint => (d, from),
             _ => return Err("the number of operands".into()),
         };
-        // A wider register takes the value with zeros before it.
+        // A wider register takes the value zero-extended.
         access.long |= matches!(d, Operand::Register(Class::Long, _));
         let d = self.registers(&access, d, true)?;
         let address = self.address(from)?;

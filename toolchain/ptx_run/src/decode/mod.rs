@@ -1,4 +1,4 @@
-//! Statements to decoded instructions. What is not known here is an error with its line.
+//! Decodes statements to instructions. An unsupported statement is an error with its line.
 
 mod asynchronous;
 mod memory;
@@ -27,7 +27,7 @@ pub enum Special {
     LaneMask(LaneMask),
     DynamicShared,
     TotalShared,
-    /// Of the block's cluster, along x.
+    /// Rank of the block in its cluster, along x.
     ClusterRank,
     ClusterSize,
     ClusterIndex,
@@ -36,7 +36,7 @@ pub enum Special {
     One,
 }
 
-/// Which lanes a mask register shows.
+/// The lanes in a mask register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaneMask {
     Eq,
@@ -46,37 +46,37 @@ pub enum LaneMask {
     Ge,
 }
 
-/// An entry, ready to run.
+/// A decoded entry.
 #[derive(Debug)]
 pub struct Code {
     pub name: String,
     pub instructions: Vec<Instruction>,
-    /// For each conditional branch, where its lanes meet again; `u32::MAX`: at the end.
+    /// For each conditional branch, where its lanes reconverge; `u32::MAX` if only at the end.
     pub meet: Vec<u32>,
     /// Line of each instruction in the module's text.
     pub lines: Vec<u32>,
-    /// Source file number and line of each, where known.
+    /// Source file number and line of each instruction, if known.
     pub sources: Vec<Option<(u32, u32)>>,
-    /// Rows: predicates, words, longs.
+    /// Numbers of rows: predicates, words, longs.
     pub rows: [u32; 3],
     pub bit_constants: Vec<(Row, bool)>,
     pub word_constants: Vec<(Row, u32)>,
     pub long_constants: Vec<(Row, u64)>,
     pub specials: Vec<(Row, Special)>,
-    /// Bytes of all parameters.
+    /// Total bytes of the parameters.
     pub parameter_bytes: usize,
-    /// Static shared memory.
+    /// Bytes of static shared memory.
     pub shared: usize,
     pub max_threads: Option<u32>,
     pub max_registers: Option<u32>,
     pub min_blocks: Option<u32>,
 }
 
-/// Where the tables of a module are seen by its code.
+/// Generic address of a module's constant tables.
 pub const CONSTANT_BASE: u64 = 0x6000_0000_0000;
-/// Where a block sees its shared memory through generic addresses.
+/// Generic address at which a block sees its shared memory.
 pub const SHARED_BASE: u64 = 0x6100_0000_0000;
-/// Where it sees its parameters.
+/// Generic address at which a block sees its parameters.
 pub const PARAM_BASE: u64 = 0x6200_0000_0000;
 
 /// Decodes an entry.
@@ -211,7 +211,7 @@ impl<'a> Decoder<'a> {
         *rows - 1
     }
 
-    /// A predicate that is read.
+    /// A predicate operand that is read.
     fn bit(&mut self, operand: &Operand) -> Decoded<Row> {
         let Operand::Immediate(value) = operand else {
             return bit(operand);
@@ -252,7 +252,7 @@ impl<'a> Decoder<'a> {
         row
     }
 
-    /// A word that is read.
+    /// A word operand that is read.
     fn word(&mut self, operand: &Operand) -> Decoded<Row> {
         match operand {
             Operand::Register(Class::Word, row) => Ok(*row),
@@ -269,7 +269,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// A long that is read.
+    /// A long operand that is read.
     fn long(&mut self, operand: &Operand) -> Decoded<Row> {
         match operand {
             Operand::Register(Class::Long, row) => Ok(*row),
@@ -321,7 +321,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A register that is written.
+/// A register operand that is written.
 fn written(operand: &Operand, class: Class) -> Decoded<Row> {
     match operand {
         Operand::Register(found, row) if *found == class => Ok(*row),
@@ -343,7 +343,7 @@ fn bit(operand: &Operand) -> Decoded<Row> {
     written(operand, Class::Predicate)
 }
 
-/// `_` or a word register.
+/// A word register, or `_`.
 fn optional_word(operand: &Operand) -> Decoded<Option<Row>> {
     match operand {
         Operand::Nothing => Ok(None),

@@ -1,4 +1,4 @@
-//! Arithmetic, moves, comparisons, branches.
+//! Decodes arithmetic, moves, comparisons and branches.
 
 use super::{Decoded, Decoder, bit, long_written, optional_word, word_written};
 use crate::{
@@ -306,7 +306,7 @@ impl Decoder<'_> {
                 (Operand::Register(Class::Word, d), a) => {
                     let mut a = a;
                     let low;
-                    // A 16-bit immediate is kept without its sign.
+                    // A 16-bit immediate is stored without its sign.
                     if let (Operand::Immediate(value), "b16" | "u16") = (a, *kind) {
                         low = Operand::Immediate(value & 0xFFFF);
                         a = &low;
@@ -452,7 +452,7 @@ impl Decoder<'_> {
     }
 }
 
-/// So many operands.
+/// Checks the number of operands.
 pub(super) fn exactly<const N: usize>(operands: &[Operand]) -> Decoded<&[Operand; N]> {
     operands
         .try_into()

@@ -1,4 +1,4 @@
-//! What the lanes of a warp, or of a warpgroup, do together; barriers and fences.
+//! Decodes operations of whole warps and warpgroups, barriers and fences.
 
 use super::{Decoded, Decoder, bit, maybe_not, optional_word, scalar::exactly, word_written};
 use crate::{
@@ -100,7 +100,8 @@ impl Decoder<'_> {
             }),
             ["barrier", "cluster", "wait", ..] => Ok(Op::ClusterWait),
             ["bar" | "barrier", rest @ ..] => self.barrier(rest, parts[0] == "bar", operands),
-            // Wider than it says: a fence for the block alone may hide a race between blocks.
+            // Every fence is treated as one for the whole GPU. So a fence that is only for the block may hide a race
+            // between blocks.
             ["membar", _] | ["fence", "acq_rel" | "sc", _] => Ok(Op::Fence),
             ["fence", "proxy", "async"] => Ok(Op::FenceProxyAsync {
                 shared: true,
@@ -343,7 +344,7 @@ impl Decoder<'_> {
         }
         flags.drain(..2);
         let (a, transposed_b) = match (a, flags.as_slice()) {
-            // 8 bits are K-major, and say nothing of it.
+            // 8-bit operands are always K-major and have no such modifier.
             (Operand::List(_), []) if element.bytes() == 1 => {
                 (OperandA::Registers(self.fixed(a)?), false)
             }

@@ -1,4 +1,4 @@
-//! Lanes' accesses to memory: where an address is, whether it may be touched, in which order.
+//! Memory accesses of lanes: location, bounds and ordering.
 
 use super::Run;
 use crate::{
@@ -12,18 +12,18 @@ use crate::{
     warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
 };
 
-/// Where an address is.
+/// The location of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     Shared(u32),
-    /// Shared memory of the cluster's block of this rank.
+    /// Shared memory of the block with this rank in the cluster.
     Peer(u32, u32),
     Global(u64),
     Param(usize),
     Constant(usize),
 }
 
-/// Where a space begins among generic addresses.
+/// Generic address at which a space begins.
 pub fn base(space: Space) -> u64 {
     match space {
         Space::Shared => SHARED_BASE,
@@ -39,22 +39,22 @@ pub struct Touch {
     pub at: At,
     pub len: usize,
     pub record: Record,
-    /// Of the record's agent.
+    /// Member of the record's agent.
     pub member: usize,
     pub write: bool,
     pub asynchronous: bool,
-    /// What is written is there already.
+    /// Whether the memory already has the value that is written.
     pub same_value: bool,
     pub what: &'static str,
 }
 
 const WINDOW: u64 = 1 << 40;
-/// Where shared memory of rank 0 begins in the cluster's window, and that of each further rank.
+/// Start of the shared memory of rank 0 in the cluster's window, and the distance to that of each further rank.
 pub const FIRST_RANK: u32 = 1 << 30;
 pub const RANK_STEP: u32 = 1 << 24;
 
 impl Run<'_> {
-    /// Where each lane's address is; registers without value are a fault.
+    /// The location of each lane's address. A register without a value is a fault.
     pub fn addresses(
         &self,
         warp: &mut Warp,
@@ -87,7 +87,7 @@ impl Run<'_> {
         let in_window = |base: u64| address.checked_sub(base).filter(|&offset| offset < WINDOW);
         match space {
             Space::Shared => At::Shared(address as u32),
-            // An address that names no rank is in the block's own part of the window.
+            // An address below all ranks is in the block's own window.
             Space::Cluster => match (address as u32).checked_sub(FIRST_RANK) {
                 None => At::Shared(address as u32),
                 Some(mapped) => At::Peer(mapped / RANK_STEP, mapped % RANK_STEP),
@@ -125,7 +125,7 @@ impl Run<'_> {
         }))
     }
 
-    /// Memory that an address is in, checked for its bounds.
+    /// The memory that contains an address, after a bounds check.
     pub fn bytes<'m>(
         &'m mut self,
         block: &'m mut Block,
@@ -168,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// Checks an access and remembers it.
+    /// Checks an access for conflicts and records it.
     pub fn touch(&mut self, block: &mut Block, warp: &Warp, touch: Touch) -> Step {
         let conflict = self.conflict(block, warp, &touch)?;
         let Some((conflict, granule)) = conflict else {
@@ -226,8 +226,8 @@ impl Run<'_> {
         let clock = &warp.clocks[lane];
         let fence_clock = warp.fence_clocks[lane].as_deref();
         let fenced = |before: &Record| {
-            // PTX asks for a proxy fence here, too. The hardware has written the bytes once the copy is complete, and
-            // published kernels rely on that: a fence by the warps that multiply takes 5 % of a prefill's time.
+            // PTX requires a proxy fence here, too. But the hardware has written the bytes once the copy is complete,
+            // and published kernels rely on that: a fence by the consumer warps takes 5 % of a prefill's time.
             if (layout.copies(0)..layout.bulk_reads(0)).contains(&before.agent()) {
                 return true;
             }
@@ -280,7 +280,7 @@ impl Run<'_> {
         found
     }
 
-    /// Reads a lane's bytes into `out`. Gives a bit for each that was written.
+    /// Reads a lane's bytes into `out`. Returns a bit for each byte that was written before.
     pub fn read(
         &mut self,
         block: &mut Block,
@@ -330,7 +330,7 @@ impl Run<'_> {
         Ok(written)
     }
 
-    /// Writes a lane's bytes; those without a bit in `valid` have no value.
+    /// Writes a lane's bytes. Those without a bit in `valid` have no value.
     pub fn write(
         &mut self,
         block: &mut Block,
@@ -358,7 +358,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether a generic write went before a proxy fence, as far as the thread knows.
+/// Whether a proxy fence that the thread knows of followed a generic write.
 fn is_fenced(
     before: &Record,
     fences: Option<&[Vec<FenceMark>]>,
@@ -395,7 +395,7 @@ fn is_fenced(
     })
 }
 
-/// Data must not be written over a live mbarrier.
+/// Faults if data would overwrite a live mbarrier.
 pub fn not_a_barrier(block: &Block, offset: u32, len: usize) -> Step {
     let first = offset as usize / 8;
     let last = (offset as usize + len)

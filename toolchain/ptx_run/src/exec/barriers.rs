@@ -1,4 +1,4 @@
-//! Barriers of threads, barriers in memory, fences, the pool of registers.
+//! Executes barriers, mbarriers, fences, and `setmaxnreg`.
 
 use super::{
     Flow, Run,
@@ -18,7 +18,7 @@ fn cluster_fault(what: &str) -> Box<Fault> {
     Box::new(Fault::ClusterBarrier { what: what.into() })
 }
 
-/// Bytes that may be pending at an mbarrier.
+/// Maximum number of bytes that may be pending at an mbarrier.
 const MAX_BYTES: i64 = (1 << 20) - 1;
 
 impl Run<'_> {
@@ -148,7 +148,7 @@ impl Run<'_> {
         Ok(Flow::Next)
     }
 
-    // Barriers of threads.
+    // Named barriers.
 
     fn named(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
         let Op::Barrier {
@@ -195,7 +195,8 @@ impl Run<'_> {
         let clock = warp.publish(block.id, mask);
         self.progress += 1;
         let barrier = &mut block.named[id as usize];
-        // Whoever does not know that the phase before is over might have come while it was not, and been taken for one of it.
+        // A warp that does not know the end of the previous phase could have arrived earlier and been counted in that
+        // phase.
         let unknown = barrier.before.iter().find(|other| {
             let member = other.warp * MEMBERS;
             let times = (member..member + MEMBERS).map(|member| clock.get(block.id, member));
@@ -251,7 +252,7 @@ impl Run<'_> {
         Ok(Flow::Next)
     }
 
-    /// The phase of a named barrier that a warp waited for is over: it goes on.
+    /// Continues a warp after the phase of a named barrier that it waited for.
     pub fn passed(&mut self, block: &Block, warp: &mut Warp, id: u32, generation: u64) {
         let released = &block.named[id as usize].released;
         let (_, clock, vote) = released
@@ -270,7 +271,7 @@ impl Run<'_> {
         warp.wait = Wait::Nothing;
     }
 
-    // Barriers in memory.
+    // Mbarriers.
 
     fn barrier_addresses(
         &self,
@@ -361,7 +362,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether a thread may use a barrier: its initialisation must be ordered before.
+    /// Checks that a thread may use a barrier, whose initialisation must be ordered before.
     pub(super) fn visible(
         &mut self,
         block: &mut Block,
@@ -389,8 +390,8 @@ impl Run<'_> {
         }))
     }
 
-    /// Whether a copy may complete at a barrier: its initialisation must be fenced, too. Gives the phase, and the
-    /// record of what the copy writes.
+    /// Checks that a copy may complete at a barrier, whose initialisation must also be fenced. Returns the phase, and
+    /// the record of the copy's writes.
     pub(super) fn copy_barrier(
         &mut self,
         block: &mut Block,
@@ -438,14 +439,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Bytes of a copy are there.
+    /// Counts the bytes of a copy that has arrived.
     pub fn arrived(&mut self, block: &mut Block, address: u32, bytes: u32) -> Step {
         found(block, address)?.bytes -= i64::from(bytes);
         self.progress += 1;
         self.maybe_complete(block, address)
     }
 
-    /// Threads, or copies, arrive.
+    /// Records arrivals of threads or copies.
     pub fn arrive(&mut self, block: &mut Block, address: u32, count: u32, clock: &Shared) -> Step {
         let barrier = found(block, address)?;
         self.progress += 1;
@@ -509,7 +510,7 @@ impl Run<'_> {
         let mut done = 0;
         let addresses = self.barrier_addresses(warp, mask, address)?;
         let mut first_wait = None;
-        // Lanes that ask the same barrier learn together.
+        // Lanes that test the same barrier learn together.
         let mut learned: Option<(u32, u32, Shared)> = None;
         for &(lane, address) in &addresses {
             self.visible(block, warp, lane, address)?;
@@ -545,7 +546,8 @@ impl Run<'_> {
             && may_sleep
             && !warp.give_up
         {
-            // The first time it says no, be it to some lanes while others wait elsewhere: code must ask again.
+            // A failed test lets the code run on once, even if only some lanes test and others wait elsewhere. If the
+            // code tests again in vain, the warp waits.
             if warp.asked == Some((self.pc, wait.clone())) {
                 if warp.swap() {
                     return Ok(Flow::Jump);
@@ -588,7 +590,7 @@ impl Run<'_> {
         Ok(Flow::Next)
     }
 
-    /// What a block leaves behind when all its threads have ended and all its copies are there.
+    /// Checks that nothing of a block is unfinished when all its threads have ended and all its copies are done.
     pub fn after_end(&self, block: &Block) -> Result<(), (Place, Box<Fault>)> {
         if let Some(id) = block.named.iter().position(|barrier| barrier.arrived != 0) {
             let barrier = &block.named[id];
@@ -622,7 +624,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a block's lanes leave behind when they end.
+    /// Checks that nothing of these lanes is unfinished when they end.
     pub(super) fn before_end(&mut self, _block: &mut Block, warp: &Warp, mask: u32) -> Step {
         for lane in members(mask) {
             let bulk = &warp.bulk[lane];
@@ -644,7 +646,7 @@ impl Run<'_> {
 }
 
 impl crate::block::Named {
-    /// The phase is over; the next may begin.
+    /// Ends the phase; the next may begin.
     pub fn complete(&mut self) {
         let clock = std::mem::take(&mut self.clock);
         self.released.push((self.generation, clock, self.vote));
@@ -667,8 +669,8 @@ fn found(block: &mut Block, address: u32) -> Step<&mut Mbarrier> {
     })
 }
 
-/// Fences of a warp that are remembered. A loader is four stages ahead of who reads, and each of its lanes may pass each
-/// fence alone.
+/// Maximum number of recorded fences of a warp. A loader is four stages ahead of the reader, and each of its lanes may
+/// execute each fence separately.
 const MARKS: usize = 256;
 
 fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
@@ -689,7 +691,7 @@ fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
     }
 }
 
-/// A word of one lane.
+/// The word of one lane.
 pub(super) fn value(warp: &mut Warp, row: Row, lane: usize) -> Step<u32> {
     let lanes = 1 << lane;
     if warp.valid(row, lanes)? & lanes == 0 {
@@ -701,7 +703,7 @@ pub(super) fn value(warp: &mut Warp, row: Row, lane: usize) -> Step<u32> {
     Ok(warp.word(row)[lane])
 }
 
-/// A word that must be the same in all lanes.
+/// A word that must be equal in all lanes.
 fn uniform(warp: &mut Warp, row: Row, mask: u32) -> Step<u32> {
     let first = value(warp, row, mask.trailing_zeros() as usize)?;
     if members(mask).any(|lane| warp.word(row)[lane] != first) {

@@ -1,4 +1,4 @@
-//! Copies that go on beside the threads: their beginning, and their arrival.
+//! Executes asynchronous copies: their start and their completion.
 
 use super::{
     Flow, Run,
@@ -78,7 +78,7 @@ impl Run<'_> {
                     let At::Shared(barrier) = places[lane] else {
                         unreachable!()
                     };
-                    // This goes through the generic proxy: the initialisation needs no fence.
+                    // This goes through the generic proxy, so the initialisation needs no proxy fence.
                     self.visible(block, warp, lane, barrier)?;
                     let group = warp.copies[lane].open;
                     warp.copies[lane].open += 1;
@@ -189,7 +189,8 @@ impl Run<'_> {
                         return Err(operand("a reduction of other elements than f32".into()));
                     }
                     let coordinates_used = &coordinates[..map.rank as usize];
-                    // An H200 called such a load or store illegal; loads of that kind are in the manual's examples.
+                    // An H200 reports such loads and stores as illegal. Loads are allowed here, because the manual's
+                    // examples have them.
                     if !*add && coordinates_used.iter().any(|&at| at < 0) {
                         return Err(operand(format!(
                             "a store to a box that begins before its tensor, at {coordinates_used:?}"
@@ -348,7 +349,7 @@ impl Run<'_> {
         for (axis, &row) in tensor.coordinates.iter().enumerate() {
             coordinates[axis] = i64::from(value(warp, row, lane)? as i32);
         }
-        // Not in the manuals of the instruction: it is illegal there.
+        // The instruction's manual does not say so, but the hardware reports this as illegal.
         if coordinates[0] * i64::from(map.element_bytes) % 16 != 0 {
             return Err(operand(format!(
                 "a box that begins {} elements of {} bytes into its rows, which is no multiple of 16 bytes",
@@ -358,7 +359,7 @@ impl Run<'_> {
         Ok((map, coordinates))
     }
 
-    /// A copy into shared memory that completes at a barrier.
+    /// Starts a copy into shared memory that completes at an mbarrier.
     #[allow(clippy::too_many_arguments)]
     fn begin_load(
         &mut self,
@@ -433,7 +434,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A copy out of shared memory that belongs to the lane's open group.
+    /// Starts a copy out of shared memory that belongs to the lane's open group.
     fn begin_store(
         &mut self,
         block: &mut Block,
@@ -504,7 +505,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The lane's copies up to a group are there.
+    /// Completes the lane's copies up to a group.
     fn deliver_groups(
         &mut self,
         block: &mut Block,
@@ -533,7 +534,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The first copy of a lane arrives; `false` where there is none.
+    /// Completes the first copy of a lane. Returns `false` if there is none.
     pub fn deliver_lane(&mut self, block: &mut Block, queue: usize) -> Step<bool> {
         let Some(one) = block.lane_copies[queue].pop_front() else {
             return Ok(false);
@@ -542,7 +543,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// A copy arrives.
+    /// Completes a copy.
     pub fn deliver(&mut self, block: &mut Block, at: usize) -> Step {
         let pending = block.pending.swap_remove(at);
         self.deliver_one(block, pending)
@@ -592,7 +593,7 @@ impl Run<'_> {
                     .enumerate()
                 {
                     row_bytes.fill(0);
-                    // Empty: all bytes of the row have a value.
+                    // An empty list means that all bytes of the row have a value.
                     let mut written = Vec::new();
                     let count = row.last - row.first;
                     if count > 0 {
@@ -728,7 +729,7 @@ fn close(groups: &mut Groups) {
     groups.open += 1;
 }
 
-/// All but the latest closed groups are done; up to which.
+/// Marks all but the latest closed groups as done. Returns the last group that is done.
 fn finish(groups: &mut Groups, pending: u32) -> Option<u32> {
     let count = groups.closed.len().checked_sub(pending as usize)?;
     let done = groups.closed.drain(..count).next_back()?;
@@ -745,7 +746,7 @@ fn bulk_sizes(shared: At, global: At, bytes: u32) -> Step {
     Ok(())
 }
 
-/// The step in which the lanes' copies will be there but for so many groups.
+/// The step in which the lanes' copies are done, except those of the latest `pending` groups.
 fn copied_at(block: &Block, warp: &Warp, mask: u32, pending: u32, all: bool) -> Option<u64> {
     let of_lane = |lane: usize| {
         let groups = &warp.copies[lane];

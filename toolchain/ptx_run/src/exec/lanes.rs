@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together.
+//! Executes operations across the lanes of a warp.
 
 use super::{Flow, Run};
 use crate::{
@@ -141,7 +141,7 @@ impl Run<'_> {
     }
 }
 
-/// The lanes that an instruction names; all of them that live must be here.
+/// The lanes that an instruction names. All of them that are alive must be here.
 fn gathered(warp: &mut Warp, mask: u32, row: Row) -> Step<u32> {
     let first = mask.trailing_zeros() as usize;
     let named = warp.word(row)[first] & warp.alive;
@@ -154,14 +154,14 @@ fn gathered(warp: &mut Warp, mask: u32, row: Row) -> Step<u32> {
     Ok(named)
 }
 
-/// What the lanes vote. A lane without a value votes as what its memory held makes it vote: code may ask whether
-/// any lane has something to do, and have lanes among them whose results nobody looks at.
+/// The lanes' votes. A lane without a value votes with the arbitrary contents of memory: code may ask whether any lane
+/// has work, including lanes whose results are not used.
 fn bits_of(warp: &Warp, row: Row, negated: bool) -> u32 {
     let bits = warp.p[row as usize];
     if negated { !bits } else { bits }
 }
 
-/// The lane whose value a lane gets, and whether there is one.
+/// The source lane of a shuffle, and whether it is in range.
 fn source(f: Shuffle, lane: u32, b: u32, c: u32) -> (u32, bool) {
     let (clamp, segment) = (c & 0x1F, c >> 8 & 0x1F);
     let max = lane & segment | clamp & !segment;

@@ -1,4 +1,4 @@
-//! Tensor cores: products of warps and of warpgroups, and loads and stores of their fragments.
+//! Executes tensor core instructions: products of warps and of warpgroups, loads and stores of fragments.
 
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ use crate::{
     warp::{ALL, Wait, Warp},
 };
 
-/// Every 8-bit float with 4 exponent bits: a product has thousands.
+/// The values of all e4m3 floats in a table, because a product needs thousands.
 static E4M3: LazyLock<[f32; 256]> =
     LazyLock::new(|| std::array::from_fn(|bits| f16::from_bits(wide(bits as u8)).to_f32()));
 
@@ -214,7 +214,7 @@ impl Run<'_> {
     fn wgmma(&mut self, block: &mut Block, warp: &mut Warp, product: &Wgmma) -> Step {
         let group = warp.products;
         if let Some(recorder) = &mut self.recorder {
-            // One after the other.
+            // Products run one after the other.
             let last = warp.product_steps.last().map_or(0, |one| one.1);
             let end = last.max(self.now) + product_steps(product.n);
             warp.product_steps.push((group, end));
@@ -255,7 +255,7 @@ impl Run<'_> {
         .asynchronous();
         let n = product.n as usize;
         let element = product.element;
-        // Of a contraction, and of what an operand's contiguous dimension is read by: 16 bytes.
+        // Elements in a step of the contraction (32 bytes), and in a 16-byte unit of an operand's contiguous dimension.
         let (depth, per_unit) = (32 / element.bytes(), 16 / element.bytes());
         let of_element = |written: u32, at: usize| {
             let bytes = (1 << element.bytes()) - 1;
@@ -337,7 +337,7 @@ impl Run<'_> {
             let meta = warp.w_meta[row as usize];
             let mut valid = ALL;
             if adds {
-                // A product may add to what one before it, still running, makes.
+                // A product may add to the result of an earlier product that is still running.
                 valid = meta.then;
                 if meta.product <= warp.products_done {
                     valid = warp.valid(row, ALL)?;
@@ -388,7 +388,7 @@ impl Run<'_> {
         Descriptor::new(values[0])
     }
 
-    /// 16 bytes of elements that lie together: along K, or along M or N where the operand is transposed.
+    /// 16 bytes of adjacent elements: along K, or along M or N if the operand is transposed.
     #[allow(clippy::too_many_arguments)]
     fn unit(
         &mut self,
@@ -441,11 +441,11 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     parts[0] + parts[1] + (parts[2] + parts[3])
 }
 
-/// Bits behind the largest term that Hopper keeps of a sum of 8-bit products.
+/// Number of bits below the largest term that Hopper keeps in a sum of 8-bit products.
 const KEPT: i32 = 13;
 
-/// A·B + C of 8 bits as Hopper has it: every term is cut off so many bits behind the largest, and so is the sum. (The
-/// report on DeepSeek-V3 describes it; sums of 16-bit products are f32.)
+/// A·B + C with 8-bit products as on Hopper: every term and the sum are truncated [`KEPT`] bits below the largest term.
+/// (The report on DeepSeek-V3 describes this; sums of 16-bit products are f32.)
 fn dot_of_8_bits(c: f32, a: &[f32], b: &[f32]) -> f32 {
     let mut products = [0_f32; 32];
     let mut most = c.abs();
@@ -454,7 +454,7 @@ fn dot_of_8_bits(c: f32, a: &[f32], b: &[f32]) -> f32 {
         most = most.max(product.abs());
     }
     let exponent = (most.to_bits() >> 23) as i32;
-    // Infinities and NaN, which `max` passes over; and what is nothing.
+    // Infinities and NaN, which `max` ignores, and exponents at the ends of the range.
     let plain = c + products.iter().sum::<f32>();
     if !plain.is_finite() || exponent <= KEPT || exponent >= 254 - KEPT {
         return plain;
@@ -465,12 +465,12 @@ fn dot_of_8_bits(c: f32, a: &[f32], b: &[f32]) -> f32 {
     for product in products {
         sum += (product * units) as i32;
     }
-    // 33 terms of 14 bits are exact in f32.
+    // The sum of 33 terms of 14 bits is exact in f32.
     let bits = (sum as f32 * unit).to_bits();
     f32::from_bits(bits & (u32::MAX << (23 - KEPT)))
 }
 
-/// D = A·B + C of a warp. Each part of A stands for rows from its second, columns from its third number on.
+/// D = A·B + C of a warp. Each part of A consists of its words, its first row and its first column.
 fn mma(
     warp: &mut Warp,
     element: Element,
@@ -511,7 +511,7 @@ fn mma(
     Ok(())
 }
 
-/// Where an operand lies in shared memory.
+/// Location and layout of an operand in shared memory.
 pub(super) struct Descriptor {
     start: u32,
     leading: u32,
@@ -539,8 +539,8 @@ impl Descriptor {
         })
     }
 
-    /// Shared address of 16 bytes: `line` and `unit` count along the dimensions that are not contiguous and
-    /// that is, the latter in units of 16 bytes.
+    /// Shared address of 16 bytes. `line` counts along the dimension that is not contiguous; `unit` counts units of 16
+    /// bytes along the contiguous one.
     pub fn place(&self, transposed: bool, line: usize, unit: usize) -> u32 {
         let (line, unit) = (line as u32, unit as u32);
         let per_row = self.swizzle.row_bytes() / 16;
@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(sum(4096.0, 0.5), 4096.5);
         assert_eq!(sum(4096.0, 0.25), 4096.0);
         assert_eq!(sum(-4096.0, 0.75), -4095.5);
-        // Terms are cut off one by one.
+        // Each term is truncated separately.
         assert_eq!(dot_of_8_bits(8192.0, &[0.75; 32], &ones), 8192.0);
         assert_eq!(dot_of_8_bits(0.0, &[0.0; 32], &ones), 0.0);
         assert!(sum(f32::NAN, 1.0).is_nan() && sum(1.0, f32::NAN).is_nan());

@@ -1,4 +1,4 @@
-//! Loads, stores and atomics.
+//! Executes loads, stores and atomics.
 
 use super::{
     Flow, Run,
@@ -117,7 +117,7 @@ impl Run<'_> {
                             * (((1 << width) - 1) << (element * width));
                     }
                     let whole = written == ((1_u64 << len) - 1) as u32;
-                    // Shared memory may hold what is not looked at later; what others see must be something.
+                    // Shared memory may hold values that are never used, but memory that others see needs valid values.
                     if !whole && !matches!(at, At::Shared(_)) {
                         return Err(Box::new(Fault::UninitialisedRegister {
                             what: "a value that is stored",
@@ -246,7 +246,7 @@ impl Run<'_> {
                 let id = block.id as u32 - block.cluster_rank + rank;
                 (id, u64::from(offset))
             }
-            // What is for the block alone is no news to others.
+            // A release for the block only is not visible to other blocks.
             At::Global(address) if scope == Scope::Cta => (block.id as u32, address),
             At::Global(address) => (u32::MAX, address),
             At::Param(offset) | At::Constant(offset) => (u32::MAX, offset as u64),
@@ -285,7 +285,7 @@ impl Run<'_> {
         let released = if matches!(order, Order::Release | Order::AcqRel) {
             let time = warp.time;
             let released = warp.publish(block.id, 1 << lane);
-            // All lanes of the instruction do this at the same time.
+            // All lanes of the instruction release at the same time.
             warp.time = time;
             Some(released)
         } else {

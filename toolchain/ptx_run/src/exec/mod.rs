@@ -1,4 +1,4 @@
-//! Execution of one instruction by one warp.
+//! Executes one instruction of one warp.
 
 mod access;
 mod barriers;
@@ -25,43 +25,43 @@ use crate::{
     warp::{Wait, Warp},
 };
 
-/// Where a warp goes from an instruction.
+/// How a warp continues after an instruction.
 pub enum Flow {
-    /// To the next.
+    /// At the next instruction.
     Next,
-    /// Where its path says.
+    /// At the position in its path.
     Jump,
-    /// Nowhere until something has happened.
+    /// After an event.
     Wait(Wait),
 }
 
-/// A launch that runs.
+/// A running launch.
 pub struct Run<'a> {
     pub module: &'a Module,
     pub code: &'a Code,
     pub memory: &'a mut Memory,
-    /// Shared memory of the blocks of the cluster whose block has its turn, by rank; its own is with the block.
+    /// Shared memory of the other blocks in the cluster of the running block, by rank. Its own is in the block.
     pub peers: Vec<Option<Bytes>>,
     pub parameters: &'a [u8],
     pub threads: [u32; 3],
     pub multiprocessors: u32,
-    /// Number of the launch; only its last two bits count.
+    /// Number of the launch; only its last bits are stored in records.
     pub launch: u32,
-    /// Blocks of the grid; also the number under which clocks know the end of the launch before.
+    /// Number of blocks of the grid. Clocks also use it as the index of the end of the previous launch.
     pub blocks: usize,
-    /// It may run beside the launch before.
+    /// Whether it may overlap with the previous launch.
     pub overlaps: bool,
     /// What was released at an address of global memory, or of a block's shared memory.
     pub released: HashMap<(u32, u64), Shared>,
     pub random: Random,
     pub stats: Stats,
-    /// Grows whenever something happens that somebody may wait for.
+    /// Increases whenever something happens that a warp may wait for.
     pub progress: u64,
-    /// Instruction that is being executed.
+    /// The instruction being executed.
     pub pc: usize,
-    /// Copies that were begun are done at once.
+    /// Whether copies complete as soon as they begin.
     pub eager: bool,
-    /// The step, and what is written of it, in a launch that is traced.
+    /// The current step, and the recorder of a traced launch.
     pub now: u64,
     pub recorder: Option<Recorder>,
 }
@@ -76,8 +76,8 @@ impl Run<'_> {
         let instruction = &code.instructions[pc];
         let mut mask = warp.path.mask;
         if let Some((row, negated)) = instruction.guard {
-            // What memory held by chance may decide the way of lanes whose results nobody looks at. A warp that never
-            // read such has forgotten to set a register.
+            // Uninitialised memory may decide the path of lanes whose results are not used. But a warp that never read
+            // such memory has forgotten to set a register.
             if warp.p_valid[row as usize] & mask != mask && warp.unwritten.is_none() {
                 return Err(Box::new(Fault::UninitialisedRegister {
                     what: "a guard",
@@ -127,7 +127,7 @@ impl Run<'_> {
                         targets.len()
                     )));
                 };
-                // The others come back to this instruction.
+                // The other lanes return to this instruction.
                 let here = warp.path.pc;
                 warp.part(same, target, meet, here);
                 Ok(Flow::Jump)
@@ -183,8 +183,8 @@ impl Run<'_> {
             | Op::BulkCommit
             | Op::BulkWait { .. } => self.copy_op(block, warp, mask, op),
             Op::GridWait => {
-                // From here on the warp has seen what the grids before did, and passes that on as it does for other
-                // blocks.
+                // From here on, the warp knows all accesses of earlier grids, and passes this knowledge on like that of
+                // other blocks.
                 let mut ended = Clock::default();
                 ended.learn(self.blocks, 0, 1);
                 warp.learn(mask, &Shared::new(ended));
@@ -228,12 +228,12 @@ impl Run<'_> {
         }
     }
 
-    /// A record of an access by a warp's lanes now.
+    /// A record of an access by a warp's lanes at the current time.
     fn record(&self, block: &Block, warp: &Warp) -> Record {
         Record::new(block.id, warp.index, warp.time, self.pc, self.launch)
     }
 
-    /// Where an instruction stands, and who executed it.
+    /// The position of an instruction, and the threads that executed it.
     pub fn place(&self, instruction: usize, block: usize, who: String) -> Place {
         let line = self.code.lines.get(instruction).copied().unwrap_or(0);
         let source = self.code.sources.get(instruction).copied().flatten();
@@ -249,7 +249,7 @@ impl Run<'_> {
         }
     }
 
-    /// Who a record speaks of.
+    /// The instruction and threads of a record.
     fn place_of(&self, record: &Record) -> Place {
         if self.overlaps && record.launch() != self.launch % crate::shadow::LAUNCHES {
             return Place {
@@ -310,7 +310,7 @@ fn operand(what: String) -> Box<Fault> {
     Box::new(Fault::Operand { what })
 }
 
-/// All living lanes must be here.
+/// Checks that all live lanes are here.
 fn together(warp: &Warp, mask: u32) -> Step {
     if mask == warp.alive {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Arithmetic: each lane by itself.
+//! Executes arithmetic, for each lane separately.
 
 use half::{bf16, f16};
 
@@ -21,8 +21,8 @@ fn map2(a: &Words, b: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
-/// The lesser of two, or the greater. −0 is less than 0, as the hardware has it and Rust leaves open; a number goes
-/// before NaN.
+/// The smaller of two values, or the larger. As on the hardware, −0 is less than 0 (which Rust leaves open), and a
+/// number is preferred to NaN.
 fn lesser(a: f32, b: f32, greater: bool) -> f32 {
     if a.is_nan() || b.is_nan() {
         return if a.is_nan() { b } else { a };
@@ -41,7 +41,7 @@ fn floats2(a: &Words, b: &Words, f: impl Fn(f32, f32) -> f32) -> Words {
     })
 }
 
-/// Both halves of words.
+/// Applies a function to both halves of words.
 #[inline(always)]
 fn halves2(a: &Words, b: &Words, f: impl Fn(u16, u16) -> u16) -> Words {
     map2(a, b, |a, b| {
@@ -60,7 +60,7 @@ fn long2(a: &Longs, b: &Longs, f: impl Fn(u64, u64) -> u64) -> Longs {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
-/// Subnormal numbers become zero, as the approximations of the special function unit have it.
+/// Flushes subnormal numbers to zero, as the special function unit does.
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() {
         0.0_f32.copysign(x)
@@ -69,8 +69,8 @@ fn flush(x: f32) -> f32 {
     }
 }
 
-/// The hyperbolic tangent, off by 2⁻¹¹ of itself, as PTX allows, up or down by its bits. What hardware has between these is
-/// not documented, so that a kernel that is right here is right with any of them.
+/// The hyperbolic tangent with a relative error of 2⁻¹¹, which PTX allows; its sign depends on the bits. The hardware's
+/// error is not documented. A kernel that is correct here tolerates any error within the bound.
 fn tanh_approx(x: f32) -> f32 {
     let exact = x.tanh();
     let up = exact.to_bits().wrapping_mul(0x9E37_79B9) >> 31 == 0;
@@ -109,7 +109,7 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::UnpackE4m3 => map1(a, |a| {
             u32::from(wide(a as u8)) | u32::from(wide((a >> 8) as u8)) << 16
         }),
-        // The first half of an f16; any NaN becomes one.
+        // The first half of an f16; each NaN is normalised.
         Word1::UnpackE5m2 => map1(a, |a| {
             let half = |bits: u32| {
                 if bits & 0x7F > 0x7C {
@@ -163,7 +163,7 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
             f16::from_f32(lesser(a, b, true)).to_bits()
         }),
         Word2::FMulF16s => halves2(a, b, |a, b| {
-            // Exact in f32, so it is rounded once.
+            // The product is exact in f32, so it is rounded only once.
             let [a, b] = [a, b].map(|x| f16::from_bits(x).to_f32());
             f16::from_f32(a * b).to_bits()
         }),
@@ -187,7 +187,7 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
     }
 }
 
-/// Rounded once where the product and the sum fit 53 bits, else within an ulp of it.
+/// Rounded once if product and sum fit 53 bits, otherwise with an error of less than an ulp.
 fn fma(a: f32, b: f32, c: f32) -> f32 {
     (f64::from(a) * f64::from(b) + f64::from(c)) as f32
 }
@@ -224,7 +224,8 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
     }
 }
 
-/// Four of eight bytes, `b` above `a`, by a digit of the selector each; with its top bit a byte's sign, eight times.
+/// Selects four of eight bytes, with `b` above `a`, one per digit of the selector. If a digit's top bit is set, its
+/// byte becomes eight copies of the sign bit.
 fn permuted(a: u32, b: u32, selector: u32) -> u32 {
     let bytes = u64::from(b) << 32 | u64::from(a);
     (0..4).fold(0, |word, i| {
@@ -238,13 +239,13 @@ fn permuted(a: u32, b: u32, selector: u32) -> u32 {
     })
 }
 
-/// The nearest 8-bit float with 4 or 5 exponent bits, at most the largest.
+/// The nearest 8-bit float with 4 or 5 exponent bits, saturated to the largest.
 fn narrow<const EXPONENT_BITS: i32>(x: f32) -> u8 {
     let sign = ((x.to_bits() >> 31) as u8) << 7;
     if x.is_nan() {
         return sign | 0x7F;
     }
-    // Numbers of one exponent, and those below the least, are steps of one size; a carry goes into the exponent.
+    // Numbers of equal exponent, and subnormal ones, have equal steps; a carry increments the exponent.
     let (mantissa_bits, least) = (7 - EXPONENT_BITS, 2 - (1 << (EXPONENT_BITS - 1)));
     let exponent = ((x.to_bits() >> 23 & 0xFF) as i32 - 127).clamp(least, 3 - least);
     let steps = (f64::from(x.abs()) * f64::from(mantissa_bits - exponent).exp2()).round_ties_even();
@@ -253,7 +254,7 @@ fn narrow<const EXPONENT_BITS: i32>(x: f32) -> u8 {
     sign | bits.min(largest) as u8
 }
 
-/// An 8-bit float with 4 exponent bits as a half, exactly.
+/// Converts an 8-bit float with 4 exponent bits to a half, exactly.
 pub(super) fn wide(bits: u8) -> u16 {
     let (exponent, steps) = (i32::from(bits >> 3 & 0xF), f32::from(bits & 7));
     let magnitude = match (exponent, bits & 7) {
@@ -264,7 +265,7 @@ pub(super) fn wide(bits: u8) -> u16 {
     f16::from_f32(magnitude).to_bits() | u16::from(bits >> 7) << 15
 }
 
-/// So many bits from a place on.
+/// Extracts `len` bits from bit `at` on.
 fn field(a: u64, at: u32, len: u32) -> u64 {
     let (at, len) = (at & 0xFF, len & 0xFF);
     let value = a.checked_shr(at).unwrap_or(0);
@@ -313,7 +314,7 @@ fn compare_words(how: Compare, kind: Kind, a: &Words, b: &Words) -> u32 {
     }
 }
 
-/// Executes an instruction that touches registers only.
+/// Executes an instruction that accesses only registers.
 pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
     let long_valid = |warp: &Warp, row: Row| warp.long_valid(row);
     let halves = |warp: &Warp, row: Row| warp.l_valid[row as usize];
@@ -330,7 +331,7 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         }
         Op::Word2 { f, d, a, b } => {
             let (x, y) = (warp.valid(a, mask)?, warp.valid(b, mask)?);
-            // Halves of a pair are not told apart: one with a value stands for both.
+            // The halves of a pair are not tracked separately: a value in one counts for both.
             let valid = if matches!(f, Word2::PackBf16 | Word2::PackF16) {
                 x | y
             } else {
@@ -562,7 +563,7 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         Op::Bit2 { f, d, a, b } => {
             let (x, y) = (warp.p[a as usize], warp.p[b as usize]);
             let (known_x, known_y) = (warp.p_valid[a as usize], warp.p_valid[b as usize]);
-            // A side that decides alone makes the other's value unimportant.
+            // If one operand alone decides the result, the other need not have a value.
             let (bits, known) = match f {
                 Bit2::And => (x & y, known_x & known_y | known_x & !x | known_y & !y),
                 Bit2::Or => (x | y, known_x & known_y | known_x & x | known_y & y),

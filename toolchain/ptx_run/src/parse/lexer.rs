@@ -1,6 +1,6 @@
-//! Words and marks of PTX.
+//! Tokens of PTX.
 
-/// A piece of text that means something by itself.
+/// A token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token<'a> {
     /// An opcode, a name, a number, a directive.
@@ -9,7 +9,7 @@ pub enum Token<'a> {
     Mark(u8),
 }
 
-/// The tokens of a text with the line of each, comments left out.
+/// The tokens of a text with their lines, without comments.
 pub struct Lexer<'a> {
     text: &'a str,
     at: usize,
@@ -45,7 +45,7 @@ impl<'a> Iterator for Lexer<'a> {
                 _ if in_word(byte) => {
                     let start = self.at;
                     while self.at < bytes.len() {
-                        // `::` belongs to opcodes, `:` behind a name ends a label.
+                        // `::` is part of an opcode; `:` after a name ends a label.
                         if in_word(bytes[self.at]) {
                             self.at += 1;
                         } else if bytes[self.at..].starts_with(b"::") {

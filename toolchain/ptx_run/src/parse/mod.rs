@@ -1,4 +1,4 @@
-//! PTX text to statements: opcodes and operands, each with its line.
+//! Parses PTX text to statements: opcodes and operands, each with its line.
 
 mod lexer;
 mod statement;
@@ -9,14 +9,14 @@ pub use statement::{Body, Class, Operand, Statement, parse_body};
 
 use crate::ParseError;
 
-/// A parameter of an entry: its name and where its bytes lie among those of all parameters.
+/// A parameter of an entry: its name and its position in the parameter bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// As the code names it.
+    /// Name in the code.
     pub name: String,
-    /// First byte.
+    /// Offset of its first byte.
     pub offset: usize,
-    /// Bytes.
+    /// Number of bytes.
     pub size: usize,
 }
 
@@ -25,9 +25,9 @@ pub struct Parameter {
 pub struct EntryText {
     /// Its name.
     pub name: String,
-    /// In the order of the declaration.
+    /// Parameters in the order of the declaration.
     pub parameters: Vec<Parameter>,
-    /// From `.maxntid`, all three multiplied.
+    /// From `.maxntid`: the product of all three dimensions.
     pub max_threads: Option<u32>,
     /// From `.maxnreg`.
     pub max_registers: Option<u32>,
@@ -39,24 +39,24 @@ pub struct EntryText {
     pub line: u32,
 }
 
-/// What a module declares.
+/// Declarations of a module.
 #[derive(Debug, Default)]
 pub struct Declarations {
-    /// By name.
+    /// Entries by name.
     pub entries: HashMap<String, EntryText>,
     /// Entries in the order of the text.
     pub order: Vec<String>,
-    /// Names of `.extern .shared` arrays: where the dynamic window begins.
+    /// Names of `.extern .shared` arrays, which start at the dynamic shared memory.
     pub dynamic_shared: Vec<String>,
-    /// Tables of the module, one after the other.
+    /// Constant tables of the module, one after the other.
     pub constants: Vec<u8>,
-    /// Where each begins.
+    /// Offset of each table.
     pub constant_names: HashMap<String, usize>,
-    /// Source files by number, of `.file`.
+    /// Source files by number, from `.file`.
     pub files: HashMap<u32, String>,
 }
 
-/// Finds the entries of a module and what they share.
+/// Finds the entries of a module and its shared declarations.
 pub fn declarations(text: &str) -> Result<Declarations, ParseError> {
     let mut found = Declarations::default();
     let mut at = 0;
@@ -113,7 +113,8 @@ pub fn declarations(text: &str) -> Result<Declarations, ParseError> {
     Ok(found)
 }
 
-/// The entry whose declaration begins in the line at `at`; where its text ends, and the lines until there.
+/// Parses the entry whose declaration begins in the line at `at`. Returns the entry, the end of its text, and the
+/// number of lines up to there.
 fn entry(
     text: &str,
     at: usize,
@@ -183,7 +184,7 @@ fn entry(
     Ok((entry, end + 1, lines(&text[at..end + 1])))
 }
 
-/// `.global .align 4 .b8 name[16] = {1, 2};`: name, place behind `end` bytes, bytes.
+/// `.global .align 4 .b8 name[16] = {1, 2};`: name, offset after `end` bytes, bytes.
 fn constant(code: &str, end: usize) -> Option<(String, usize, Vec<u8>)> {
     let (declaration, values) = match code.split_once('=') {
         Some((declaration, values)) => (declaration, values),

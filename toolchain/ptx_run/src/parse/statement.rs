@@ -1,14 +1,14 @@
-//! Statements: a guard, an opcode, operands. Registers are numbered here, labels become positions.
+//! Statements: a guard, an opcode, operands. Registers become numbers, labels become positions.
 
 use std::{collections::HashMap, iter::Peekable};
 
 use super::lexer::{Lexer, Token};
 use crate::ParseError;
 
-/// Where a register lives.
+/// Register file of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// A bit per lane.
+    /// One bit per lane.
     Predicate,
     /// 32 bits, or 16 in the low half.
     Word,
@@ -16,7 +16,7 @@ pub enum Class {
     Long,
 }
 
-/// What an instruction works on.
+/// An operand of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// A register.
@@ -25,13 +25,13 @@ pub enum Operand {
     Immediate(i64),
     /// A special register, such as `%tid.x`.
     Special(String),
-    /// The name of a parameter, a label, an array.
+    /// Name of a parameter, a label or an array.
     Name(String),
     /// `_`.
     Nothing,
     /// `{a, b}`.
     List(Vec<Operand>),
-    /// `[base + offset]`, with the coordinates of a box behind it.
+    /// `[base + offset]`, with the coordinates of a box if there are any.
     Memory(Box<Operand>, i64, Vec<Operand>),
     /// `!%p1`.
     Not(Box<Operand>),
@@ -44,28 +44,28 @@ pub enum Operand {
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Statement {
-    /// In the module's text, from 1.
+    /// Line in the module's text, from 1.
     pub line: u32,
-    /// Of the source, where the module says it: file number and line.
+    /// File number and line of the source, if the module has them.
     pub source: Option<(u32, u32)>,
-    /// The predicate that guards it, and whether it is negated.
+    /// The guard predicate, and whether it is negated.
     pub guard: Option<(u32, bool)>,
-    /// With all its modifiers.
+    /// Opcode with all modifiers.
     pub opcode: String,
-    /// In the order of the text.
+    /// Operands in the order of the text.
     pub operands: Vec<Operand>,
 }
 
 /// An entry's instructions.
 #[derive(Debug, Default)]
 pub struct Body {
-    /// In the order of the text.
+    /// Statements in the order of the text.
     pub statements: Vec<Statement>,
-    /// Registers of each class: predicates, words, longs.
+    /// Number of registers of each class: predicates, words, longs.
     pub registers: [u32; 3],
-    /// Names of static shared arrays with bytes and alignment.
+    /// Static shared arrays: name, bytes and alignment.
     pub shared: Vec<(String, usize, usize)>,
-    /// Bytes of local memory per thread, by name.
+    /// Local memory per thread: name, bytes and alignment.
     pub local: Vec<(String, usize, usize)>,
 }
 
@@ -80,14 +80,14 @@ struct Parser<'a> {
     scopes: Vec<(Scope, usize)>,
     scope: usize,
     labels: HashMap<(usize, String), usize>,
-    /// Lists of labels that `brx.idx` chooses from.
+    /// Label lists from which `brx.idx` selects.
     tables: HashMap<String, Vec<String>>,
-    /// The scope of each statement, for its labels.
+    /// The scope of each statement, to resolve its labels.
     scope_of: Vec<usize>,
     source: Option<(u32, u32)>,
 }
 
-/// Parses what stands between an entry's braces; `line` is that of the first byte.
+/// Parses the text between an entry's braces; `line` is the line of its first byte.
 pub fn parse_body(text: &str, line: u32) -> Result<Body, ParseError> {
     let mut parser = Parser {
         tokens: Lexer::new(text, line).peekable(),
@@ -182,7 +182,7 @@ impl<'a> Parser<'a> {
                 let (file, line) = (self.number()?, self.number()?);
                 self.source = Some((file, line));
                 let here = self.line;
-                // The rest of the directive ends with its line.
+                // The rest of the directive extends to the end of its line.
                 while self.tokens.peek().is_some_and(|&(line, _)| line == here) {
                     self.tokens.next();
                 }

@@ -1,6 +1,6 @@
 use crate::harness::{STORE, words};
 
-/// What each of 32 threads leaves in `%r10`, as signed numbers.
+/// The value of `%r10` in each of 32 threads, as a signed number.
 fn lanes(body: &str) -> Vec<i32> {
     words(32, &format!("{body}\n{STORE}"), &[])
         .into_iter()
@@ -104,7 +104,7 @@ fn floats_and_what_is_not_a_number() {
         lanes("mov.b32 %r3, 0fFF800000; ex2.approx.ftz.f32 %r10, %r3;"),
         each(|_| 0)
     );
-    // The larger of a number and none is the number.
+    // The maximum of a number and NaN is the number.
     assert_eq!(
         lanes("mov.b32 %r3, 0f7FC00000; max.f32 %r10, %r3, 0f3F800000;"),
         each(|_| 0x3F80_0000)
@@ -140,7 +140,7 @@ fn pairs_of_8_bit_floats_are_rounded_and_bounded() {
         ))[0] as u32
     };
     assert_eq!(pack(1.0, -2.0), 0x38C0);
-    // Halfway to the even one, the largest, none at all, the least, half of that.
+    // A tie, rounded to even; the largest value; NaN; the smallest value; half of it.
     assert_eq!(pack(17.0, 19.0), 0x585A);
     assert_eq!(pack(449.0, f32::NEG_INFINITY), 0x7EFE);
     assert_eq!(pack(f32::NAN, 0.001_953_125), 0x7F01);
@@ -166,7 +166,7 @@ fn pairs_of_8_bit_floats_become_halves_exactly() {
             "mov.b32 %r3, {pair}; cvt.u16.u32 %h1, %r3; cvt.rn.f16x2.e4m3x2 %r10, %h1;"
         ))[0] as u32
     };
-    // 1 and -2; the largest and the least; zeros; the largest below a normal one.
+    // 1 and -2; the largest and the smallest; zeros; the largest subnormal number.
     assert_eq!(unpack(0xC038), 0xC000_3C00);
     assert_eq!(unpack(0x017E), 0x1800_5F00);
     assert_eq!(unpack(0x8000), 0x8000_0000);
@@ -178,7 +178,7 @@ fn pairs_of_8_bit_floats_become_halves_exactly() {
             "mov.b32 %r3, {pair}; cvt.u16.u32 %h1, %r3; cvt.rn.f16x2.e5m2x2 %r10, %h1;"
         ))[0] as u32
     };
-    // 1 and -2; the largest and the least; infinities; NaN.
+    // 1 and -2; the largest and the smallest; infinities; NaN.
     assert_eq!(unpack(0xC03C), 0xC000_3C00);
     assert_eq!(unpack(0x017B), 0x0100_7B00);
     assert_eq!(unpack(0xFC7C), 0xFC00_7C00);
@@ -216,7 +216,7 @@ fn the_larger_of_pairs_of_halves_is_the_number_beside_nan() {
             "mov.b32 %r3, {a:#x}; mov.b32 %r4, {b:#x}; max.{kind} %r10, %r3, %r4;"
         ))[0] as u32
     };
-    // 1 and −2 beside 2 and −1; NaN and 0 beside −1 and −0.
+    // 1 and −2 with 2 and −1; NaN and 0 with −1 and −0.
     assert_eq!(larger("bf16x2", 0x3F80_C000, 0x4000_BF80), 0x4000_BF80);
     assert_eq!(larger("bf16x2", 0x7FFF_0000, 0xBF80_8000), 0xBF80_0000);
     assert_eq!(larger("f16x2", 0x3C00_C000, 0x4000_BC00), 0x4000_BC00);
@@ -236,7 +236,7 @@ fn pairs_of_f16_are_multiplied_and_rounded_once() {
     assert_eq!(product(0xC000_3E00, 0x4200_3800), 0xC600_3A00);
     // (1 + 2⁻¹⁰)² = 1 + 2⁻⁹ + 2⁻²⁰; 2⁻¹⁴ · 2⁻¹⁰, the smallest f16.
     assert_eq!(product(0x3C01_0400, 0x3C01_1400), 0x3C02_0001);
-    // 256 · 256 is too much; half of the smallest is rounded to even.
+    // 256 · 256 overflows; half of the smallest is rounded to even.
     assert_eq!(product(0x5C00_0001, 0x5C00_3800), 0x7C00_0000);
 }
 
@@ -294,7 +294,7 @@ fn threads_share_memory_over_a_barrier() {
 fn atomics_count_every_thread_once() {
     let body = "st.shared.b32 [%r2], 0; bar.sync 0; atom.relaxed.cta.shared.add.u32 %r3, [%r2], 1; bar.sync 0;\n\
                 ld.shared.b32 %r10, [%r2];";
-    // All threads write the same zero to one place.
+    // All threads write the same zero to one address.
     let body = body.replace(
         "st.shared.b32 [%r2], 0;",
         "setp.eq.b32 %p1, %r0, 0; @%p1 st.shared.b32 [%r2], 0;",

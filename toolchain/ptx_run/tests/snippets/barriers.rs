@@ -1,4 +1,4 @@
-//! Barriers of threads and barriers in memory.
+//! Named barriers and mbarriers.
 
 use ptx_run::Fault;
 
@@ -7,8 +7,8 @@ use crate::{
     harness::{STORE, words},
 };
 
-/// Warp 0 fills a buffer of 128 bytes again and again, warp 1 adds up what it finds. Barriers: full at 0, empty
-/// at 8; data at 1024.
+/// Warp 0 fills a buffer of 128 bytes repeatedly, and warp 1 adds up its contents. Barriers: full at 0, empty at 8;
+/// data at 1024.
 const RING: &str = "
     setp.ne.b32 %p1, %r0, 0; @%p1 bra READY;
     mbarrier.init.shared::cta.b64 [%r2], 32;
@@ -39,7 +39,7 @@ fn a_ring_of_one_buffer() {
 #[test]
 fn a_ring_whose_producer_does_not_wait() {
     let body = RING.replace("@!%p3 bra W1;", "");
-    // Or the producer is through with all before the consumer comes.
+    // Or the producer finishes everything before the consumer arrives.
     assert_fault!(
         64,
         &body,
@@ -79,8 +79,8 @@ fn a_wait_for_the_wrong_parity() {
     );
 }
 
-/// Lane 0 and the other lanes of warp 0 wait for the same phase in two places; lane 0 reads what warp 1 stored, which it does
-/// late. Barrier: at 0; data at 1024.
+/// Lane 0 and the other lanes of warp 0 wait for the same phase at two places; lane 0 reads data that warp 1 stores
+/// late. Barrier at 0; data at 1024.
 const TWO_PLACES: &str = "
     setp.ne.b32 %p1, %r0, 0; @%p1 bra READY;
     mbarrier.init.shared::cta.b64 [%r2], 32;
@@ -166,7 +166,7 @@ fn data_over_a_barrier() {
 
 #[test]
 fn named_barriers_of_some_warps() {
-    // Warp 0 arrives and goes on; warp 1 waits for what it wrote.
+    // Warp 0 arrives and continues; warp 1 waits for its writes.
     let body = "mov.b32 %r10, 0; setp.ge.u32 %p1, %r0, 32; @%p1 bra WAITER;\n\
                 add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0; bar.arrive 3, 64; bra END;\n\
                 WAITER: bar.sync 3, 64; xor.b32 %r3, %r1, 132; add.s32 %r3, %r3, %r2; ld.shared.b32 %r10, [%r3];\nEND:";

@@ -1,4 +1,4 @@
-//! Blocks of a cluster.
+//! Clusters of blocks.
 
 use ptx_run::{Fault, Launch, Memory};
 
@@ -13,7 +13,7 @@ macro_rules! assert_fault_of {
     };
 }
 
-/// Each of 4 blocks gives its number, times 100, plus the thread's to the block behind it, which reads it.
+/// Each of 4 blocks writes 100 times its number plus the thread's number to the next block, which reads it.
 const RING: &str = "
     mov.u32 %r3, %cluster_ctarank; mov.u32 %r4, %cluster_nctarank; mov.u32 %r5, %ctaid.x;
     barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;

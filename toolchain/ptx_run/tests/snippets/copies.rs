@@ -1,4 +1,4 @@
-//! Copies that go on by themselves.
+//! Asynchronous copies.
 
 use ptx_run::{Fault, Launch, Memory, Report, Schedule, Swizzle, TensorMap};
 
@@ -49,7 +49,7 @@ fn copies_of_lanes_that_are_not_awaited() {
         Fault::Race { .. },
         "ld.shared"
     );
-    // Each lane waits for its own copies alone.
+    // Each lane waits only for its own copies.
     assert_fault!(
         32,
         &LANES.replace("bar.warp.sync -1;", ""),
@@ -58,7 +58,7 @@ fn copies_of_lanes_that_are_not_awaited() {
     );
 }
 
-/// Thread 0 copies 256 bytes; all read them.
+/// Thread 0 copies 256 bytes; all threads read them.
 const BULK: &str = "
     setp.ne.b32 %p1, %r0, 0; @%p1 bra READY;
     mbarrier.init.shared::cta.b64 [%r2], 1;
@@ -85,7 +85,7 @@ fn a_bulk_copy_completes_at_its_barrier() {
 #[test]
 fn a_bulk_copy_that_is_used_wrongly() {
     let body = bulk();
-    // Where copies arrive at once, one that is not awaited does no harm.
+    // If copies complete at once, a copy that is not waited for does no harm.
     let found = crate::harness::faults_under(
         &SCHEDULES[3..],
         &launch(64),
@@ -121,7 +121,7 @@ fn a_bulk_copy_that_is_used_wrongly() {
         Fault::Misaligned { align: 16, .. },
         "cp.async.bulk"
     );
-    // Threads read what the copy overwrites.
+    // Threads read the memory that the copy overwrites.
     let early = body.replace(
         "@%p1 bra READY;\n",
         "add.s32 %r5, %r3, %r1; st.shared.b32 [%r5], %r0; @%p1 bra READY;\n",
@@ -136,7 +136,7 @@ fn a_bulk_copy_that_is_used_wrongly() {
 
 #[test]
 fn a_phase_must_not_end_before_its_copies() {
-    // Fewer bytes are expected than come, but in two copies: the first ends the phase.
+    // Fewer bytes are expected than arrive, in two copies: the first ends the phase.
     let body = bulk().replace(
         "[%r3], [%rd1], %r4, [%r2];",
         "[%r3], [%rd1], %r4, [%r2];\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+512], [%rd1], %r4, [%r2];",
@@ -155,7 +155,7 @@ fn a_phase_must_not_end_before_its_copies() {
     }
 }
 
-/// Threads write a tile, thread 0 copies it out.
+/// Threads write a tile, and thread 0 copies it out.
 const OUT: &str = "
     add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0;
     fence.proxy.async.shared::cta;
@@ -189,14 +189,14 @@ fn a_bulk_copy_out_of_shared_memory() {
         Fault::Race { .. } | Fault::UninitialisedRegister { .. },
         ""
     );
-    // A fence before the write is none.
+    // A fence before the write does not count.
     let early = body
         .replace("fence.proxy.async.shared::cta;", "")
         .replace("add.s32 %r3", "fence.proxy.async.shared::cta;\nadd.s32 %r3");
     assert_fault!(64, &early, Fault::NoProxyFence { .. }, "cp.async.bulk");
 }
 
-/// A warp writes and fences, says so, and fences many times more before another copies what it wrote.
+/// A warp writes, fences and signals. It fences many more times before another warp copies the data.
 #[test]
 fn a_fence_is_known_after_128_more() {
     let body = "
@@ -221,7 +221,7 @@ fn a_fence_is_known_after_128_more() {
     assert_eq!(copied[..32], (32..64).collect::<Vec<u32>>());
 }
 
-/// Two dimensions of 4-byte elements, a box of 32 × 8 with a 128-byte swizzle; coordinates in `%r5`, `%r6`.
+/// Two dimensions of 4-byte elements, and a box of 32 × 8 with a 128-byte swizzle; coordinates in `%r5`, `%r6`.
 fn tensor(column: i32, row: i32, schedule: Schedule) -> Result<Vec<u32>, Box<Report>> {
     let body = format!(
         "add.s32 %r3, %r2, 1024; mov.b32 %r5, {column}; mov.b32 %r6, {row};
@@ -236,7 +236,7 @@ fn tensor(column: i32, row: i32, schedule: Schedule) -> Result<Vec<u32>, Box<Rep
     );
     let mut memory = Memory::new();
     let out = memory.allocate(1024);
-    // 40 columns, 10 rows, rows 48 elements apart.
+    // 40 columns, 10 rows, at a row stride of 48 elements.
     let values: Vec<u8> = (0..480_u32)
         .flat_map(|at| (at / 48 * 100 + at % 48).to_le_bytes())
         .collect();

@@ -1,4 +1,4 @@
-//! Each kind of fault is reported, at the instruction that is to blame, under every schedule.
+//! Each kind of fault is reported at the instruction that causes it, under every schedule.
 
 use ptx_run::{Fault, Launch, Memory, Module, ParseError, Schedule};
 
@@ -65,7 +65,7 @@ fn blocks_race_in_global_memory() {
 
 #[test]
 fn a_flag_orders_what_a_fence_stands_before() {
-    // Block 0 writes and raises a flag by an atomic; block 1 waits for it and reads.
+    // Block 0 writes and sets a flag with an atomic; block 1 waits for the flag and reads.
     let body = "mov.u32 %r5, %ctaid.x; setp.ne.b32 %p1, %r5, 0; @%p1 bra READER;\n\
                 st.global.b32 [%rd0], 7;\nFENCE\natom.relaxed.gpu.global.add.u32 %r6, [%rd1], 1;\nret;\n\
                 READER: ld.relaxed.gpu.global.b32 %r6, [%rd1]; setp.eq.b32 %p2, %r6, 16843009; @%p2 bra READER;\n\
@@ -96,7 +96,7 @@ fn a_flag_orders_what_a_fence_stands_before() {
 #[test]
 fn bytes_that_nobody_wrote() {
     for space in ["shared.b32 %r10, [%r2+8]", "global.b32 %r10, [%rd0]"] {
-        // They may be read, moved and computed with, but must not leave the block nor decide anything.
+        // Uninitialised values may be read, moved and computed with, but must not leave the block or decide anything.
         let body = format!(
             "ld.{space}; add.s32 %r11, %r10, 1; st.shared.b32 [%r2+16], %r11; bar.warp.sync -1;\n"
         );
@@ -217,11 +217,12 @@ fn barriers_with_counts_that_differ() {
 
 #[test]
 fn a_phase_that_may_not_be_over() {
-    // Warps 1 and 2 meet where warp 0 still has to hear of warp 1: only the order of the warps tells the phases apart.
+    // Warps 1 and 2 meet at a barrier at which warp 0 still waits for warp 1. Only the order of the warps separates the
+    // phases.
     let body = "setp.ge.u32 %p1, %r0, 64; @%p1 bra MEET; setp.ge.u32 %p1, %r0, 32; @%p1 bra TELL;\n\
                 bar.sync 1, 64; bra END;\nTELL: bar.arrive 1, 64;\nMEET: bar.sync 1, 64;\nEND: mov.b32 %r10, 1;";
     assert_fault!(96, body, Fault::Barrier { id: 1, .. }, "bar.");
-    // They know that warp 0 has heard of it.
+    // Now they know that warp 0 has passed.
     let body = body.replace("bra END;", "bar.sync 2, 96; bra END;");
     let body = body.replace("MEET:", "MEET: bar.sync 2, 96;");
     assert_eq!(words(96, &format!("{body}\n{STORE}"), &[]), [1; 96]);
@@ -247,7 +248,7 @@ fn a_trap_and_a_panic() {
 
 #[test]
 fn more_registers_than_there_are() {
-    // 512 threads have 128 registers each; four warps want more than the others gave back.
+    // 512 threads have 128 registers each; four warps request more than the others released.
     let body = "setp.lt.u32 %p1, %r0, 128; @%p1 bra PRODUCER;\n\
                 setmaxnreg.inc.sync.aligned.u32 168;\nret;\nPRODUCER: setmaxnreg.dec.sync.aligned.u32 24;\nret;";
     for (fault, _) in crate::harness::faults(512, body) {
@@ -294,12 +295,12 @@ fn a_launch_beside_the_one_before_must_wait_for_it() {
     run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
     let report = run(&read(""), &beside, &[data], &mut memory, schedule).unwrap_err();
     assert!(matches!(report.fault, Fault::NoGridWait { .. }), "{report}");
-    // An ordinary launch begins when the one before has ended.
+    // An ordinary launch begins after the end of the previous one.
     run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
     run(&read(""), &launch(32), &[data], &mut memory, schedule).unwrap();
 }
 
-/// What the first of five launches wrote is known to be of another launch.
+/// The writes of the first of five launches are recognised as those of another launch.
 #[test]
 fn a_chain_of_launches_that_wait_is_ordered() {
     let mut memory = Memory::new();
@@ -318,7 +319,7 @@ fn a_chain_of_launches_that_wait_is_ordered() {
     }
 }
 
-/// A counter that the launch before released its states by, as decodes do that merge.
+/// A counter with which the previous launch released its partial states, as in decodes with merges.
 #[test]
 fn a_launch_beside_the_one_before_may_acquire_what_that_released() {
     let mut memory = Memory::new();

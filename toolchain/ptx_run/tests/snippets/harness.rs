@@ -1,4 +1,4 @@
-//! A kernel of a few lines, run under several schedules.
+//! Runs a kernel of a few lines under several schedules.
 
 use ptx_run::{Fault, Launch, Memory, Module, Report, Schedule, Stats};
 
@@ -52,7 +52,7 @@ pub fn run(
     module.launch("k", launch, &bytes, memory, schedule)
 }
 
-/// Runs a kernel that writes a word per thread to its first parameter; under all schedules, the same result.
+/// Runs a kernel that writes a word per thread to its first parameter. The result must be equal under all schedules.
 pub fn words(threads: u32, body: &str, input: &[u32]) -> Vec<u32> {
     let module = kernel(2, body);
     let mut results = SCHEDULES.map(|schedule| {
@@ -80,11 +80,11 @@ pub fn words(threads: u32, body: &str, input: &[u32]) -> Vec<u32> {
     std::mem::take(&mut results[0])
 }
 
-/// Stores `%r10` of each thread to where [`words`] reads it.
+/// Stores `%r10` of each thread where [`words`] reads it.
 pub const STORE: &str =
     "cvt.u64.u32 %rd10, %r1; add.s64 %rd10, %rd0, %rd10; st.global.b32 [%rd10], %r10;";
 
-/// Runs a kernel that is wrong under all schedules; what each reports, with the text of the line.
+/// Runs a kernel that is faulty under all schedules. Returns each report with the text of its line.
 pub fn faults(threads: u32, body: &str) -> Vec<(Fault, String)> {
     faults_of(&launch(threads), body)
 }
@@ -109,7 +109,7 @@ pub fn faults_under(schedules: &[Schedule], launch: &Launch, body: &str) -> Vec<
         .collect()
 }
 
-/// All schedules must report this, at a line that contains `line`.
+/// Asserts that all schedules report this fault, at a line that contains `line`.
 #[macro_export]
 macro_rules! assert_fault {
     ($threads:expr, $body:expr, $pattern:pat $(if $guard:expr)?, $line:expr) => {

@@ -1,4 +1,4 @@
-//! Pieces of PTX written by hand: what each feature computes, and what each kind of fault reports.
+//! Hand-written pieces of PTX: the results of each feature, and the report of each kind of fault.
 
 mod arithmetic;
 mod barriers;

@@ -1,4 +1,4 @@
-//! Products and fragments, against their definition.
+//! Matrix products and fragments, compared with their definitions.
 
 use ptx_run::{Fault, Memory, Module};
 
@@ -7,7 +7,7 @@ use crate::{
     harness::{SCHEDULES, STORE, kernel, launch, run, words},
 };
 
-/// Small integers, exact in bf16: the same for A, B and C of each test.
+/// Small integers that are exact in bf16, for A, B and C of each test.
 fn value(seed: usize, row: usize, column: usize) -> f32 {
     ((row * 7 + column * 3 + seed * 5) % 13) as f32 - 6.0
 }
@@ -22,7 +22,7 @@ fn pair(low: f32, high: f32) -> u32 {
 
 #[test]
 fn the_product_of_a_warp() {
-    // Fragments as PTX defines them, built here lane by lane.
+    // Fragments as PTX defines them, built lane by lane.
     let mut input = Vec::new();
     for lane in 0..32 {
         let (g, t) = (lane / 4, lane % 4 * 2);
@@ -82,7 +82,7 @@ fn matrices_are_loaded_stored_and_transposed() {
             assert_eq!(bits, expected, "lane {lane}{trans}");
         }
     }
-    // Loaded, transposed in registers, stored elsewhere, read back as it lies there.
+    // Load a matrix, transpose it in registers, store it elsewhere, and read it back.
     let there = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r30}, [%r4]; movmatrix.sync.aligned.m8n8.trans.b16 %r31, %r30;
         stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4+1024], {%r31}; bar.warp.sync -1; add.s32 %r5, %r2, %r1; ld.shared.b32 %r10, [%r5+1024];";
     let found = words(32, &format!("{fill}{there}{STORE}"), &input);
@@ -92,17 +92,17 @@ fn matrices_are_loaded_stored_and_transposed() {
     }
 }
 
-/// How an operand of `wgmma` lies in shared memory.
+/// Layout of a `wgmma` operand in shared memory.
 #[derive(Clone, Copy)]
 struct Layout {
     transposed: bool,
-    /// Bytes of a row of the pattern; 16: none.
+    /// Bytes of a row of the swizzle pattern; 16 if there is none.
     row: usize,
 }
 
 impl Layout {
-    /// Byte offset of element (line along M or N, k), written from the definition of the canonical layouts; leading
-    /// and stride offsets are chosen so that nothing overlaps.
+    /// Byte offset of an element (line along M or N, and k), from the definition of the canonical layouts. Leading and
+    /// stride offsets are chosen such that nothing overlaps.
     fn offset(self, line: usize, k: usize) -> usize {
         let (outer, inner) = if self.transposed {
             (k, line)
@@ -126,8 +126,8 @@ impl Layout {
             _ => 3,
         };
         let stride = (self.row * 8) as u64;
-        // Without a swizzle, the leading offset goes from core matrix to core matrix along K where K is contiguous;
-        // where it is not, the two offsets change places.
+        // Without a swizzle, the leading offset is the distance of core matrices along K if K is contiguous. Otherwise
+        // the two offsets are exchanged.
         let (leading, stride) = match (self.row, self.transposed) {
             (16, true) => (stride, 4096),
             _ => (4096, stride),
@@ -139,9 +139,9 @@ impl Layout {
 const N: usize = 16;
 const B_AT: usize = 32 << 10;
 
-/// A warpgroup adds two products: shared memory is filled from global memory, as the host laid it out, and A and B
-/// are described by `%rd4` and `%rd5`. `load` comes before the products; `types` and the operands of each, with
-/// `ADD` for whether it adds, say which these are.
+/// A warpgroup adds two products. Shared memory is filled from global memory in the host's layout; `%rd4` and `%rd5`
+/// describe A and B. `load` runs before the products; `types` and `operands` complete the instructions, with `ADD` for
+/// whether a product adds.
 fn products(load: &str, a: Layout, b: Layout, types: &str, operands: [&str; 2]) -> Module {
     let registers: Vec<String> = (0..N / 2).map(|at| format!("%r{}", 40 + at)).collect();
     let list = registers.join(", ");
@@ -174,7 +174,7 @@ fn products(load: &str, a: Layout, b: Layout, types: &str, operands: [&str; 2]) 
     )
 }
 
-/// Runs two alike products of an image, on all schedules: each element is twice `sum` of its line and column.
+/// Runs two equal products of an image under all schedules: each element is twice `sum` of its line and column.
 fn assert_products(module: &Module, image: &[u8], what: &str, sum: impl Fn(usize, usize) -> f32) {
     for schedule in SCHEDULES {
         let mut memory = Memory::new();
@@ -224,13 +224,13 @@ fn the_product_of_a_warpgroup_in_all_layouts() {
     }
 }
 
-/// e4m3 of small whole numbers: 0 … 8, with a sign.
+/// e4m3 encoding of small integers: magnitudes 0 … 8, with a sign.
 fn e4m3(x: i32) -> u8 {
     let magnitude = [0, 0x38, 0x40, 0x44, 0x48, 0x4A, 0x4C, 0x4E, 0x50][x.unsigned_abs() as usize];
     magnitude | u8::from(x < 0) << 7
 }
 
-/// 8-bit products: K-major, 32 columns at a time, A in shared memory and in registers.
+/// 8-bit products: K-major, 32 columns at a time, A in shared memory or in registers.
 #[test]
 fn the_product_of_a_warpgroup_in_8_bits() {
     let a = |line: usize, k: usize| (line * 7 + k * 3 + line * k) as i32 % 13 - 6;
@@ -240,14 +240,14 @@ fn the_product_of_a_warpgroup_in_8_bits() {
             transposed: false,
             row,
         };
-        // A layout speaks of elements of 2 bytes.
+        // A layout counts elements of 2 bytes.
         let place = |line, k: usize| layout.offset(line, k / 2) + k % 2;
         let mut image = vec![0_u8; 64 << 10];
         for k in 0..32 {
             (0..64).for_each(|line| image[place(line, k)] = e4m3(a(line, k)));
             (0..N).for_each(|line| image[B_AT + place(line, k)] = e4m3(b(k, line)));
         }
-        // Behind both the fragments of A: a thread's four words.
+        // After A and B come the fragments of A: four words per thread.
         for thread in 0..128_usize {
             let (g, t) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 4);
             for word in 0..4 {
@@ -276,7 +276,7 @@ fn the_product_of_a_warpgroup_in_8_bits() {
     }
 }
 
-/// The warpgroup's product with A in registers, and what is around it.
+/// A warpgroup's product with A in registers, with the surrounding code.
 const REGISTERS: &str = "
     mov.b32 %r3, %r1;
 FILL: add.s32 %r5, %r2, %r3; st.shared.b32 [%r5], 0;
