@@ -1,5 +1,5 @@
-//! POD-Attention's figure 7: a memory-bound and a compute-bound loop, one after the other, on two streams, and
-//! in one launch whose blocks are bound to the loops in two ways.
+//! POD-Attention's figure 7: a memory-bound and a compute-bound loop, run one after the other, on two streams, and in
+//! one launch whose blocks choose a loop in two ways.
 //!
 //! `cargo bench -p tandem-papers --features cust --bench overlap -- [json=FILE]`. Medians in microseconds, by CUDA events.
 
@@ -13,17 +13,17 @@ use kernels_gpu::{abi::LoopsParams, measure::loops::Binding};
 use run::Timer;
 use tandem_attn::exec::gpu::{Gpu, Stream as Handle};
 
-/// Elements of each array, and blocks of each loop.
+/// Number of elements of each array, and number of blocks of each loop.
 const ELEMENTS: u32 = 1 << 28;
 const BLOCKS: u32 = 2048;
-/// Multiplications of an element.
+/// Multiplications per element.
 const ROUNDS: u32 = 200;
-/// Counters: more than there are SMs.
+/// Number of counters: more than there are SMs.
 const COUNTERS: usize = 1024;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    // Without the flag this is `cargo test`, which only wants to know that it starts.
+    // Without the flag, `cargo test` runs this only to check that it starts.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
@@ -72,7 +72,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Memory, compute, both in turn, on two streams, bound by block, bound by SM.
+    /// Times of memory, compute, one after the other, two streams, chosen by block, chosen by SM.
     fn measure(&self, size: u32) -> [f64; 6] {
         let [a, b, c, d] = [0, 1, 2, 3].map(|at: usize| self.arrays[at].address());
         let params = LoopsParams {
@@ -87,7 +87,7 @@ impl<'a> Bench<'a> {
             binding: 0,
         };
         let run = |binding: Binding, stream: Handle| {
-            // SAFETY: the arrays are as long as the parameters say and live as long as the bench.
+            // SAFETY: the arrays have the length in the parameters and live as long as the bench.
             unsafe { self.gpu.overlap_loops(binding, params, stream) }.expect("can be launched");
         };
         let time = |enqueue: &dyn Fn(Handle)| self.timer.median(7, enqueue);

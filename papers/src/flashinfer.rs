@@ -1,8 +1,8 @@
-//! How FlashInfer cuts requests along their keys.
+//! How FlashInfer splits requests along their keys.
 
 use tandem_attn::plan::{Chunk, Rules};
 
-/// Algorithm 1: no chunk above the mean load of a CTA.
+/// Algorithm 1: no chunk is longer than the mean load of a CTA.
 pub const SPLIT: Rules = Rules {
     chunk: Some(mean_load),
     ..crate::NONE

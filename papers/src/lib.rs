@@ -1,7 +1,7 @@
-//! What papers decide where `tandem-attn` decides otherwise, as [`Rules`] for its planner.
+//! Decisions in papers that differ from those of `tandem-attn`, as [`Rules`] for its planner.
 //!
-//! Nothing here serves better than the planner's own decisions: it is there to measure by how much. `tandem bench`
-//! takes these rules by name (`--packing`, `--split`).
+//! Nothing here is faster than the planner's own decisions: the rules exist to measure the difference. `tandem bench`
+//! takes them by name (`--packing`, `--split`).
 //!
 //! ```
 //! use tandem_attn::{plan::{DeviceDescription, Planner, PlanOptions}, problem::{Batch, PageTable, Spec}};
@@ -24,7 +24,7 @@ pub mod pod;
 
 use tandem_attn::plan::Rules;
 
-/// Every decision is the planner's.
+/// The planner makes every decision.
 pub const NONE: Rules = Rules {
     join: None,
     chunk: None,

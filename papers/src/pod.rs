@@ -1,12 +1,12 @@
-//! How CTAs of POD-Attention's one kernel take turns on an SM.
+//! How the CTAs of POD-Attention's single kernel choose an operation on their SM.
 //!
-//! The kernel has both operations; a CTA learns its SM (`%smid`), takes the next ticket of that SM, and the ticket
-//! says whether it computes prefill or decode. The planner mixes the two in proportion to the work.
+//! The kernel contains both operations. A CTA reads its SM (`%smid`) and takes the next ticket of that SM. The ticket
+//! decides whether it computes prefill or decode. The planner mixes the two in proportion to the work.
 
 use kernels_gpu::sm80::pod::is_prefill;
 use tandem_attn::plan::{Rules, pod::Tickets};
 
-/// CTAs take turns, however much work there is of each operation.
+/// CTAs alternate between the operations, however much work there is of each.
 pub const FIFTY_FIFTY: Rules = Rules {
     tickets: Some(in_turns),
     ..crate::NONE
@@ -22,14 +22,14 @@ fn in_turns(prefill: u32, decode: u32) -> Tickets {
 /// An operation of a hybrid batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Compute.
+    /// Compute-bound.
     Prefill,
-    /// Memory.
+    /// Memory-bound.
     Decode,
 }
 
-/// What the CTA with a ticket of its SM does. A line of Bresenham's: of the first `t` tickets
-/// `⌈t · prefill / (prefill + decode)⌉` are for prefill, whatever `t`.
+/// The operation of the CTA with a ticket of its SM. As on a line of Bresenham's, `⌈t · prefill / (prefill + decode)⌉`
+/// of the first `t` tickets are for prefill, for any `t`.
 ///
 /// ```
 /// use tandem_attn::plan::pod::Tickets;

@@ -1,4 +1,4 @@
-//! FlashInfer's split beside the planner's, on the schedule that the cost model predicts.
+//! Compares FlashInfer's split with the planner's, on the schedule that the cost model predicts.
 
 use tandem_attn::{
     plan::{DeviceDescription, PlanOptions, Planner, Schedule},
@@ -8,7 +8,7 @@ use tandem_papers::flashinfer;
 
 const PAGE: u32 = 16;
 
-/// One new token for each of the requests.
+/// A batch with one new token for each request.
 fn batch(lengths: &[u32]) -> Batch {
     let pages = |length: u32| length.div_ceil(PAGE);
     let mut table = PageTable::new(PAGE, lengths.iter().map(|&length| pages(length)).sum());

@@ -1,4 +1,4 @@
-//! PAT's packing rules beside the planner's, in bytes planned on the prefix trees of PAT's Figure 10.
+//! Compares PAT's packing rules with the planner's, by planned bytes on the prefix trees of PAT's Figure 10.
 
 #[path = "../../tests/common/trees.rs"]
 mod trees;
@@ -10,7 +10,7 @@ use tandem_attn::{
 use tandem_papers::{NONE, pat};
 use trees::{HEADS, Tree, trees};
 
-/// How the planner packs, and the rule that it follows.
+/// The planner's packing option and its rules.
 type Way = (PackRule, Rules);
 
 const PAPER: Way = (PackRule::Fastest, pat::PAPER);
@@ -36,7 +36,7 @@ fn keys_read(plan: &Plan) -> u64 {
     plan.items.iter().map(|item| u64::from(item.kv_len())).sum()
 }
 
-/// The device with these row tiles, whatever kernels there are.
+/// The device with these row tiles, whatever kernels it has.
 fn with_rows(m: &[u32]) -> DeviceDescription {
     let mut device = DeviceDescription::named("h200").unwrap();
     device.decode.rows = m.to_vec();
@@ -65,7 +65,7 @@ fn our_published_rule_is_the_published_rule() {
     }
 }
 
-/// The fewest bytes are no more than any rule moves, and the default moves no more either.
+/// The option for the fewest bytes moves no more than any rule, and neither does the default.
 #[test]
 fn no_rule_moves_fewer_bytes() {
     for rows in [
@@ -99,7 +99,7 @@ fn no_rule_moves_fewer_bytes() {
     }
 }
 
-/// `cargo test -p tandem-papers --test pat_trees -- --nocapture the_table` prints what each rule moves.
+/// `cargo test -p tandem-papers --test pat_trees -- --nocapture the_table` prints the bytes that each rule moves.
 #[test]
 fn the_table() {
     let ours = DeviceDescription::named("h200").unwrap();

@@ -1,5 +1,5 @@
-//! What a program outside the workspace needs to build: nothing but a Rust compiler. Held by building one in an
-//! environment of `PATH` and `HOME` alone from packed packages, checking it from git, and by trying README's commands there.
+//! Checks that a program outside of the workspace needs only a Rust compiler to build. It builds such a program from
+//! packed packages, in an environment with only `PATH` and `HOME`, checks it from git, and tries the READMEs' commands.
 
 use std::{
     env,
@@ -18,12 +18,12 @@ use crate::{
     workspace,
 };
 
-/// Limits on the outside program.
+/// Limits of the outside program.
 const MAX_BYTES: u64 = 12_000_000;
 const MAX_START: Duration = Duration::from_millis(5);
 const MAX_LOCKED: usize = 30;
 
-/// Packs the workspace, builds the outside program against the packages and runs it, and checks it against git.
+/// Packs the workspace, builds the outside program from the packages and runs it, and checks it from git.
 pub fn run() -> Result<(), Error> {
     let root = workspace().join("target/adopt");
     let _ = fs::remove_dir_all(root.join("packages"));
@@ -50,7 +50,8 @@ pub fn run() -> Result<(), Error> {
     check_minimum_rust(&root)
 }
 
-/// Checks what is published with the Rust that `Cargo.toml` states; skipped where that is not installed and cannot be.
+/// Checks the published packages with the Rust version that `Cargo.toml` states. Skipped if that is not installed and
+/// cannot be.
 fn check_minimum_rust(root: &Path) -> Result<(), Error> {
     let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
     let stated = manifest
@@ -101,10 +102,10 @@ fn check_minimum_rust(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Builds the example with kernels of its own, and runs it without a GPU and on the emulated one.
+/// Builds the example with its own kernels, and runs it without a GPU and on the emulated GPU.
 fn try_own_variant() -> Result<(), Error> {
     let begin = Instant::now();
-    // The workspace's: `core` for the GPU is compiled there already, or will be needed, and takes a minute.
+    // Share the workspace's target directory: `core` for the GPU takes a minute to compile and is needed there anyway.
     let target = workspace().join("target");
     run_command(
         bare("cargo")?
@@ -117,7 +118,8 @@ fn try_own_variant() -> Result<(), Error> {
             .env("CARGO_TARGET_DIR", &target),
     )?;
     let built = begin.elapsed();
-    // Of its package alone it would be compiled for other features of its dependencies, and again for the tests.
+    // Build the driver with all packages. Alone, its dependencies would be compiled with other features, and again for
+    // the tests.
     let driver = crate::test::emulated_driver()?;
     for (libcuda, expected) in [
         (Path::new("/none"), "CPU: the largest difference"),
@@ -141,7 +143,7 @@ fn try_own_variant() -> Result<(), Error> {
     Ok(())
 }
 
-/// A program in the environment that is there without any set-up.
+/// A command for a program in a minimal environment.
 fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
     let mut command = Command::new(program);
     command.env_clear();
@@ -151,7 +153,7 @@ fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
     Ok(command)
 }
 
-/// Whether a command builds and runs does not depend on how much is optimised: it saves 90 s of 150 s.
+/// Optimisation does not affect whether a command builds and runs; without it, this takes 60 s instead of 150 s.
 const BARELY_OPTIMISED: [&str; 9] = [
     "--config=profile.release.opt-level=1",
     "--config=profile.release.debug=false",
@@ -164,7 +166,7 @@ const BARELY_OPTIMISED: [&str; 9] = [
     "--config=profile.release.package.tandem-schedule.opt-level=0",
 ];
 
-/// Tries the commands that the READMEs of the library and of the command show.
+/// Tries the commands in the READMEs of the library and of the command.
 fn try_commands(root: &Path) -> Result<(), Error> {
     let readme = fs::read_to_string(workspace().join("README.md"))?
         + &fs::read_to_string(workspace().join("cli/README.md"))?;
@@ -174,7 +176,7 @@ fn try_commands(root: &Path) -> Result<(), Error> {
     for shown in shell_lines(&readme) {
         let begin = Instant::now();
         match shown {
-            // The outside program above is what the first is for; the second runs this.
+            // The outside program covers the first; the second runs this check.
             "cargo add tandem-attn --features cuda" | "cargo xtask test" => continue,
             "cargo run --release" => run_command(
                 bare("cargo")?
@@ -210,7 +212,7 @@ fn try_commands(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The commands of Markdown's blocks for a shell, without what is said about them.
+/// The commands in Markdown's shell blocks, without their comments.
 fn shell_lines(markdown: &str) -> impl Iterator<Item = &str> {
     let mut inside = false;
     let commands = markdown.lines().filter(move |line| {
@@ -221,7 +223,7 @@ fn shell_lines(markdown: &str) -> impl Iterator<Item = &str> {
     commands.map(|line| line.split('#').next().unwrap_or(line).trim())
 }
 
-/// `cargo package` of everything that is published, unpacked.
+/// Runs `cargo package` on all published packages and unpacks the results.
 fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     let metadata: Value = serde_json::from_str(&output(cargo().args([
         "metadata",
@@ -234,7 +236,7 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
         .flatten()
         .partition(|package| package["publish"].as_array().is_some_and(Vec::is_empty));
     let mut packed = Vec::new();
-    // The registry does not know these packages yet: packing verifies nothing, the outside program does.
+    // The registry does not know these packages yet, so packing verifies nothing; the outside program does.
     let excluded = unpublished
         .iter()
         .filter_map(|package| package["name"].as_str());
@@ -278,7 +280,7 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     Ok(packed)
 }
 
-/// The outside program with this dependency.
+/// Creates the outside program with this dependency.
 fn outside(root: &Path, way: &str, dependency: &str) -> Result<PathBuf, Error> {
     let folder = root.join(way);
     fs::create_dir_all(folder.join("src"))?;
@@ -295,7 +297,8 @@ fn outside(root: &Path, way: &str, dependency: &str) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// That the library is found in the repository, with all its packages. What would be built is what is built from packages.
+/// Checks that cargo finds the library in the repository, with all its packages. Nothing is built, because the packages
+/// were.
 fn check_from_git(folder: &Path, root: &Path) -> Result<(), Error> {
     let begin = Instant::now();
     run_command(
@@ -312,7 +315,7 @@ fn check_from_git(folder: &Path, root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many packages the outside program takes, which are not to be many.
+/// Checks that the outside program has few packages. Returns their number.
 fn check_locked(folder: &Path) -> Result<usize, Error> {
     let lock = fs::read_to_string(folder.join("Cargo.lock"))?;
     let locked = lock.matches("[[package]]").count() - 1;
@@ -322,7 +325,7 @@ fn check_locked(folder: &Path) -> Result<usize, Error> {
     }
 }
 
-/// Builds the outside program from packages, and runs it.
+/// Builds the outside program from the packages, and runs it.
 fn build_and_try(folder: &Path, root: &Path) -> Result<(), Error> {
     let begin = Instant::now();
     run_command(

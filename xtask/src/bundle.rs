@@ -1,4 +1,4 @@
-//! What a GPU host needs to test and measure, and nothing else: programs that carry their device code.
+//! Bundles what a GPU host needs for tests and measurements: programs that contain their device code.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
 
 const PACKAGES: [&str; 2] = ["tandem-attn", "tandem-papers"];
 
-/// The tests that want a GPU: `tests/gpu/`.
+/// The tests that need a GPU: `tests/gpu/`.
 const GPU_TEST: &str = "gpu";
 
 /// Builds the GPU tests and all benchmarks and puts them into `dist/`, with a script to run them.
@@ -80,7 +80,7 @@ pub fn run() -> Result<(), Error> {
     Ok(())
 }
 
-/// Kind and name of what belongs into the bundle.
+/// Kind and name of the targets in the bundle.
 fn targets() -> Result<Vec<(String, String)>, Error> {
     let metadata: Value = serde_json::from_str(&output(cargo().args([
         "metadata",
@@ -101,7 +101,7 @@ fn targets() -> Result<Vec<(String, String)>, Error> {
     Ok(targets)
 }
 
-/// Name and path of each program that cargo says it built.
+/// Name and path of each program that cargo reports as built.
 fn executables(messages: &str) -> Vec<(String, PathBuf)> {
     messages
         .lines()
@@ -113,7 +113,7 @@ fn executables(messages: &str) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Copies and strips one program, and says what is in the bundle now.
+/// Copies and strips one program. Returns its entry in the bundle's list.
 fn pack(dist: &Path, kind: &str, name: &str, executable: &Path) -> Result<Value, Error> {
     let file = format!("{kind}-{name}");
     let packed = dist.join(&file);

@@ -1,4 +1,4 @@
-//! Checks by programs beside the compiler: Miri, ThreadSanitizer, libFuzzer, cargo-deny.
+//! Runs external checkers: Miri, ThreadSanitizer, libFuzzer, cargo-deny.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use crate::{
     workspace,
 };
 
-/// Of nightly compilers only, and what they take changes from day to day.
+/// The checkers need a nightly compiler. It is pinned, because nightlies change daily.
 const TOOLCHAIN: &str = "nightly-2026-05-20";
 
 /// Tests of a package: the target, and the arguments of its test runner.
@@ -21,10 +21,10 @@ struct Tests {
     runner: &'static [&'static str],
 }
 
-/// What calls no driver, as much as an interpreter gets through in minutes: it takes a thousand times as long. What is
-/// skipped compares with attention in f64, or goes through all numbers. Of the planner one random batch and small ones are
-/// planned: plans that are compared with others take as long again for each. Of the emulator its parts are tested, and no
-/// kernels: the first of its 66 pieces of PTX takes minutes.
+/// Tests that call no driver, as many as Miri runs in minutes: it is a thousand times slower. Skipped are comparisons
+/// with attention in f64 and tests of all numbers. Of the planner, one random batch and small ones are planned;
+/// comparisons of plans would take as long again for each. Of the emulator, the parts are tested but no kernels: the
+/// first of its 66 pieces of PTX takes minutes.
 const INTERPRETED: [Tests; 5] = [
     Tests {
         package: "tandem-attn",
@@ -64,7 +64,7 @@ const INTERPRETED: [Tests; 5] = [
     },
 ];
 
-/// What computes in several threads.
+/// Tests of multi-threaded code.
 const THREADED: [Tests; 2] = [
     Tests {
         package: "tandem-attn",
@@ -78,14 +78,14 @@ const THREADED: [Tests; 2] = [
     },
 ];
 
-/// Tests under Miri: undefined behaviour, reads of what nobody wrote, races.
+/// Runs tests under Miri: undefined behaviour, uninitialised reads, data races.
 pub fn miri(only: &str) -> Result<(), Error> {
     for_each(&INTERPRETED, only, |tests| {
         let mut miri = nightly();
         miri.args(["cargo", "miri", "test", "--package", tests.package]);
-        // Tests read files and the environment. Rayon's threads live as long as the program, which is no leak, and its
-        // queues keep bits in pointers, which the stricter models of memory do not know. Logarithms are those of one
-        // machine: that they may differ by a bit elsewhere is no defect.
+        // Tests read files and the environment. Rayon's threads live as long as the program, which is not a leak. Its
+        // queues keep bits in pointers, which stricter memory models forbid. Floats are deterministic, because
+        // logarithms that differ by a bit elsewhere are not a defect.
         miri.env(
             "MIRIFLAGS",
             "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-tree-borrows -Zmiri-permissive-provenance -Zmiri-deterministic-floats",
@@ -96,10 +96,10 @@ pub fn miri(only: &str) -> Result<(), Error> {
     })
 }
 
-/// Tests with ThreadSanitizer, the standard library compiled with it, too: races.
+/// Runs tests with ThreadSanitizer, with an instrumented standard library, too: data races.
 pub fn tsan(only: &str) -> Result<(), Error> {
     for_each(&THREADED, only, |tests| {
-        // Named, though it is the host: build scripts and macros are compiled without then.
+        // The target is given explicitly, so that build scripts and macros are compiled without the sanitizer.
         let target = "x86_64-unknown-linux-gnu";
         let mut tsan = nightly();
         tsan.args(["cargo", "test", "-Zbuild-std", "--package", tests.package]);
@@ -114,17 +114,17 @@ pub fn tsan(only: &str) -> Result<(), Error> {
     })
 }
 
-/// Input from outside, each kind with a target of libFuzzer in `tests/libfuzzer`.
+/// Kinds of external input, each with a libFuzzer target in `tests/libfuzzer`.
 const READ: [&str; 4] = ["workloads", "traces", "tensors", "plans"];
 
-/// Flags of rustc by which libFuzzer sees which code an input reaches, and what is compared with what.
+/// Flags of rustc with which libFuzzer observes coverage and comparisons.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table \
                         -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
 
-/// Inputs that libFuzzer makes of seeds, for so many seconds each target whose name has `only` in it. What it found stays in
-/// `target/libfuzzer`, and is where the next run begins.
+/// Fuzzes each target whose name contains `only` for `seconds` seconds, starting from seeds. New inputs are kept in
+/// `target/libfuzzer`, where the next run continues.
 pub fn libfuzzer(only: &str, seconds: u32) -> Result<(), Error> {
     let chosen: Vec<_> = READ.iter().filter(|name| name.contains(only)).collect();
     if chosen.is_empty() {
@@ -134,7 +134,7 @@ pub fn libfuzzer(only: &str, seconds: u32) -> Result<(), Error> {
         )
         .into());
     }
-    // Named, though it is the host: build scripts and macros are compiled without then.
+    // The target is given explicitly, so that build scripts and macros are compiled without the instrumentation.
     let host = "x86_64-unknown-linux-gnu";
     let folder = workspace().join("target/libfuzzer");
     let mut build = cargo();
@@ -152,14 +152,14 @@ pub fn libfuzzer(only: &str, seconds: u32) -> Result<(), Error> {
         fuzzer.arg(format!("-max_total_time={seconds}"));
         fuzzer.arg(format!("-artifact_prefix={}/{name}-", folder.display()));
         fuzzer.args(["-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"]);
-        // What the programs print of each input is not looked at.
+        // The programs' output for each input is of no interest.
         run_command(fuzzer.arg(&corpus).arg(&seeds).stdout(Stdio::null()))?;
     }
     Ok(())
 }
 
-/// Licences, versions and sources of the crates that we depend on, by `deny.toml`; with `advisories` what is known against
-/// them, which is fetched.
+/// Checks licences, versions and sources of our dependencies against `deny.toml`; with `advisories`, also the RustSec
+/// database, which is fetched.
 pub fn deny(advisories: bool) -> Result<(), Error> {
     const INSTALL: &str = "cargo-deny is not installed: cargo install --locked cargo-deny";
     output(command("cargo-deny").arg("--version")).map_err(|_| INSTALL)?;
@@ -171,7 +171,7 @@ pub fn deny(advisories: bool) -> Result<(), Error> {
     run_command(deny.args(["bans", "licenses", "sources"]))
 }
 
-/// Runs those whose package or target has `only` in it.
+/// Runs the tests whose package or target contains `only`.
 fn for_each(all: &[Tests], only: &str, command: impl Fn(&Tests) -> Command) -> Result<(), Error> {
     let has = |tests: &&Tests| {
         tests.package.contains(only) || tests.target.iter().any(|target| target.contains(only))
@@ -189,7 +189,8 @@ fn for_each(all: &[Tests], only: &str, command: impl Fn(&Tests) -> Command) -> R
     Ok(())
 }
 
-/// The toolchain in a folder of its own: among those of rustup, one with the library's sources would be taken for kernels.
+/// Installs the toolchain in its own folder. Among rustup's toolchains, a nightly with library sources would be chosen
+/// to compile kernels.
 fn install() -> Result<(), Error> {
     let list = output(rustup().args(["toolchain", "list"]))?;
     if list.lines().any(|line| line.starts_with(TOOLCHAIN)) {
@@ -205,14 +206,14 @@ fn install() -> Result<(), Error> {
     run_command(&mut install)
 }
 
-/// What runs a program of the toolchain: the rest of the command.
+/// The start of a command that runs a program of the toolchain.
 fn nightly() -> Command {
     let mut run = rustup();
     run.args(["run", TOOLCHAIN]);
     run
 }
 
-/// Rustup over our own folder, without what another toolchain's cargo has set for us.
+/// Rustup on our own folder, without the environment variables of another toolchain's cargo.
 fn rustup() -> Command {
     let mut rustup = command("rustup");
     rustup.env("RUSTUP_HOME", workspace().join(".tools/rustup"));

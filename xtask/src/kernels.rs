@@ -1,4 +1,4 @@
-//! Builds the kernels and looks at what came out, on a machine with no GPU.
+//! Builds the kernels and inspects the results, on a machine without a GPU.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,7 +19,7 @@ use crate::{
 
 const TABLE: &str = "kernels-gpu/static-report.txt";
 
-/// What to do with the table.
+/// What to do with the static report.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Print,
@@ -37,7 +37,7 @@ impl Mode {
     }
 }
 
-/// Builds all modules, then prints, compares or writes the table.
+/// Builds all modules, then prints, compares or writes the static report.
 pub fn run(mode: Mode) -> Result<(), Error> {
     setup::run()?;
     let modules = build_all(modules::modules(&workspace()))?;
@@ -63,7 +63,7 @@ pub fn run(mode: Mode) -> Result<(), Error> {
     Ok(())
 }
 
-/// What to show of some kernels, beside the table.
+/// What to show of some kernels, in addition to the report.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     None,
@@ -81,7 +81,7 @@ impl Code {
     }
 }
 
-/// Builds the kernels whose names match, and shows what came out: the inner loop of work on a kernel.
+/// Builds the kernels whose names match and shows the results: the inner loop of work on a kernel.
 pub fn some(only: &str, code: Code) -> Result<(), Error> {
     let regex = Regex::new(only)?;
     let matching = |entry: &Entry| regex.is_match(&entry.name);
@@ -134,7 +134,7 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
             expected.tools, report.tools
         );
     } else if modules.iter().any(|module| !module.warnings.is_empty()) {
-        // Another compiler may warn of what this one does not know.
+        // Another compiler version may have warnings that this one does not have.
         return Err("the compiler has warnings about device code, see above".into());
     }
     let differences = expected.differences(report);
@@ -155,7 +155,7 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
 fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
     let mut report = Report::default();
     let mut notices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    // On all processors: it takes a tenth of what compiling does.
+    // In parallel on all processors; this takes a tenth of the compile time.
     let machine_code = |module| disassembled(module).map(|text| MachineCode::parse(&text));
     let codes: Vec<_> = modules.par_iter().map(machine_code).collect();
     for (module, machine_code) in modules.iter().zip(codes) {
@@ -202,13 +202,13 @@ fn count(body: &str, counts: impl Fn(&str) -> bool) -> u32 {
     u32::try_from(ptx::count_instructions(body, counts)).unwrap_or(u32::MAX)
 }
 
-/// `bar.sync 0`, named barriers, and their newer names.
+/// Whether an opcode is `bar.sync 0`, a named barrier, or a newer name of these.
 fn is_block_barrier(opcode: &str) -> bool {
     let of_bar = opcode.starts_with("bar.") && !opcode.starts_with("bar.warp");
     of_bar || opcode.starts_with("barrier.") && !opcode.starts_with("barrier.cluster")
 }
 
-/// What ptxas remarked, each remark once with its number of times, sorted.
+/// The remarks of ptxas, sorted, each once with its number of occurrences.
 fn remarks(arch: &str, notices: &[String]) -> Vec<String> {
     let mut times: BTreeMap<String, u32> = BTreeMap::new();
     for notice in notices {
@@ -221,7 +221,7 @@ fn remarks(arch: &str, notices: &[String]) -> Vec<String> {
     times.into_iter().map(shown).collect()
 }
 
-/// A remark without the PTX file and line that it names: they move with every change.
+/// A remark without the PTX file and line, which move with every change.
 fn without_place(notice: &str) -> String {
     let in_file = notice.starts_with("ptxas /");
     let remark = notice
@@ -237,14 +237,14 @@ fn without_place(notice: &str) -> String {
     words.join(" ")
 }
 
-/// How often each kernel uses each instruction.
+/// Counts of instructions in each kernel.
 #[derive(Debug, Default)]
 struct MachineCode {
     opcodes: HashMap<String, HashMap<String, u32>>,
 }
 
 impl MachineCode {
-    /// Reads what `nvdisasm --print-code` prints: a section for each kernel, a line for each instruction.
+    /// Parses the output of `nvdisasm --print-code`: a section for each kernel, a line for each instruction.
     fn parse(disassembly: &str) -> Self {
         let mut code = Self::default();
         let mut kernel = String::new();
@@ -287,7 +287,7 @@ impl MachineCode {
             .unwrap_or(0)
     }
 
-    /// All but the padding at the end.
+    /// Number of instructions without the padding at the end.
     fn instructions(&self, kernel: &str) -> u32 {
         let all: u32 = self
             .opcodes
@@ -306,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// A family's kernels are in a module of each architecture that runs them, and in no other.
+    /// A family's kernels are in a module for each supported architecture, and in no other module.
     #[test]
     fn modules_are_the_families_of_the_registry() {
         let modules = modules::FAMILIES.iter().flat_map(|(family, archs)| {

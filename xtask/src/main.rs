@@ -1,4 +1,4 @@
-//! The chores of tandem-attn. `cargo xtask help` lists them.
+//! The development tasks of tandem-attn. `cargo xtask help` lists them.
 
 mod adopt;
 mod bundle;
@@ -20,10 +20,10 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-/// Whatever went wrong, ready to be shown.
+/// Any error, ready to be shown.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The chores of tandem-attn.
+/// The development tasks of tandem-attn.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -33,17 +33,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Install what building for the GPU needs and is not there yet.
+    /// Install what is missing to build for the GPU.
     Setup,
-    /// Build all kernels and show what each takes of the GPU, by ptxas and by the machine code.
+    /// Build all kernels and show the resources of each, from ptxas and from the machine code.
     Kernels {
-        /// Fail where the table differs from kernels-gpu/static-report.txt.
+        /// Fail if the table differs from kernels-gpu/static-report.txt.
         #[arg(long, conflicts_with = "bless")]
         check: bool,
         /// Write the table to kernels-gpu/static-report.txt.
         #[arg(long)]
         bless: bool,
-        /// Build only kernels whose name this regular expression matches, somewhere in it
+        /// Build only kernels whose name contains a match of this regular expression
         #[arg(long, value_name = "REGEX", conflicts_with_all = ["check", "bless"])]
         only: Option<String>,
         /// Show the PTX of those kernels
@@ -53,58 +53,57 @@ enum Chore {
         #[arg(long, requires = "only")]
         sass: bool,
     },
-    /// Build all kernels and write kernels-bin/, the package that programs take them from.
+    /// Build all kernels and write kernels-bin/, the package from which programs take them.
     Package {
-        /// Fail where kernels-bin/ is not made from these sources.
+        /// Fail if kernels-bin/ was not made from these sources.
         #[arg(long)]
         check: bool,
     },
-    /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
-    /// no GPU.
+    /// Set up, check the kernels, run every test. GPU tests report that they are skipped if there is no GPU.
     Test,
     /// Random sequences of calls, right and wrong: `cargo xtask fuzz cpu --seeds 1000`, `cargo xtask fuzz --help`
     #[command(disable_help_flag = true)]
     Fuzz {
-        /// What `tandem-fuzz` is given
+        /// Arguments of `tandem-fuzz`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Put small faults into a copy of the last commit, one at a time, and see whether tests find them.
+    /// Inject small faults into a copy of the last commit, one at a time, and check that tests find them.
     Mutate {
         /// Only faults with this text in their name or their file
         #[arg(default_value = "")]
         only: String,
     },
-    /// Run tests that call no driver under Miri: undefined behaviour. Installs a nightly compiler in a folder of ours.
+    /// Run tests that call no driver under Miri: undefined behaviour. Installs a nightly compiler in our own folder.
     Miri {
         /// Only packages and targets with this text in their name
         #[arg(default_value = "")]
         only: String,
     },
-    /// Run tests of the CPU executor with ThreadSanitizer, by the same compiler.
+    /// Run tests of the CPU executor with ThreadSanitizer, with the same compiler.
     Tsan {
         /// Only packages and targets with this text in their name
         #[arg(default_value = "")]
         only: String,
     },
-    /// Make inputs of what is read from files with libFuzzer: workloads, traces, tensors, plans. Needs a C++ compiler.
+    /// Fuzz the readers of workloads, traces, tensors and plans with libFuzzer. Needs a C++ compiler.
     Libfuzzer {
         /// Only targets with this text in their name
         #[arg(default_value = "")]
         only: String,
-        /// For so long each
+        /// Seconds for each target
         #[arg(long, default_value_t = 60)]
         seconds: u32,
     },
-    /// Compare the crates that we depend on with deny.toml: licences, double versions, sources.
+    /// Check our dependencies against deny.toml: licences, duplicate versions, sources.
     Deny {
-        /// Fetch what is known against them, too.
+        /// Also fetch and check the RustSec advisories.
         #[arg(long)]
         advisories: bool,
     },
-    /// Pack the workspace and build a program outside it, with the feature cuda, in an empty environment.
+    /// Pack the workspace and build a program outside of it, with the feature cuda, in a minimal environment.
     Adopt,
-    /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
+    /// Put the GPU tests and benchmarks into dist/, to run on a GPU host without Rust.
     Bundle,
 }
 

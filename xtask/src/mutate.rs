@@ -1,4 +1,4 @@
-//! Whether tests find small faults: each is put into a copy of the workspace, and one of its tests has to fail.
+//! Checks that tests find small faults: each is put into a copy of the workspace, where one of its tests must fail.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,10 @@ use crate::{
 
 const FAULTS: &str = include_str!("../mutations.txt");
 
-/// Tests that take longer than this do not end.
+/// Tests that take longer than this are considered to hang.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// A fault, and the tests that are to find it.
+/// A fault, and the tests that should find it.
 #[derive(Debug)]
 struct Fault {
     what: String,
@@ -32,7 +32,7 @@ struct Fault {
     new: String,
 }
 
-/// The faults of the file.
+/// Reads the faults from their file.
 fn faults() -> Result<Vec<Fault>, Error> {
     let blocks = FAULTS.split("\n\n").map(str::trim);
     let blocks = blocks.filter(|block| !block.is_empty() && !block.starts_with('#'));
@@ -57,7 +57,7 @@ fn faults() -> Result<Vec<Fault>, Error> {
     Ok(blocks.map(fault).collect::<Result<_, _>>()?)
 }
 
-/// Puts each fault whose text has `only` in it into a copy of the last commit, and runs its tests there.
+/// Puts each fault whose text contains `only` into a copy of the last commit, and runs its tests there.
 pub fn run(only: &str) -> Result<(), Error> {
     let mut chosen = faults()?;
     chosen.retain(|fault| fault.what.contains(only) || fault.file.contains(only));
@@ -65,7 +65,7 @@ pub fn run(only: &str) -> Result<(), Error> {
         return Err(format!("no fault has {only:?} in its name or its file").into());
     }
     let copy = checkout()?;
-    // A test that fails anyhow finds nothing.
+    // A test that fails without a fault proves nothing.
     let all: BTreeSet<&String> = chosen.iter().flat_map(|fault| &fault.tests).collect();
     let all: Vec<String> = all.into_iter().cloned().collect();
     if let Some(failed) = verdict(&build(&copy, &all)?)? {
@@ -91,7 +91,7 @@ pub fn run(only: &str) -> Result<(), Error> {
     }
 }
 
-/// The last commit in a folder of its own, which keeps what was built in it.
+/// The last commit in its own folder, which keeps build results.
 fn checkout() -> Result<PathBuf, Error> {
     let copy = workspace().join("target/mutants");
     if copy.exists() {
@@ -108,7 +108,7 @@ fn checkout() -> Result<PathBuf, Error> {
     Ok(copy)
 }
 
-/// The first test that fails with the fault in the copy. What does not compile is no fault.
+/// The first test that fails with the fault in the copy. A fault that does not compile is an error.
 fn found_by(copy: &Path, fault: &Fault) -> Result<Option<String>, Error> {
     let file = copy.join(&fault.file);
     let text = fs::read_to_string(&file)?;
@@ -123,20 +123,20 @@ fn found_by(copy: &Path, fault: &Fault) -> Result<Option<String>, Error> {
     found.map_err(|error| format!("{}: {error}", fault.what).into())
 }
 
-/// A program of tests, and where it is to run.
+/// A test program, and the folder to run it in.
 struct Program {
     path: PathBuf,
     folder: PathBuf,
 }
 
-/// Builds tests, as little as is enough for them.
+/// Builds the tests with as little work as possible.
 fn build(copy: &Path, tests: &[String]) -> Result<Vec<Program>, Error> {
     let mut build = cargo();
     build.current_dir(copy);
     build.args(["test", "--no-run", "--quiet", "--message-format=json"]);
     build.args(["--package", "tandem-attn", "--package", "tandem-fuzz"]);
     build.args(tests);
-    // Changed a line at a time: parts of the library are not compiled again.
+    // Faults change one line, so incremental compilation avoids compiling most of the library again.
     build.env("CARGO_INCREMENTAL", "1");
     build.env("CARGO_PROFILE_TEST_DEBUG", "0");
     build.env("CARGO_PROFILE_DEV_DEBUG", "0");
@@ -162,7 +162,7 @@ fn build(copy: &Path, tests: &[String]) -> Result<Vec<Program>, Error> {
     }
 }
 
-/// What the first program says that does not pass.
+/// The output of the first program that fails.
 fn verdict(programs: &[Program]) -> Result<Option<String>, Error> {
     for program in programs {
         let name = program.path.file_stem().unwrap_or_default();
@@ -170,7 +170,7 @@ fn verdict(programs: &[Program]) -> Result<Option<String>, Error> {
         let name = name.rsplit_once('-').map_or(&name[..], |(name, _)| name);
         let mut child = Command::new(&program.path)
             .current_dir(&program.folder)
-            // What fails is not made smaller.
+            // Failing inputs need not be shrunk.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .env("RUST_BACKTRACE", "0")
             .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! The package of compiled kernels: `kernels-bin/`, which programs take their kernels from.
+//! Writes the package of compiled kernels, `kernels-bin/`, from which programs take their kernels.
 
 use std::{
     collections::BTreeMap,
@@ -14,17 +14,17 @@ use crate::{Error, modules, setup, workspace};
 
 const FOLDER: &str = "kernels-bin";
 
-/// What is written beside the images: the compilers, and a hash of every image before compression.
+/// File next to the images with the compilers' versions, and a hash of every image before compression.
 const MADE_FROM: &str = "data/made-from.txt";
 
-/// zstd's highest level; its window of 128 MiB covers a whole module.
+/// zstd's highest level. Its window of 128 MiB covers a whole module.
 const LEVEL: i32 = 22;
 
-/// The most that the images may take, packed: 9.75 MiB, for registries accept 10 MiB for a package, and the rest of this one
-/// takes 16 KiB.
+/// Maximum size of all packed images: 9.75 MiB. Registries accept packages of 10 MiB, and the rest of this one takes 16
+/// KiB.
 const LIMIT: usize = 39 << 18;
 
-/// Builds all kernels and writes the package, or checks that the one in the tree is made from these sources.
+/// Builds all kernels and writes the package, or checks that the existing one was made from these sources.
 pub fn run(check: bool) -> Result<(), Error> {
     setup::run()?;
     let modules = build_all(modules::modules(&workspace()))?;
@@ -36,7 +36,7 @@ pub fn run(check: bool) -> Result<(), Error> {
     }
 }
 
-/// An image of a module, as it is known in the package.
+/// An image of a module in the package.
 struct Image<'a> {
     file: String,
     bytes: &'a [u8],
@@ -86,7 +86,7 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     let text = made_from(modules, &images);
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
-    // Images whose bytes did not change keep their file: compressing takes longer than hashing.
+    // Images with unchanged bytes keep their file, because compressing takes longer than hashing.
     let before = fs::read_to_string(folder.join(MADE_FROM)).unwrap_or_default();
     let unchanged = |image: &Image<'_>| {
         let line = format!("{:x}  {}", Sha256::digest(image.bytes), image.file);

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Runs other programs.
 
 use std::{
     env,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, workspace};
 
-/// A command that starts in the root of the workspace.
+/// A command that runs in the root of the workspace.
 pub fn command(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new(program.as_ref());
     command.current_dir(workspace());
@@ -20,7 +20,7 @@ pub fn cargo() -> Command {
     command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Shows the command and runs it with our own output.
+/// Shows the command and runs it; it shares our output.
 pub fn run(command: &mut Command) -> Result<(), Error> {
     println!("$ {}", shown(command));
     let status = command
@@ -33,7 +33,7 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
     }
 }
 
-/// Runs the command and takes what it writes to standard output.
+/// Runs the command and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String, Error> {
     let output = command
         .stderr(Stdio::inherit())

@@ -1,12 +1,12 @@
-//! The static report as a table: to print, to read back, to compare.
+//! The static report as a table: printing, parsing, comparing.
 
 use std::{collections::BTreeMap, fmt, fmt::Write as _};
 
-/// One figure about a kernel.
+/// A figure of a kernel.
 pub struct Column {
     pub title: &'static str,
-    /// Whether it must agree even where another compiler or ptxas made the table. The others are
-    /// matters of register allocation and unrolling, which each release does a little differently.
+    /// Whether it must be equal even if another compiler or ptxas made the table. The other figures depend on register
+    /// allocation and unrolling, which change slightly with each release.
     pub binding: bool,
 }
 
@@ -24,7 +24,7 @@ const fn incidental(title: &'static str) -> Column {
     }
 }
 
-/// ptxas's figures, then what the PTX holds, then what the machine code holds.
+/// Figures from ptxas, then from the PTX, then from the machine code.
 pub const COLUMNS: [Column; 18] = [
     incidental("regs"),
     binding("stack"),
@@ -49,13 +49,13 @@ pub const COLUMNS: [Column; 18] = [
 /// The figures of one kernel, in the order of [`COLUMNS`].
 pub type Figures = [u32; COLUMNS.len()];
 
-/// All kernels, by architecture and name.
+/// Figures of all kernels, by architecture and name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Compiler and ptxas.
+    /// Versions of the compiler and of ptxas.
     pub tools: String,
     pub kernels: BTreeMap<(String, String), Figures>,
-    /// What ptxas remarked, with the architecture before it.
+    /// Remarks of ptxas, each with its architecture first.
     pub notices: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for Report {
         for line in &lines {
             let mut text = String::new();
             for (at, (cell, width)) in line.iter().zip(&widths).enumerate() {
-                // Names to the left, numbers to the right.
+                // Names are left-aligned, numbers right-aligned.
                 if at < 2 {
                     write!(text, "{cell:width$}  ")?
                 } else {
@@ -112,7 +112,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Reads what [`Display`](fmt::Display) wrote.
+    /// Parses the output of [`Display`](fmt::Display).
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut report = Self::default();
         let mut has_titles = false;
@@ -143,7 +143,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Each figure and remark in which `found` is not what this report says.
+    /// Each figure and remark of `found` that differs from this report.
     pub fn differences(&self, found: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         let all_count = self.tools == found.tools;

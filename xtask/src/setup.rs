@@ -15,16 +15,16 @@ use crate::{
 
 const PROGRAMS: [&str; 3] = ["ptxas", "nvdisasm", "cuobjdump"];
 
-/// The oldest Debian package that will do, as a prefix of its version: the same as `Compiler` wants.
+/// The oldest suitable Debian package, as a prefix of its version; the same as `Compiler` requires.
 const DEBIAN_MINIMUM: (u32, u32) = (1, 96);
 
-/// Does nothing but say so where everything is there.
+/// If nothing is missing, only prints a message.
 pub fn run() -> Result<(), Error> {
     compiler()?;
     cuda_tools()
 }
 
-/// Where the programs of [`cuda_tools`] are.
+/// Folder of the programs that [`cuda_tools`] installs.
 pub fn tools_dir() -> PathBuf {
     workspace().join(".tools/bin")
 }
@@ -45,7 +45,7 @@ fn compiler() -> Result<(), Error> {
     Ok(())
 }
 
-/// Debian's packages where we may install them and they are new enough, else a toolchain of rustup.
+/// Installs Debian's packages if we may and they are new enough, else a toolchain of rustup.
 fn install_compiler() -> Result<(), Error> {
     println!("setup: no compiler for the GPU yet");
     if is_root() && Path::new("/usr/bin/apt-get").exists() {
@@ -56,7 +56,7 @@ fn install_compiler() -> Result<(), Error> {
                     .args(arguments),
             )
         };
-        // An index that is out of date or half reachable may still hold the packages.
+        // An index that is outdated or partly unreachable may still have the packages.
         if let Err(error) = apt(&["update", "-qq"]) {
             println!("setup: {error}");
         }
@@ -90,7 +90,8 @@ fn debian_package_is_new_enough() -> bool {
     candidate_version(&policy).is_some_and(|version| version >= DEBIAN_MINIMUM)
 }
 
-/// Of what `apt-cache policy` says; an epoch and everything after the minor version are left out.
+/// The candidate's version in the output of `apt-cache policy`, without the epoch and everything after the minor
+/// version.
 fn candidate_version(policy: &str) -> Option<(u32, u32)> {
     let candidate = policy
         .lines()
@@ -104,7 +105,7 @@ fn is_root() -> bool {
     output(command("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// Unpacks the programs from PyPI's wheels: pinned versions, which pip compares with their hashes.
+/// Unpacks the programs from PyPI's wheels, with pinned versions and hashes that pip checks.
 fn cuda_tools() -> Result<(), Error> {
     let requirements = workspace().join("xtask/cuda-tools.txt");
     let wanted = fs::read_to_string(&requirements)?;

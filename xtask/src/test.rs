@@ -1,4 +1,4 @@
-//! Everything that a change must pass.
+//! Runs all checks that a change must pass.
 
 use std::path::PathBuf;
 
@@ -8,24 +8,24 @@ use crate::{
     workspace,
 };
 
-/// `cargo test` of everything. One set of features for all packages, so that nothing is compiled twice.
+/// `cargo test` of everything, with one set of features for all packages, so that nothing is compiled twice.
 const EVERYTHING: [&str; 3] = [
     "test",
     "--workspace",
     "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine,tandem-cli/emulator",
 ];
 
-/// Checks the kernels, which sets up what is missing, and runs all tests.
+/// Checks the kernels, which installs what is missing, and runs all tests.
 pub fn run() -> Result<(), Error> {
     kernels::run(kernels::Mode::Check)?;
     package::run(true)?;
     run_command(cargo().args(EVERYTHING))
 }
 
-/// Compiles all that [`run`] runs, the emulated driver among it, and says where that is.
+/// Compiles everything that [`run`] runs, including the emulated driver. Returns the driver's path.
 pub fn emulated_driver() -> Result<PathBuf, Error> {
     run_command(cargo().args(EVERYTHING).args(["--no-run", "--quiet"]))?;
-    // What is built for tests stays among the dependencies.
+    // Cargo leaves libraries built for tests in the folder of dependencies.
     Ok(workspace().join("target/debug/deps/libptx_driver.so"))
 }
 

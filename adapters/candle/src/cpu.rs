@@ -1,4 +1,4 @@
-//! On the CPU: candle's storages as the tensors of the core.
+//! CPU backend: passes candle's storages to the core as tensors.
 
 use std::slice;
 
@@ -14,7 +14,7 @@ use tandem_attn::{
 
 use crate::{layout::Axes, wrap};
 
-/// A storage, and what of it is the tensor.
+/// A storage, and the layout of the tensor in it.
 type Part<'a> = (&'a CpuStorage, &'a Layout);
 
 fn read<const RANK: usize>(storage: &CpuStorage, axes: Axes<RANK>) -> Result<TensorRef<'_, RANK>> {
@@ -28,7 +28,7 @@ fn read<const RANK: usize>(storage: &CpuStorage, axes: Axes<RANK>) -> Result<Ten
         CpuStorage::BF16(elements) => TensorRef::strided(from(elements, first), shape, strides),
         CpuStorage::F16(elements) => TensorRef::strided(from(elements, first), shape, strides),
         CpuStorage::F8E4M3(elements) => {
-            // SAFETY: both types are a byte and nothing else, for which every value is a number or NaN.
+            // SAFETY: both types consist of one byte, and every value is valid.
             let elements: &[F8E4M3] =
                 unsafe { slice::from_raw_parts(elements.as_ptr().cast(), elements.len()) };
             TensorRef::strided(from(elements, first), shape, strides)
@@ -38,7 +38,7 @@ fn read<const RANK: usize>(storage: &CpuStorage, axes: Axes<RANK>) -> Result<Ten
     tensor.map_err(wrap)
 }
 
-/// A tensor without elements may begin anywhere.
+/// The elements from `first` on. A tensor without elements may begin anywhere.
 fn from<T>(elements: &[T], first: usize) -> &[T] {
     elements.get(first..).unwrap_or(&[])
 }
@@ -58,7 +58,7 @@ fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
         CpuStorage::F16(elements) => TensorMut::strided(from(elements, first), shape, strides),
         CpuStorage::F8E4M3(elements) => {
             let len = elements.len();
-            // SAFETY: as in `read`; the borrow is that of the elements.
+            // SAFETY: as in `read`; the new slice keeps the borrow of the elements.
             let elements: &mut [F8E4M3] =
                 unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), len) };
             TensorMut::strided(from(elements, first), shape, strides)
@@ -68,7 +68,7 @@ fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
     tensor.map_err(wrap)
 }
 
-/// Attention, to a dense tensor of the queries' type.
+/// Computes attention into a dense tensor of the queries' type.
 pub fn attend(
     cpu: &Cpu,
     plan: &Plan,
@@ -101,7 +101,7 @@ pub fn attend(
     Ok((out, Shape::from(shape.to_vec())))
 }
 
-/// Rows of new tokens to their slots.
+/// Copies rows of new tokens to their slots.
 pub fn append(
     (cache, cache_layout): (&mut CpuStorage, &Layout),
     (rows, rows_layout): Part<'_>,

@@ -1,4 +1,4 @@
-//! On an NVIDIA GPU: candle's memory and stream, and workspaces that are kept here.
+//! GPU backend: uses candle's memory and stream, and keeps the workspaces.
 
 use std::sync::{Arc, Mutex};
 
@@ -25,10 +25,10 @@ fn raw(stream: &CudaStream) -> Stream {
     Stream::from_raw(stream.cu_stream().cast())
 }
 
-/// A storage, and what of it is the tensor.
+/// A storage, and the layout of the tensor in it.
 type Part<'a> = (&'a CudaStorage, &'a Layout);
 
-/// Address and type of what a storage has, and the guard that orders work on it.
+/// Address and type of a storage's contents, and the guard that orders work on it.
 macro_rules! in_storage {
     ($slice:expr, $pointer:ident, $stream:expr) => {
         match $slice {
@@ -49,14 +49,14 @@ pub struct Backend {
     scales: Mutex<Vec<(f32, CudaSlice<f32>)>>,
 }
 
-/// What plans for some heads run in, on one stream.
+/// The workspace of plans for some heads, on one stream.
 #[derive(Debug)]
 struct Class {
     spec: Spec,
     stream: Stream,
     bound: Bound,
     workspace: Workspace,
-    /// The plan that is in the workspace.
+    /// The plan in the workspace.
     uploaded: Option<Arc<Plan>>,
 }
 
@@ -77,14 +77,14 @@ impl Backend {
         self.gpu.device()
     }
 
-    /// A workspace that plans within a bound fit, on the stream of the device that the backend was made for.
+    /// Allocates a workspace for plans within a bound, on the stream of the backend's device.
     pub fn reserve(&self, spec: &Spec, bound: &Bound) -> Result<()> {
         let mut classes = lock(&self.classes);
         self.class(&mut classes, spec, bound, &self.stream)
             .map(drop)
     }
 
-    /// The class of some heads on a stream, with a workspace that holds the bound.
+    /// The class of some heads on a stream, with a workspace for the bound.
     fn class<'a>(
         &self,
         classes: &'a mut Vec<Class>,
@@ -102,7 +102,7 @@ impl Backend {
         let mut bound = *bound;
         if let Some(index) = known {
             let had = classes[index].bound;
-            // Twice as much as before at least, so that growing batches do not allocate each time.
+            // Grow at least by a factor of two, so that growing batches do not allocate every time.
             let grown = |needed: u32, had: u32| needed.max(had.saturating_mul(2));
             bound = Bound {
                 items: grown(bound.items, had.items),
@@ -114,7 +114,7 @@ impl Backend {
                 padded_tokens: grown(bound.padded_tokens, had.padded_tokens),
                 converted_pages: grown(bound.converted_pages, had.converted_pages),
             };
-            // Work under way still uses the old one.
+            // Work under way still uses the old workspace.
             on.synchronize().map_err(candle_core::Error::wrap)?;
             classes.remove(index);
         }
@@ -132,7 +132,7 @@ impl Backend {
         Ok(&mut classes[last])
     }
 
-    /// Attention, to a dense tensor of the queries' type.
+    /// Computes attention into a dense tensor of the queries' type.
     pub fn attend(
         &self,
         plan: &Arc<Plan>,
@@ -157,7 +157,7 @@ impl Backend {
         let stream = device.cuda_stream();
         let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
         let elements = shape.iter().product::<usize>();
-        // SAFETY: all of it is written by the run. The driver gives no memory of no bytes.
+        // SAFETY: the run writes all of it. The driver does not allocate 0 bytes.
         let mut out = unsafe { device.alloc::<T>(elements.max(1)) }?;
         {
             let (q, _q) = tensor(q.0, Axes::<3>::of(q.1)?, &stream)?;
@@ -182,8 +182,8 @@ impl Backend {
                 unsafe { class.workspace.upload(plan, raw(&stream)) }.map_err(wrap)?;
                 class.uploaded = Some(plan.clone());
             }
-            // SAFETY: the tensors are in memory of this device that candle's storages hold, and the guards order later
-            // work on them behind this run; the plan is as the planner made it.
+            // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on
+            // them after this run. The plan comes from the planner unchanged.
             unsafe {
                 self.gpu
                     .run(&mut class.workspace, &q, &[pool], &out, None, raw(&stream))
@@ -196,7 +196,7 @@ impl Backend {
         ))
     }
 
-    /// A scale in device memory, where it stays: layers have few.
+    /// A scale in device memory. It stays there, because layers have few scales.
     fn scale(&self, scale: f32, stream: &Arc<CudaStream>) -> Result<DeviceTensor<1>> {
         let mut scales = lock(&self.scales);
         let known = scales
@@ -208,7 +208,7 @@ impl Backend {
                 let there = stream
                     .clone_htod(&[scale])
                     .map_err(candle_core::Error::wrap)?;
-                // Other streams may read it in the next call.
+                // The next call may read it on another stream.
                 stream.synchronize().map_err(candle_core::Error::wrap)?;
                 let address = there.device_ptr(stream).0;
                 scales.push((scale, there));
@@ -218,7 +218,7 @@ impl Backend {
         Ok(DeviceTensor::new(address, Dtype::F32, [1]))
     }
 
-    /// Rows of new tokens to their slots; with a scale quantised.
+    /// Copies rows of new tokens to their slots. With a scale, quantises them.
     pub fn append(
         &self,
         (cache, cache_layout): (&mut CudaStorage, &Layout),
@@ -239,8 +239,8 @@ impl Backend {
         let (address, _slots) = slots.as_cuda_slice::<u32>()?.device_ptr(&stream);
         let first = address + (slots_layout.start_offset() * size_of::<u32>()) as u64;
         let slots = DeviceArray::new(first, slots_layout.shape().elem_count());
-        // SAFETY: the tensors are in memory of this device that candle's storages hold, and the guards order later
-        // work on them behind this copy. Two tokens with one slot leave one of the two rows there.
+        // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on them
+        // after this copy. If two tokens have the same slot, one of the two rows remains.
         unsafe {
             match scale {
                 Some(scale) => {
@@ -269,7 +269,7 @@ fn tensor<'a, const RANK: usize>(
     Ok((described(address, dtype, axes), read))
 }
 
-/// A tensor in a storage that begins at an address.
+/// Describes a tensor in a storage that begins at an address.
 fn described<const RANK: usize>(
     storage: u64,
     dtype: Dtype,
@@ -286,7 +286,7 @@ fn described<const RANK: usize>(
     })
 }
 
-/// Keys and values of `[pages, page_size, kv_heads, head_dim]` as the kernels take them.
+/// Describes keys and values of `[pages, page_size, kv_heads, head_dim]` for the kernels.
 fn pool(spec: &Spec, k: &DeviceTensor<4>, v: &DeviceTensor<4>) -> Result<KvPool> {
     let narrow = |name: &str, what: &str, number: usize| match u32::try_from(number) {
         Ok(number) => Ok(number),

@@ -1,4 +1,4 @@
-//! What of a storage a tensor is.
+//! The part of a storage that a tensor covers.
 
 use candle_core::{Layout, Result, bail};
 
@@ -27,7 +27,7 @@ impl<const RANK: usize> Axes<RANK> {
 }
 
 impl Axes<4> {
-    /// The pages of a cache; or those of packed keys, `[tokens, kv_heads, head_dim]`, in place.
+    /// The pages of a cache, or packed keys `[tokens, kv_heads, head_dim]` viewed as pages in place.
     pub fn pages(layout: &Layout, page_size: usize) -> Result<Self> {
         if layout.dims().len() == 4 {
             return Self::of(layout);

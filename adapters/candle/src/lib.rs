@@ -1,16 +1,16 @@
-//! Attention of [`tandem_attn`] on candle's tensors: paged caches, ragged batches, on the CPU and on NVIDIA GPUs.
+//! Attention of [`tandem_attn`] for candle's tensors: paged caches and ragged batches, on the CPU and on NVIDIA GPUs.
 //!
-//! Three calls, in the shapes that serving stacks on candle hold:
+//! There are three calls, with the tensor shapes of serving stacks on candle:
 //!
 //! - [`reshape_and_cache`] writes new keys and values to their slots (i64 with −1 for padding, or u32),
 //! - [`paged_attention`] attends queries of any lengths to a paged cache,
 //! - [`flash_attn_varlen`] attends packed queries to packed keys, without a cache.
 //!
-//! What a step needs beyond its tensors is kept behind them. [`Attention`] has the planners, the kernels and the
-//! workspaces of one device: make one when a model is loaded. A [`Step`] is one batch, made once from its block
-//! tables, which may be vectors or tensors, and used by every layer. A [`Layer`] is the scale and the mask of a class
-//! of layers. A step plans once for each class and heads that it meets: models that alternate local and global
-//! layers have two [`Layer`]s, and call the same function with one or the other.
+//! Everything else that a step needs is kept between calls. [`Attention`] has the planners, the kernels and the
+//! workspaces of one device: make one when a model is loaded. A [`Step`] is one batch, made once from its block tables
+//! (vectors or tensors) and used by every layer. A [`Layer`] is the scale and the mask of a class of layers. A step
+//! plans once for each class and each kind of heads. Models that alternate local and global layers have two [`Layer`]s,
+//! and call the same function with one or the other.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -41,18 +41,18 @@
 //!
 //! # Types and layouts
 //!
-//! Queries, keys and values have one type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. A cache may be of F8E4M3
-//! instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on Hopper. Queries and new keys may
-//! be slices of a fused projection: only the elements of a head have to stand side by side. Caches are
-//! `[blocks, block_size, kv_heads, head_dim]` ([`KvLayout::Nhd`]) or `[blocks, kv_heads, block_size, head_dim]`
-//! ([`KvLayout::Hnd`]); those of vLLM's first kernels, which split the elements of a head, are refused.
+//! Queries, keys and values have the same type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. A cache may be
+//! F8E4M3 instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on Hopper. Queries and new keys
+//! may be slices of a fused projection: only the elements of a head must be contiguous. Caches are `[blocks,
+//! block_size, kv_heads, head_dim]` ([`KvLayout::Nhd`]) or `[blocks, kv_heads, block_size, head_dim]`
+//! ([`KvLayout::Hnd`]). Caches of vLLM's first kernels, which split the elements of a head, are refused.
 //!
 //! # On a GPU
 //!
-//! With the feature `cuda`, all work goes to the stream of candle's device, and outputs are candle's own memory. The
-//! kernels are compiled already. Block tables that are tensors on the device are read back when a step is made, which
-//! waits for the device: give vectors where there are any. A slot mapping of i64 is converted by a kernel at each
-//! call: convert it once a step with `to_dtype(DType::U32)`.
+//! With the feature `cuda`, all work runs on the stream of candle's device, and outputs are candle's own memory. The
+//! kernels are precompiled. Block tables that are tensors on the device are read back when a step is made, which waits
+//! for the device, so pass vectors if you have them. A slot mapping of i64 is converted by a kernel in each call:
+//! convert it once per step with `to_dtype(DType::U32)`.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -72,7 +72,7 @@ pub use varlen::{flash_attn_varlen, flash_attn_varlen_windowed, varlen_attention
 
 use candle_core::Error;
 
-/// An error of the core, as candle carries errors of others.
+/// Wraps an error of the core in candle's error.
 fn wrap(error: impl Into<tandem_attn::Error>) -> Error {
     Error::wrap(error.into())
 }

@@ -1,4 +1,4 @@
-//! The calls of a layer, and their operations of candle.
+//! The calls of a layer, as custom operations of candle.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use crate::{
     tables::integers,
 };
 
-/// Attention of a step's queries to a paged cache.
+/// Computes attention of a step's queries to a paged cache.
 ///
 /// - `q`: `[queries, q_heads, head_dim]`, the requests of the step one after the other
 /// - `k_cache`, `v_cache`: `[blocks, block_size, kv_heads, head_dim]`, or with the middle axes exchanged, as the layer
 ///   says; keys of the step's tokens are in them already ([`reshape_and_cache`])
 ///
-/// The result is `[queries, q_heads, head_dim_v]`, dense, of the queries' type. A query that sees no key gives 0.
+/// The result is `[queries, q_heads, head_dim_v]`, dense, of the queries' type. The output of a query that sees no key
+/// is 0.
 ///
 /// # Errors
-/// Where tensors, step and layer do not go together, or there is no kernel for the heads.
+/// If tensors, step and layer do not match, or if there is no kernel for the heads.
 pub fn paged_attention(
     q: &Tensor,
     k_cache: &Tensor,
@@ -41,7 +42,7 @@ pub fn paged_attention(
     attend(q, &k, &v, step, layer)
 }
 
-/// Attention to keys and values of which the last two axes are heads and elements.
+/// Computes attention to keys and values whose last two axes are heads and elements.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) -> Result<Tensor> {
     let heads = |tensor: &Tensor| match *tensor.dims() {
         [.., heads, dim] => [heads, dim].map(|extent| u32::try_from(extent).unwrap_or(u32::MAX)),
@@ -50,7 +51,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
     let _ = q.dims3()?;
     let ([q_heads, head_dim], [kv_heads, of_keys], [_, head_dim_v]) =
         (heads(q), heads(k), heads(v));
-    // A kernel is given addresses, and reads what is there as what the specification says.
+    // A kernel gets only addresses and trusts the specification, so check types and shapes here.
     if k.dtype() != v.dtype() {
         bail!(
             "v is {:?} and k is {:?}: keys and values have one type",
@@ -90,8 +91,8 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
 /// - `slots`: `[tokens]`, `block × block_size + offset` each, of I64, I32 or U32; −1 leaves a token out
 ///
 /// # Errors
-/// Where the tensors do not go together; on the CPU also where a slot is not in the cache or stands twice. On a GPU
-/// tokens with slots that are not in the cache are left out.
+/// If the tensors do not match. On the CPU, also if a slot is outside of the cache or occurs twice. On a GPU, tokens
+/// whose slots are outside of the cache are left out.
 pub fn reshape_and_cache(
     k: &Tensor,
     v: &Tensor,
@@ -103,12 +104,13 @@ pub fn reshape_and_cache(
     append(k, v, [k_cache, v_cache], slots, layout, None)
 }
 
-/// The same into a cache of F8E4M3: divided by the layer's scales, to the nearest, at most the largest finite number.
+/// Like [`reshape_and_cache`], into a cache of F8E4M3: values are divided by the layer's scales, rounded to nearest,
+/// and saturated.
 ///
-/// On a GPU `k` and `v` are BF16 or F16, and on the CPU also F32.
+/// On a GPU, `k` and `v` are BF16 or F16; on the CPU they may also be F32.
 ///
 /// # Errors
-/// As [`reshape_and_cache`]; where the caches are not F8E4M3.
+/// As [`reshape_and_cache`]; also if the caches are not F8E4M3.
 pub fn reshape_and_quantise(
     k: &Tensor,
     v: &Tensor,
@@ -121,7 +123,7 @@ pub fn reshape_and_quantise(
     append(k, v, [k_cache, v_cache], slots, layer.layout, Some(scales))
 }
 
-/// Copies, or with scales quantises.
+/// Copies rows; with scales, quantises them.
 fn append(
     k: &Tensor,
     v: &Tensor,
@@ -132,7 +134,7 @@ fn append(
 ) -> Result<()> {
     let k_cache = by_token("k_cache", k_cache, layout)?;
     let v_cache = by_token("v_cache", v_cache, layout)?;
-    // All that can be told from shapes, before one of the two is written.
+    // Checks everything that follows from shapes before one of the two caches is written.
     if k_cache.dims()[..3] != v_cache.dims()[..3] {
         bail!(
             "k_cache is {:?} and v_cache is {:?}: blocks, their tokens and heads must be the same",
@@ -165,7 +167,8 @@ fn append(
             );
         }
     }
-    // Candle compares the devices of the cache and the rows. A kernel that reads what is on another GPU ends its context.
+    // Candle compares the devices of cache and rows only. A kernel that reads memory of another GPU would destroy its
+    // context.
     let (of_slots, of_rows) = (slots.device().location(), k.device().location());
     if of_slots != of_rows && slots.device().is_cuda() {
         bail!(
@@ -182,7 +185,7 @@ fn append(
     v_cache.inplace_op2(v, &op)
 }
 
-/// A cache as `[blocks, block_size, kv_heads, head_dim]`: the same memory.
+/// A view of a cache as `[blocks, block_size, kv_heads, head_dim]`.
 fn by_token(name: &str, cache: &Tensor, layout: KvLayout) -> Result<Tensor> {
     if cache.rank() != 4 {
         bail!(
@@ -209,7 +212,7 @@ fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
     })
 }
 
-/// Queries, keys and values to outputs.
+/// The operation from queries, keys and values to outputs.
 struct Attend {
     attention: Attention,
     plan: Arc<Plan>,
@@ -263,7 +266,7 @@ impl CustomOp3 for Attend {
     }
 }
 
-/// Where new tokens go.
+/// Slots of new tokens.
 enum Slots {
     Host(Vec<i64>),
     /// U32, dense.
@@ -275,18 +278,18 @@ impl Slots {
     fn new(slots: &Tensor) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if slots.device().is_cuda() {
-            // −1 becomes the number that no pool has.
+            // −1 becomes a number beyond any pool.
             return Ok(Self::Device(slots.to_dtype(DType::U32)?.contiguous()?));
         }
         integers(slots).map(Self::Host)
     }
 }
 
-/// Rows of one tensor to their slots.
+/// The operation that copies rows of one tensor to their slots.
 struct Append {
     attention: Attention,
     slots: Slots,
-    /// Where rows are quantised.
+    /// Scale, if rows are quantised.
     scale: Option<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! A device, a step, a class of layers: what plans are made from and kept in.
+//! Devices, steps and classes of layers: the inputs of plans, and where plans are kept.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,29 +16,29 @@ use crate::{
     wrap,
 };
 
-/// The scale, the mask and the cache's layout of a class of layers. Heads and types are those of the tensors.
+/// The scale, the mask and the cache layout of a class of layers. Heads and types come from the tensors.
 ///
 /// ```
 /// use tandem_candle::{KvLayout, Layer};
 ///
-/// // As Gemma 2 has them: capped logits, and windows of 4096 keys in every other layer.
+/// As in Gemma 2: capped logits, and windows of 4096 keys in every other layer.
 /// let global = Layer::new(1.0 / 256_f32.sqrt()).with_soft_cap(50.0).with_layout(KvLayout::Hnd);
 /// let local = global.with_window_left(4095);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Layer {
-    /// What logits are multiplied by, usually `1/√head_dim`.
+    /// Factor of the logits, usually `1/√head_dim`.
     pub scale: f32,
     /// Whether a query sees no key after its own position.
     pub causal: bool,
-    /// Keys that a query sees to the left of its own; none: all.
+    /// Number of keys that a query sees to the left of its own; none means all.
     pub window_left: Option<u32>,
-    /// Logits become `cap · tanh(logit / cap)`.
+    /// If set, logits become `cap · tanh(logit / cap)`.
     pub soft_cap: Option<f32>,
-    /// How a block of the cache lies.
+    /// Layout of a block of the cache.
     pub layout: KvLayout,
-    /// What numbers of a cache of F8E4M3 are multiplied by, keys and values; other caches have none.
+    /// Factors of the keys and of the values in a cache of F8E4M3; none for other caches.
     pub kv_scales: Option<[f32; 2]>,
 }
 
@@ -56,14 +56,14 @@ impl Layer {
         }
     }
 
-    /// With every query seeing every key of its request.
+    /// Without a causal mask: every query sees every key of its request.
     #[must_use]
     pub const fn non_causal(mut self) -> Self {
         self.causal = false;
         self
     }
 
-    /// With a query seeing its own position and `keys` to the left: a model's window less one.
+    /// With a window: a query sees its own position and `keys` keys to the left, which is the model's window minus one.
     #[must_use]
     pub fn with_window_left(mut self, keys: impl Into<Option<u32>>) -> Self {
         self.window_left = keys.into();
@@ -77,7 +77,7 @@ impl Layer {
         self
     }
 
-    /// With a cache of F8E4M3 whose numbers, times these scales, are the keys and values.
+    /// With a cache of F8E4M3. Its numbers times these scales are the keys and values.
     #[must_use]
     pub const fn with_kv_scales(mut self, k: f32, v: f32) -> Self {
         self.kv_scales = Some([k, v]);
@@ -92,7 +92,7 @@ impl Layer {
     }
 }
 
-/// The planners, kernels and workspaces of a device, of which a process has one set: all that are made for a device
+/// The planners, kernels and workspaces of a device. A process has one set per device: all `Attention`s of a device
 /// share it, and it stays until the process ends.
 #[derive(Clone, Debug)]
 pub struct Attention(pub(crate) Arc<Shared>);
@@ -104,7 +104,7 @@ pub struct Shared {
     planners: Mutex<Vec<(Spec, Planner)>>,
 }
 
-// There is one for each device of a process.
+// There is only one for each device of a process.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum Backend {
@@ -114,10 +114,10 @@ pub enum Backend {
 }
 
 impl Attention {
-    /// For tensors of this device. On a GPU the first call loads the kernels, some milliseconds.
+    /// Gets the set for a device. On a GPU, the first call loads the kernels, which takes some milliseconds.
     ///
     /// # Errors
-    /// Where there is no backend for the device, or the GPU has no kernels.
+    /// If there is no backend for the device, or no kernels for the GPU.
     pub fn new(device: &Device) -> Result<Self> {
         static KNOWN: Mutex<Vec<(DeviceLocation, Attention)>> = Mutex::new(Vec::new());
         let (mut known, location) = (lock(&KNOWN), device.location());
@@ -151,19 +151,19 @@ impl Attention {
         })))
     }
 
-    /// Whether there are kernels for these heads: to ask when a model is loaded.
+    /// Checks that there are kernels for these heads. Call it when a model is loaded.
     ///
     /// # Errors
-    /// What there is no kernel for, and what comes nearest.
+    /// The requirement that no kernel meets, and the closest supported one.
     pub fn supports(&self, spec: &Spec) -> Result<()> {
         self.0.description.supports(spec).map_err(wrap)
     }
 
-    /// Allocates what steps within these limits need for a class of layers, so that no step has to. On the CPU there
-    /// is nothing to allocate. A step beyond the limits allocates once more, and waits for the device.
+    /// Allocates memory for all steps within these limits for a class of layers, so that no step has to. Does nothing
+    /// on the CPU. A step beyond the limits allocates once more, and waits for the device.
     ///
     /// # Errors
-    /// Where there is no kernel for the heads, or not enough memory.
+    /// If there is no kernel for the heads, or too little memory.
     pub fn reserve(&self, spec: &Spec, limits: &BatchLimits) -> Result<()> {
         let options = PlanOptions::default();
         let bound = tandem_attn::plan::Bound::new(spec, &self.0.description, &options, limits);
@@ -178,7 +178,7 @@ impl Attention {
         }
     }
 
-    /// A step of decodes: one query for each request, the last of its tokens.
+    /// A step of decodes: one query for each request, which is its last token.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -193,15 +193,15 @@ impl Attention {
         self.step(block_tables, &lengths, &ones, block_size)
     }
 
-    /// A step of any batch: prompts, chunks of prompts and decodes together.
+    /// A step of any batch: prompts, prompt chunks and decodes together.
     ///
     /// - `block_tables`: the blocks of each request
-    /// - `context_lens`: its tokens, with those of this step
-    /// - `query_lens`: its queries in this step, the last of its tokens
-    /// - `block_size`: tokens of a block
+    /// - `context_lens`: its number of tokens, including those of this step
+    /// - `query_lens`: its number of queries in this step, which are its last tokens
+    /// - `block_size`: number of tokens in a block
     ///
     /// # Errors
-    /// Where these do not go together.
+    /// If these do not match each other.
     pub fn step(
         &self,
         block_tables: &(impl BlockTables + ?Sized),
@@ -212,7 +212,7 @@ impl Attention {
         let page_size = u32::try_from(block_size).unwrap_or(u32::MAX);
         let mut table = PageTable::try_new(page_size, 0).map_err(wrap)?;
         block_tables.push_to(&mut table, &context_lens.to_host()?)?;
-        // Whether the cache has so many is seen when there is one.
+        // Whether the cache has as many blocks is checked when the cache is known.
         let ends = table.indices.iter().map(|id| id.saturating_add(1));
         table.pool_pages = ends.max().unwrap_or(0);
         let (queries, requests) = (query_lens.to_host()?, table.row_blocks());
@@ -235,7 +235,7 @@ impl Attention {
     }
 }
 
-/// Where each request begins, and where the last ends.
+/// The start of each request, and the end of the last one.
 fn cumulative(lengths: &[u32]) -> Result<Vec<u32>> {
     let mut ends = vec![0_u32];
     for &length in lengths {
@@ -247,24 +247,24 @@ fn cumulative(lengths: &[u32]) -> Result<Vec<u32>> {
     Ok(ends)
 }
 
-/// One batch, for all layers: whose keys are where, and the plans for the classes of layers that were met so far.
+/// One batch, for all layers: the locations of keys, and the plans for the classes of layers met so far.
 #[derive(Debug)]
 pub struct Step {
     pub(crate) attention: Attention,
     batch: Batch,
-    /// Packed keys without a cache; none: the keys are in one.
+    /// Number of packed keys without a cache; none if the keys are in a cache.
     packed: Option<usize>,
     plans: Mutex<Vec<Arc<Plan>>>,
 }
 
 impl Step {
-    /// Query tokens of all requests.
+    /// Number of query tokens of all requests.
     #[must_use]
     pub fn queries(&self) -> usize {
         self.batch.total_q() as usize
     }
 
-    /// Plans that were made: one for each class of layers.
+    /// Number of plans made so far: one for each class of layers.
     #[must_use]
     pub fn plans(&self) -> usize {
         lock(&self.plans).len()
@@ -274,7 +274,7 @@ impl Step {
         self.packed
     }
 
-    /// The plan for some heads, made when they are first met.
+    /// The plan for some heads, made when they are first used.
     pub(crate) fn plan(&self, spec: &Spec) -> Result<Arc<Plan>> {
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.iter().find(|plan| plan.spec == *spec) {
@@ -297,7 +297,7 @@ impl Step {
     }
 }
 
-/// A panic of another thread leaves whole plans and planners behind.
+/// A panic of another thread leaves plans and planners intact, so poisoning is ignored.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,24 +5,24 @@ use tandem_attn::problem::{Integer, PageTable};
 
 use crate::wrap;
 
-/// The blocks of each request, in order: rows of any integer type, one for each request, or a tensor
-/// `[requests, most_blocks]` of U32, I32 or I64. Rows may be longer than needed: what follows the blocks in use, such
-/// as padding, is not looked at.
+/// The blocks of each request, in order: rows of any integer type, one per request, or a tensor `[requests,
+/// most_blocks]` of U32, I32 or I64. Rows may be longer than needed: entries after the blocks in use, such as padding,
+/// are ignored.
 pub trait BlockTables {
-    /// Appends a row block for each request, with as many keys as `lengths` says.
+    /// Appends the blocks of each request for as many keys as `lengths` states.
     ///
     /// # Errors
-    /// Where the numbers of requests differ, a row is too short, or what stands there is no number of a block.
+    /// If the numbers of requests differ, a row is too short, or an entry is not a valid block number.
     fn push_to(&self, table: &mut PageTable, lengths: &[u32]) -> Result<()>;
 }
 
-/// Numbers of tokens, one for each request, or one more where they are cumulative: of any integer type, or a tensor
-/// of U32, I32 or I64 with one axis.
+/// Numbers of tokens, one per request, or one more if they are cumulative: of any integer type, or a one-dimensional
+/// tensor of U32, I32 or I64.
 pub trait Lengths {
-    /// In host memory; from a GPU this waits for the device.
+    /// Copies the numbers to host memory. For a tensor on a GPU, this waits for the device.
     ///
     /// # Errors
-    /// Where one of them does not fit 32 bits, or a tensor is of another type or shape.
+    /// If a number does not fit 32 bits, or a tensor has another type or shape.
     fn to_host(&self) -> Result<Vec<u32>>;
 }
 
@@ -100,7 +100,7 @@ impl Lengths for Tensor {
     }
 }
 
-/// The elements of a tensor of integers, in host memory.
+/// Copies the elements of an integer tensor to host memory.
 pub fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
     let flat = tensor.flatten_all()?;
     Ok(match tensor.dtype() {

@@ -11,12 +11,12 @@ use crate::{
 };
 
 impl Attention {
-    /// A step of packed sequences: request `r` has the queries `seqlens_q[r]..seqlens_q[r + 1]` and the keys
-    /// `seqlens_k[r]..seqlens_k[r + 1]`, for [`varlen_attention`]. Make it once for all layers: lengths that are
-    /// tensors on a GPU are read back.
+    /// A step of packed sequences for [`varlen_attention`]: request `r` has the queries `seqlens_q[r]..seqlens_q[r +
+    /// 1]` and the keys `seqlens_k[r]..seqlens_k[r + 1]`. Make it once for all layers, because lengths in tensors on a
+    /// GPU are read back.
     ///
     /// # Errors
-    /// Where the lengths are not cumulative, or of different numbers of requests.
+    /// If the lengths are not cumulative, or have different numbers of requests.
     pub fn varlen(
         &self,
         seqlens_q: &(impl Lengths + ?Sized),
@@ -44,16 +44,16 @@ impl Attention {
     }
 }
 
-/// Attention of packed queries to packed keys.
+/// Computes attention of packed queries to packed keys.
 ///
 /// - `q`: `[queries, q_heads, head_dim]`
 /// - `k`, `v`: `[keys, kv_heads, head_dim]`
 /// - `step`: from [`Attention::varlen`]
 ///
-/// Queries are the last tokens of their requests: under a causal mask, the last query sees all keys.
+/// The queries are the last tokens of their requests: under a causal mask, the last query sees all keys.
 ///
 /// # Errors
-/// Where tensors, step and layer do not go together, or there is no kernel for the heads.
+/// If tensors, step and layer do not match, or if there is no kernel for the heads.
 pub fn varlen_attention(
     q: &Tensor,
     k: &Tensor,
@@ -73,14 +73,14 @@ pub fn varlen_attention(
     attend(q, k, v, step, layer)
 }
 
-/// The call of candle-flash-attn by its name and in its shapes, on the CPU as well: packed queries and keys, with
-/// cumulative lengths as tensors. It plans at each call, and on a GPU reads the lengths back: where several layers
-/// have the same lengths, [`varlen_attention`] with one step for all of them is faster.
+/// The function of candle-flash-attn, with the same name and shapes, also on the CPU: packed queries and keys, with
+/// cumulative lengths as tensors. Each call plans, and on a GPU reads the lengths back. If several layers have the same
+/// lengths, [`varlen_attention`] with one step for all of them is faster.
 ///
-/// `max_seqlen_q` and `max_seqlen_k` are compared with the lengths.
+/// `max_seqlen_q` and `max_seqlen_k` are checked against the lengths.
 ///
 /// # Errors
-/// As [`varlen_attention`], and where a sequence is longer than it was said to be.
+/// As [`varlen_attention`], and if a sequence is longer than the stated maximum.
 #[allow(clippy::too_many_arguments)]
 pub fn flash_attn_varlen(
     q: &Tensor,
@@ -107,7 +107,7 @@ pub fn flash_attn_varlen(
     )
 }
 
-/// [`flash_attn_varlen`] with windows: `window_size_right` is `Some(0)` for a causal mask, or none.
+/// [`flash_attn_varlen`] with windows. `window_size_right` must be `Some(0)`, for a causal mask, or none.
 ///
 /// # Errors
 /// As [`flash_attn_varlen`], and for other windows to the right.

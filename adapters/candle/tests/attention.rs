@@ -1,4 +1,4 @@
-//! Against candle's own operations, on the CPU.
+//! Compares with candle's own operations, on the CPU.
 
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor};
 use tandem_candle::{
@@ -15,7 +15,8 @@ fn randn(shape: &[usize], dtype: DType) -> Result<Tensor> {
     Tensor::randn(0_f32, 1.0, shape, &Device::Cpu)?.to_dtype(dtype)
 }
 
-/// Attention of one request in f64: `[queries, heads, dim]` on `[keys, kv_heads, dim]`, queries the last tokens.
+/// Attention of one request in f64: `[queries, heads, dim]` on `[keys, kv_heads, dim]`; the queries are the last
+/// tokens.
 fn naive(q: &Tensor, k: &Tensor, v: &Tensor, layer: &Layer) -> Result<Tensor> {
     let by_head = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.transpose(0, 1)?.contiguous();
     let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
@@ -74,7 +75,7 @@ fn assert_close(got: &Tensor, right: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A cache in which requests of some lengths are written, on blocks that are no neighbours.
+/// A cache with the keys of requests of some lengths, in blocks that are not adjacent.
 struct Cached {
     keys: Vec<(Tensor, Tensor)>,
     tables: Vec<Vec<usize>>,
@@ -89,7 +90,7 @@ impl Cached {
             KvLayout::Hnd => [blocks, HEADS.1, BLOCK, DIM],
         };
         let caches = (randn(&shape, dtype)?, randn(&shape, dtype)?);
-        // From the last block down, with padding behind those in use.
+        // Blocks are used from the last one down, with padding after those in use.
         let mut free = (0..blocks).rev();
         let (mut keys, mut tables) = (Vec::new(), Vec::new());
         for &len in lengths {
@@ -151,7 +152,7 @@ fn hybrid_batches_in_every_type_and_layout_are_candles_attention() -> Result<()>
             assert_eq!((got.dtype(), got.is_contiguous()), (dtype, true));
             cached.check(&q, &queries, &layer, &got)?;
         }
-        // One plan for each class of layers, however many layers there are.
+        // One plan for each class of layers, regardless of the number of layers.
         let (k, v) = &cached.caches;
         let _ = paged_attention(&q, k, v, &step, &global)?;
         assert_eq!(step.plans(), 4);
@@ -168,7 +169,7 @@ fn block_tables_and_lengths_may_be_tensors() -> Result<()> {
         paged_attention(&q, &cached.caches.0, &cached.caches.1, &step, &layer)?.to_vec3::<f32>()
     };
     let right = run(attention.decode(&cached.tables, &lengths, BLOCK)?)?;
-    // Rows of one width, with −1 (or another number) where nothing is.
+    // Rows of equal width, with −1 (or another number) as padding.
     let width = 4;
     let padded = |fill: i64| -> Vec<i64> {
         let row = |table: &Vec<usize>| {
@@ -204,7 +205,7 @@ fn slots_of_minus_one_are_left_out_and_rows_may_be_slices() -> Result<()> {
         randn(&[2, BLOCK, HEADS.1, DIM], dtype)?,
     );
     let before = k_cache.copy()?;
-    // The keys and values of a fused projection.
+    // Keys and values as slices of a fused projection.
     let fused = randn(&[3, HEADS.0 + 2 * HEADS.1, DIM], dtype)?;
     let k = fused.narrow(1, HEADS.0, HEADS.1)?;
     let v = fused.narrow(1, HEADS.0 + HEADS.1, HEADS.1)?;
@@ -226,7 +227,7 @@ fn slots_of_minus_one_are_left_out_and_rows_may_be_slices() -> Result<()> {
     }
     assert_eq!(rows(&v_cache)?[30], v.contiguous()?.to_vec3::<f32>()?[2]);
 
-    // Queries out of the same rows: two tokens of a request on blocks 1 and 0.
+    // Queries from the same rows: two tokens of a request in blocks 1 and 0.
     let q = fused.narrow(1, 0, HEADS.0)?.narrow(0, 0, 2)?;
     let step = Attention::new(&Device::Cpu)?.step(&[vec![1_u32, 0]], &[25_u32], &[2_u32], BLOCK)?;
     let got = paged_attention(&q, &k_cache, &v_cache, &step, &Layer::new(SCALE))?;
@@ -242,12 +243,12 @@ fn packed_sequences_are_candles_attention() -> Result<()> {
     let attention = Attention::new(&Device::Cpu)?;
     for (ends_q, ends_k) in [
         ([0_u32, 5, 5, 6, 38], [0_u32, 7, 20, 33, 65]),
-        // All at multiples of 16: read in pages.
+        // All lengths are multiples of 16, so keys are read as pages.
         ([0, 16, 32, 33, 48], [0, 32, 48, 64, 96]),
     ] {
         let (queries, keys) = (ends_q[4] as usize, ends_k[4] as usize);
         let q = randn(&[queries, HEADS.0, DIM], DType::F32)?;
-        // Slices of one tensor.
+        // Keys and values as slices of one tensor.
         let kv = randn(&[keys, 2 * HEADS.1, DIM], DType::F32)?;
         let (k, v) = (kv.narrow(1, 0, HEADS.1)?, kv.narrow(1, HEADS.1, HEADS.1)?);
         let check = |got: &Tensor, layer: &Layer| {
@@ -402,7 +403,7 @@ fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
     Ok(())
 }
 
-/// Kernels are given addresses: what is there is looked at before there is a plan.
+/// Kernels get only addresses, so types and shapes are checked before a plan is made.
 #[test]
 fn caches_of_other_types_or_heads_than_the_plan_would_have_are_refused() -> Result<()> {
     let step = Attention::new(&Device::Cpu)?.decode(&[vec![0_usize]], &[1_usize], BLOCK)?;
@@ -436,7 +437,7 @@ fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> 
         let (k_cache, v_cache) = (empty()?, empty()?);
         let rows = || randn(&[40, HEADS.1, DIM], DType::BF16);
         let (k, v) = (rows()?, rows()?);
-        // The third of its blocks first; one token is left out and comes with the next call.
+        // The request starts in block 3. One token is left out and follows in the next call.
         let table = [3_usize, 0, 4];
         let slots: Vec<i64> = (0..40)
             .map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as i64)
@@ -448,7 +449,7 @@ fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> 
             reshape_and_quantise(&k, &v, &k_cache, &v_cache, &slots, &quantised)?;
         }
 
-        // As wide numbers in a cache of their own.
+        // The same numbers in a wider type, in a separate cache.
         let widened = |cache: &Tensor, scale: f32| -> Result<Tensor> {
             cache.to_dtype(DType::F32)? * f64::from(scale)
         };
@@ -460,7 +461,7 @@ fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> 
         let right = paged_attention(&q, &wide[0], &wide[1], &step, &layer)?;
         assert_close(&got, &right.to_dtype(DType::F64)?)?;
 
-        // And near what was appended: e4m3 has three bits behind the first.
+        // They are close to the appended numbers: e4m3 has three mantissa bits.
         let by_token = |cache: &Tensor| match layout {
             KvLayout::Nhd => Ok(cache.clone()),
             KvLayout::Hnd => cache.transpose(1, 2)?.contiguous(),

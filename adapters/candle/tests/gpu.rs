@@ -1,6 +1,7 @@
-//! On an NVIDIA GPU: the same as on the CPU, in candle's memory and on its stream, and what a call costs the host.
+//! Tests on an NVIDIA GPU: the same results as on the CPU, in candle's memory and on its stream, and the host's time of
+//! a call.
 //!
-//! Skipped where there is no driver; `TANDEM_REQUIRE_GPU=1` makes that an error.
+//! Skipped if there is no driver; `TANDEM_REQUIRE_GPU=1` makes that an error.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ fn assert_close(got: &Tensor, right: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A step's tensors: caches with the old tokens, the new ones, and where they go.
+/// A step's tensors: caches with the old tokens, the new tokens, and their slots.
 struct Case {
     caches: [Tensor; 2],
     new: [Tensor; 2],
@@ -175,7 +176,7 @@ fn packed_attention_on_a_gpu_is_as_on_the_cpu() -> Result<()> {
     assert_close(&on(&gpu)?, &on(&Device::Cpu)?)
 }
 
-/// The host's time of a call, where the GPU is not waited for.
+/// The host's time of a call that does not wait for the GPU.
 fn host_time(device: &Device, mut call: impl FnMut() -> Result<()>) -> Result<Duration> {
     let mut least = Duration::MAX;
     for _ in 0..50 {
@@ -216,7 +217,7 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
     Ok(())
 }
 
-/// The same run without candle around it.
+/// The same run without candle.
 mod bare {
     use candle_core::{Storage, cuda_backend::cudarc::driver::DevicePtr};
     use tandem_candle::tandem_attn::{
@@ -272,10 +273,10 @@ mod bare {
             address(k),
             address(v),
         );
-        // SAFETY: the tensors are alive, of these shapes; the stream is candle's.
+        // SAFETY: the tensors are alive and have these shapes; the stream is candle's.
         unsafe { workspace.upload(&plan, stream) }.unwrap();
         host_time(device, || {
-            // SAFETY: likewise.
+            // SAFETY: as above.
             unsafe { gpu.run(&mut workspace, &q, &[pool], &out, None, stream) }.unwrap();
             Ok(())
         })
