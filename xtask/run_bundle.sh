@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests and benchmarks beside it. Usage: run.sh [tests|benches|all] [arguments for the programs]
+# Runs the tests and benchmarks in its folder. Usage: run.sh [tests|benches|all] [arguments for the programs]
 set -uo pipefail
 cd "$(dirname "$0")"
-# Here a missing GPU is a failure, not a reason to skip.
+# On this host, a missing GPU is an error, not a reason to skip tests.
 export TANDEM_REQUIRE_GPU=1
 
 what=${1:-all}
@@ -21,7 +21,7 @@ for kind in "${kinds[@]}"; do
         chmod +x "$program"
         echo "== $program"
         arguments=("$@")
-        # Where cargo is absent, a benchmark must be told that it is one.
+        # Without cargo, the flag must tell a benchmark that it is run as one.
         if [ "$kind" = bench ]; then arguments=(--bench "$@"); fi
         "./$program" "${arguments[@]}" || failed+=("$program")
     done

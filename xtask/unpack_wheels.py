@@ -11,7 +11,7 @@ for wheel in wheels.glob("*.whl"):
         for member in archive.namelist():
             path = pathlib.PurePosixPath(member)
             if path.parent.name == "bin" and path.name in missing:
-                # A running program cannot be written over, but another can take its name.
+                # A running program cannot be overwritten, but a new file can take its name.
                 fresh = destination / (path.name + ".new")
                 fresh.write_bytes(archive.read(member))
                 fresh.chmod(0o755)

@@ -187,7 +187,7 @@ pub struct TextStream {
     bytes: Vec<u8>,
 }
 
-/// A decoder writes at most this many replacement characters for an incomplete character of 3 bytes.
+/// Maximum bytes of an incomplete character. Decoders write at most one replacement character for each.
 const MOST_HELD: usize = 3;
 /// If more unsettled tokens than this are pending, all but the last `STAY` are dropped, because each new token decodes
 /// all pending ones again.

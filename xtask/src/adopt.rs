@@ -153,7 +153,7 @@ fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
     Ok(command)
 }
 
-/// Optimisation does not affect whether a command builds and runs; without it, this takes 60 s instead of 150 s.
+/// Optimisation does not affect whether a command builds and runs; with little of it, this takes 60 s, not 150 s.
 const BARELY_OPTIMISED: [&str; 9] = [
     "--config=profile.release.opt-level=1",
     "--config=profile.release.debug=false",

@@ -43,8 +43,8 @@
 //!
 //! Queries, keys and values have the same type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. A cache may be
 //! F8E4M3 instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on Hopper. Queries and new keys
-//! may be slices of a fused projection: only the elements of a head must be contiguous. Caches are `[blocks,
-//! block_size, kv_heads, head_dim]` ([`KvLayout::Nhd`]) or `[blocks, kv_heads, block_size, head_dim]`
+//! may be slices of a fused projection: only the elements of a head must be contiguous. Caches are
+//! `[blocks, block_size, kv_heads, head_dim]` ([`KvLayout::Nhd`]) or `[blocks, kv_heads, block_size, head_dim]`
 //! ([`KvLayout::Hnd`]). Caches of vLLM's first kernels, which split the elements of a head, are refused.
 //!
 //! # On a GPU

@@ -5,9 +5,9 @@ use tandem_attn::problem::{Integer, PageTable};
 
 use crate::wrap;
 
-/// The blocks of each request, in order: rows of any integer type, one per request, or a tensor `[requests,
-/// most_blocks]` of U32, I32 or I64. Rows may be longer than needed: entries after the blocks in use, such as padding,
-/// are ignored.
+/// The blocks of each request, in order: rows of any integer type, one per request, or a tensor
+/// `[requests, most_blocks]` of U32, I32 or I64. Rows may be longer than needed: entries after the blocks in use, such
+/// as padding, are ignored.
 pub trait BlockTables {
     /// Appends the blocks of each request for as many keys as `lengths` states.
     ///

@@ -11,9 +11,9 @@ use crate::{
 };
 
 impl Attention {
-    /// A step of packed sequences for [`varlen_attention`]: request `r` has the queries `seqlens_q[r]..seqlens_q[r +
-    /// 1]` and the keys `seqlens_k[r]..seqlens_k[r + 1]`. Make it once for all layers, because lengths in tensors on a
-    /// GPU are read back.
+    /// A step of packed sequences for [`varlen_attention`]: request `r` has the queries
+    /// `seqlens_q[r]..seqlens_q[r + 1]` and the keys `seqlens_k[r]..seqlens_k[r + 1]`. Make it once for all layers,
+    /// because lengths in tensors on a GPU are read back.
     ///
     /// # Errors
     /// If the lengths are not cumulative, or have different numbers of requests.

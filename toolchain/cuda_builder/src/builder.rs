@@ -395,7 +395,7 @@ pub struct CudaModule {
     pub compiler: String,
     /// The source files, without those of the standard library and of crates.io.
     pub sources: Vec<PathBuf>,
-    /// The compiler's warnings about the crate and the workspace crates it uses, as shown; empty if there are none.
+    /// The compiler's warnings about the crate and the local crates it uses, as shown; empty if there are none.
     /// They were also written to standard error.
     pub warnings: String,
 }

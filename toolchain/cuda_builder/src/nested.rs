@@ -282,7 +282,7 @@ struct Messages {
 
 #[derive(Default)]
 struct Artifacts {
-    /// Name of the library, which identifies its artifact.
+    /// Name of the GPU crate's own library.
     library: String,
     /// Manifests of the local packages under development.
     manifests: Vec<PathBuf>,
