@@ -145,7 +145,7 @@ fn report(advice: &Advice, requests: u32) -> String {
         counted(requests as usize, "request")
     );
     let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "riding %", ""]);
-    // All sizes near the best one, and a few further away.
+    // The eight smallest sizes, the recommended one, and every fourth of the others.
     let shown = advice
         .candidates
         .iter()

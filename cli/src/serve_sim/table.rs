@@ -54,7 +54,7 @@ pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
     for report in reports {
         let [ttft, tbt, latency] =
             [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
-        // If every request was refused, there is nothing to show.
+        // If no request finished, these numbers are meaningless.
         let ran = |cell: String| {
             if report.finished > 0 {
                 cell

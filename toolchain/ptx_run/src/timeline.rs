@@ -164,7 +164,7 @@ impl Recorder {
     }
 }
 
-/// The state of a warp, if it waits.
+/// The state of a warp; none if it has ended.
 pub(crate) fn state_of(warp: &Warp, code: &[crate::op::Instruction]) -> Option<State> {
     if warp.alive == 0 {
         return None;
