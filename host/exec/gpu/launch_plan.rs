@@ -245,6 +245,12 @@ impl LaunchPlan {
         others.all(apart).then_some(within)
     }
 
+    /// Items of the plan that a launch computes, also if the launch is captured and has room for more.
+    pub(super) fn items_of(&self, launch: &GroupLaunch) -> u32 {
+        let launches = self.launches.iter().filter(|own| own.key == launch.key);
+        launches.map(|own| own.items).sum()
+    }
+
     /// See [`pairs`].
     pub(super) fn pairs(&self) -> Vec<[usize; 2]> {
         let keys: Vec<_> = self.launches.iter().map(|launch| launch.key).collect();

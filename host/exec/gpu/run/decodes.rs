@@ -30,7 +30,10 @@ impl Making<'_> {
                 let kernel = gpu.decode_kernel(planned, &spec, pool);
                 match workspace.launch_plan.fixed_splits {
                     true => kernel,
-                    false => gpu.of_pairs(kernel, &workspace.spec, pool, units),
+                    false => {
+                        let units = workspace.launch_plan.items_of(launch) * spec.kv_heads;
+                        gpu.of_pairs(kernel, &workspace.spec, pool, units)
+                    }
                 }
             }
         };
