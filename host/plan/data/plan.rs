@@ -151,7 +151,7 @@ pub struct Plan {
     /// do not depend on it either.
     #[serde(default)]
     pub fixed_splits: bool,
-    /// Where partial states are merged; never [`MergeMode::Auto`].
+    /// Where partial states are merged; never `MergeMode::Auto`.
     pub merge_mode: MergeMode,
     /// How prefills and decodes run, if the plan has both.
     pub pod: Option<PodPlan>,
