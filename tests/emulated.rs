@@ -500,24 +500,57 @@ fn threads_share_the_emulated_gpu() {
     });
 }
 
-/// Six query heads leave two of a tile's eight rows empty. Nothing is read in their place that a copy may be writing.
-#[test]
-fn rows_without_a_query_of_pairs_of_kv_heads_read_nothing_behind_the_queries() {
-    let mut table = PageTable::new(16, 10);
-    table.push(&[4, 1], 20);
-    table.push(&[4, 1, 6, 8, 0, 5, 2], 105);
-    let mut spec = Spec::new(12, 2, 64);
+/// Decodes, perhaps beside a prompt, in units enough for the kernels that read two KV heads at a time. Six query heads of a KV head leave
+/// two of a tile's eight rows empty.
+fn pairs(head_dim: u32, split: SplitMode, prompt: bool) -> Case {
+    let mut table = PageTable::new(16, 20);
+    let mut indptr = vec![0];
+    if prompt {
+        table.push(&[4, 1], 20);
+        indptr.push(20);
+    }
+    for keys in [105, 250, 17, 64] {
+        let pages: Vec<u32> = (0..16).map(|page| (page * 7 + keys) % 20).collect();
+        table.push(&pages[..keys.div_ceil(16) as usize], keys);
+        indptr.push(indptr[indptr.len() - 1] + 1);
+    }
+    let mut spec = Spec::new(12, 2, head_dim);
     spec.variant.causal = false;
-    let case = Case {
+    Case {
         spec,
-        batch: Batch::new(vec![0, 20, 21], table),
+        batch: Batch::new(indptr, table),
         options: PlanOptions::default()
-            .with_split(SplitMode::Fixed { tokens: 32 })
+            .with_split(split)
             .with_merge_mode(MergeMode::Fused)
             .with_pod(PodMode::Serial),
         layout: KvLayout::Nhd,
         schedule: 0,
         seed: 0,
-    };
-    check::<bf16, F8E4M3>(&case).unwrap();
+    }
+}
+
+/// Nothing is read in the place of rows without a query that a copy may be writing.
+#[test]
+fn rows_without_a_query_of_pairs_of_kv_heads_read_nothing_behind_the_queries() {
+    check::<bf16, F8E4M3>(&pairs(64, SplitMode::Off, true)).unwrap();
+}
+
+/// Heads of 80 and 96 have kernels for pairs of KV heads alone. Their partial states have the columns of heads of 128.
+#[test]
+fn decodes_of_pairs_of_heads_that_others_pad_are_the_reference() {
+    for head_dim in [80, 96] {
+        for (split, schedule, prompt) in [
+            (SplitMode::Off, 0, true),
+            (SplitMode::Makespan, 1, false),
+            (SplitMode::Makespan, 2, false),
+        ] {
+            let case = Case {
+                schedule,
+                seed: 5,
+                ..pairs(head_dim, split, prompt)
+            };
+            check::<bf16, bf16>(&case).unwrap();
+        }
+        check::<f16, f16>(&pairs(head_dim, SplitMode::Off, false)).unwrap();
+    }
 }
