@@ -66,7 +66,7 @@ pub enum Error {
         align: u32,
     },
     /// An element type that the operation does not take.
-    #[error("{tensor} is {got:?}: {expected} is possible here")]
+    #[error("{tensor} is {got:?}: use {expected}")]
     Dtype {
         /// The tensor.
         tensor: &'static str,
@@ -110,7 +110,7 @@ pub enum Error {
         multiple: usize,
     },
     /// No kernel was compiled for what was requested.
-    #[error("no {kernel} kernel for {asked}; there are {there}")]
+    #[error("no {kernel} kernel supports {asked}; supported: {there}")]
     NoInstance {
         /// The kernel.
         kernel: &'static str,
@@ -121,7 +121,7 @@ pub enum Error {
     },
     /// The workspace was made for another specification than the plan.
     #[error(
-        "the workspace is for {workspace}, the plan for {plan}: make a workspace for each specification"
+        "the workspace was made for {workspace}, but the plan for {plan}: make a workspace for each specification"
     )]
     OtherSpec {
         /// What the workspace was made for.
@@ -204,7 +204,7 @@ pub enum Error {
     },
     /// Two entries have the same place.
     #[error(
-        "{array}[{index}] goes to {got}, where an entry before it goes: each place is written once"
+        "{array}[{index}] goes to {got}, as an earlier entry does: give each entry its own place"
     )]
     WrittenTwice {
         /// The array of places.
@@ -324,7 +324,8 @@ pub enum Error {
     },
     /// The GPU was opened without the kernels of this variant.
     #[error(
-        "the specification's variant is {asked:?}, and the GPU has kernels of {there:?}: give it to `Gpu::builder().variant`"
+        "the specification uses the variant {asked:?}, but the GPU was opened with {there:?}: give the variant to \
+         `Gpu::builder().variant`"
     )]
     NoVariant {
         /// The variant.

@@ -108,7 +108,7 @@ mod tests {
         });
         assert_eq!(
             failure.to_string(),
-            "no decode kernel for head dimension 80; there are 64, 128, 256; --backend cpu takes any"
+            "no decode kernel supports head dimension 80; supported: 64, 128, 256; --backend cpu takes any"
         );
         assert!(matches!(failure, Failure::Input(_)));
     }

@@ -325,7 +325,7 @@ fn what_no_kernel_does_is_not_planned() {
             "\"head_dim\": 64",
             "\"head_dim\": 240",
             &[][..],
-            "a head dimension of 240: there are 64, 80, 96, 112, 128",
+            "a head dimension of 240; supported: 64, 80, 96, 112, 128",
         ),
         (
             "\"bf16\"",
@@ -337,7 +337,7 @@ fn what_no_kernel_does_is_not_planned() {
             "bf16",
             "bf16",
             &["--decode-tile", "7x13"],
-            "has tiles of 7×13 at head dimension 64: there are 8×32",
+            "has tiles of 7×13 at head dimension 64; supported: 8×32",
         ),
     ] {
         std::fs::write(directory.path().join("other.json"), good.replace(from, to)).unwrap();

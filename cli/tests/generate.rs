@@ -178,7 +178,7 @@ fn what_is_no_model_is_wrong_input() {
         code, stderr: said, ..
     } = run(here.path(), &["generate", ".", "a", "--backend", "cpu"]);
     assert!(
-        code == 2 && said.contains("models of type \"mamba\" are not known here"),
+        code == 2 && said.contains("models of type \"mamba\" are not supported"),
         "{code}: {said}"
     );
 }

@@ -25,7 +25,7 @@ pub enum Error {
         reason: String,
     },
     /// A model of an unsupported family.
-    #[error("models of type {got:?} are not known here; there are {known}")]
+    #[error("models of type {got:?} are not supported; supported: {known}")]
     Family {
         /// The type in `config.json`.
         got: String,
@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// A required field that the configuration lacks.
     #[error(
-        "config.json has no {field}, and models of type {model_type:?} have no usual value of it"
+        "config.json has no {field}, and models of type {model_type:?} have no default for it: add the field"
     )]
     Missing {
         /// Name of the field.
@@ -59,7 +59,7 @@ pub enum Error {
         name: String,
     },
     /// A weight whose shape contradicts the configuration.
-    #[error("tensor {name} is {got:?}, and config.json says {expected:?}")]
+    #[error("tensor {name} has the shape {got:?}, but config.json says {expected:?}")]
     TensorShape {
         /// Its name.
         name: String,
@@ -92,7 +92,7 @@ pub enum Error {
         reason: String,
     },
     /// A token id outside of the model's vocabulary.
-    #[error("token {got} is not among the {vocabulary} of the model")]
+    #[error("token {got} is outside the model's vocabulary of {vocabulary} tokens")]
     Token {
         /// The id.
         got: u32,
@@ -100,7 +100,10 @@ pub enum Error {
         vocabulary: usize,
     },
     /// A request with more tokens than the model has positions.
-    #[error("{got} tokens of prompt and answer are more than the {limit} positions of the model")]
+    #[error(
+        "{got} tokens of prompt and answer are more than the {limit} positions of the model: use a shorter prompt \
+         or answer"
+    )]
     TooLong {
         /// Tokens of the prompt and of the answer.
         got: u64,
@@ -108,7 +111,10 @@ pub enum Error {
         limit: u32,
     },
     /// Work that needs the engine without other requests, while there are some.
-    #[error("{needed} free pages are needed, there are {free}, and no request may be under way")]
+    #[error(
+        "this needs {needed} free pages and no running request, but {free} pages are free: wait until the requests \
+         have finished"
+    )]
     Busy {
         /// Pages that the work needs.
         needed: u64,
@@ -117,8 +123,8 @@ pub enum Error {
     },
     /// Limits with pages on the host, although no backend copies pages there.
     #[error(
-        "Limits::host_pages is {got}, and the engine swaps nothing out: set it to 0, requests that lose their pages are \
-         computed again"
+        "Limits::host_pages is {got}, but the engine does not copy pages to the host: set it to 0; requests that \
+         lose their pages are computed again"
     )]
     HostPages {
         /// Pages on the host.
@@ -126,12 +132,12 @@ pub enum Error {
     },
     /// A library that is opened at run time and cannot be found.
     #[error(
-        "cuBLASLt is not there: install the CUDA toolkit's package for it (libcublas-13-x or libcublas-12-x, in pip \
-         nvidia-cublas), and name its folder in LD_LIBRARY_PATH"
+        "cuBLASLt was not found: install the CUDA toolkit's package for it (libcublas-13-x or libcublas-12-x, in \
+         pip nvidia-cublas), and name its folder in LD_LIBRARY_PATH"
     )]
     NoCublasLt,
     /// A call of cuBLASLt that failed.
-    #[error("{call} of cuBLASLt for a product of {m} × {k} by {k} × {n}: {status}")]
+    #[error("{call} of cuBLASLt failed for a product of {m} × {k} by {k} × {n}: {status}")]
     CublasLt {
         /// The call.
         call: &'static str,
@@ -145,7 +151,7 @@ pub enum Error {
         status: String,
     },
     /// A call of the driver that failed.
-    #[error("{call}: {status}")]
+    #[error("{call} failed: {status}")]
     Cuda {
         /// The call.
         call: &'static str,
@@ -154,7 +160,8 @@ pub enum Error {
     },
     /// A step that exceeds the backend's limits.
     #[error(
-        "a step of {tokens} tokens and {rows} rows of logits, and this backend was made for {most_tokens} and {most_rows}"
+        "the step has {tokens} tokens and {rows} rows of logits, but this backend was made for at most \
+         {most_tokens} and {most_rows}"
     )]
     StepTooLarge {
         /// Tokens of the step.

@@ -356,7 +356,7 @@ fn what_is_not_computed_is_refused_and_named() {
             "prompt",
             json!([1, 999_999]),
             400,
-            "token 999999 is not among the 384 of the model",
+            "token 999999 is outside the model's vocabulary of 384 tokens",
         ),
         (
             "max_tokens",

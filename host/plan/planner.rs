@@ -181,12 +181,11 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     let kernels = || tiles.decodes().iter().filter_map(|choice| choice.kernel);
     let fused = options.merge_mode == MergeMode::Fused;
     if fused && kernels().any(|id| id.info().leaves_merges && !id.info().co_resident) {
-        let what =
-            "merges by the CTAs that attend (MergeMode::Fused): give MergeMode::Auto or Kernel";
+        let what = "supports MergeMode::Fused: use MergeMode::Auto or MergeMode::Kernel";
         return Err(match spec.latent {
             true => Unsupported::Latent {
                 device: device.name.clone(),
-                what: what.replace("merges", "with merges"),
+                what: what.replace("supports", "with"),
             },
             false => of_heads(spec, device, what.into()),
         }
@@ -207,7 +206,8 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     match batch.parts.iter().find(of_any_size) {
         Some(part) if kernels().any(by_groups) => {
             let size = part.table.page_size;
-            let what = format!("reads pages of {size} tokens: give pages of a multiple of 8");
+            let what =
+                format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
             Err(of_heads(spec, device, what).into())
         }
         _ => Ok(()),
@@ -235,7 +235,8 @@ fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result
                 Kernel::Decode => "decodes from",
                 Kernel::Prefill => "reads",
             };
-            let what = format!("{does} pages of {size} tokens: give pages of a multiple of 8");
+            let what =
+                format!("{does} pages of {size} tokens: use a page size that is a multiple of 8");
             return Err(of_heads(spec, device, what).into());
         }
     }

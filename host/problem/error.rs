@@ -32,8 +32,8 @@ pub enum ProblemError {
     },
     /// Latent attention whose values cannot be a part of its keys.
     #[error(
-        "latent attention has {kv_heads} KV heads with keys of {head_dim_qk} and values of {head_dim_v} elements: give \
-         one KV head, and values no longer than the keys whose first elements they are"
+        "latent attention has {kv_heads} KV heads with keys of {head_dim_qk} and values of {head_dim_v} elements: \
+         use one KV head, and values no longer than the keys, because they are the first elements of the keys"
     )]
     Latent {
         /// KV heads given.
@@ -61,8 +61,8 @@ pub enum ProblemError {
     },
     /// Ancestors without a causal mask.
     #[error(
-        "the batch says which of the last keys each query sees, and the specification is not causal: \
-         such masks count keys from the query back, so make the variant causal"
+        "the batch has ancestor masks, but the specification is not causal: make the variant causal, because the \
+         masks count keys back from the query, or remove the ancestors"
     )]
     AncestorsNotCausal,
     /// A softmax scale that is not a positive number.
@@ -79,8 +79,7 @@ pub enum ProblemError {
     },
     /// A soft cap together with a variant that has its own logits.
     #[error(
-        "the variant {hooks:?} has logits of its own, and there is a soft cap: leave one of them out; the variant can cap, \
-         too"
+        "the variant {hooks:?} computes its own logits, so soft_cap cannot be set: remove it, or cap in the variant"
     )]
     HooksAndCap {
         /// The variant.
@@ -89,8 +88,8 @@ pub enum ProblemError {
     /// Weights that are not a softmax, together with something that only a softmax has, or without hooks that compute
     /// them.
     #[error(
-        "the specification says that weights are no softmax but add up, and has {what}: sinks stand in the denominator of a \
-         softmax, and only hooks (`Spec::with_hooks`) make weights without one"
+        "the weights are added without a softmax (`adds_up`), but the specification has {what}: remove sinks, which \
+         need a softmax, and give hooks that compute the weights (`Spec::with_hooks`)"
     )]
     NoSoftmax {
         /// What does not fit such weights.
@@ -101,13 +100,14 @@ pub enum ProblemError {
     Rotary(crate::step::StepError),
     /// A rotary embedding in attention with latent keys.
     #[error(
-        "latent keys are values, too, and attention would turn both: turn the elements behind the values before they are \
-         appended, and leave the specification's rotary embedding out"
+        "with latent keys, the rotary embedding would also rotate the values: rotate the elements after the values \
+         before appending, and remove `rotary` from the Spec"
     )]
     LatentRotary,
     /// A window wider than any table.
     #[error(
-        "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"
+        "the window of {got} keys is wider than {MAX_POSITION}, the longest table: use a smaller window, or None \
+         for no window"
     )]
     Window {
         /// The width given.
@@ -117,13 +117,13 @@ pub enum ProblemError {
     #[error("the batch has no parts: give at least one table, even where all requests are empty")]
     NoParts,
     /// An index pointer without its first entry.
-    #[error("{name} is empty: it holds one entry more than there are rows, so at least one")]
+    #[error("{name} is empty: give one entry more than there are rows, so at least one")]
     IndptrEmpty {
         /// The array.
         name: &'static str,
     },
     /// An index pointer that does not start where its array starts.
-    #[error("{name}[0] is {got}: the first row starts at 0")]
+    #[error("{name}[0] is {got}: it must be 0, where the first row starts")]
     IndptrStart {
         /// The array.
         name: &'static str,
@@ -131,9 +131,7 @@ pub enum ProblemError {
         got: u32,
     },
     /// An index pointer that goes down.
-    #[error(
-        "{name}[{index}] is {got}, below the {previous} before it: an index pointer never falls"
-    )]
+    #[error("{name}[{index}] is {got}, below the {previous} before it: entries must not decrease")]
     IndptrFalls {
         /// The array.
         name: &'static str,
@@ -145,7 +143,7 @@ pub enum ProblemError {
         got: u32,
     },
     /// An index pointer that does not end at the length of its array.
-    #[error("{name} ends at {got} where there are {expected} {of}: they must be equal")]
+    #[error("{name} ends at {got}, but there are {expected} {of}: they must be equal")]
     IndptrEnd {
         /// The array.
         name: &'static str,
@@ -158,8 +156,8 @@ pub enum ProblemError {
     },
     /// An array of the wrong length.
     #[error(
-        "{name} of part {part} has {got} entries where there are {expected} row blocks: the table has one for each request, \
-         and index pointers an entry more than that"
+        "{name} of part {part} has {got} entries, but there are {expected} row blocks: give one entry for each, and \
+         one more in index pointers"
     )]
     Length {
         /// The array.
@@ -172,7 +170,7 @@ pub enum ProblemError {
         expected: usize,
     },
     /// Row blocks that reach past the queries.
-    #[error("part {part} covers query tokens up to {got}, but the batch has {total_q}")]
+    #[error("part {part} covers query tokens up to {got}, but the batch has only {total_q}")]
     PartPastQueries {
         /// The part.
         part: usize,
@@ -183,7 +181,7 @@ pub enum ProblemError {
     },
     /// A number of indices that is not a multiple of the keys of a query token.
     #[error(
-        "{got} indices are no whole number of query tokens with {k} keys each: give {k} for each, −1 for none"
+        "{got} indices are not a multiple of {k} per query token: give {k} for each, −1 for no key"
     )]
     Indices {
         /// Indices given.
@@ -215,8 +213,8 @@ pub enum ProblemError {
     },
     /// A last page that holds too much or too little.
     #[error(
-        "row block {row_block} of part {part} has {got} tokens in the last of its {pages} pages: give 1 to the \
-         page size of {page_size}, and 0 exactly where there are no pages"
+        "row block {row_block} of part {part} has {got} tokens in the last of its {pages} pages: give 1 to the page \
+         size of {page_size}, or 0 if it has no pages"
     )]
     LastPageLen {
         /// The part.
@@ -232,8 +230,8 @@ pub enum ProblemError {
     },
     /// A row block that was given fewer pages than its keys take.
     #[error(
-        "row block {row_block} has {kv_len} keys on {got} pages of {page_size} tokens: give at least {needed} pages, \
-         or count only the keys that are there"
+        "row block {row_block} has {kv_len} keys, but {got} pages of {page_size} tokens: give at least {needed} \
+         pages, or count only the keys that are there"
     )]
     TooFewPages {
         /// The row block.
@@ -262,7 +260,7 @@ pub enum ProblemError {
     },
     /// A run of keys that ends after the end of its memory.
     #[error(
-        "run {run} ends at token {got}, and the memory holds {tokens}: the runs are ranges of tokens in it"
+        "run {run} ends at token {got}, but the memory holds {tokens} tokens: give ranges of tokens within it"
     )]
     RunPastEnd {
         /// Which run.
@@ -274,7 +272,7 @@ pub enum ProblemError {
     },
     /// A position that has no place in a table.
     #[error(
-        "position {got} of row block {row_block} is past its {kv_len} keys: push it with all its keys"
+        "position {got} of row block {row_block} is past its {kv_len} keys: push the row block with all its keys"
     )]
     PositionPastKeys {
         /// The row block.
@@ -300,10 +298,10 @@ pub enum ProblemError {
     /// A row block of several requests, with a mask that hides keys from some queries, or with anything that depends on
     /// distances.
     #[error(
-        "row block {row_block} of part {part} spans several requests, so its queries have no common order: its \
-         {q_len} queries must see all its keys (no window or ancestors, and keys_after at least {q_len} under a \
-         causal mask, here {keys_after}), at no distance that counts (no rotary embedding, no hooks but sigmoid \
-         weights); else give each request its own row block with the same page ids"
+        "row block {row_block} of part {part} covers several requests, so masks and distances are undefined: let \
+         its {q_len} queries see all its keys (no window or ancestors; under a causal mask keys_after of at least \
+         {q_len}, here {keys_after}) and use no distances (no rotary embedding, no hooks but sigmoid weights), or \
+         give each request its own row block with the same page ids"
     )]
     MaskedSharedBlock {
         /// The part.
@@ -317,8 +315,8 @@ pub enum ProblemError {
     },
     /// Something that page lists by KV head do not support.
     #[error(
-        "page lists by KV head cannot have {what}: they skip keys, so that distances are unknown, and heads are computed \
-         as requests; leave it out, or give all heads the same pages"
+        "page lists by KV head do not support {what}, because they skip keys and compute heads as requests: remove \
+         it, or give all heads the same pages"
     )]
     ByHead {
         /// What it is.
@@ -326,8 +324,8 @@ pub enum ProblemError {
     },
     /// A pool whose heads cannot be seen as pages.
     #[error(
-        "pages are {page} elements apart and heads {head}: for page lists by KV head the first must be a multiple of the \
-         second"
+        "pages are {page} elements apart and heads {head}: for page lists by KV head, the first must be a multiple \
+         of the second"
     )]
     UnevenHeads {
         /// From page to page.
@@ -345,8 +343,8 @@ pub enum ProblemError {
     },
     /// Something that block masks do not support.
     #[error(
-        "block masks cannot have {what}: blocks of keys are skipped, so that distances are unknown; leave it out, or give the \
-         whole mask"
+        "block masks do not support {what}, because they skip keys and distances are unknown: remove it, or give \
+         the whole mask"
     )]
     Blocks {
         /// What it is.
@@ -360,16 +358,15 @@ pub enum ProblemError {
     },
     /// A page size that does not divide the 128 keys of a block.
     #[error(
-        "pages have {page_size} tokens, and blocks of a mask 128 keys: give pages of a divisor of that"
+        "pages have {page_size} tokens, which does not divide the 128 keys of a mask block: use a page size that \
+         divides 128"
     )]
     BlockPages {
         /// Tokens of a page.
         page_size: u32,
     },
     /// Not one block mask for each that has one.
-    #[error(
-        "{got} block masks of a prompt for {expected} heads that have masks: give one for each"
-    )]
+    #[error("{got} block masks of a prompt for {expected} heads with masks: give one for each")]
     BlockMasks {
         /// Masks given.
         got: usize,
@@ -378,7 +375,7 @@ pub enum ProblemError {
     },
     /// A block mask for another prompt.
     #[error(
-        "a block mask is of {} queries and {} keys, and the prompt has {} and {}",
+        "the block mask has {} queries and {} keys, but the prompt has {} and {}: give a mask of the prompt's size",
         .got[0], .got[1], .expected[0], .expected[1]
     )]
     BlockMask {
@@ -388,7 +385,7 @@ pub enum ProblemError {
         expected: [u32; 2],
     },
     /// More new tokens than keys, under a causal mask.
-    #[error("{tokens} new tokens and {keys} keys: those of new tokens are among the keys")]
+    #[error("{tokens} new tokens but only {keys} keys: count the keys of the new tokens")]
     BlockTokens {
         /// New tokens.
         tokens: u32,
@@ -405,7 +402,7 @@ pub enum ProblemError {
     },
     /// A page that would be written, but occurs more than once in the tables.
     #[error(
-        "page {page} of part {part} is to be written for row block {row_block}, but the tables name it more than \
+        "row block {row_block} of part {part} would write to page {page}, but the tables name that page more than \
          once: copy a shared page before appending to it (kv::PagePool::make_unique)"
     )]
     WritesSharedPage {

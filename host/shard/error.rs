@@ -13,7 +13,9 @@ pub enum ShardError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// No rank, or too many.
-    #[error("{got} ranks for {what}: give 1 to {MAX_RANKS}, of all together too")]
+    #[error(
+        "{got} ranks for {what}: use 1 to {MAX_RANKS} for heads, keys and queries each, and for all together"
+    )]
     Ranks {
         /// What is distributed over them.
         what: &'static str,
@@ -21,12 +23,12 @@ pub enum ShardError {
         got: u32,
     },
     /// Turns without pages.
-    #[error("a turn of no pages: give Keys::RoundRobin at least one page")]
+    #[error("Keys::RoundRobin has turns of 0 pages: use at least 1 page")]
     NoTurn,
     /// Heads that cannot be divided over this number of ranks.
     #[error(
-        "{q_heads} query heads over {kv_heads} KV heads do not divide by {ranks} ranks: give a divisor of the KV heads, \
-         or a multiple of them that divides the query heads"
+        "{q_heads} query heads over {kv_heads} KV heads cannot be divided over {ranks} ranks: use a divisor of the \
+         KV heads, or a multiple of the KV heads that divides the query heads"
     )]
     Heads {
         /// Query heads.
@@ -38,7 +40,8 @@ pub enum ShardError {
     },
     /// Keys and queries at once.
     #[error(
-        "keys over {keys} ranks and queries over {queries}: deal out one of them, beside heads if that is wanted"
+        "keys over {keys} ranks and queries over {queries} exclude each other: distribute only one of them; heads \
+         can be combined with either"
     )]
     KeysAndQueries {
         /// Ranks for the keys.
@@ -48,8 +51,8 @@ pub enum ShardError {
     },
     /// Keys over ranks, for hooks whose weights are not a softmax.
     #[error(
-        "keys over {keys} ranks, and weights that are no softmax: ranks merge results by their LSEs, of which there are none; \
-         deal out heads or queries"
+        "keys cannot be distributed over {keys} ranks when weights are added without a softmax (`adds_up`), because \
+         there are no LSEs to merge by: distribute heads or queries instead"
     )]
     NoSoftmax {
         /// Ranks for the keys.
@@ -57,8 +60,8 @@ pub enum ShardError {
     },
     /// A mask that needs positions, for a rank whose keys are not consecutive.
     #[error(
-        "{what} asks for the positions of row block {row_block} of part {part}, of whose keys a rank would have {runs} \
-         runs: deal them out with Keys::Contiguous, or heads or queries in place of keys"
+        "{what} needs consecutive keys, but a rank would have {runs} separate runs of keys of row block {row_block} \
+         of part {part}: use Keys::Contiguous, or distribute heads or queries instead of keys"
     )]
     Positions {
         /// The mask.
@@ -72,8 +75,8 @@ pub enum ShardError {
     },
     /// Queries of one request on several ranks, with a window, a variant or a rotary embedding and no causal mask.
     #[error(
-        "a window, a variant or a rotary embedding without a causal mask goes by the position of the last query, and row block {row_block} of \
-         part {part} is cut before it: deal out heads or keys in place of queries"
+        "row block {row_block} of part {part} would be cut before its last query, whose position a window, a \
+         variant or a rotary embedding without a causal mask needs: distribute heads or keys instead of queries"
     )]
     WindowOfQueries {
         /// The part of the batch.
@@ -83,8 +86,8 @@ pub enum ShardError {
     },
     /// Turns so short that tables would fill the memory.
     #[error(
-        "row block {row_block} of part {part} has {queries} queries and would be cut into {cuts} row blocks of {pages} \
-         pages each: give Keys::RoundRobin longer turns, or Keys::Folded"
+        "row block {row_block} of part {part} has {queries} queries and would be cut into {cuts} row blocks of \
+         {pages} pages each: use longer turns in Keys::RoundRobin, or use Keys::Folded"
     )]
     ShortTurns {
         /// The part of the batch.
@@ -122,7 +125,7 @@ pub enum ShardDefect {
     },
     /// A query head of a token that is not computed by exactly one group.
     #[error(
-        "query head {head} of token {token} is computed by {got} groups of ranks, and not by one"
+        "query head {head} of token {token} is computed by {got} groups of ranks instead of one"
     )]
     Computed {
         /// The token of the whole batch.
@@ -144,7 +147,7 @@ pub enum ShardDefect {
     },
     /// Sinks that are not counted exactly once.
     #[error(
-        "{got} ranks of the group that begins with rank {first} count the sinks, and {expected} should"
+        "{got} ranks of the group that begins with rank {first} count the sinks, but {expected} should"
     )]
     Sinks {
         /// First rank of the group.

@@ -7,7 +7,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum RankError {
     /// A group of no ranks, or of more ranks than direct reads support.
-    #[error("a group of {got} ranks: direct reads merge 1 to {most}")]
+    #[error("a group of {got} ranks: use 1 to {most}, which is what direct reads can merge")]
     Group {
         /// Ranks given.
         got: usize,
@@ -16,8 +16,8 @@ pub enum RankError {
     },
     /// A GPU cannot read another one's memory.
     #[error(
-        "GPU {from} cannot read the memory of GPU {to}: choose GPUs that `nvidia-smi topo -p2p r` shows as OK, or deal \
-         out heads, which exchange nothing"
+        "GPU {from} cannot read the memory of GPU {to}: choose GPUs that `nvidia-smi topo -p2p r` shows as OK, or \
+         distribute heads, which needs no exchange"
     )]
     NoPeerAccess {
         /// The ordinal of the GPU that would read.
@@ -26,7 +26,7 @@ pub enum RankError {
         to: u32,
     },
     /// A call with another GPU than the rank's.
-    #[error("rank {rank} is on GPU {expected}, and the call is for GPU {got}")]
+    #[error("rank {rank} is on GPU {expected}, but the call is for GPU {got}: use the rank's GPU")]
     OtherDevice {
         /// The rank.
         rank: u32,
@@ -37,8 +37,8 @@ pub enum RankError {
     },
     /// Ranks that announced different sizes. Nothing was launched.
     #[error(
-        "rank {rank} announced {tokens} query tokens and rank {other} announced {other_tokens}: ranks of a group run \
-         shares of one batch"
+        "rank {rank} announced {tokens} query tokens, but rank {other} announced {other_tokens}: run shares of one \
+         batch on all ranks of a group"
     )]
     Disagree {
         /// The rank.
@@ -52,8 +52,8 @@ pub enum RankError {
     },
     /// A run without an announcement, or of another size than was announced. Nothing was launched.
     #[error(
-        "rank {rank} runs {tokens} query tokens and announced {announced}: call Rank::announce once for each step, on \
-         all ranks"
+        "rank {rank} runs {tokens} query tokens, but announced {announced}: call Rank::announce once for each step, \
+         on all ranks"
     )]
     NotAnnounced {
         /// The rank.
@@ -75,8 +75,8 @@ pub enum RankError {
     },
     /// A rank did not arrive at a merge in time. This rank's results since then are not valid.
     #[error(
-        "rank {rank} waited {waited_ms} ms on its GPU for rank {missing}, which did not come: nothing was merged since \
-         then; find what happened to it, and make the group anew"
+        "rank {rank} waited {waited_ms} ms on its GPU for rank {missing}, which did not arrive: nothing was merged \
+         since then; find out what happened to it, and make a new group"
     )]
     Late {
         /// The rank that waited.
@@ -88,7 +88,7 @@ pub enum RankError {
     },
     /// Another rank failed and stopped the group. Results since then are not valid.
     #[error(
-        "rank {failed} failed ({reason}), and rank {rank} waits for it no more: make the group anew"
+        "rank {failed} failed ({reason}), so rank {rank} no longer waits for it: make a new group"
     )]
     Failed {
         /// The rank that would wait.
@@ -121,7 +121,8 @@ pub enum RankError {
     },
     /// Ranks did not arrive at a collective in time. The group has ended.
     #[error(
-        "rank {rank} waited {waited_ms} ms for the others in a collective; find which one failed, and make the group anew"
+        "rank {rank} waited {waited_ms} ms for the others in a collective: find out which one failed, and make a \
+         new group"
     )]
     Collective {
         /// The rank that waited.

@@ -18,7 +18,7 @@ pub enum StepError {
     },
     /// A rotary embedding of more elements than a head has.
     #[error(
-        "the rotary embedding turns {got} elements of heads that have {head_dim}: give at most that many"
+        "the rotary embedding turns {got} elements, but heads have {head_dim}: use at most that many"
     )]
     RopeDim {
         /// Elements that it rotates.
@@ -38,8 +38,8 @@ pub enum StepError {
     },
     /// Heads whose keys and values are not equally wide parts of one projection.
     #[error(
-        "keys of {head_dim_qk} and values of {head_dim_v} elements{} are not cut from one fused projection: \
-         append them with append_rows",
+        "keys of {head_dim_qk} and values of {head_dim_v} elements{} are not parts of one fused projection: append \
+         them with append_rows",
         if *.latent { " in latent attention" } else { "" }
     )]
     Heads {

@@ -9,7 +9,7 @@ use crate::problem::Dtype;
 #[non_exhaustive]
 pub enum ShapeError {
     /// A tensor of the wrong length.
-    #[error("{name} has {got} elements, {shape} is {expected}")]
+    #[error("{name} has {got} elements, but {shape} needs {expected}")]
     Length {
         /// The tensor.
         name: &'static str,
@@ -22,7 +22,7 @@ pub enum ShapeError {
     },
     /// A tensor of the wrong type.
     #[error(
-        "{name} is {got:?} and the spec says {expected:?}: convert it, or change the spec and plan again"
+        "{name} is {got:?}, but the spec says {expected:?}: convert it, or change the spec and plan again"
     )]
     Dtype {
         /// The tensor.
@@ -34,7 +34,7 @@ pub enum ShapeError {
     },
     /// Not one KV view for each part.
     #[error(
-        "{got} KV views are given for {expected} parts: each part of the batch needs its own, in order"
+        "{got} KV views for {expected} parts: give one view for each part of the batch, in order"
     )]
     Parts {
         /// Views given.
@@ -43,7 +43,10 @@ pub enum ShapeError {
         expected: usize,
     },
     /// A view with pages of another size.
-    #[error("the KV view of part {part} has pages of {got} tokens, its table pages of {expected}")]
+    #[error(
+        "the KV view of part {part} has pages of {got} tokens, but its table has pages of {expected}: use one page \
+         size"
+    )]
     PageSize {
         /// The part.
         part: usize,
@@ -71,7 +74,7 @@ pub enum ShapeError {
     },
     /// Scales for keys and values that are not of 8 bits.
     #[error(
-        "scales are given for keys and values in {dtype:?}: only those of 8 bits have scales, give `KvScales::One`"
+        "scales are given for keys and values in {dtype:?}, but only 8-bit types have scales: use `KvScales::One`"
     )]
     Scaled {
         /// Type of keys and values.
@@ -79,8 +82,8 @@ pub enum ShapeError {
     },
     /// A query token of a request without scales.
     #[error(
-        "query token {token} is of request {got}, and there are scales of {requests}: count requests from 0, and give \
-         each its scales"
+        "query token {token} belongs to request {got}, but there are scales for {requests} requests: count requests \
+         from 0, and give scales for each"
     )]
     NoRequest {
         /// The query token.
@@ -92,7 +95,7 @@ pub enum ShapeError {
     },
     /// A tensor that the specification needs, but that was not given.
     #[error(
-        "the specification says that there are {name}: give them to the run, or take them from the variant"
+        "the specification needs {name}: give them to the run, or remove them from the variant"
     )]
     Missing {
         /// The tensor.
@@ -100,7 +103,7 @@ pub enum ShapeError {
     },
     /// Hooks that the library does not know by name: their code must be passed.
     #[error(
-        "the specification's variant is {hooks:?}, which is code of its own: give it to `Cpu::run_with` or \
+        "the specification's variant {hooks:?} has its own code: pass it to `Cpu::run_with` or \
          `reference::attention_with`, or run the plan on a GPU"
     )]
     Hooks {
@@ -108,7 +111,7 @@ pub enum ShapeError {
         hooks: kernels_gpu::HooksName,
     },
     /// Invalid data for a variant's hooks.
-    #[error("the variant {hooks:?} is given {name}: {got}, and these have to be {rule}")]
+    #[error("the variant {hooks:?} was given {name}: {got}; give {rule}")]
     Own {
         /// The variant.
         hooks: kernels_gpu::HooksName,
@@ -121,8 +124,8 @@ pub enum ShapeError {
     },
     /// A variant and a specification that disagree about whether weights are a softmax.
     #[error(
-        "the variant's weights are {}, and the specification says that they are {}: name the variant by `Spec::with_hooks`, \
-         and plan again",
+        "the variant's weights are {}, but the specification says that they are {}: name the variant with \
+         `Spec::with_hooks`, and plan again",
         names_softmax(*.softmax),
         names_softmax(!*.softmax)
     )]
@@ -132,19 +135,20 @@ pub enum ShapeError {
     },
     /// Sinks with weights that are not a softmax.
     #[error(
-        "there are sinks, and the variant's weights are no softmax: sinks stand in the denominator of one, leave them out"
+        "sinks are given, but the variant's weights are not a softmax: remove the sinks, which only change the \
+         denominator of a softmax"
     )]
     SinksWithoutSoftmax,
     /// A tensor that the specification does not need.
     #[error(
-        "{name} are given, and the specification has none: say so in its variant, and plan again"
+        "{name} are given, but the specification has none: remove them, or add them to the variant and plan again"
     )]
     Surplus {
         /// The tensor.
         name: &'static str,
     },
     /// A shape that reaches past the elements that are given for it.
-    #[error("{got} elements are given, and the shape with its strides reaches to {needed}")]
+    #[error("{got} elements are given, but the shape with its strides needs {needed}")]
     TooShort {
         /// Elements given.
         got: usize,
@@ -153,7 +157,7 @@ pub enum ShapeError {
     },
     /// Bytes that are not elements of a type.
     #[error(
-        "{got} bytes are no elements of {dtype:?}: their number and their address must be multiples of {}",
+        "{got} bytes are not whole elements of {dtype:?}: their number and their address must be multiples of {}",
         .dtype.bytes()
     )]
     Bytes {
@@ -164,7 +168,8 @@ pub enum ShapeError {
     },
     /// Keys and values in one pool that differ in head dimension.
     #[error(
-        "keys of {head_dim_qk} and values of {head_dim_v} elements cannot stand in pairs: give each a pool of its own"
+        "keys of {head_dim_qk} and values of {head_dim_v} elements cannot be stored in pairs: use a separate pool \
+         for each"
     )]
     Unpaired {
         /// Head dimension of keys.
@@ -174,8 +179,8 @@ pub enum ShapeError {
     },
     /// Latent attention with values that are not a part of the keys.
     #[error(
-        "the values of part {part} are not the first elements of its keys, as the latent spec says: give one pool \
-         (KvView::latent), or a spec with values of their own"
+        "the values of part {part} are not the first elements of its keys, as the latent spec requires: use one \
+         pool (KvView::latent), or a spec that is not latent"
     )]
     NotLatent {
         /// The part.
@@ -183,8 +188,8 @@ pub enum ShapeError {
     },
     /// Rows of 656 bytes for heads that do not have them.
     #[error(
-        "rows with their scales (KvScales::InRow) are keys of 576 with values of 512 of latent attention in F8E4M3, and \
-         here are keys of {head_dim_qk} with values of {head_dim_v} in {dtype:?}, latent: {latent}: give \
+        "rows with their scales (KvScales::InRow) need latent attention with keys of 576 and values of 512 elements \
+         in F8E4M3, but got keys of {head_dim_qk} and values of {head_dim_v} in {dtype:?}, latent: {latent}; use \
          `Spec::latent(heads, 512, 64)` with keys in F8E4M3, or a pool without such rows"
     )]
     NoRows656 {
@@ -198,9 +203,7 @@ pub enum ShapeError {
         dtype: Dtype,
     },
     /// A pool that ends within a page.
-    #[error(
-        "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"
-    )]
+    #[error("the pool has {got} elements, but a page has {page}: pass whole pages")]
     PartOfPage {
         /// Elements of the pool.
         got: usize,
@@ -208,7 +211,7 @@ pub enum ShapeError {
         page: usize,
     },
     /// A page that is not in a pool.
-    #[error("page {got} is past the {pages} pages of the pool")]
+    #[error("page {got} is outside the pool of {pages} pages")]
     NoPage {
         /// The page.
         got: u32,
@@ -221,7 +224,7 @@ const fn names_softmax(softmax: bool) -> &'static str {
     if softmax {
         "a softmax"
     } else {
-        "no softmax but add up"
+        "not a softmax"
     }
 }
 

@@ -26,7 +26,10 @@ pub enum ScheduleError {
         limit: u32,
     },
     /// A request that does not fit the pool even alone.
-    #[error("the request needs {wanted} pages and the pool has {total}: it would never finish")]
+    #[error(
+        "the request needs {wanted} pages and the pool has {total}, so it would never finish: use a shorter request \
+         or a larger pool"
+    )]
     PoolTooSmall {
         /// Pages that the whole request needs.
         wanted: u32,
@@ -42,7 +45,7 @@ pub enum ScheduleError {
         waiting: usize,
     },
     /// Composing ahead of sampled tokens in a pipeline, where it is not supported.
-    #[error("composing ahead takes one pipeline stage, not {stages}")]
+    #[error("composing ahead supports one pipeline stage, not {stages}: use one stage")]
     Ahead {
         /// Number of stages.
         stages: u32,
@@ -58,7 +61,7 @@ pub enum ScheduleError {
         least: u64,
     },
     /// An unknown model, machine or policy. Models and machines can also be read from JSON.
-    #[error("there is no {kind} named {got:?}: known are {known}")]
+    #[error("there is no {kind} named {got:?}; known: {known}")]
     Unknown {
         /// Model, hardware or policy.
         kind: &'static str,

@@ -197,7 +197,7 @@ fn what_heads_of_512_lack_is_refused_by_the_planner() {
     let spec = Spec::new(16, 2, 512);
     let capped = refused(&spec.with_soft_cap(30.0), 16, &options);
     assert!(
-        capped.contains("512 with a soft cap: there are"),
+        capped.contains("512 with a soft cap; supported: "),
         "{capped}"
     );
     let fused = options.with_merge_mode(MergeMode::Fused);

@@ -215,7 +215,7 @@ fn pages_by_head_are_of_a_model_and_leave_no_place_for_trees() {
     assert!(error.contains("no tree or branches"), "{error}");
     let long = one(&text(r#"{"q_len": 9, "kv_len": 40}"#)).batch();
     let error = long.unwrap_err().to_string();
-    assert!(error.contains("9 new tokens and 8 keys"), "{error}");
+    assert!(error.contains("9 new tokens but only 8 keys"), "{error}");
 }
 
 #[test]

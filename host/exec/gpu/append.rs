@@ -98,6 +98,6 @@ pub(super) fn in_rows() -> Error {
     Error::NoInstance {
         kernel: "append",
         asked: "keys and values into rows that carry their scales".into(),
-        there: "append_latent_656 for such rows",
+        there: "such rows in append_latent_656",
     }
 }

@@ -53,8 +53,8 @@ impl Gpu {
         if kernel.info().products_of_8_bits {
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: format!("{kernel}, whose pages a workspace has"),
-                there: "with products of 8 bits those of whole plans, by Gpu::run",
+                asked: format!("a call of {kernel} without a workspace"),
+                there: "products of 8 bits in whole plans (Gpu::run)",
             });
         }
         let _current = Current::enter(self.context.raw())?;

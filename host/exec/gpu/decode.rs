@@ -212,8 +212,8 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     if spec.rotary.is_some() && call.extras.rotary.turns == 0 {
         return Err(Error::NoInstance {
             kernel: "decode",
-            asked: "queries and keys turned by their positions, in a call of its own".into(),
-            there: "with plans, whose workspace has the frequencies",
+            asked: "a rotary embedding in a single call".into(),
+            there: "a rotary embedding in plans (Gpu::run), whose workspace has the frequencies",
         });
     }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);

@@ -25,8 +25,8 @@ impl Gpu {
         if group > rows {
             return Err(Error::NoInstance {
                 kernel: "decode",
-                asked: format!("{group} query heads per KV head, row by row"),
-                there: "those with at most 16",
+                asked: format!("{group} query heads per KV head in pages read row by row"),
+                there: "at most 16",
             });
         }
         // Items that are larger than a tile are cut.

@@ -11,8 +11,7 @@ pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> 
     let refused = |asked: String| Error::NoInstance {
         kernel: "attention",
         asked,
-        there: "those of latent keys in F8E4M3, without a window, for plans of Batch::of_top_k in a workspace without a \
-                launch set",
+        there: "latent keys in F8E4M3, without a window, for plans of Batch::of_top_k in a workspace without a launch set",
     };
     indices.check_address("the indices", 4)?;
     let spec = &workspace.spec;
@@ -26,22 +25,19 @@ pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> 
         .iter()
         .find(|launch| !reads(launch))
     {
-        return Err(refused(format!(
-            "keys by indices, by {}",
-            launch.key.kernel
-        )));
+        return Err(refused(format!("keys by indices in {}", launch.key.kernel)));
     }
     if let Some(window) = spec.variant.window_left {
         return Err(refused(format!(
-            "keys by indices, and a window of {window}"
+            "keys by indices with a window of {window}"
         )));
     }
     if workspace.captured() {
-        return Err(refused("keys by indices, and a launch set".into()));
+        return Err(refused("keys by indices with a launch set".into()));
     }
     let Some(expected) = workspace.launch_plan.indices else {
         return Err(refused(
-            "keys by indices, for a plan that names its keys".into(),
+            "keys by indices for a plan that names its keys".into(),
         ));
     };
     if indices.len != expected as usize {

@@ -61,7 +61,7 @@ fn parameters(
                 "latent keys into a pool of {:?} with {:?}",
                 pool.dtype, pool.scales
             ),
-            there: "that into rows with their scales (KvPool::latent_656); append_quantised takes other scales",
+            there: "rows with their scales (KvPool::latent_656); for other scales, use append_quantised",
         });
     }
     if !matches!(rows.dtype, Dtype::BF16 | Dtype::F16) {

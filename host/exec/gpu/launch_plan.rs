@@ -277,8 +277,8 @@ fn launch(
     let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
     let kernel = group.id.ok_or_else(|| Error::NoInstance {
         kernel: "GPU",
-        asked: format!("tiles of {}: the plan is for another device", group.tile),
-        there: "those that plans for the GPU's description name",
+        asked: format!("tiles of {} (the plan is for another device)", group.tile),
+        there: "plans for the description of this GPU",
     })?;
     Ok(GroupLaunch {
         key: LaunchKey {

@@ -190,8 +190,8 @@ pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
         (AppendScales::Computed, KvScales::Token { .. }) => Ok(COMPUTED),
         (AppendScales::Computed, _) => Err(Error::NoInstance {
             kernel: "append",
-            asked: "computed scales for a pool that has none of each token".into(),
-            there: "those for pools with KvScales::Token",
+            asked: "computed scales for a pool without scales by token".into(),
+            there: "computed scales for pools with KvScales::Token",
         }),
         (AppendScales::Given, KvScales::Token { .. }) => Ok(GIVEN_BY_TOKEN),
         (AppendScales::Given, _) => Ok(GIVEN),

@@ -98,8 +98,8 @@ impl Gpu {
     pub(super) fn kernel(&self, id: KernelId) -> Result<&Kernel, Error> {
         self.kernels.get(id).ok_or_else(|| Error::NoInstance {
             kernel: "loaded",
-            asked: id.to_string(),
-            there: "those that plans for this GPU's own description name",
+            asked: format!("what {id} computes"),
+            there: "the kernels in plans for the description of this GPU",
         })
     }
 
@@ -125,8 +125,8 @@ impl Gpu {
         let kernel = found.map(|&(_, kernel)| kernel);
         kernel.ok_or_else(|| Error::NoInstance {
             kernel: "variant",
-            asked: format!("what {} does with the logits of {name}", row.name),
-            there: "those of the families that `variant_kernels!` was given; pages of any size take Sm80Decode",
+            asked: format!("what {} computes, with the logits of {name}", row.name),
+            there: "the kernel families given to `variant_kernels!` (for pages of any size, give Sm80Decode)",
         })
     }
 
@@ -184,7 +184,7 @@ pub(super) fn check_serves(
             _ => "decode",
         },
         asked: format!(
-            "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}{}: {id} is not one",
+            "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}{} in {id}",
             named(spec),
             match spec.variant.hooks {
                 Some(hooks) => format!(", variant {hooks}"),
@@ -192,11 +192,11 @@ pub(super) fn check_serves(
                 None => String::new(),
             },
             match spec.rotary {
-                Some(_) => ", queries and keys turned by their positions",
+                Some(_) => ", a rotary embedding",
                 None => "",
             },
         ),
-        there: "those that plans name",
+        there: "the kernels in plans for this specification",
     })
 }
 

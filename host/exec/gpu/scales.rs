@@ -140,14 +140,13 @@ impl KvScales {
             return Err(Error::NoInstance {
                 kernel: "attention",
                 asked: match in_row {
-                    true => format!("rows that carry their scales, by {}", row.name),
+                    true => format!("rows that carry their scales in {}", row.name),
                     false => format!(
-                        "latent keys of 8 bits without scales in their rows, by {}",
+                        "latent keys of 8 bits without scales in their rows in {}",
                         row.name
                     ),
                 },
-                there: "those of latent keys in F8E4M3, whose rows carry their scales (KvPool::latent_656), and those of \
-                        16 bits",
+                there: "latent keys in F8E4M3 whose rows carry their scales (KvPool::latent_656), or keys of 16 bits",
             });
         }
         let by_token = matches!(self, Self::Token { .. });
@@ -157,10 +156,10 @@ impl KvScales {
         Err(Error::NoInstance {
             kernel: "attention",
             asked: match by_token {
-                true => format!("scales of each token, as {} does", row.name),
-                false => format!("scales that are not of each token by {}", row.name),
+                true => format!("scales by token in {}", row.name),
+                false => format!("scales that are not by token in {}", row.name),
             },
-            there: "those with scales by tensor, by KV head, by request and KV head, and without a soft cap by token",
+            there: "scales by tensor, by KV head, by request and KV head, or (without a soft cap) by token",
         })
     }
 

@@ -14,7 +14,7 @@ pub enum PlanError {
     Problem(#[from] ProblemError),
     /// No description of that name.
     #[error(
-        "no device is named {got:?}: known are {known}; any other is a DeviceDescription with its numbers"
+        "no device is named {got:?}; known: {known}; for any other device, give a DeviceDescription"
     )]
     UnknownDevice {
         /// The name given.
@@ -33,8 +33,8 @@ pub enum PlanError {
     Unsupported(#[from] Unsupported),
     /// No tile of a kernel fits the heads.
     #[error(
-        "{kernel:?} has no tile for head dimensions {head_dim_qk}/{head_dim_v} and groups of {group} query heads \
-         on {device}: the largest row tile must hold a group"
+        "no {kernel:?} tile on {device} holds the {group} query heads of a KV head at head dimensions \
+         {head_dim_qk}/{head_dim_v}: use fewer query heads per KV head, or plan for the CPU"
     )]
     NoTile {
         /// The kernel.
@@ -50,7 +50,8 @@ pub enum PlanError {
     },
     /// A fixed split that is not a positive number of pages.
     #[error(
-        "a fixed split of {tokens} keys is not a positive multiple of the page size {page_size}"
+        "a fixed split of {tokens} keys is not a positive multiple of the page size {page_size}: use a multiple of \
+         the page size"
     )]
     FixedSplit {
         /// Keys per chunk, as given.
@@ -60,8 +61,8 @@ pub enum PlanError {
     },
     /// The plan does not fit the bound it was to keep.
     #[error(
-        "the plan needs {needed} {what}, the bound holds {bound}: raise the BatchLimits that the bound is made of, or send a \
-         smaller batch"
+        "the plan needs {needed} {what}, but the bound allows {bound}: raise the BatchLimits of the bound, or send \
+         a smaller batch"
     )]
     Bound {
         /// What there is too much of.
@@ -72,7 +73,7 @@ pub enum PlanError {
         bound: u64,
     },
     /// A count that does not fit 32 bits.
-    #[error("{what} are more than 32-bit offsets can count: send a smaller batch")]
+    #[error("too many {what} for 32-bit offsets: send a smaller batch")]
     TooLarge {
         /// What there is too much of.
         what: &'static str,

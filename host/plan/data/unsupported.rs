@@ -11,8 +11,8 @@ use crate::problem::Dtype;
 pub enum Unsupported {
     /// An element type.
     #[error(
-        "no kernel for {device} takes {tensor} in {got:?}: convert to {there}, or plan for the CPU, which takes every \
-         type"
+        "no kernel for {device} takes {tensor} in {got:?}: convert to {there}, or plan for the CPU, which takes \
+         every type"
     )]
     Dtype {
         /// The device.
@@ -26,7 +26,7 @@ pub enum Unsupported {
     },
     /// Element types that differ.
     #[error(
-        "no kernel for {device} takes {tensor} in {got:?} beside queries in {expected:?}: give all of them one type"
+        "{tensor} in {got:?} with queries in {expected:?} are not supported on {device}: use one type for all"
     )]
     DtypesDiffer {
         /// The device.
@@ -40,11 +40,11 @@ pub enum Unsupported {
     },
     /// A head dimension, or one with a soft cap.
     #[error(
-        "no kernel for {device} has a head dimension of {}{}: there are {there}{}",
+        "no kernel for {device} has a head dimension of {}{}; supported: {there}{}",
         dims(*.head_dim_qk, *.head_dim_v),
         if *.soft_cap { " with a soft cap" } else { "" },
         match .nearest {
-            Some((qk, v)) => format!("; {} is the nearest, to pad the heads with zeros to", dims(*qk, *v)),
+            Some((qk, v)) => format!("; to use {}, the nearest, pad the heads with zeros", dims(*qk, *v)),
             None => String::new(),
         }
     )]
@@ -64,8 +64,8 @@ pub enum Unsupported {
     },
     /// A variant of hooks for other heads or types, or on another device.
     #[error(
-        "no kernel for {device} computes the variant {hooks:?} for a head dimension of {} in {dtype:?}: {there}; a line of \
-         `variant_kernels!` in a crate of one's own compiles others",
+        "no kernel for {device} computes the variant {hooks:?} for a head dimension of {} in {dtype:?}; supported: \
+         {there}; compile others with `variant_kernels!` in your own crate",
         dims(*.head_dim_qk, *.head_dim_v)
     )]
     Hooks {
@@ -84,8 +84,7 @@ pub enum Unsupported {
     },
     /// Outputs in F32, with fused merges, which write 16 bits.
     #[error(
-        "outputs in F32 come from a merge of partial states by a kernel, and the CTAs of {device} that merge as they attend \
-         (MergeMode::Fused) write 16 bits: give MergeMode::Auto or Kernel"
+        "MergeMode::Fused on {device} cannot write outputs in F32: use MergeMode::Auto or MergeMode::Kernel"
     )]
     FusedF32 {
         /// The device.
@@ -93,8 +92,8 @@ pub enum Unsupported {
     },
     /// Queries and keys that attention turns by their positions ([`Spec::rotary`](crate::problem::Spec)).
     #[error(
-        "no kernel for {device} turns queries and keys by their positions {what}; turn them before attention, keys as they are \
-         appended (Gpu::qkv_step), and leave the specification's rotary embedding out, or plan for the CPU"
+        "no kernel for {device} applies rotary embeddings {what}; apply them before attention (for keys when \
+         appending, Gpu::qkv_step) and remove `rotary` from the Spec, or plan for the CPU"
     )]
     Rotary {
         /// The device.
@@ -104,8 +103,8 @@ pub enum Unsupported {
     },
     /// Latent attention.
     #[error(
-        "no kernel for {device} computes latent attention {what}; plan for the CPU, which does, or give keys and values \
-         pools of their own"
+        "no kernel for {device} computes latent attention {what}; plan for the CPU, or use separate pools for keys \
+         and values"
     )]
     Latent {
         /// The device.
@@ -128,7 +127,7 @@ pub enum Unsupported {
     /// Products of 8 bits (`Compute::F8`).
     #[error(
         "no prefill kernel for {device} has products of 8 bits for a head dimension of {}, keys and values in \
-         {kv_dtype:?} and this variant: {there}; or choose Compute::F16",
+         {kv_dtype:?} and this variant; supported: {there}; otherwise use Compute::F16",
         dims(*.head_dim_qk, *.head_dim_v)
     )]
     Compute {
@@ -145,8 +144,8 @@ pub enum Unsupported {
     },
     /// A tile that the options ask for.
     #[error(
-        "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}: {there}, or leave the choice to \
-         the planner",
+        "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}; supported: {there}; or leave \
+         the choice to the planner",
         dims(*.head_dim_qk, *.head_dim_v)
     )]
     Tile {

@@ -237,22 +237,22 @@ fn what_no_kernel_turns_is_refused() {
     let cap = spec.with_soft_cap(20.0);
     let narrow = spec.with_rotary(Rope::new(16, 1e4));
     for (spec, there) in [
-        (cap, "with a soft cap: there are those without"),
+        (cap, "with a soft cap (supported: no soft cap)"),
         (
             spec.with_kv_dtype(Dtype::F8E4M3),
-            "with keys in F8E4M3: there are those of BF16 and F16",
+            "with keys in F8E4M3 (supported: BF16, F16)",
         ),
         (
             Spec::new(8, 2, 256).with_rotary(Rope::new(64, 1e4)),
-            "with a head dimension of 256: there are 64, 128",
+            "with a head dimension of 256 (supported: 64, 128)",
         ),
         (
             Spec::new(32, 2, 64).with_rotary(Rope::new(64, 1e4)),
-            "with 16 query heads for a KV head: there are those of up to 8",
+            "with 16 query heads per KV head (supported: up to 8)",
         ),
         (
             narrow,
-            "where 16 elements are pairs of halves: there are those of multiples of 32",
+            "with 16 rotated elements in pairs of halves (supported: multiples of 32)",
         ),
     ] {
         match gpu.device().supports(&spec) {

@@ -87,7 +87,7 @@ fn what_would_be_computed_wrongly_is_refused() {
     for (message, expected) in [
         (
             with("\"model_type\": \"llama\"", "\"model_type\": \"mamba\""),
-            "models of type \"mamba\" are not known here; there are llama, mistral, qwen2, qwen3, gemma3_text",
+            "models of type \"mamba\" are not supported; supported: llama, mistral, qwen2, qwen3, gemma3_text",
         ),
         (
             with("\"rope_type\": \"llama3\"", "\"rope_type\": \"longrope\""),

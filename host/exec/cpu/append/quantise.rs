@@ -63,7 +63,7 @@ impl Cpu {
             return Err(Error::NoInstance {
                 kernel: "append",
                 asked: "keys and values into rows that carry their scales".into(),
-                there: "append_latent_656 for such rows",
+                there: "such rows in append_latent_656",
             });
         }
         pool.view().check(spec, 0, page_size, pool_pages)?;

@@ -48,7 +48,7 @@ impl Making<'_> {
             return Err(Error::NoInstance {
                 kernel: "decode",
                 asked: "joint tiles over a pool that tensor maps cannot describe".into(),
-                there: "with such pools plans of a device description without `decode.joint`",
+                there: "such pools in plans for a device description without `decode.joint`",
             });
         }
         self.one_table |=

@@ -161,7 +161,7 @@ impl Making<'_> {
                     "head dimension {} in pages that are read row by row",
                     padding.dim
                 ),
-                there: "those that read by tensor maps: pages of a multiple of 8 tokens, keys and values in one layout, on Hopper",
+                there: "pages of a multiple of 8 tokens, with keys and values in one layout, on Hopper",
             }),
             _ => Ok(()),
         }
@@ -204,7 +204,7 @@ pub(super) fn place(
 pub(super) fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
     planned.on(arch).ok_or_else(|| Error::NoInstance {
         kernel: "attention",
-        asked: format!("what {planned} does, on {arch:?}"),
-        there: "those that plans name",
+        asked: format!("what {planned} computes, on {arch:?}"),
+        there: "the kernels in plans for this architecture",
     })
 }

@@ -47,21 +47,21 @@ impl Making<'_> {
         let turns = workspace.spec.rotary.is_some();
         if converts && of_ampere {
             let what = match turns {
-                true => "queries and keys turned by their positions",
+                true => "a rotary embedding",
                 false => "keys and values of 8 bits",
             };
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: format!("{what}, and the instructions of Ampere"),
-                there: "with these those of Hopper",
+                asked: format!("{what} with the instructions of Ampere"),
+                there: "the instructions of Hopper",
             });
         }
         // Ampere prefills read a record only in one kernel with the decodes.
         if of_ampere && arch.is_none() && captured {
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: "a launch set and the instructions of Ampere".into(),
-                there: "with a launch set those of Hopper, or prefill and decode in one",
+                asked: "a launch set with the instructions of Ampere".into(),
+                there: "the instructions of Hopper, or prefill and decode in one kernel",
             });
         }
         let partials = workspace.partials();

@@ -73,7 +73,7 @@ impl Gpu {
             return Err(Error::NoInstance {
                 kernel: "qkv_step",
                 asked: format!("a rotary embedding of {dim} elements"),
-                there: "those of multiples of 16; step::cpu::qkv turns any even number",
+                there: "multiples of 16; for any even number, use step::cpu::qkv",
             });
         }
         let (turns, magnitude) = table.parts();

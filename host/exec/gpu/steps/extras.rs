@@ -68,8 +68,8 @@ impl Extras {
         if turns && row.co_resident {
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: format!("queries that are turned by their positions, and {kernel}"),
-                there: "those that do not share SMs with decodes",
+                asked: format!("a rotary embedding in {kernel}"),
+                there: "a rotary embedding in kernels that do not share SMs with decodes",
             });
         }
         if row.extras || !(scaled || turns || self.sinks.is_some() || self.ancestors.is_some()) {
@@ -78,8 +78,8 @@ impl Extras {
         let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
         there.ok_or_else(|| Error::NoInstance {
             kernel: "prefill",
-            asked: format!("sinks or masks, and what {kernel} does"),
-            there: "those of one tile of queries or two, with a soft cap or without",
+            asked: format!("sinks, masks, scales or a rotary embedding in {kernel}"),
+            there: "these in kernels of one or two tiles of queries",
         })
     }
 

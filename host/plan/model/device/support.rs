@@ -98,7 +98,7 @@ impl DeviceDescription {
                         (true, ..) => "BF16 or F16",
                         _ if Padding::of(spec).is_none() => "BF16, F16 or F32",
                         _ => {
-                            "BF16 or F16, as heads take whose dimension lies between those of kernels"
+                            "BF16 or F16, the types for heads that are padded to the dimension of a kernel"
                         }
                     },
                 });
@@ -136,9 +136,9 @@ impl DeviceDescription {
             head_dim_v: spec.head_dim_v,
             kv_dtype: spec.kv_dtype,
             there: match there.is_empty() {
-                true => "there are none at all".into(),
+                true => "none on this device".into(),
                 false => format!(
-                    "there are those of e4m3 and head dimension {}, without hooks",
+                    "keys and values in F8E4M3 with a head dimension of {}, without hooks",
                     list(there)
                 ),
             },
@@ -165,28 +165,25 @@ impl DeviceDescription {
         let what = if heads.is_empty() {
             "at all".into()
         } else if let Some(hooks) = spec.variant.hooks {
-            format!("with the variant {hooks:?}: there are those without hooks")
+            format!("with the variant {hooks:?} (supported: no variant)")
         } else if spec.variant.soft_cap.is_some() {
-            "with a soft cap: there are those without".into()
+            "with a soft cap (supported: no soft cap)".into()
         } else if spec.kv_dtype.bytes() == 1 {
-            format!(
-                "with keys in {:?}: there are those of BF16 and F16",
-                spec.kv_dtype
-            )
+            format!("with keys in {:?} (supported: BF16, F16)", spec.kv_dtype)
         } else if spec.rounds_queries() {
-            "with queries in F32: there are those of the keys' type".into()
+            "with queries in F32 (supported: the type of the keys)".into()
         } else if qk != v || !heads.contains(&qk) {
             let heads = list(heads);
             format!(
-                "with a head dimension of {}: there are {heads}",
+                "with a head dimension of {} (supported: {heads})",
                 dims(qk, v)
             )
         } else if spec.group() > most {
             let group = spec.group();
-            format!("with {group} query heads for a KV head: there are those of up to {most}")
+            format!("with {group} query heads per KV head (supported: up to {most})")
         } else if halves && !rope.dim.is_multiple_of(32) {
             let dim = rope.dim;
-            format!("where {dim} elements are pairs of halves: there are those of multiples of 32")
+            format!("with {dim} rotated elements in pairs of halves (supported: multiples of 32)")
         } else {
             return Ok(());
         };
@@ -233,8 +230,8 @@ impl DeviceDescription {
                 head_dim_v: spec.head_dim_v,
                 dtype: spec.on_kernels().q_dtype,
                 there: match there.is_empty() {
-                    true => "there are none that prompts can have".into(),
-                    false => format!("there are those of {}", list(there.iter().map(name))),
+                    true => "none that can run prompts".into(),
+                    false => list(there.iter().map(name)),
                 },
             });
         }
@@ -256,7 +253,10 @@ impl DeviceDescription {
                 .filter(holds)
                 .min_by_key(|dims| dims.0 + dims.1)
                 .copied(),
-            there: list(there.iter().map(|&(qk, v)| dims(qk, v))),
+            there: match there.is_empty() {
+                true => "none".into(),
+                false => list(there.iter().map(|&(qk, v)| dims(qk, v))),
+            },
         })
     }
 
@@ -267,17 +267,17 @@ impl DeviceDescription {
             return Ok(());
         }
         let what = match latent.next() {
-            None => "on this device".to_owned(),
+            None => "at all".to_owned(),
             Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
             Some(_) if spec.kv_dtype != spec.q_dtype => {
                 format!(
-                    "with keys in {:?} beside queries in {:?}: there are those of one type, and F8E4M3 with its scales \
-                     in rows of 656 bytes (KvScales::InRow) beside BF16",
+                    "with keys in {:?} and queries in {:?} (supported: one type for both, or F8E4M3 with its scales in \
+                     rows of 656 bytes (KvScales::InRow) beside BF16)",
                     spec.kv_dtype, spec.q_dtype
                 )
             }
             Some(row) => format!(
-                "with keys of {}: there are {}",
+                "with keys of {} (supported: {})",
                 dims(spec.head_dim_qk, spec.head_dim_v),
                 dims(row.head_dim, row.value_dim)
             ),
@@ -295,8 +295,9 @@ impl DeviceDescription {
         }
         Err(Unsupported::Latent {
             device: self.name.clone(),
-            what: "with ancestors (Batch::ancestors): give none, or heads that are not latent"
-                .into(),
+            what:
+                "with ancestors (Batch::ancestors: remove them, or use heads that are not latent)"
+                    .into(),
         })
     }
 
@@ -317,7 +318,7 @@ impl DeviceDescription {
             got,
             head_dim_qk: spec.head_dim_qk,
             head_dim_v: spec.head_dim_v,
-            there: format!("there are {}", list(tiles)),
+            there: list(tiles),
         })
     }
 }
