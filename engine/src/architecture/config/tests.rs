@@ -103,7 +103,7 @@ fn what_would_be_computed_wrongly_is_refused() {
         ),
         (
             with("\"hidden_size\": 4096, ", ""),
-            "config.json has no hidden_size, and models of type \"llama\" have no usual value of it",
+            "config.json has no hidden_size, and models of type \"llama\" have no default for it: add the field",
         ),
         (
             with(

@@ -55,8 +55,8 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&wide_values), Some((512, 512)));
     assert_eq!(
         refused(&Spec::new(32, 8, 240)).to_string(),
-        "no kernel for h200 has a head dimension of 240: there are 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; 256 \
-         is the nearest, to pad the heads with zeros to"
+        "no kernel for h200 has a head dimension of 240; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; to \
+         use 256, the nearest, pad the heads with zeros"
     );
 }
 
@@ -271,7 +271,7 @@ fn products_of_8_bits_are_there_or_refused() {
     assert_eq!(
         refused(&narrow(64)).to_string(),
         "no prefill kernel for h200 has products of 8 bits for a head dimension of 64, keys and values in F8E4M3 and this \
-         variant: there are those of e4m3 and head dimension 128, without hooks; or choose Compute::F16"
+         variant; supported: keys and values in F8E4M3 with a head dimension of 128, without hooks; otherwise use Compute::F16"
     );
     for device in ["a100", "cpu"] {
         let device = DeviceDescription::named(device).unwrap();
@@ -337,7 +337,8 @@ fn heads_between_those_of_kernels_need_pages_of_a_multiple_of_8() {
         }
         let refused = plan(head_dim, 5, 1, "h200").unwrap_err().to_string();
         let right = format!(
-            "no kernel for h200 with a head dimension of {head_dim} decodes from pages of 5 tokens: give pages of a multiple of 8"
+            "no kernel for h200 with a head dimension of {head_dim} decodes from pages of 5 tokens: use a page size that \
+             is a multiple of 8"
         );
         assert_eq!(refused, right);
         // Prompts of some of these heads have kernels of their own, which take pages of any size.
