@@ -230,7 +230,7 @@ pub enum ProblemError {
     },
     /// A row block that was given fewer pages than its keys take.
     #[error(
-        "row block {row_block} has {kv_len} keys, but {got} pages of {page_size} tokens: give at least {needed} \
+        "row block {row_block} has {kv_len} keys on {got} pages of {page_size} tokens: give at least {needed} \
          pages, or count only the keys that are there"
     )]
     TooFewPages {
