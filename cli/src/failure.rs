@@ -64,7 +64,7 @@ impl From<Error> for Failure {
             | Error::IndexOutOfRange { .. }
             | Error::TensorMap { .. } => Self::Input(error.to_string()),
             // The input's heads or types are unsupported; the backend itself is fine.
-            Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu takes any")),
+            Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu supports all")),
             Error::NoDriver { .. }
             | Error::NoDevice { .. }
             | Error::UnsupportedArchitecture { .. }
@@ -108,7 +108,7 @@ mod tests {
         });
         assert_eq!(
             failure.to_string(),
-            "no decode kernel supports head dimension 80; supported: 64, 128, 256; --backend cpu takes any"
+            "no decode kernel supports head dimension 80; supported: 64, 128, 256; --backend cpu supports all"
         );
         assert!(matches!(failure, Failure::Input(_)));
     }

@@ -87,7 +87,7 @@ impl Architecture {
             return Err(Error::Unsupported {
                 field: "ffn_matrices",
                 got: model.ffn_matrices.to_string(),
-                rule: "3 are computed here: gate, up and down".to_owned(),
+                rule: "supported: 3 (gate, up and down)".to_owned(),
             });
         }
         let family = match model.name.starts_with("qwen3") {

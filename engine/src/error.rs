@@ -112,7 +112,7 @@ pub enum Error {
     },
     /// Work that needs the engine without other requests, while there are some.
     #[error(
-        "this needs {needed} free pages and no running request, but {free} pages are free: wait until the requests \
+        "this needs {needed} free pages and no running request, but {free} are free: wait until the requests \
          have finished"
     )]
     Busy {

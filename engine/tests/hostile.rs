@@ -45,7 +45,7 @@ fn sizes_that_no_model_has_are_refused() {
                 panic!("{name} = {value}: {read:?}");
             };
             assert_eq!((field, got), (name, value.to_string()));
-            assert_eq!(rule, format!("1 to {most} are computed here"));
+            assert_eq!(rule, format!("supported: 1 to {most}"));
         }
     }
     let largest = with_field("llama3", "num_hidden_layers", 1 << 10).expect("it is computed");

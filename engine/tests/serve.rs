@@ -362,7 +362,7 @@ fn what_is_not_computed_is_refused_and_named() {
             "max_tokens",
             json!(100_000),
             400,
-            "100001 tokens of prompt and answer are more than the 512 positions of the model",
+            "100001 tokens of prompt and answer are more than the 512 positions of the model: use a shorter prompt or answer",
         ),
         (
             "max_tokens",

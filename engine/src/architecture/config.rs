@@ -207,7 +207,7 @@ fn sized(field: &'static str, got: usize, most: usize) -> Result<usize, Error> {
         false => Err(Error::Unsupported {
             field,
             got: got.to_string(),
-            rule: format!("1 to {most} are computed here"),
+            rule: format!("supported: 1 to {most}"),
         }),
     }
 }
@@ -318,35 +318,35 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
         return refuse(
             "quantization_config",
             method.to_owned(),
-            "take the model in BF16",
+            "use the model in BF16",
         );
     }
     if config.attention_bias == Some(true) && !traits.qkv_bias {
         return refuse(
             "attention_bias",
             "true".to_owned(),
-            "only Qwen 2's biases of Q, K and V are computed",
+            "supported: no biases, except Qwen 2's biases of Q, K and V",
         );
     }
     if config.mlp_bias == Some(true) {
         return refuse(
             "mlp_bias",
             "true".to_owned(),
-            "feed-forward parts have no biases here",
+            "supported: feed-forward parts without biases",
         );
     }
     if config.use_bidirectional_attention == Some(true) {
         return refuse(
             "use_bidirectional_attention",
             "true".to_owned(),
-            "only causal models are computed",
+            "supported: causal models",
         );
     }
     if let Some(cap) = config.final_logit_softcapping {
         return refuse(
             "final_logit_softcapping",
             cap.to_string(),
-            "logits are not capped here",
+            "supported: logits without a cap",
         );
     }
     let in_rope = config.rope_parameters.iter().flat_map(|new| {
@@ -409,7 +409,7 @@ fn sliding_layers(
         return Err(Error::Unsupported {
             field: "layer_types",
             got: format!("{} entries", types.len()),
-            rule: format!("there are {layers} layers"),
+            rule: format!("give one for each of the {layers} layers"),
         });
     }
     let slides = |name: &String| match name.as_str() {
@@ -418,7 +418,7 @@ fn sliding_layers(
         other => Err(Error::Unsupported {
             field: "layer_types",
             got: other.to_owned(),
-            rule: "full_attention and sliding_attention are computed".to_owned(),
+            rule: "supported: full_attention, sliding_attention".to_owned(),
         }),
     };
     types.iter().map(slides).collect()
@@ -527,7 +527,7 @@ fn rope(
             return Err(Error::Unsupported {
                 field: "rope_scaling.rope_type",
                 got: other.to_owned(),
-                rule: "default, linear, llama3 and yarn are computed".to_owned(),
+                rule: "supported: default, linear, llama3, yarn".to_owned(),
             });
         }
     };

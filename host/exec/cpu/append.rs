@@ -113,7 +113,7 @@ impl Cpu {
         }
         let of_pool = pool.shape();
         for (dimension, got, expected, of) in [
-            ("tokens", tokens, slots.len(), "there are slots"),
+            ("tokens", tokens, slots.len(), "in the slots"),
             ("KV heads", heads, of_pool[2], "the pool has"),
             ("elements in a head", dim, of_pool[3], "the pool has"),
         ] {

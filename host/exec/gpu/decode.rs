@@ -164,7 +164,7 @@ impl Gpu {
         }
         let rows = call.tile.rows;
         if rows > row.rows {
-            let rule = format!("at most {}, those of {}", row.rows, row.name);
+            let rule = format!("at most {}, as in {}", row.rows, row.name);
             return Err(extent("the tile", "rows", rows as usize, rule));
         }
         if row.leaves_merges && call.arrivals.is_some() {

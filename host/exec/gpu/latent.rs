@@ -50,7 +50,7 @@ impl Gpu {
         let tiles = spec.q_heads.div_ceil(row.rows);
         let heads = spec.q_heads.div_ceil(tiles);
         if call.tile.rows > row.rows {
-            let rule = format!("at most {}, those of {}", row.rows, row.name);
+            let rule = format!("at most {}, as in {}", row.rows, row.name);
             return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
         }
         let strides = &call.pool.k_strides;

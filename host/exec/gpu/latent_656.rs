@@ -74,7 +74,7 @@ fn parameters(
     let page_size = pool.page_size()?;
     let tokens = slots.len;
     slots.check_address("slots", 4)?;
-    rows.check_extent("rows", "tokens", 0, tokens, "there are slots")?;
+    rows.check_extent("rows", "tokens", 0, tokens, "in the slots")?;
     let held = "rows of 656 bytes hold";
     rows.check_extent("rows", "elements of a key", 1, ELEMENTS as usize, held)?;
     rows.check_dense("rows", 1)?;

@@ -93,7 +93,7 @@ impl Gpu {
                 tensor: "the tile",
                 dimension: "rows",
                 got: call.rows.max(call.pack) as usize,
-                rule: format!("at most {}, those of {}", row.rows, row.name),
+                rule: format!("at most {}, as in {}", row.rows, row.name),
             });
         }
         let (mut parameters, shapes) = parameters(call, row, maps)?;

@@ -291,7 +291,7 @@ impl Side<'_> {
                 expected: "BF16 or F16",
             });
         }
-        source.check_extent(name, "tokens", 0, tokens, "there are slots")?;
+        source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "in the specification")?;
         source.check_extent(
             name,

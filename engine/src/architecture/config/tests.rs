@@ -91,7 +91,7 @@ fn what_would_be_computed_wrongly_is_refused() {
         ),
         (
             with("\"rope_type\": \"llama3\"", "\"rope_type\": \"longrope\""),
-            "the model has rope_scaling.rope_type = longrope; default, linear, llama3 and yarn are computed",
+            "the model has rope_scaling.rope_type = longrope; supported: default, linear, llama3, yarn",
         ),
         (
             with("\"silu\"", "\"relu\""),
@@ -99,7 +99,7 @@ fn what_would_be_computed_wrongly_is_refused() {
         ),
         (
             with("\"mlp_bias\": false", "\"mlp_bias\": true"),
-            "the model has mlp_bias = true; feed-forward parts have no biases here",
+            "the model has mlp_bias = true; supported: feed-forward parts without biases",
         ),
         (
             with("\"hidden_size\": 4096, ", ""),
@@ -110,7 +110,7 @@ fn what_would_be_computed_wrongly_is_refused() {
                 "\"mlp_bias\": false",
                 "\"quantization_config\": {\"quant_method\": \"awq\"}",
             ),
-            "the model has quantization_config = awq; take the model in BF16",
+            "the model has quantization_config = awq; use the model in BF16",
         ),
     ] {
         assert_eq!(message, expected);

@@ -59,7 +59,7 @@ impl Cpu {
         }
         let elements = latent_656::ELEMENTS;
         for (tensor, dimension, got, expected, of) in [
-            ("rows", "tokens", tokens, slots.len(), "there are slots"),
+            ("rows", "tokens", tokens, slots.len(), "in the slots"),
             (
                 "rows",
                 "elements of a key",

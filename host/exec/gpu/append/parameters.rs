@@ -147,7 +147,7 @@ impl Side<'_> {
                 rule: "at least 1".into(),
             });
         }
-        source.check_extent(name, "tokens", 0, tokens, "there are slots")?;
+        source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "the pool has")?;
         source.check_extent(name, "elements in a head", 2, dim, "the pool has")?;
         if dim == 0 || !dim.is_multiple_of(8) {

@@ -159,7 +159,7 @@ fn parameters(
     }
     let (tokens, heads) = (slots.len, spec.total_heads());
     let (dtype, row) = (step.qkv.dtype, heads * dim as usize);
-    let (of_slots, of_spec) = ("there are slots", "in the specification");
+    let (of_slots, of_spec) = ("in the slots", "in the specification");
     check_rows("qkv", &step.qkv, dtype)?;
     step.qkv
         .check_extent("qkv", "tokens", 0, tokens, of_slots)?;

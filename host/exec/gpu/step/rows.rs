@@ -166,7 +166,7 @@ impl Gpu {
         let [vocabulary, width] = table.shape;
         check_rows("the table", table, table.dtype)?;
         check_rows("out", out, table.dtype)?;
-        out.check_extent("out", "tokens", 0, ids.len, "there are ids")?;
+        out.check_extent("out", "tokens", 0, ids.len, "in the ids")?;
         out.check_extent("out", "elements in a row", 1, width, "in the table")?;
         ids.check_address("ids", 4)?;
         let kernel = self.pass(Op::Embed, element(out.dtype))?;

@@ -96,7 +96,7 @@ impl Workspace {
                 tensor: "q",
                 dimension: "tokens",
                 got: tokens,
-                rule: format!("at most {most}, those of the bound: its queries are rounded"),
+                rule: format!("at most {most}, as in the bound, because the queries are rounded"),
             });
         }
         let spec = self.spec.on_kernels();
@@ -125,7 +125,7 @@ impl Workspace {
                 tensor: "q",
                 dimension: "tokens",
                 got: tokens,
-                rule: format!("at most {most}, those of the bound: its heads are padded"),
+                rule: format!("at most {most}, as in the bound, because the heads are padded"),
             });
         }
         let Spec {
