@@ -21,7 +21,7 @@ use crate::{
 /// ```
 /// use tandem_candle::{KvLayout, Layer};
 ///
-/// As in Gemma 2: capped logits, and windows of 4096 keys in every other layer.
+/// // As in Gemma 2: capped logits, and windows of 4096 keys in every other layer.
 /// let global = Layer::new(1.0 / 256_f32.sqrt()).with_soft_cap(50.0).with_layout(KvLayout::Hnd);
 /// let local = global.with_window_left(4095);
 /// ```

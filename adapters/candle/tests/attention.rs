@@ -391,7 +391,7 @@ fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
     };
     for (error, words) in [
         (append(&k, &k, &[0, 64])?, "below 64"),
-        (append(&k, &k, &[0, 0])?, "written once"),
+        (append(&k, &k, &[0, 0])?, "its own place"),
         (append(&k, &k, &[0])?, "each token has one"),
         (
             append(&k, &randn(&[2, 4, 64], DType::F32)?, &[0, 1])?,
