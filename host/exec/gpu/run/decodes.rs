@@ -31,7 +31,8 @@ impl Making<'_> {
                 match workspace.launch_plan.fixed_splits {
                     true => kernel,
                     false => {
-                        let units = workspace.launch_plan.items_of(launch) * spec.kv_heads;
+                        let items = workspace.launch_plan.items_of(launch);
+                        let units = items.saturating_mul(spec.kv_heads);
                         gpu.of_pairs(kernel, &workspace.spec, pool, units)
                     }
                 }
