@@ -17,7 +17,7 @@ pub use info::{KernelInfo, Sm};
 pub use words::{Arch, Element, Family, Loads, Op};
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 16] = [
+const TABLES: [&[&[KernelInfo]]; 17] = [
     sm90::prefill::ROWS,
     sm90::prefill::f8::ROWS,
     sm90::decode_mma::ROWS,
@@ -25,6 +25,7 @@ const TABLES: [&[&[KernelInfo]]; 16] = [
     sm90::decode_wgmma::wide::ROWS,
     sm90::decode_wgmma::large::ROWS,
     sm90::mla::ROWS,
+    sm90::mla::few_rows::ROWS,
     sm90::mla::narrow::ROWS,
     sm90::mla::swap_ab::ROWS,
     sm80::prefill::ROWS,

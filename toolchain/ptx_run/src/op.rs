@@ -47,6 +47,8 @@ pub enum Word2 {
     FMulF16s,
     FDiv,
     Shr16,
+    Add16,
+    Sub16,
     Mul16,
     PackE4m3,
     PackE5m2,

@@ -57,8 +57,8 @@ impl Choice {
     }
 }
 
-/// The kernels of decodes, by rows. Latent attention has two sizes of blocks. If a token takes several tiles,
-/// arithmetic is the limit, and long blocks read the queries less often.
+/// The kernels of decodes, by rows. The widest tiles of latent attention have two sizes of blocks. If a token takes
+/// several of them, arithmetic is the limit, and long blocks read the queries less often.
 pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
     let rows = &device.decode.rows;
     let mut choices: Vec<_> = match device.decode.keys {
@@ -71,10 +71,14 @@ pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
     };
     choices.sort_unstable_by_key(|choice| choice.tile);
     if spec.latent && device.decode.keys.is_none() {
-        let longest = choices.iter().map(|choice| choice.tile.n).max();
+        let widest = choices.iter().map(|choice| choice.tile.m).max();
+        let is_widest = |choice: &Choice| Some(choice.tile.m) == widest;
+        let of_widest = || choices.iter().filter(|choice| is_widest(choice));
+        let longest = of_widest().map(|choice| choice.tile.n).max();
         let is_long = |choice: &Choice| Some(choice.tile.n) == longest;
-        if choices.iter().any(|choice| !is_long(choice)) {
-            choices.retain(|choice| is_long(choice) == (spec.q_heads > choice.tile.m));
+        if of_widest().any(|choice| !is_long(choice)) {
+            let several_tiles = spec.q_heads > widest.unwrap_or(0);
+            choices.retain(|choice| !is_widest(choice) || is_long(choice) == several_tiles);
         }
     }
     choices

@@ -32,6 +32,7 @@
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
+pub mod few_rows;
 mod keys_656;
 #[cfg(target_arch = "nvptx64")]
 mod load;

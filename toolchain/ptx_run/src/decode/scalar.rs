@@ -22,6 +22,8 @@ impl Decoder<'_> {
             ["shr", "u32" | "b32"] => word2(Word2::Shr),
             ["shr", "s32"] => word2(Word2::ShrSigned),
             ["shr", "u16"] => word2(Word2::Shr16),
+            ["add", "s16" | "u16"] => word2(Word2::Add16),
+            ["sub", "s16" | "u16"] => word2(Word2::Sub16),
             ["mul", "lo", "s16" | "u16"] => word2(Word2::Mul16),
             ["min", "u32"] => word2(Word2::Min),
             ["min", "s32"] => word2(Word2::MinSigned),

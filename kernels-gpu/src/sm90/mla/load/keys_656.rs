@@ -13,6 +13,8 @@ use super::{
 };
 use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 
+const CAP8: u32 = 3;
+const CAP6: u32 = 2;
 /// Shared memory with a ring of places for 32 keys each.
 pub(in crate::sm90::mla) trait Places: Units {
     const STAGES: u32;
@@ -95,6 +97,11 @@ pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, l
                 // Load the next keys' pages now; they are first used after these copies were issued.
                 number += LOADERS;
                 entry = Entry::look_up(p, &unit, number - before);
+                let cap: u32 = if S::STAGES == 8 { CAP8 } else { CAP6 };
+                if cap < S::STAGES && of_all >= cap {
+                    let before = of_all - cap;
+                    mbarrier::wait(s.full(before % S::STAGES), before / S::STAGES & 1);
+                }
                 mbarrier::wait(s.free(stage), parity);
                 let (full, there) = (s.full(stage), s.there(stage));
                 rows.bring::<KEYS>(s.place(stage), 0, full, there, policy);

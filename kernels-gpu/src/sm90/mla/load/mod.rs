@@ -9,5 +9,6 @@ mod scheduler;
 
 pub(super) use keys_656::{Places, load_656};
 pub(super) use pages::load;
+pub(super) use policy::Policies;
 pub(super) use rows::load_rows;
-pub(super) use scheduler::{QueryPlace, claim, claim_with_queries};
+pub(super) use scheduler::{QueryPlace, bring_queries, claim, claim_with_queries};

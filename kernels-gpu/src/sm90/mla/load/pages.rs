@@ -17,6 +17,8 @@ use super::{
 };
 use crate::abi::LatentParams;
 
+const CAP32: u32 = 2;
+const CAP48: u32 = 1;
 const WARP: u32 = warp::FULL_MASK;
 
 /// Loads one half of the columns of all units' blocks, one lane per piece of a page.
@@ -30,6 +32,7 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
     s: Shared<KEYS, STAGES>,
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
+    let CAP: u32 = if KEYS == 32 { CAP32 } else { CAP48 };
     let tokens = p.piece_tokens;
     let per_block = KEYS >> tokens.trailing_zeros();
     let mine = lane < per_block;
@@ -40,6 +43,8 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
     let (own, kept) = (policies.own(), ptr::evict_last_policy());
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES>::PRODUCER;
+    // Blocks so far.
+    let mut number = 0;
     loop {
         // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         let unit = unsafe {
@@ -77,6 +82,10 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
             }
             // SAFETY: as above.
             unsafe {
+                if CAP < STAGES && number >= CAP {
+                    let before = number - CAP;
+                    mbarrier::wait(s.full(before % STAGES, half), before / STAGES & 1);
+                }
                 mbarrier::wait(s.free(stages.stage, half), stages.parity);
                 let full = s.full(stages.stage, half);
                 if lane == 0 {
@@ -89,6 +98,7 @@ pub(in crate::sm90::mla) unsafe fn load<const RIGHT: bool, const KEYS: u32, cons
                 }
             }
             stages.advance();
+            number += 1;
             at += KEYS;
             block += 1;
         }

@@ -9,7 +9,6 @@ use cuda_std::{
 use super::super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::SLAB_BYTES,
     shared::{Unit, Units},
 };
 use crate::{
@@ -92,15 +91,17 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     }
 }
 
-/// Shared memory that begins with the queries of a unit.
+/// Shared memory with the queries of a unit.
 pub(in crate::sm90::mla) trait QueryPlace: Units {
     /// Slabs of 64 columns in shared memory.
     const SLABS: u32;
+    /// Offset of the first.
+    const QUERIES_AT: u32 = 0;
 
     /// The first slab; each slab holds all rows.
     #[inline(always)]
     fn queries(self) -> u32 {
-        self.base()
+        self.base() + Self::QUERIES_AT
     }
     /// The unit's queries have arrived.
     #[inline(always)]
@@ -120,7 +121,7 @@ pub(in crate::sm90::mla) trait QueryPlace: Units {
     #[inline(always)]
     unsafe fn clear_queries(self, threads: u32) {
         let mut at = thread::thread_idx_x() * 16;
-        while at < Self::SLABS * SLAB_BYTES {
+        while at < Self::SLABS * (Self::ROWS * 128) {
             // SAFETY: inside the queries; the caller's promise.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
             at += threads * 16;
@@ -155,7 +156,7 @@ pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
 
 /// Issues one TMA box per token and slab, distributed over the lanes.
 #[inline(always)]
-unsafe fn bring_queries<S: QueryPlace>(
+pub(in crate::sm90::mla) unsafe fn bring_queries<S: QueryPlace>(
     p: &LatentParams,
     map: *const TensorMap,
     s: S,
@@ -175,7 +176,7 @@ unsafe fn bring_queries<S: QueryPlace>(
         while index < boxes {
             let (token, slab) = (index / slabs, index % slabs);
             let of = shared::load_u32(s.row(slot, token));
-            let target = s.queries() + slab * SLAB_BYTES + token * heads * 128;
+            let target = s.queries() + slab * (S::ROWS * 128) + token * heads * 128;
             let corner = [0, unit.head as i32, slab as i32, of as i32, 0];
             tma::load_tensor(target, map, corner, s.queries_full());
             index += 32;

@@ -1,0 +1,127 @@
+//! The table of these kernels, and their shared memory and threads.
+
+use crate::sm90::{
+    mla::config::{HEAD_DIM, Ring},
+    unit::UNIT_BYTES,
+};
+
+/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>` and `mla_rows_…`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::each_half! { $as $then {
+            // Prefix in the name, rows × keys, stages, how keys are loaded.
+            "" 16 x 64 in 8 Pages;
+        }}
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{Offsets, PART_SLABS, THREADS};
+    use crate::{
+        registry::{Element, KernelInfo, Loads},
+        sm90::mla::config::row,
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal {
+            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
+        }) => {
+            &[$(KernelInfo {
+                loads: Loads::$loads,
+                stands_in: matches!(Loads::$loads, Loads::Rows),
+                boxes: Some([[PART_SLABS, $keys]; 2]),
+                element: Element::$half,
+                rows: $rows,
+                keys: $keys,
+                stages: $stages,
+                shared_bytes: Offsets::new($rows, $stages).end,
+                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), THREADS)
+            }),*]
+        };
+    }
+
+    /// See the macro `table`.
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+/// Keys of a block: the rows of one wgmma tile.
+pub(super) const KEYS: u32 = 64;
+/// Slabs of 64 columns of all keys.
+pub(super) const SLABS: u32 = HEAD_DIM / 64;
+/// Parts of a block, which arrive and are released one by one, and the slabs of each.
+pub(super) const PARTS: u32 = 3;
+pub(super) const PART_SLABS: u32 = SLABS / PARTS;
+/// Bytes of a part: groups of 8 keys; within a group the slabs follow each other.
+pub(super) const PART_BYTES: u32 = KEYS * PART_SLABS * 128;
+/// Bytes between groups of 8 keys.
+pub(super) const GROUP_BYTES: u32 = PART_SLABS * 1024;
+/// Consumer warpgroups, which own the blocks of a unit alternately.
+pub(super) const CONSUMERS: u32 = 2;
+/// Blocks whose weights are kept: one in each consumer's P·V, and one whose weights are being computed.
+pub(super) const WEIGHED: u32 = 3;
+/// Threads of the producer warpgroup, and of a CTA.
+pub(super) const FEEDERS: u32 = 128;
+pub(super) const THREADS: u32 = FEEDERS + CONSUMERS * 128;
+
+/// The first mbarrier of a stage.
+pub(super) const STAGE_BARRIERS: u32 = 9;
+
+/// Offsets in shared memory.
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    expect(dead_code, reason = "the host wants the end")
+)]
+pub(super) struct Offsets {
+    /// Slabs of 64 columns × all rows. The stages of keys come before them.
+    pub queries: u32,
+    /// Weights of the latest [`WEIGHED`] blocks: 128 bytes per row, swizzled.
+    pub weights: u32,
+    /// Per row of two units: the first and the last key that it sees.
+    pub seen: u32,
+    /// Per row of two units: the reference of its weights.
+    pub references: u32,
+    /// Per consumer and row: the rescale factor, at its latest block, of earlier outputs.
+    pub factors: u32,
+    /// Per unit of two, consumer, warp and row: the largest logit of a block; at the end of a unit the sum of weights.
+    pub said: u32,
+    /// Per consumer and warp: whether a weight of its latest block is too large, so that references change.
+    pub grew: u32,
+    pub ring: Ring,
+    /// Dynamic shared memory.
+    pub end: u32,
+}
+
+impl Offsets {
+    pub const fn new(row_count: u32, stages: u32) -> Self {
+        let queries = stages * PART_BYTES;
+        let weights = queries + SLABS * row_count * 128;
+        let rows = weights + WEIGHED * row_count * 128;
+        let seen = rows + 2 * row_count * 16;
+        let references = seen + 2 * row_count * 8;
+        let factors = references + 2 * row_count * 4;
+        let said = factors + CONSUMERS * row_count * 4;
+        let grew = said + 2 * CONSUMERS * 4 * row_count * 4;
+        let units = grew + CONSUMERS * 16;
+        let barriers = units + 2 * UNIT_BYTES;
+        Self {
+            queries,
+            weights,
+            seen,
+            references,
+            factors,
+            said,
+            grew,
+            ring: Ring {
+                units,
+                rows,
+                barriers,
+            },
+            end: barriers + (STAGE_BARRIERS + 2 * stages) * 8,
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
+
+use super::config::{
+    CONSUMERS, KEYS, Offsets, PART_BYTES, PARTS, SLABS, STAGE_BARRIERS, THREADS, WEIGHED,
+};
+use crate::sm90::mla::{config::Ring, load::QueryPlace, shared::Units};
+
+/// Shared addresses, with `STAGES` stages for parts of blocks, and tiles of `ROWS` rows.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<const ROWS: u32, const STAGES: u32> {
+    pub base: u32,
+}
+
+impl<const ROWS: u32, const STAGES: u32> Units for Shared<ROWS, STAGES> {
+    const KEYS: u32 = KEYS;
+    const ROWS: u32 = ROWS;
+    const RING: Ring = Self::AT.ring;
+    const STAGE_BARRIERS: u32 = STAGE_BARRIERS;
+    #[inline(always)]
+    fn base(self) -> u32 {
+        self.base
+    }
+}
+
+impl<const ROWS: u32, const STAGES: u32> QueryPlace for Shared<ROWS, STAGES> {
+    const SLABS: u32 = SLABS;
+    const QUERIES_AT: u32 = Self::AT.queries;
+}
+
+impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
+    const AT: Offsets = Offsets::new(ROWS, STAGES);
+
+    /// The stage of a part of a block, by the block's number over all units, and the parity of its full barrier.
+    #[inline(always)]
+    pub fn stage(self, number: u32, part: u32) -> (u32, u32) {
+        let index = number * PARTS + part;
+        (index % STAGES, index / STAGES & 1)
+    }
+    /// The keys of a stage.
+    #[inline(always)]
+    pub fn keys(self, stage: u32) -> u32 {
+        self.base + stage * PART_BYTES
+    }
+    /// A stage's keys have arrived.
+    #[inline(always)]
+    pub fn full(self, stage: u32) -> u32 {
+        Self::RING.barrier(self.base, STAGE_BARRIERS + stage)
+    }
+    /// The products that read a stage are done.
+    #[inline(always)]
+    pub fn free(self, stage: u32) -> u32 {
+        Self::RING.barrier(self.base, STAGE_BARRIERS + STAGES + stage)
+    }
+    /// The weights of a block, by its number over all units.
+    #[inline(always)]
+    pub fn weights(self, number: u32) -> u32 {
+        self.base + Self::AT.weights + number % WEIGHED * (ROWS * 128)
+    }
+    /// The first and the last key that a row sees.
+    #[inline(always)]
+    pub fn seen(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.seen + (slot * ROWS + row) * 8
+    }
+    /// The reference of a row's weights.
+    #[inline(always)]
+    pub fn reference(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.references + (slot * ROWS + row) * 4
+    }
+    /// The rescale factor, at a consumer's latest block, of earlier outputs; at the end of a unit the normalisation
+    /// factor.
+    #[inline(always)]
+    pub fn factor(self, consumer: u32, row: u32) -> u32 {
+        self.base + Self::AT.factors + (consumer * ROWS + row) * 4
+    }
+    /// A warp's number for a row: its largest logit, or its sum.
+    #[inline(always)]
+    pub fn said(self, slot: u32, consumer: u32, warp: u32, row: u32) -> u32 {
+        self.base + Self::AT.said + ((slot * 8 + consumer * 4 + warp) * ROWS + row) * 4
+    }
+    /// Whether a consumer's latest block changes references: one word per warp.
+    #[inline(always)]
+    pub fn grew(self, consumer: u32) -> u32 {
+        self.base + Self::AT.grew + consumer * 16
+    }
+
+    /// Initialises the barriers, and zeroes the queries, as tiles may lack rows.
+    ///
+    /// # Safety
+    /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
+    #[inline(always)]
+    pub unsafe fn init(self) {
+        let arrivals = |index| match index {
+            0 | 1 | 4 | 5 => 32,
+            // All lanes of the loader and of the consumers.
+            2 | 3 => 32 + CONSUMERS * 128,
+            6 | 8 => 1,
+            // Queries free, and free: the warps of both consumers.
+            _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => 1,
+            _ => CONSUMERS * 4,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.init_barriers(THREADS, STAGE_BARRIERS + 2 * STAGES, arrivals);
+            self.clear_queries(THREADS);
+        }
+    }
+}
