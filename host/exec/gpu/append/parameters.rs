@@ -130,6 +130,13 @@ fn both_parameters(
 impl Side<'_> {
     fn check(&self, heads: usize, dtype: Dtype, tokens: usize) -> Result<(), Error> {
         let Self { name, source, .. } = *self;
+        if dtype.bytes() == 1 && source.dtype.bytes() == 2 {
+            return Err(Error::NoInstance {
+                kernel: "append",
+                asked: format!("{name} in {:?} into a pool of {dtype:?}", source.dtype),
+                there: "one type for both; append_quantised (append_rows_quantised) converts to 8 bits",
+            });
+        }
         if source.dtype != dtype {
             return Err(Error::DtypesDiffer {
                 tensor: name,

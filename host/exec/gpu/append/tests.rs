@@ -105,6 +105,12 @@ fn each_thing_that_is_wrong_has_its_error() {
         broken(&|c| c.v.dtype = Dtype::F32),
         DtypesDiffer { tensor: "v", .. }
     ));
+    // A pool of 8 bits needs another call, which the error names.
+    let narrow = broken(&|c| {
+        c.spec.kv_dtype = Dtype::F8E4M3;
+        c.pool.dtype = Dtype::F8E4M3;
+    });
+    assert!(narrow.to_string().contains("append_quantised"), "{narrow}");
     assert!(matches!(
         broken(&|c| c.pool.dtype = Dtype::F16),
         DtypesDiffer {
