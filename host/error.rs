@@ -124,9 +124,9 @@ pub enum Error {
         "the workspace was made for {workspace}, but the plan for {plan}: make a workspace for each specification"
     )]
     OtherSpec {
-        /// What the workspace was made for.
+        /// The fields of the workspace's specification that differ, with their values.
         workspace: String,
-        /// What the plan was made for.
+        /// The same fields of the plan's specification.
         plan: String,
     },
     /// There is no plan in the workspace.

@@ -14,7 +14,7 @@ use crate::{
         inspect::{Known, inspect},
     },
     plan::{Bound, MAX_LAUNCHES, MergeMode, Plan},
-    problem::Spec,
+    problem::{Spec, Variant},
 };
 
 /// Two arrays with at most this many bytes between them are copied together: one more copy would take as long as these
@@ -41,10 +41,8 @@ impl Workspace {
         self.loaded = false;
         self.run.forget();
         if plan.spec != self.spec {
-            return Err(Error::OtherSpec {
-                workspace: describe(&self.spec),
-                plan: describe(&plan.spec),
-            });
+            let [workspace, plan] = differences(&self.spec, &plan.spec);
+            return Err(Error::OtherSpec { workspace, plan });
         }
         let mut needed = Bound::of(plan);
         let all_see = self.captured() && self.bound.ancestors > 0 && plan.ancestors.is_empty();
@@ -186,28 +184,55 @@ impl Workspace {
     }
 }
 
-fn describe(spec: &Spec) -> String {
-    // All fields, so that two specifications that differ can be distinguished.
-    let Spec {
-        q_heads,
-        kv_heads,
-        head_dim_qk,
-        head_dim_v,
-        latent,
-        q_dtype,
-        kv_dtype,
-        out_dtype,
-        scale,
-        variant,
-        compute,
-        rotary,
-    } = spec;
-    let latent = if *latent { "latent " } else { "" };
-    let rotary = rotary.map_or(String::new(), |rope| format!(", {rope:?}"));
-    format!(
-        "{q_heads}/{kv_heads} {latent}heads of {head_dim_qk}/{head_dim_v}, queries {q_dtype:?}, keys {kv_dtype:?}, outputs \
-         {out_dtype:?}, scale {scale}, {variant:?}, {compute:?}{rotary}"
-    )
+/// What two specifications have different values of, with the values of each.
+fn differences(one: &Spec, other: &Spec) -> [String; 2] {
+    // All fields, so that none is forgotten.
+    let fields = |spec: &Spec| {
+        let Spec {
+            q_heads,
+            kv_heads,
+            head_dim_qk,
+            head_dim_v,
+            latent,
+            q_dtype,
+            kv_dtype,
+            out_dtype,
+            scale,
+            variant,
+            compute,
+            rotary,
+        } = spec;
+        let Variant {
+            causal,
+            window_left,
+            soft_cap,
+            sinks,
+            hooks,
+            adds_up,
+        } = variant;
+        [
+            format!("q_heads {q_heads}"),
+            format!("kv_heads {kv_heads}"),
+            format!("head_dim_qk {head_dim_qk}"),
+            format!("head_dim_v {head_dim_v}"),
+            format!("latent {latent}"),
+            format!("q_dtype {q_dtype:?}"),
+            format!("kv_dtype {kv_dtype:?}"),
+            format!("out_dtype {out_dtype:?}"),
+            format!("scale {scale}"),
+            format!("causal {causal}"),
+            format!("window_left {window_left:?}"),
+            format!("soft_cap {soft_cap:?}"),
+            format!("sinks {sinks}"),
+            format!("hooks {hooks:?}"),
+            format!("adds_up {adds_up}"),
+            format!("compute {compute:?}"),
+            format!("rotary {rotary:?}"),
+        ]
+    };
+    let both = fields(one).into_iter().zip(fields(other));
+    let (one, other): (Vec<_>, Vec<_>) = both.filter(|(one, other)| one != other).unzip();
+    [one.join(", "), other.join(", ")]
 }
 
 fn put<T: Pod>(array: &[T], to: &Range<u64>, bytes: &mut [u8]) {
@@ -256,8 +281,18 @@ mod tests {
         for (change, number) in changes.iter().zip(0..) {
             let mut other = one;
             change(&mut other);
-            assert_ne!(describe(&one), describe(&other), "change {number}");
+            let [values, others] = differences(&one, &other);
+            assert_ne!(values, others, "change {number}");
+            assert!(!values.contains(','), "one field: {values}");
         }
+        let other = one.with_kv_dtype(Dtype::F8E4M3).with_window_left(127);
+        assert_eq!(
+            differences(&one, &other),
+            [
+                "kv_dtype BF16, window_left None",
+                "kv_dtype F8E4M3, window_left Some(127)"
+            ]
+        );
     }
 
     #[test]
