@@ -219,8 +219,12 @@ impl LaunchSet {
         records.fill(LaunchRecord::default());
         for launch in &launch_plan.launches {
             let Some(at) = self.place(launch) else {
+                let LaunchKey { kernel, pack, part } = launch.key;
                 return Err(Error::NotCaptured {
-                    launch: format!("{:?}", launch.key),
+                    launch: format!(
+                        "of {kernel} for part {part} with {pack} query heads in a tile (LaunchSet::and adds the launches \
+                         of a plan, LaunchSet::all has those of most plans)"
+                    ),
                 });
             };
             // A record holds one range of items: a second launch would overwrite the first.
