@@ -154,10 +154,24 @@ pub enum ProblemError {
         /// How many of them there are.
         expected: usize,
     },
+    /// An index pointer of queries for another number of row blocks than the table has. For [`Batch::new`](super::Batch::new)
+    /// it is `qo_indptr`, and each request is a row block.
+    #[error(
+        "the queries of part {part} are cut into {got} row blocks (requests), but its table has {expected}: push each request \
+         to the table once, also one without new tokens, and give one entry more than requests in qo_indptr (q_indptr of the \
+         part)"
+    )]
+    RowBlocks {
+        /// The part.
+        part: usize,
+        /// Row blocks of the index pointer: its length less one.
+        got: usize,
+        /// Row blocks of the table.
+        expected: usize,
+    },
     /// An array of the wrong length.
     #[error(
-        "{name} of part {part} has {got} entries, but there are {expected} row blocks: give one entry for each, and \
-         one more in index pointers"
+        "{name} of part {part} has {got} entries, but there are {expected} row blocks: give one entry for each"
     )]
     Length {
         /// The array.

@@ -208,8 +208,7 @@ fn everything_wrong_with_a_batch_is_named() {
     }
     assert_eq!(
         error(|b| b.parts[0].q_indptr.push(4)),
-        E::Length {
-            name: "q_indptr (less one)",
+        E::RowBlocks {
             part: 0,
             got: 3,
             expected: 2

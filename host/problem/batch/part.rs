@@ -107,12 +107,10 @@ impl Part {
         check_indptr("q_indptr", &self.q_indptr)?;
         let row_blocks = self.row_blocks();
         if self.q_indptr.len() != row_blocks + 1 {
-            let (got, expected) = (self.q_indptr.len() - 1, row_blocks);
-            return Err(ProblemError::Length {
-                name: "q_indptr (less one)",
+            return Err(ProblemError::RowBlocks {
                 part,
-                got,
-                expected,
+                got: self.q_indptr.len() - 1,
+                expected: row_blocks,
             });
         }
         if !self.keys_after.is_empty() && self.keys_after.len() != row_blocks {
