@@ -38,11 +38,15 @@ pub enum Unsupported {
         /// The type of the queries.
         expected: Dtype,
     },
-    /// A head dimension, or one with a soft cap.
+    /// A head dimension, or one with a soft cap or with keys and values of 8 bits.
     #[error(
-        "no kernel for {device} has a head dimension of {}{}; supported: {there}{}",
+        "no kernel for {device} has a head dimension of {}{}{}; supported: {there}{}",
         dims(*.head_dim_qk, *.head_dim_v),
         if *.soft_cap { " with a soft cap" } else { "" },
+        match .kv_dtype.bytes() {
+            1 => format!(" with keys and values in {:?}", .kv_dtype),
+            _ => String::new(),
+        },
         match .nearest {
             Some((qk, v)) => format!("; to use {}, the nearest, pad the heads with zeros", dims(*qk, *v)),
             None => String::new(),
@@ -57,6 +61,8 @@ pub enum Unsupported {
         head_dim_v: u32,
         /// Whether logits are capped.
         soft_cap: bool,
+        /// The type of keys and values.
+        kv_dtype: Dtype,
         /// What there is.
         there: String,
         /// The smallest of them that holds such heads, if there is one.

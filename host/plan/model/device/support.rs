@@ -236,7 +236,7 @@ impl DeviceDescription {
             });
         }
         let soft_cap = spec.variant.soft_cap.is_some();
-        let same_cap = |row: &&KernelInfo| row.cap == soft_cap;
+        let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
         let mut there: Vec<_> = prefills.by_ref().filter(same_cap).map(dims_of).collect();
         there.sort_unstable();
@@ -248,6 +248,7 @@ impl DeviceDescription {
             head_dim_qk: qk,
             head_dim_v: v,
             soft_cap,
+            kv_dtype: spec.kv_dtype,
             nearest: there
                 .iter()
                 .filter(holds)

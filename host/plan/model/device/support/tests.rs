@@ -58,6 +58,13 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
         "no kernel for h200 has a head dimension of 240; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; to \
          use 256, the nearest, pad the heads with zeros"
     );
+    // With 8-bit keys there are fewer; latent kernels are not among them.
+    let narrow = Spec::new(32, 8, 96).with_kv_dtype(Dtype::F8E4M3);
+    assert_eq!(
+        refused(&narrow).to_string(),
+        "no kernel for h200 has a head dimension of 96 with keys and values in F8E4M3; supported: 64, 128, 256; to use \
+         128, the nearest, pad the heads with zeros"
+    );
 }
 
 /// Prompts have kernels of their own if there are any; decodes are padded.
