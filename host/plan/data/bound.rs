@@ -116,19 +116,19 @@ impl BatchLimits {
 /// The number of entries of each array of a plan, or its maximum.
 ///
 /// ```
-/// use tandem_attn::plan::{BatchLimits, Bound, DeviceDescription, PlanOptions, WorkspaceLayout};
-/// use tandem_attn::problem::Spec;
+/// use tandem_attn::plan::{BatchLimits, Bound, DeviceDescription, PlanOptions, Planner};
+/// use tandem_attn::problem::{Batch, PageTable, Spec};
 ///
 /// let spec = Spec::new(32, 8, 128);
 /// let device = DeviceDescription::named("h200")?;
-/// let limits = BatchLimits::decodes(256, 8192, 16);
+/// let limits = BatchLimits::decodes(256, 8192, 16).with_query_tokens(256 + 4096);
 /// let bound = Bound::new(&spec, &device, &PlanOptions::default(), &limits)?;
-/// // The size is known before anything is planned; offsets never move.
-/// let layout = WorkspaceLayout::new(&spec, &bound);
-/// assert!(layout.bytes > layout.upload_bytes);
 /// // With these options, plans stay within the bound.
 /// let options = PlanOptions::default().with_bound(bound);
-/// # let _ = options;
+/// let mut table = PageTable::new(16, 10);
+/// table.push(&[7, 3], 20);
+/// let plan = Planner::new().plan(&spec, &Batch::new(vec![0, 20], table), &device, &options)?;
+/// bound.check(&Bound::of(&plan))?;
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,11 +181,23 @@ impl Bound {
         for (what, needed, bound) in [
             ("work items", needed.items, self.items),
             ("rows of gathered items", needed.rows, self.rows),
-            ("page ids", needed.page_ids, self.page_ids),
+            (
+                "page ids (BatchLimits::with_page_ids)",
+                needed.page_ids,
+                self.page_ids,
+            ),
             ("merges", needed.merges, self.merges),
             ("partial states", needed.slots, self.slots),
-            ("ancestors", needed.ancestors, self.ancestors),
-            ("query tokens", needed.padded_tokens, self.padded_tokens),
+            (
+                "masks of the last keys (BatchLimits::with_trees)",
+                needed.ancestors,
+                self.ancestors,
+            ),
+            (
+                "query tokens (BatchLimits::with_query_tokens)",
+                needed.padded_tokens,
+                self.padded_tokens,
+            ),
             (
                 "pages of 64 keys that prefills convert (BatchLimits::with_prefill_keys)",
                 needed.converted_pages,
