@@ -20,7 +20,11 @@ impl Gpu {
     /// `k` is `[tokens, kv_heads, head_dim_qk]` and `v` is `[tokens, kv_heads, head_dim_v]`, both of the pool's
     /// element type, with any strides over tokens and heads that keep rows on 8-byte boundaries (16-byte ones
     /// are faster). `slots` says where each token goes, as `page × page_size + offset`; a token whose slot is
-    /// not in the pool, such as [`NO_SLOT`](crate::abi::NO_SLOT), is left out.
+    /// not in the pool, such as `u32::MAX`, is left out.
+    ///
+    /// Keys of [latent](Spec::latent) attention have no values of their own: append them with
+    /// [`append_rows`](Self::append_rows), or with [`append_latent_656`](Self::append_latent_656). For a pool of 8 bits and
+    /// keys of 16 see [`append_quantised`](Self::append_quantised).
     ///
     /// The same call on the CPU is [`Cpu::append_paged_kv`](crate::Cpu::append_paged_kv).
     ///

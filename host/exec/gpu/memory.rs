@@ -305,7 +305,8 @@ impl Graph {
     ///
     /// # Safety
     /// The safety conditions of the captured calls hold for each launch: the memory, workspaces and GPU handles that they used live
-    /// until the work is done, and uploads are ordered before it on the stream.
+    /// until the work is done, uploads are ordered before it on the stream, and the plan that was uploaded last has no more
+    /// query tokens than the captured tensors.
     ///
     /// # Errors
     /// [`Error::Driver`].

@@ -27,7 +27,8 @@ impl Gpu {
     ///
     /// The call allocates nothing and does not wait. It can be captured in a CUDA graph. With a
     /// [launch set](super::WorkspaceOptions::launches) the graph runs the plan that is in the workspace when
-    /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan.
+    /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan. Capture them with the most tokens that
+    /// any plan of the graph will have.
     ///
     /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). If the variant of the spec needs data for
     /// each head, such as sinks, use [`Gpu::run_with`].
@@ -38,7 +39,7 @@ impl Gpu {
     /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). Its work is ordered after
     ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
-    ///   workspace was dropped.
+    ///   workspace was dropped, nor with a plan of more query tokens than `q`, `out` and `lse` had when it was captured.
     ///
     /// # Errors
     /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
