@@ -147,7 +147,8 @@ impl Spec {
         self
     }
 
-    /// With a sliding window: a query sees its own position and `keys` to the left.
+    /// With a sliding window: a query sees its own position and `keys` to the left. The field `sliding_window` of a model's
+    /// `config.json` counts the query's own key, too: give its value less one, for example 127 for 128.
     #[must_use]
     pub const fn with_window_left(mut self, keys: u32) -> Self {
         self.variant.window_left = Some(keys);
