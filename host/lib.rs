@@ -125,6 +125,17 @@
 //! ([`PageTable::try_push`](problem::PageTable::try_push)). The features `cust` and `cudarc` accept the objects of those crates,
 //! and the crate `tandem-candle` makes the calls on candle's tensors.
 //!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | none | the planner, the CPU backend, the bookkeeping of pages |
+//! | `cuda` | the module `gpu` with compiled kernels; needs neither a driver nor a toolkit to build |
+//! | `cudarc`, `cust` | streams, contexts and memory of these crates (cudarc 0.19, cust 0.3) as they are; each turns on `cuda` |
+//! | `emulator` | the module `emulated`: the same kernels on an emulated GPU, for tests; turns on `cuda` |
+//! | `unstable` | names that may change with any release, see below |
+//! | `build-kernels` | compiles the kernels from their sources, for changed kernels |
+//!
 //! # What may change
 //!
 //! The names that are visible without the feature `unstable` are for serving programs. The feature `unstable` adds two kinds of
