@@ -22,16 +22,19 @@
 //! use tandem_attn::plan::{BatchLimits, Bound, PlanOptions, Planner};
 //! use tandem_attn::problem::{Batch, Spec};
 //!
-//! # fn serve(batches: Vec<Batch>, pools: Vec<KvPool>, q: DeviceTensor<3>, out: DeviceTensor<3>, stream: Stream)
+//! # fn serve(batches: Vec<(Batch, DeviceTensor<3>, DeviceTensor<3>)>, pools: Vec<KvPool>, stream: Stream)
 //! # -> Result<(), tandem_attn::Error> {
 //! let (gpu, spec) = (Gpu::new(0)?, Spec::new(32, 8, 128));
 //! let device = gpu.device();
 //! let mut options = PlanOptions::default();
-//! let bound = Bound::new(&spec, &device, &options, &BatchLimits::decodes(256, 8192, 16))?;
+//! // Up to 256 requests of 8192 keys on pages of 16, and 2048 query tokens in a step.
+//! let limits = BatchLimits::decodes(256, 8192, 16).with_query_tokens(2048);
+//! let bound = Bound::new(&spec, &device, &options, &limits)?;
 //! options.bound = Some(bound);
 //! let mut workspace = gpu.workspace(&spec, &bound, WorkspaceOptions::default())?;
 //! let mut planner = Planner::new();
-//! for batch in batches {
+//! // Queries and outputs have the query tokens of their batch.
+//! for (batch, q, out) in batches {
 //!     let plan = planner.plan(&spec, &batch, &device, &options)?;
 //!     unsafe { workspace.upload(&plan, stream)? };
 //!     for pool in &pools {
