@@ -37,6 +37,13 @@ pub(super) fn parameters(
     if pool.scales == KvScales::InRow {
         return Err(in_rows());
     }
+    if spec.latent {
+        return Err(Error::NoInstance {
+            kernel: "append",
+            asked: "keys and values of latent attention, whose values are the first elements of the keys".into(),
+            there: "append_rows with the keys alone",
+        });
+    }
     pool.page_size()?;
     pool.check_dtype(spec)?;
     let sides = [

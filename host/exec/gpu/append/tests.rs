@@ -105,6 +105,9 @@ fn each_thing_that_is_wrong_has_its_error() {
         broken(&|c| c.v.dtype = Dtype::F32),
         DtypesDiffer { tensor: "v", .. }
     ));
+    // Values would be written over the keys.
+    let latent = broken(&|c| c.spec.latent = true);
+    assert!(latent.to_string().contains("append_rows"), "{latent}");
     // A pool of 8 bits needs another call, which the error names.
     let narrow = broken(&|c| {
         c.spec.kv_dtype = Dtype::F8E4M3;
