@@ -8,7 +8,8 @@ use crate::plan::conversion;
 /// The largest default of [`BatchLimits::prefill_keys`]: 1 GiB of 16-bit keys and values with 8 heads of 128.
 const PREFILL_KEYS: u32 = 1 << 18;
 
-/// The limits of batches that a workspace must hold.
+/// The limits of batches that a workspace must hold. All batches within them can be planned with the [`Bound`] that follows from
+/// them. A batch beyond them is not always refused: it is if its plan does not fit the bound.
 ///
 /// ```
 /// use tandem_attn::plan::BatchLimits;
