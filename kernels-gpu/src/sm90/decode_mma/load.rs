@@ -15,6 +15,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
+/// Bytes that a CTA has under way at most, where that is limited: see [`Loader::most_under_way`].
+const UNDER_WAY: u32 = 64 << 10;
+
 /// A loader warp. The loaders take chunks in turn.
 pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     pub p: &'a DecodeParams,
@@ -68,6 +71,19 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
     pub const LOADERS: u32 = loaders(DIM, WARPS, CACHE);
+
+    /// Chunks that a loader has under way at most. In a short launch on 8-bit keys, what all SMs have under way beyond
+    /// 64 KB each only makes their first chunks arrive later. Long launches need more to keep memory busy, and 16-bit keys
+    /// were not faster with any limit.
+    #[inline(always)]
+    pub(super) fn most_under_way(&self) -> u32 {
+        let bytes = const { Self::LOADERS * 2 * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK };
+        if cache::is_16_bits(CACHE) || self.long {
+            u32::MAX
+        } else {
+            UNDER_WAY / bytes
+        }
+    }
 
     /// Log2 of the pieces (TMA boxes) of a chunk's keys.
     #[inline(always)]
@@ -181,6 +197,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let mut opened = self.open(variant, opening);
             go_on();
             stage.advance(Self::LOADERS * opened, layout.stages);
+            // The oldest chunk under way, and the number of those.
+            let (mut oldest, mut under_way) = (Place::first(self.index), opened);
+            let most = self.most_under_way();
             let mut first_unit = true;
             loop {
                 mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
@@ -237,6 +256,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 && position + p.piece_tokens > unit.begin;
                             let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
                             let coordinates = self.coordinates(position, id, unit.head);
+                            if !cache::is_16_bits(CACHE) {
+                                if under_way < most {
+                                    under_way += 1;
+                                } else {
+                                    mbarrier::wait(layout.stage_full(oldest.index), oldest.parity);
+                                    oldest.advance(Self::LOADERS, layout.stages);
+                                }
+                            }
                             mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
                             let full = layout.stage_full(stage.index);
                             if lane == 0 {

@@ -49,10 +49,14 @@ pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Chunks that this loader can open with: at most its share of the ring, and one piece per lane.
+    /// Chunks that this loader can open with: at most its share of the ring, those it may have under way, and one piece
+    /// per lane.
     #[inline(always)]
     fn opens_with(&self) -> u32 {
-        (self.layout.stages / Self::LOADERS).min(16 >> self.pieces_log())
+        let share = self.layout.stages / Self::LOADERS;
+        share
+            .min(self.most_under_way())
+            .min(16 >> self.pieces_log())
     }
 
     /// Looks up the page of the first unit's piece that this lane will load.
