@@ -140,6 +140,19 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
+    /// A graph was launched for a plan that the captured tensors or pools do not fit.
+    #[error(
+        "the uploaded plan needs {planned} {what}, and the graph was captured with {captured}: capture with tensors and \
+         pools for the largest step, or capture again with this plan"
+    )]
+    BeyondGraph {
+        /// What does not fit.
+        what: &'static str,
+        /// What the plan in the workspace needs.
+        planned: u32,
+        /// What the captured tensors or pools have.
+        captured: u32,
+    },
     /// The number of page pools is not the number of parts of the plan or of the workspace's launch set.
     #[error(
         "{got} page pools for {expected} parts: give one for each part of the plan, in the batch's order, and one for \

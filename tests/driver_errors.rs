@@ -24,7 +24,7 @@ use tandem_attn::{
         DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module,
         PartialStates, Stream, Swizzle, TensorMap, Workspace, WorkspaceOptions,
     },
-    plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
+    plan::{BatchLimits, Bound, MergeMode, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
@@ -67,6 +67,14 @@ fn fake_driver() -> &'static Path {
 fn young_driver() -> PathBuf {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
     let compiled = || compiled_driver("fake-young-driver", &["--cfg", "young"]);
+    DRIVER.get_or_init(compiled).clone()
+}
+
+/// One that also launches graphs.
+fn graph_driver() -> PathBuf {
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    let flags = ["--cfg", "young", "--cfg", "graphs"];
+    let compiled = || compiled_driver("fake-graph-driver", &flags);
     DRIVER.get_or_init(compiled).clone()
 }
 
@@ -648,6 +656,98 @@ fn a_graph_without_joint_tiles_takes_no_plan_that_has_them() {
         assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
         assert!(error.to_string().contains("joint tiles"), "{error}");
         workspace.upload(&apart, stream).unwrap();
+    }
+}
+
+/// A graph keeps the tensors and pools of its runs. It was once launched for plans with more tokens, and the kernels read and
+/// wrote behind the tensors.
+#[test]
+fn a_graph_takes_no_plan_beyond_its_tensors_and_pools() {
+    let test = "a_graph_takes_no_plan_beyond_its_tensors_and_pools";
+    if !with_library(test, "threads=1024", graph_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let (spec, device) = (Spec::new(8, 2, 128), gpu.device());
+    let limits = BatchLimits::decodes(8, 200, 16);
+    let mut options = PlanOptions::default();
+    let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
+    options.bound = Some(bound);
+    let plan = |page: u32, requests: u32, first_page: u32| {
+        let mut table = PageTable::new(page, 100);
+        for request in 0..requests {
+            table.push(&[first_page + request], page);
+        }
+        let batch = Batch::new((0..=requests).collect(), table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        plan.unwrap()
+    };
+    let set =
+        WorkspaceOptions::default().with_launches(LaunchSet::decodes(&device, &spec).unwrap());
+    let workspace = || gpu.workspace(&spec, &bound, set.clone()).unwrap();
+    let [mut one, mut other] = [workspace(), workspace()];
+    let stream = gpu.stream().unwrap();
+    let tensor = |tokens| DeviceTensor::new(1 << 30, Dtype::BF16, [tokens, 8, 128]);
+    let pool = |pages| KvPool::new(&spec, KvLayout::Nhd, 16, pages, 1 << 30, 1 << 30);
+    let refused = |what, planned, captured| {
+        Err(Error::BeyondGraph {
+            what,
+            planned,
+            captured,
+        })
+    };
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        one.upload(&plan(16, 2, 0), *stream).unwrap();
+        other.upload(&plan(16, 2, 0), *stream).unwrap();
+        let layers = |stream| {
+            let run = |workspace: &mut Workspace, tokens, pages| {
+                let q = tensor(tokens);
+                gpu.run(workspace, &q, &[pool(pages)], &q, None, stream)
+            };
+            run(&mut one, 4, 50)?;
+            run(&mut one, 4, 60)?;
+            run(&mut other, 3, 50)
+        };
+        let graph = stream.capture(layers).unwrap();
+        let alone = stream.capture(|stream| {
+            let q = tensor(8);
+            gpu.run(&mut one, &q, &[pool(50)], &q, None, stream)
+        });
+        let alone = alone.unwrap();
+
+        let before = launches();
+        one.upload(&plan(16, 5, 0), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), refused("query tokens", 5, 4));
+        assert_eq!(launches(), before);
+        // Another graph of the same workspace has the room.
+        assert_eq!(alone.launch(*stream), Ok(()));
+        one.upload(&plan(16, 4, 0), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), Ok(()));
+        other.upload(&plan(16, 4, 0), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), refused("query tokens", 4, 3));
+        other.upload(&plan(16, 0, 0), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), Ok(()));
+        one.upload(&plan(16, 1, 50), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), refused("pages of a KV pool", 51, 50));
+        one.upload(&plan(8, 1, 0), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), refused("tokens in a page", 8, 16));
+        // An upload that was refused leaves no plan, as for `Gpu::run`.
+        let foreign = Plan::empty(Spec::new(4, 2, 128));
+        one.upload(&foreign, *stream).unwrap_err();
+        assert_eq!(graph.launch(*stream), Err(Error::NoPlan));
+        one.upload(&plan(16, 1, 49), *stream).unwrap();
+        assert_eq!(graph.launch(*stream), Ok(()));
+        assert_eq!(launches(), before + 4);
+
+        let count = 100_000;
+        let start = std::time::Instant::now();
+        for _ in 0..count {
+            graph.launch(*stream).unwrap();
+        }
+        let each = start.elapsed().as_nanos() / count;
+        println!("{each} ns of host time a launch of a graph of three runs");
+        assert!(each < 20_000, "{each} ns");
     }
 }
 

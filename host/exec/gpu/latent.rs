@@ -90,7 +90,9 @@ impl Gpu {
         let (q_shape, q_map) = maps.make("q", q.address, query_shape)?;
         // Slabs of 64 columns in a box: those of both halves of the columns, or those of an equal part.
         let halves = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
-        let [left, right] = row.boxes.map_or(halves, |boxes| boxes.map(|[slabs, _]| slabs));
+        let [left, right] = row
+            .boxes
+            .map_or(halves, |boxes| boxes.map(|[slabs, _]| slabs));
         let pool = call.pool;
         let (halves, outside) = match by_rows {
             true => (None, fits("pages", pool.pages as usize, COUNTED)?),

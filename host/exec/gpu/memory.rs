@@ -12,6 +12,7 @@ use bytemuck::Pod;
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
+    captured::{self, Note},
     driver::{
         self, Check, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
         cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture,
@@ -228,12 +229,14 @@ impl OwnedStream {
         let worked = work(**self);
         let captured = capture.end();
         worked?;
+        let (template, runs) = captured?;
         let mut graph = Graph {
             handle: driver::GraphExec::NULL,
+            runs,
             context,
         };
         // SAFETY: the template lives.
-        unsafe { cuGraphInstantiate(&mut graph.handle, captured?.0, 0) }
+        unsafe { cuGraphInstantiate(&mut graph.handle, template.0, 0) }
             .check("cuGraphInstantiate")?;
         Ok(graph)
     }
@@ -249,21 +252,23 @@ impl<'a> Capture<'a> {
         const THREAD_LOCAL: u32 = 1;
         // SAFETY: the stream lives.
         unsafe { cuStreamBeginCapture(**stream, THREAD_LOCAL) }.check("cuStreamBeginCapture")?;
+        captured::open(**stream);
         Ok(Self(stream))
     }
 
-    /// Ends the capture and returns what was captured.
-    fn end(self) -> Result<Template, Error> {
+    /// Ends the capture and returns what was captured, with notes of its runs.
+    fn end(self) -> Result<(Template, Vec<Note>), Error> {
         ManuallyDrop::new(self).leave()
     }
 
     /// Called once.
-    fn leave(&mut self) -> Result<Template, Error> {
+    fn leave(&mut self) -> Result<(Template, Vec<Note>), Error> {
+        let runs = captured::close();
         let mut template = Template(driver::Graph::NULL);
         // SAFETY: the stream lives and is in capture.
         unsafe { cuStreamEndCapture(**self.0, &mut template.0) }
             .check("cuStreamEndCapture")
-            .map(|()| template)
+            .map(|()| (template, runs))
     }
 }
 
@@ -297,20 +302,27 @@ impl Deref for OwnedStream {
 #[derive(Debug)]
 pub struct Graph {
     handle: driver::GraphExec,
+    /// What its runs can compute.
+    runs: Vec<Note>,
     context: PrimaryContext,
 }
 
 impl Graph {
     /// Launches the graph on a stream.
     ///
+    /// First it compares each run in the graph with the plan that was uploaded last to the workspace of the run. It knows
+    /// the runs that the thread of [`OwnedStream::capture`] made within the capture.
+    ///
     /// # Safety
     /// The safety conditions of the captured calls hold for each launch: the memory, workspaces and GPU handles that they used live
-    /// until the work is done, uploads are ordered before it on the stream, and the plan that was uploaded last has no more
-    /// query tokens than the captured tensors.
+    /// until the work is done, and uploads come before it, both in the order of the calls and on the stream. If another thread
+    /// made captured runs, it is also up to the caller that plans fit their tensors and pools.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// [`Error::BeyondGraph`] for a plan with more query tokens than the captured tensors, or with other pages than the
+    /// captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
     pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
+        self.runs.iter().try_for_each(Note::check)?;
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promise.
         unsafe { cuGraphLaunch(self.handle, stream) }.check("cuGraphLaunch")

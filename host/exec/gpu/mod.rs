@@ -51,6 +51,7 @@
 mod append;
 #[cfg(feature = "unstable")]
 mod calls;
+mod captured;
 #[cfg(feature = "unstable")]
 mod ceilings;
 mod conversion;

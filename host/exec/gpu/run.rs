@@ -7,7 +7,7 @@ mod prefills;
 use self::making::Making;
 pub(super) use self::prefills::has_own_heads;
 use super::{
-    DeviceTensor, Gpu, KvPool, Stream, Workspace,
+    DeviceTensor, Gpu, KvPool, Stream, Workspace, captured,
     driver::Current,
     indices::check_indices,
     launch_set::LaunchSet,
@@ -28,7 +28,7 @@ impl Gpu {
     /// The call allocates nothing and does not wait. It can be captured in a CUDA graph. With a
     /// [launch set](super::WorkspaceOptions::launches) the graph runs the plan that is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan. Capture them with the most tokens that
-    /// any plan of the graph will have.
+    /// any plan of the graph will have: [`Graph::launch`](super::Graph::launch) refuses a plan with more.
     ///
     /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). If the variant of the spec needs data for
     /// each head, such as sinks, use [`Gpu::run_with`].
@@ -39,7 +39,9 @@ impl Gpu {
     /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). Its work is ordered after
     ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
-    ///   workspace was dropped, nor with a plan of more query tokens than `q`, `out` and `lse` had when it was captured.
+    ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
+    ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
+    ///   the pools of then do not have.
     ///
     /// # Errors
     /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
@@ -76,22 +78,22 @@ impl Gpu {
         tensors: &RunTensors<'_>,
         stream: Stream,
     ) -> Result<(), Error> {
-        if !workspace.loaded {
-            return Err(Error::NoPlan);
-        }
+        workspace.uploaded.check()?;
         // Tensor maps are also made in this context, whatever context the thread has.
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises.
         unsafe {
             if let Some(padding) = workspace.pads() {
-                return self.run_padded(workspace, &padding, tensors, stream);
+                self.run_padded(workspace, &padding, tensors, stream)?;
+            } else if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
+                self.run_in_f32(workspace, tensors, stream)?;
+            } else {
+                self.ready(workspace, tensors, stream)?;
+                self.launch_run(workspace, stream)?;
             }
-            if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
-                return self.run_in_f32(workspace, tensors, stream);
-            }
-            self.ready(workspace, tensors, stream)?;
-            self.launch_run(workspace, stream)
         }
+        captured::note(&workspace.uploaded, tensors, stream);
+        Ok(())
     }
 
     /// Checks and prepares everything before the launches.

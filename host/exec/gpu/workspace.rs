@@ -9,6 +9,7 @@ use std::fmt;
 pub use self::options::WorkspaceOptions;
 use super::{
     DeviceArray, Gpu,
+    captured::Uploaded,
     inspect::Known,
     launch_plan::LaunchPlan,
     launch_set::LaunchSet,
@@ -36,7 +37,8 @@ pub struct Workspace {
     pub(super) layout: WorkspaceLayout,
     pub(super) options: WorkspaceOptions,
     pub(super) launch_plan: LaunchPlan,
-    pub(super) loaded: bool,
+    /// What its plan needs, also for graphs.
+    pub(super) uploaded: Uploaded,
     pub(super) run: Run,
     /// Whether a graph was captured without a kernel for joint tiles, although its plan names one.
     pub(super) one_table: bool,
@@ -123,7 +125,7 @@ impl Gpu {
             bound: *bound,
             options,
             launch_plan: LaunchPlan::default(),
-            loaded: false,
+            uploaded: Uploaded::default(),
             run: Run::default(),
             one_table: false,
             maps: Maps::default(),

@@ -6,7 +6,7 @@ use cust::sys;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{Gpu, LaunchSet, Stream as Handle, WorkspaceOptions},
+    exec::gpu::{Gpu, KvPool, LaunchSet, Stream as Handle, WorkspaceOptions},
     plan::{
         Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
         pod::PodMode,
@@ -333,4 +333,79 @@ fn a_plan_for_which_nothing_was_captured_is_refused() {
     let error = unsafe { workspace.upload(&plan, stream.0) }.unwrap_err();
     assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
     assert!(error.to_string().contains("prefill_"), "{error}");
+}
+
+/// A graph of 2 tokens was once launched for plans of 5, and wrote behind its outputs.
+#[test]
+fn a_plan_of_more_tokens_than_were_captured_is_refused() {
+    let Some(gpu) = hopper("a_plan_of_more_tokens_than_were_captured_is_refused") else {
+        return;
+    };
+    let (spec, device) = (Spec::new(8, 2, 128), gpu.device());
+    let mut options = WorkspaceOptions::default();
+    let mut eager = gpu
+        .workspace(&spec, &bound(false), options.clone())
+        .unwrap();
+    options.launches = Some(LaunchSet::decodes(&device, &spec).unwrap());
+    let mut workspace = gpu.workspace(&spec, &bound(false), options).unwrap();
+    let plan_options = PlanOptions::default().with_bound(bound(false));
+    let plan = |requests: u32| {
+        let mut table = PageTable::new(PAGE, POOL);
+        for request in 0..requests {
+            table.push(&[2 * request, 2 * request + 1], 20 + request);
+        }
+        let batch = Batch::new((0..=requests).collect(), table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &plan_options);
+        plan.unwrap()
+    };
+    const ROW: usize = 8 * 128;
+    let (mut rng, most) = (Rng(5), 8);
+    let q = Memory::new(&random::<bf16>(&mut rng, 8 * 8 * 128));
+    let pool_elements = POOL * PAGE * 2 * 128;
+    let [k, v] = [(); 2].map(|()| Memory::new(&random::<bf16>(&mut rng, pool_elements)));
+    let pools = [KvPool::new(
+        &spec,
+        KvLayout::Nhd,
+        PAGE,
+        POOL,
+        k.address(),
+        v.address(),
+    )];
+    let untouched = vec![u16::MAX; most * ROW];
+    let [out, right] = [(); 2].map(|()| Memory::new(&untouched));
+    let tensor = |memory: &Memory, tokens| memory.tensor(Dtype::BF16, [tokens, 8, 128]);
+    let stream = gpu.stream().unwrap();
+    // SAFETY: the stream is ours; everything on the device lives until it was waited for.
+    unsafe {
+        workspace.upload(&plan(2), *stream).unwrap();
+        let captured = stream.capture(|stream| {
+            let (q, out) = (tensor(&q, 2), tensor(&out, 2));
+            gpu.run(&mut workspace, &q, &pools, &out, None, stream)
+        });
+        let graph = captured.unwrap();
+        workspace.upload(&plan(5), *stream).unwrap();
+        let expected = Error::BeyondGraph {
+            what: "query tokens",
+            planned: 5,
+            captured: 2,
+        };
+        assert_eq!(graph.launch(*stream), Err(expected));
+        stream.synchronize().unwrap();
+        assert_eq!(out.read::<u16>(), untouched);
+        for tokens in [2, 1] {
+            let plan = plan(tokens);
+            workspace.upload(&plan, *stream).unwrap();
+            graph.launch(*stream).unwrap();
+            eager.upload(&plan, *stream).unwrap();
+            let tokens = tokens as usize;
+            let (q, right) = (tensor(&q, tokens), tensor(&right, tokens));
+            gpu.run(&mut eager, &q, &pools, &right, None, *stream)
+                .unwrap();
+            stream.synchronize().unwrap();
+        }
+        let (out, right) = (out.read::<u16>(), right.read::<u16>());
+        assert!(out == right, "the graph has other bits");
+        assert!(out[2 * ROW..] == untouched[2 * ROW..]);
+        assert!(out[..2 * ROW].iter().all(|&bits| bits != u16::MAX));
+    }
 }

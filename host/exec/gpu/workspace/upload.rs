@@ -12,6 +12,7 @@ use crate::{
         KvPool, RunTensors, Stream,
         driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
         inspect::{Known, inspect},
+        launch_plan::LaunchPlan,
     },
     plan::{Bound, MAX_LAUNCHES, MergeMode, Plan},
     problem::{Spec, Variant},
@@ -38,7 +39,7 @@ impl Workspace {
     /// batch of many parts). After these errors nothing was changed on the device, and the workspace has no plan.
     /// [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
-        self.loaded = false;
+        self.uploaded.clear();
         self.run.forget();
         if plan.spec != self.spec {
             let [workspace, plan] = differences(&self.spec, &plan.spec);
@@ -130,7 +131,8 @@ impl Workspace {
         if self.options.checks {
             self.known = Known::of(plan);
         }
-        self.loaded = true;
+        let LaunchPlan { total_q, parts, .. } = &self.launch_plan;
+        self.uploaded.set(*total_q, parts);
         Ok(())
     }
 

@@ -117,9 +117,8 @@ pub(super) unsafe fn finish<
         while j < N / 4 {
             let first = 8 * j as u32;
             let inverses = shared::load_f32x2(s.factor(consumer, first + lane % 4 * 2));
-            let of = |tile: usize, h: usize| {
-                [0, 1].map(|e| o[tile][4 * j + 2 * h + e] * inverses[e])
-            };
+            let of =
+                |tile: usize, h: usize| [0, 1].map(|e| o[tile][4 * j + 2 * h + e] * inverses[e]);
             // Direct rows: transposed, each lane has two neighbouring columns of one row.
             let (there, head, query) = row_of(first + lane / 4);
             let direct = there && query.slot == DIRECT;
@@ -143,8 +142,7 @@ pub(super) unsafe fn finish<
                 let (there, head, query) = row_of(first + lane % 4 * 2 + e as u32);
                 if there && query.slot != DIRECT {
                     let state = u64::from(query.slot) * u64::from(a.q_heads) + u64::from(head);
-                    let element =
-                        state * u64::from(VALUE_DIM) + u64::from(column + lane / 4);
+                    let element = state * u64::from(VALUE_DIM) + u64::from(column + lane / 4);
                     let out = a.partial_out + element * 4;
                     for tile in 0..o.len() {
                         for h in 0..2 {

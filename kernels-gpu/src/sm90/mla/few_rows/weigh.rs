@@ -84,7 +84,8 @@ pub(super) unsafe fn weigh<
     let mut j = 0;
     while j < N / 4 {
         // SAFETY: the caller's promise.
-        let references = unsafe { shared::load_f32x2(s.reference(slot, first_row() + 8 * j as u32)) };
+        let references =
+            unsafe { shared::load_f32x2(s.reference(slot, first_row() + 8 * j as u32)) };
         let mut of_row = [0.0; 4];
         let mut i = 0;
         while i < 4 {
