@@ -9,6 +9,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
+    append::check_own_values,
     conversion::format,
     launch::Launch,
     pool::check_page_size,
@@ -38,6 +39,9 @@ impl Gpu {
     /// `k`, `v` (BF16 or F16) and `slots` are as in [`append_paged_kv`](Self::append_paged_kv), with rows on 16-byte
     /// boundaries; rows of the pool begin at multiples of 8 bytes. Of [`KvScales::Request`] the `of_token` is that of
     /// the new tokens.
+    ///
+    /// Keys of [latent](Spec::latent) attention have no values of their own: append them with
+    /// [`append_rows_quantised`](Self::append_rows_quantised), or with [`append_latent_656`](Self::append_latent_656).
     ///
     /// The same call on the CPU is [`Cpu::append_quantised`](crate::Cpu::append_quantised).
     ///
@@ -212,6 +216,7 @@ fn parameters(
     let (tokens, heads) = (slots.len, spec.kv_heads as usize);
     slots.check_address("slots", 4)?;
     let mode = mode(scales, pool)?;
+    check_own_values(spec, "append_rows_quantised with the keys alone")?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {

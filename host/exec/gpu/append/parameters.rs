@@ -5,7 +5,7 @@ use kernels_gpu::{
     divisor::Divisor,
 };
 
-use super::in_rows;
+use super::{check_own_values, in_rows};
 use crate::{
     Error,
     exec::gpu::{
@@ -37,13 +37,7 @@ pub(super) fn parameters(
     if pool.scales == KvScales::InRow {
         return Err(in_rows());
     }
-    if spec.latent {
-        return Err(Error::NoInstance {
-            kernel: "append",
-            asked: "keys and values of latent attention, whose values are the first elements of the keys".into(),
-            there: "append_rows with the keys alone",
-        });
-    }
+    check_own_values(spec, "append_rows with the keys alone")?;
     pool.page_size()?;
     pool.check_dtype(spec)?;
     let sides = [

@@ -48,3 +48,18 @@ fn a_pool_is_as_the_specification_and_the_keys_say() {
         "{error}"
     );
 }
+
+/// Values would be written over the keys.
+#[test]
+fn latent_keys_are_appended_without_values() {
+    let mut spec = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 100, A, A);
+    assert!(check(&spec, &pool).is_ok());
+    spec.latent = true;
+    let error = check(&spec, &pool).unwrap_err();
+    assert!(matches!(error, Error::NoInstance { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("append_rows_quantised"),
+        "{error}"
+    );
+}
