@@ -72,14 +72,34 @@ impl DeviceTensor<3> {
         if start > end || end > self.shape[1] {
             return None;
         }
-        let mut some = *self;
-        some.address += (start * self.strides[1]) as u64 * u64::from(self.dtype.bytes());
-        some.shape[1] = end - start;
-        Some(some)
+        Some(self.part(1, start..end))
     }
 }
 
 impl<const RANK: usize> DeviceTensor<RANK> {
+    /// Some tokens, which are the first axis. `None` where there are no such tokens.
+    ///
+    /// ```
+    /// use tandem_attn::{gpu::DeviceTensor, problem::Dtype};
+    ///
+    /// let out = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]);
+    /// let last = out.tokens(12..17).expect("there are 17");
+    /// assert_eq!((last.shape, last.address - out.address), ([5, 8, 128], 12 * 8 * 128 * 2));
+    /// assert_eq!(out.tokens(12..18), None);
+    /// ```
+    #[must_use]
+    pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Option<Self> {
+        let exists = tokens.start <= tokens.end && tokens.end <= *self.shape.first()?;
+        exists.then(|| self.part(0, tokens))
+    }
+
+    /// A range of one axis, which has it.
+    fn part(mut self, axis: usize, range: std::ops::Range<usize>) -> Self {
+        self.address += (range.start * self.strides[axis]) as u64 * u64::from(self.dtype.bytes());
+        self.shape[axis] = range.len();
+        self
+    }
+
     /// A dense tensor.
     #[must_use]
     pub const fn new(address: DevicePtr, dtype: Dtype, shape: [usize; RANK]) -> Self {
