@@ -118,6 +118,12 @@ pub(super) const fn query_slabs(keys: u32) -> u32 {
     }
 }
 
+/// Blocks under way at most, by their keys: two of 32 keys (74 KB) or one of 48 (55 KB).
+#[cfg(target_arch = "nvptx64")]
+pub(super) const fn under_way(keys: u32) -> u32 {
+    64 / keys
+}
+
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 

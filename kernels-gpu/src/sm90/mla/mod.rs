@@ -63,7 +63,7 @@ mod entries {
         config::{CONSUMERS, Keys, REGISTERS, THREADS, table},
         load::{claim_with_queries, load, load_rows},
         mainloop::consume,
-        shared::Shared,
+        shared::{Half, Shared},
     };
     use crate::{
         abi::LatentParams,
@@ -105,12 +105,16 @@ mod entries {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
                             (2, _) => claim_with_queries(&p, maps, s),
-                            (0, Keys::Pages) => load::<false, _, _>(&p, maps.add(1), s),
-                            (1, Keys::Pages) => load::<true, _, _>(&p, maps.add(2), s),
-                            (0, Keys::Rows) => load_rows::<false, _, _>(&p, s, [0, $keys]),
+                            (0, Keys::Pages) => load(&p, maps.add(1), Half::<false, _, _>(s)),
+                            (1, Keys::Pages) => load(&p, maps.add(2), Half::<true, _, _>(s)),
+                            (0, Keys::Rows) => load_rows(&p, Half::<false, _, _>(s), 0, [0, $keys]),
                             // The right half has 5 slabs, the left one 4.
-                            (1, Keys::Rows) => load_rows::<true, _, _>(&p, s, [0, $keys / 2]),
-                            (3, Keys::Rows) => load_rows::<true, _, _>(&p, s, [$keys / 2, $keys]),
+                            (1, Keys::Rows) => {
+                                load_rows(&p, Half::<true, _, _>(s), 0, [0, $keys / 2])
+                            }
+                            (3, Keys::Rows) => {
+                                load_rows(&p, Half::<true, _, _>(s), 0, [$keys / 2, $keys])
+                            }
                             _ => {}
                         }
                     } else {

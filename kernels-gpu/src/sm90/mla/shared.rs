@@ -4,9 +4,9 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
     CONSUMERS, Keys, Offsets, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes,
-    query_slabs,
+    query_slabs, under_way,
 };
-use super::load::QueryPlace;
+use super::load::{Parts, QueryPlace};
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
 
@@ -182,6 +182,44 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
             self.init_barriers(THREADS, STAGE_BARRIERS + 4 * STAGES, arrivals);
             self.clear_queries(THREADS);
         }
+    }
+}
+
+/// One half of the columns of blocks, as its loaders see it.
+#[derive(Clone, Copy)]
+pub(super) struct Half<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
+    pub Shared<KEYS, STAGES>,
+);
+
+impl<const RIGHT: bool, const KEYS: u32, const STAGES: u32> Units for Half<RIGHT, KEYS, STAGES> {
+    const KEYS: u32 = KEYS;
+    const ROWS: u32 = TILE_ROWS;
+    const RING: Ring = Shared::<KEYS, STAGES>::RING;
+    const STAGE_BARRIERS: u32 = STAGE_BARRIERS;
+    #[inline(always)]
+    fn base(self) -> u32 {
+        self.0.base
+    }
+}
+
+impl<const RIGHT: bool, const KEYS: u32, const STAGES: u32> Parts<STAGES>
+    for Half<RIGHT, KEYS, STAGES>
+{
+    const PARTS: u32 = 1;
+    const FIRST_SLAB: u32 = if RIGHT { SLABS[0] } else { 0 };
+    const PART_SLABS: u32 = SLABS[RIGHT as usize];
+    const UNDER_WAY: u32 = under_way(KEYS);
+    #[inline(always)]
+    fn keys(self, stage: u32) -> u32 {
+        self.0.half(stage, RIGHT as u32)
+    }
+    #[inline(always)]
+    fn full(self, stage: u32) -> u32 {
+        self.0.full(stage, RIGHT as u32)
+    }
+    #[inline(always)]
+    fn free(self, stage: u32) -> u32 {
+        self.0.free(stage, RIGHT as u32)
     }
 }
 

@@ -11,6 +11,7 @@ macro_rules! table {
         $crate::each_half! { $as $then {
             // Prefix in the name, rows × keys, stages, how keys are loaded.
             "" 16 x 64 in 8 Pages;
+            "rows_" 16 x 64 in 8 Rows;
         }}
     };
 }
@@ -58,7 +59,11 @@ pub(super) const PARTS: u32 = 3;
 pub(super) const PART_SLABS: u32 = SLABS / PARTS;
 /// Bytes of a part: groups of 8 keys; within a group the slabs follow each other.
 pub(super) const PART_BYTES: u32 = KEYS * PART_SLABS * 128;
+/// Parts under way at most: 74 KB.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const UNDER_WAY: u32 = 3;
 /// Bytes between groups of 8 keys.
+#[cfg(target_arch = "nvptx64")]
 pub(super) const GROUP_BYTES: u32 = PART_SLABS * 1024;
 /// Consumer warpgroups, which own the blocks of a unit alternately.
 pub(super) const CONSUMERS: u32 = 2;

@@ -15,7 +15,7 @@ use crate::{
     sm90::{
         mla::{
             config::SLABS as HALF_SLABS,
-            load::QueryPlace as _,
+            load::{Parts as _, QueryPlace as _},
             shared::{Unit, Units as _},
             visible::is_whole,
         },

@@ -8,11 +8,11 @@ mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod load;
-#[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod products;
+#[cfg(target_arch = "nvptx64")]
+mod queries;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
@@ -27,13 +27,17 @@ mod entries {
 
     use super::{
         config::{FEEDERS, THREADS, table},
-        load::{claim_rows, load},
         mainloop::consume,
+        queries::claim_rows,
         shared::Shared,
     };
     use crate::{
         abi::LatentParams,
         common::{half, variant::Standard},
+        sm90::mla::{
+            config::Keys,
+            load::{load, load_rows},
+        },
     };
 
     macro_rules! entries {
@@ -43,6 +47,7 @@ mod entries {
             /// Logits per thread and block, and rows per thread.
             const N: usize = $rows / 2;
             const H: usize = N / 2;
+            const KEYS: Keys = Keys::$loads;
             /// See the module's documentation.
             ///
             /// # Safety
@@ -62,15 +67,17 @@ mod entries {
                     if thread < 2 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
-                    s.init();
+                    s.init(KEYS);
                     barrier::bar_sync(0, THREADS);
                     // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     if thread < FEEDERS {
-                        match thread / 32 {
-                            0 => claim_rows(&p, &variant, maps, s),
-                            1 => load(&p, maps.add(1), s),
-                            _ => {}
+                        match (thread / 32, KEYS) {
+                            (0, _) => claim_rows(&p, &variant, maps, s),
+                            (1, Keys::Pages) => load(&p, maps.add(1), s),
+                            (_, Keys::Pages) => {}
+                            // Each of three warps copies one part of every block.
+                            (warp, Keys::Rows) => load_rows(&p, s, warp - 1, [0, $keys]),
                         }
                     } else {
                         consume::<half::$half, _, _, _, N, H>(&p, &variant, s);

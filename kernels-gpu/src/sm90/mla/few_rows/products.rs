@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     common::half::Half,
-    sm90::{mla::load::QueryPlace as _, uniform},
+    sm90::{
+        mla::load::{Parts as _, QueryPlace as _},
+        uniform,
+    },
 };
 
 /// Tiles of 64 columns of the values, for each consumer.

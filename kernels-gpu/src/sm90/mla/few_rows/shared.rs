@@ -1,9 +1,14 @@
 //! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
 
 use super::config::{
-    CONSUMERS, KEYS, Offsets, PART_BYTES, PARTS, SLABS, STAGE_BARRIERS, THREADS, WEIGHED,
+    CONSUMERS, KEYS, Offsets, PART_BYTES, PART_SLABS, PARTS, SLABS, STAGE_BARRIERS, THREADS,
+    UNDER_WAY, WEIGHED,
 };
-use crate::sm90::mla::{config::Ring, load::QueryPlace, shared::Units};
+use crate::sm90::mla::{
+    config::{Keys, Ring},
+    load::{Parts, QueryPlace},
+    shared::Units,
+};
 
 /// Shared addresses, with `STAGES` stages for parts of blocks, and tiles of `ROWS` rows.
 #[derive(Clone, Copy)]
@@ -27,6 +32,25 @@ impl<const ROWS: u32, const STAGES: u32> QueryPlace for Shared<ROWS, STAGES> {
     const QUERIES_AT: u32 = Self::AT.queries;
 }
 
+impl<const ROWS: u32, const STAGES: u32> Parts<STAGES> for Shared<ROWS, STAGES> {
+    const PARTS: u32 = PARTS;
+    const FIRST_SLAB: u32 = 0;
+    const PART_SLABS: u32 = PART_SLABS;
+    const UNDER_WAY: u32 = UNDER_WAY;
+    #[inline(always)]
+    fn keys(self, stage: u32) -> u32 {
+        self.base + stage * PART_BYTES
+    }
+    #[inline(always)]
+    fn full(self, stage: u32) -> u32 {
+        Self::RING.barrier(self.base, STAGE_BARRIERS + stage)
+    }
+    #[inline(always)]
+    fn free(self, stage: u32) -> u32 {
+        Self::RING.barrier(self.base, STAGE_BARRIERS + STAGES + stage)
+    }
+}
+
 impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     const AT: Offsets = Offsets::new(ROWS, STAGES);
 
@@ -35,21 +59,6 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     pub fn stage(self, number: u32, part: u32) -> (u32, u32) {
         let index = number * PARTS + part;
         (index % STAGES, index / STAGES & 1)
-    }
-    /// The keys of a stage.
-    #[inline(always)]
-    pub fn keys(self, stage: u32) -> u32 {
-        self.base + stage * PART_BYTES
-    }
-    /// A stage's keys have arrived.
-    #[inline(always)]
-    pub fn full(self, stage: u32) -> u32 {
-        Self::RING.barrier(self.base, STAGE_BARRIERS + stage)
-    }
-    /// The products that read a stage are done.
-    #[inline(always)]
-    pub fn free(self, stage: u32) -> u32 {
-        Self::RING.barrier(self.base, STAGE_BARRIERS + STAGES + stage)
     }
     /// The weights of a block, by its number over all units.
     #[inline(always)]
@@ -83,19 +92,24 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
         self.base + Self::AT.grew + consumer * 16
     }
 
-    /// Initialises the barriers, and zeroes the queries, as tiles may lack rows.
+    /// Initialises the barriers, and zeroes the queries, as tiles may lack rows. A stage is filled with one arrival by
+    /// TMA, or with one per lane that copies keys.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
-    pub unsafe fn init(self) {
+    pub unsafe fn init(self, keys: Keys) {
+        let (loaders, filled) = match keys {
+            Keys::Pages => (1, 1),
+            Keys::Rows => (PARTS, 32),
+        };
         let arrivals = |index| match index {
             0 | 1 | 4 | 5 => 32,
-            // All lanes of the loader and of the consumers.
-            2 | 3 => 32 + CONSUMERS * 128,
+            // All lanes of the loaders and of the consumers.
+            2 | 3 => loaders * 32 + CONSUMERS * 128,
             6 | 8 => 1,
+            _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => filled,
             // Queries free, and free: the warps of both consumers.
-            _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => 1,
             _ => CONSUMERS * 4,
         };
         // SAFETY: the caller's promise.

@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{abi::LatentParams, sm90::pipeline::Pipeline};
 
-const CAP8: u32 = 3;
-const CAP6: u32 = 2;
 /// Shared memory with a ring of places for 32 keys each.
 pub(in crate::sm90::mla) trait Places: Units {
     const STAGES: u32;
     /// Places that are freed together: one, or those of a block.
     const FREED: u32;
+    /// Places under way at most. See the module's documentation.
+    const UNDER_WAY: u32;
     /// Offsets of the keys, and of the words that say which keys exist.
     const KEYS_AT: u32;
     const THERE_AT: u32;
@@ -68,6 +68,10 @@ pub(in crate::sm90::mla) trait Places: Units {
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, loader: u32) {
     const { assert!(S::KEYS == KEYS) };
+    // This warp waits for the keys of other loaders. It must not miss the phase, so their place must not be filled
+    // again meanwhile. The group that fills it waits for a group `UNDER_WAY` earlier, which waits in turn, and so on
+    // down to this warp's group, which is not loaded yet.
+    const { assert!(S::UNDER_WAY < S::STAGES && S::STAGES % S::UNDER_WAY == 0) };
     let mut slots = Pipeline::<2>::CONSUMER;
     // In groups of 32 keys: those of all previous units, and this warp's next one.
     let (mut before, mut number) = (0, loader);
@@ -97,10 +101,9 @@ pub(in crate::sm90::mla) unsafe fn load_656<S: Places>(p: &LatentParams, s: S, l
                 // Load the next keys' pages now; they are first used after these copies were issued.
                 number += LOADERS;
                 entry = Entry::look_up(p, &unit, number - before);
-                let cap: u32 = if S::STAGES == 8 { CAP8 } else { CAP6 };
-                if cap < S::STAGES && of_all >= cap {
-                    let before = of_all - cap;
-                    mbarrier::wait(s.full(before % S::STAGES), before / S::STAGES & 1);
+                if of_all >= S::UNDER_WAY {
+                    let earlier = of_all - S::UNDER_WAY;
+                    mbarrier::wait(s.full(earlier % S::STAGES), earlier / S::STAGES & 1);
                 }
                 mbarrier::wait(s.free(stage), parity);
                 let (full, there) = (s.full(stage), s.there(stage));

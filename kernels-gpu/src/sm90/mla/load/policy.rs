@@ -9,7 +9,7 @@ use crate::{
 
 /// The properties of a launch that determine its policies.
 #[derive(Clone, Copy)]
-pub(in crate::sm90::mla) struct Policies {
+pub(super) struct Policies {
     /// Items have several tiles, and each reads the item's keys.
     has_tiles: bool,
     /// The launch reads several times the capacity of L2.

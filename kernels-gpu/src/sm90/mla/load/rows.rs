@@ -3,49 +3,48 @@
 use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
 use super::{
-    super::{
-        super::pipeline::Pipeline,
-        PREFETCH_DISTANCE,
-        config::SLABS,
-        shared::{Shared, Unit, Units},
-    },
+    super::{super::pipeline::Pipeline, PREFETCH_DISTANCE, shared::Unit},
+    parts::Parts,
     policy::Policies,
 };
 use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Blocks that [`load_rows`] has in flight before it signals the first. A consumer frees a block only after it has seen
-/// the next one full: with three stages, more than one unsignalled block would deadlock.
+/// Blocks that [`load_rows`] has in flight before it signals the first. Consumers of a ring of three blocks free a block
+/// only after they have seen the next one full, and a ring of eight thirds has no room for a third block: more than one
+/// unsignalled block would deadlock.
 const UNDER_WAY: u32 = 1;
 
-/// Loads one half of the columns of all units' blocks, key by key, 16 bytes per lane; of each block the keys
-/// `from..to`.
+/// Loads one part of all units' blocks, key by key, 16 bytes per lane; of each block the keys `from..to`.
 ///
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
 #[inline(always)]
-pub(in crate::sm90::mla) unsafe fn load_rows<
-    const RIGHT: bool,
-    const KEYS: u32,
-    const STAGES: u32,
->(
+pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES>,
+    s: S,
+    part: u32,
     [from, to]: [u32; 2],
 ) {
-    let (lane, half) = (warp::lane_id(), RIGHT as u32);
-    let slabs = const { SLABS[RIGHT as usize] };
-    let pool = p.attention.k + u64::from(if RIGHT { SLABS[0] } else { 0 } * 128);
+    const { assert!((1 + UNDER_WAY) * S::PARTS <= STAGES) };
+    let lane = warp::lane_id();
+    let slabs = S::PART_SLABS;
+    let pool = p.attention.k + u64::from((S::FIRST_SLAB + part * slabs) * 128);
     let strides = p.attention.k_strides;
     let policies = Policies::new(p);
     let mut slots = Pipeline::<2>::CONSUMER;
-    let mut stages = Pipeline::<STAGES>::PRODUCER;
-    // Signals that this lane's copies to a stage are done and visible to wgmma.
-    let announce = |stage: u32| {
+    let mut stages = Pipeline::<STAGES> {
+        stage: part,
+        ..Pipeline::PRODUCER
+    };
+    // Signals that this lane's copies to a stage, that of its part so many blocks before the next one, are done and
+    // visible to wgmma.
+    let announce = |next: u32, before: u32| {
+        let stage = (next + STAGES - before * S::PARTS) % STAGES;
         fence::proxy_async_shared();
         // SAFETY: the barrier counts all lanes.
-        unsafe { mbarrier::arrive(s.full(stage % STAGES, half)) };
+        unsafe { mbarrier::arrive(s.full(stage)) };
     };
     loop {
         // SAFETY: the full and free barriers order every access to a stage; a whole warp.
@@ -81,21 +80,25 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
         let mut pages = [look_up(at), look_up(at + 32)];
         let mut block = 0;
         while block < unit.blocks {
-            if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
+            if S::FIRST_SLAB == 0
+                && part == 0
+                && lane == 0
+                && block + PREFETCH_DISTANCE == unit.blocks
+            {
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
             let rows = [row(pages[0], at), row(pages[1], at + 32)];
-            at += KEYS;
+            at += S::KEYS;
             pages = [look_up(at), look_up(at + 32)];
             if block > UNDER_WAY {
                 async_copy::wait_group::<UNDER_WAY>();
-                announce(stages.stage + STAGES - 1 - UNDER_WAY);
+                announce(stages.stage, 1 + UNDER_WAY);
             }
             // SAFETY: the stage is free; keys are where the lanes found them.
             unsafe {
-                mbarrier::wait(s.free(stages.stage, half), stages.parity);
-                let target = s.half(stages.stage, half);
+                mbarrier::wait(s.free(stages.stage), stages.parity);
+                let target = s.keys(stages.stage);
                 // Eight lanes copy 128 bytes of a key, slab after slab. Opaque: otherwise the loop is unrolled
                 // completely.
                 let mut key = misc::opaque(lane / 8) + from;
@@ -122,16 +125,20 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
                 }
             }
             async_copy::commit_group();
-            stages.advance();
+            let mut passed = 0;
+            while passed < S::PARTS {
+                stages.advance();
+                passed += 1;
+            }
             block += 1;
         }
         // Signal the last blocks now: the next unit may only come after the end of this one.
         if block > 1 {
             async_copy::wait_group::<1>();
-            announce(stages.stage + STAGES - 2);
+            announce(stages.stage, 2);
         }
         async_copy::wait_group::<0>();
-        announce(stages.stage + STAGES - 1);
+        announce(stages.stage, 1);
         // SAFETY: as above.
         unsafe { mbarrier::arrive(s.unit_free(slots.stage)) };
         slots.advance();

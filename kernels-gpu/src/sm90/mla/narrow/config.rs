@@ -49,6 +49,10 @@ pub(super) const WEIGHTS_OF_BLOCK: u32 = GROUPS * ROWS_OF_TILE * WEIGHTS_BYTES;
 /// then the largest logit, and whether weights overflow f16.
 pub(super) const SAID: u32 = GROUPS + 2;
 
+/// Places under way at most: 84 KB.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const UNDER_WAY: u32 = 4;
+
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 7;
 

@@ -3,7 +3,7 @@
 use super::{
     config::{
         FRAGMENT_BYTES, FRAGMENTS_OF_HALF, Offsets, ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS,
-        THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
+        THREADS, UNDER_WAY, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
     },
     places::Place,
 };
@@ -34,6 +34,7 @@ impl<const STAGES: u32> Units for Shared<STAGES> {
 impl<const STAGES: u32> Places for Shared<STAGES> {
     const STAGES: u32 = STAGES;
     const FREED: u32 = PARTS;
+    const UNDER_WAY: u32 = UNDER_WAY;
     const KEYS_AT: u32 = Self::AT.keys;
     const THERE_AT: u32 = Self::AT.there;
 }

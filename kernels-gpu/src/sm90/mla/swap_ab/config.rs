@@ -38,6 +38,10 @@ pub(super) const WEIGHTS_BYTES: u32 = BLOCK * TILE_ROWS * 2;
 /// Bytes of a block's f16 scales: one per key and group.
 pub(super) const SCALES_BYTES: u32 = GROUPS * BLOCK * 2;
 
+/// Places under way at most: 42 KB.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const UNDER_WAY: u32 = 2;
+
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 

@@ -1,7 +1,7 @@
 //! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
 
 use super::config::{
-    CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, WEIGHED, WEIGHTS_BYTES,
+    CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, UNDER_WAY, WEIGHED, WEIGHTS_BYTES,
 };
 use crate::sm90::mla::{
     config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
@@ -34,6 +34,7 @@ impl<const STAGES: u32> QueryPlace for Shared<STAGES> {
 impl<const STAGES: u32> Places for Shared<STAGES> {
     const STAGES: u32 = STAGES;
     const FREED: u32 = 1;
+    const UNDER_WAY: u32 = UNDER_WAY;
     const KEYS_AT: u32 = Self::AT.keys;
     const THERE_AT: u32 = Self::AT.there;
 }
