@@ -318,7 +318,7 @@ fn indices_that_no_kernel_reads_by_are_refused() {
         "a window of 3",
     );
     let of_16_bits = spec.with_kv_dtype(Dtype::BF16);
-    says(refused(&of_16_bits, &batch, 80, false), "mla_64x32_bf16");
+    says(refused(&of_16_bits, &batch, 80, false), "mla_16x64_bf16");
     let named = Batch::of_indices(40, &case.indices(), 100).unwrap();
     says(
         refused(&spec, &named, 80, false),

@@ -45,6 +45,8 @@ mod products;
 mod shared;
 pub mod swap_ab;
 #[cfg(target_arch = "nvptx64")]
+mod swapped;
+#[cfg(target_arch = "nvptx64")]
 mod visible;
 
 #[cfg(not(target_arch = "nvptx64"))]

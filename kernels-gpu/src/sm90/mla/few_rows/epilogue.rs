@@ -1,31 +1,17 @@
 //! The epilogue of a unit: the consumers combine their sums, normalise and write.
 
-use core::f32::consts::LN_2;
+use cuda_std::{misc, mma, ptr, shared, warp};
 
-use cuda_std::{
-    barrier,
-    math::{lg2, rcp},
-    misc, mma, ptr, shared, warp,
-};
-
-use super::{products::Outputs, shared::Shared};
+use super::shared::Shared;
 use crate::{
     abi::{DIRECT, LatentParams},
-    common::{
-        half::Half,
-        state::{sink_of, with_sink},
-    },
-    sm90::{
-        meet,
-        mla::{
-            config::VALUE_DIM,
-            shared::{Unit, Units as _},
-        },
+    common::half::Half,
+    sm90::mla::{
+        config::VALUE_DIM,
+        shared::{Unit, Units as _},
+        swapped::{Outputs, Swapped as _, normalise},
     },
 };
-
-/// Named barrier of both consumers: sums are stored.
-const BOTH: u32 = 5;
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -56,22 +42,7 @@ pub(super) unsafe fn finish<
     let (warp, lane) = (thread / 32, thread % 32);
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
-        // Sum over the warp's keys: 8 lanes share each row.
-        let said = s.said(slot, consumer, warp, lane % 4 * 2);
-        let mut j = 0;
-        while j < N / 4 {
-            let mut of_two = [sums[2 * j], sums[2 * j + 1]];
-            let mut distance = 4;
-            while distance < 32 {
-                of_two = of_two.map(|x| x + warp::warp_shuffle_xor(WARP, x, distance, 32));
-                distance *= 2;
-            }
-            if lane < 4 {
-                shared::store_f32x2(said + j as u32 * 32, of_two);
-            }
-            j += 1;
-        }
-        meet(BOTH, 8);
+        normalise(p, s, consumer, slot, thread, sums, barrier);
         let unit = Unit::load(s.unit(slot));
         let row_of = |row: u32| {
             let (token, in_tile) = p.heads.div_rem(row);
@@ -79,39 +50,6 @@ pub(super) unsafe fn finish<
             let there = token < unit.tokens && head < a.q_heads;
             (there, head, s.load_row(slot, token.min(unit.tokens - 1)))
         };
-        if thread < ROWS {
-            let row = thread;
-            let of = |of: u32, warp: u32| shared::load_f32(s.said(slot, of, warp, row));
-            let of_all =
-                |of_one: u32| (of(of_one, 0) + of(of_one, 1)) + (of(of_one, 2) + of(of_one, 3));
-            // The same order in both consumers, for bit-identical totals.
-            let total = of_all(0) + of_all(1);
-            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
-            let (mut inverse, mut lse) = if total != 0.0 {
-                (
-                    rcp(total),
-                    shared::load_f32(s.reference(slot, row)) + lg2(total),
-                )
-            } else {
-                (0.0, f32::NEG_INFINITY)
-            };
-            let (there, head, query) = row_of(row);
-            if there && query.slot == DIRECT {
-                if a.sinks != 0 {
-                    let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
-                    (inverse, lse) = (inverse * factor, with);
-                }
-                if consumer == 0 && a.lse != 0 {
-                    let at = u64::from(query.token) * u64::from(a.q_heads) + u64::from(head);
-                    ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
-                }
-            } else if there && consumer == 0 {
-                let state = u64::from(query.slot) * u64::from(a.q_heads) + u64::from(head);
-                ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
-            }
-            shared::store_f32(s.factor(consumer, row), inverse);
-        }
-        barrier::bar_sync(barrier, 128);
         let column = consumer * (VALUE_DIM / 2) + warp * 16;
         let mut j = 0;
         while j < N / 4 {

@@ -3,11 +3,11 @@
 use cuda_std::{barrier, fence, mbarrier, shared, thread, warp, wgmma};
 
 use super::{
-    config::{FEEDERS, KEYS, PARTS},
+    config::{FEEDERS, GROUP_BYTES, KEYS, PART_SLABS, PARTS},
     epilogue::finish,
-    products::{Outputs, add, multiply},
+    products::{add, multiply},
     shared::Shared,
-    weigh::{adopt, adopt_sums, hide, renew, weigh},
+    weigh::weigh,
 };
 use crate::{
     abi::LatentParams,
@@ -17,17 +17,16 @@ use crate::{
             config::SLABS as HALF_SLABS,
             load::{Parts as _, QueryPlace as _},
             shared::{Unit, Units as _},
+            swapped::{
+                CONSUMER, Outputs, Swapped as _, WEIGHTS_READY, adopt, adopt_sums, hide, renew,
+                take,
+            },
             visible::is_whole,
         },
         pipeline::Pipeline,
         uniform,
     },
 };
-
-/// Named barriers: a consumer's weights of a block are stored (the owner arrives, the other waits); the warps of a
-/// consumer.
-const WEIGHTS_READY: u32 = 1;
-const CONSUMER: u32 = 3;
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block.
 ///
@@ -86,17 +85,6 @@ pub(super) unsafe fn consume<
             let mut sums = [0.0; H];
             let mut logits = [0.0; N];
 
-            // Waits for the other consumer's weights of the previous block, and takes over its references.
-            macro_rules! take {
-                () => {
-                    barrier::bar_sync(WEIGHTS_READY + (consumer ^ 1), 256);
-                    let grew = shared::load_u32x4(s.grew(consumer ^ 1));
-                    if grew[0] | grew[1] | grew[2] | grew[3] != 0 {
-                        adopt(s, consumer ^ 1, &mut o);
-                        adopt_sums(s, consumer ^ 1, &mut sums);
-                    }
-                };
-            }
             if consumer >= blocks {
                 release!(s.queries_free());
             }
@@ -115,7 +103,8 @@ pub(super) unsafe fn consume<
                     let begin = unit.first + block * KEYS;
                     let whole = is_whole(variant, &unit, begin as i32, KEYS as i32);
                     if !whole {
-                        hide(s, slot, begin + warp * 16 + lane / 4, &mut logits);
+                        let first = begin + warp * 16 + lane / 4;
+                        hide(s, slot, first, [true; 2], &mut logits);
                     }
                     let sums_before = sums;
                     let weights = s.weights(number);
@@ -130,7 +119,8 @@ pub(super) unsafe fn consume<
                     fence::proxy_async_shared();
                     let grew = barrier::bar_any(own_barrier, 128, over);
                     if grew {
-                        renew(s, consumer, slot, &logits, scale, thread, own_barrier);
+                        let log = |logit: f32, _| logit * scale;
+                        renew(s, consumer, slot, &logits, log, thread, own_barrier);
                         sums = sums_before;
                         adopt_sums(s, consumer, &mut sums);
                         adopt(s, consumer, &mut o);
@@ -149,7 +139,7 @@ pub(super) unsafe fn consume<
                     }
                     barrier::bar_arrive(WEIGHTS_READY + consumer, 256);
                 } else {
-                    take!();
+                    take(s, consumer, &mut o, &mut sums);
                 }
                 // P·V of the block for this consumer's columns. No wait for the keys: the owner's warps have waited for
                 // them, and then at a barrier.
@@ -182,7 +172,6 @@ unsafe fn clear<const ROWS: u32, const STAGES: u32>(
     unit: &Unit,
     begin: u32,
 ) {
-    use super::config::{GROUP_BYTES, PART_SLABS};
     let vector = thread % 8;
     let mut key = thread / 8;
     while key < KEYS {

@@ -12,16 +12,13 @@ use super::{
 use crate::{
     common::half::Half,
     sm90::{
-        mla::load::{Parts as _, QueryPlace as _},
+        mla::{
+            load::{Parts as _, QueryPlace as _},
+            swapped::{Outputs, TILES},
+        },
         uniform,
     },
 };
-
-/// Tiles of 64 columns of the values, for each consumer.
-pub(super) const TILES: usize = 4;
-/// A thread's part of a consumer's outputs: of each tile, columns `lane / 4` and 8 further of the warp's 16 (`h`), for
-/// rows `8 j + 2 (lane % 4) + e`, at `4 j + 2 h + e`.
-pub(super) type Outputs<const N: usize> = [[f32; N]; TILES];
 
 /// Issues Sᵀ = K·Qᵀ of a block, part after part as they arrive.
 ///

@@ -2,7 +2,7 @@
 
 use cuda_std::{mbarrier, shared, tma::TensorMap, warp};
 
-use super::{shared::Shared, weigh::NONE};
+use super::shared::Shared;
 use crate::{
     abi::LatentParams,
     common::variant::Variant,
@@ -10,6 +10,7 @@ use crate::{
         mla::{
             load::{QueryPlace as _, bring_queries, claim},
             shared::Units as _,
+            swapped::{NONE, Swapped as _},
             visible::seen,
         },
         pipeline::Pipeline,

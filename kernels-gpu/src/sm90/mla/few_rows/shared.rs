@@ -8,6 +8,7 @@ use crate::sm90::mla::{
     config::{Keys, Ring},
     load::{Parts, QueryPlace},
     shared::Units,
+    swapped::Swapped,
 };
 
 /// Shared addresses, with `STAGES` stages for parts of blocks, and tiles of `ROWS` rows.
@@ -51,6 +52,29 @@ impl<const ROWS: u32, const STAGES: u32> Parts<STAGES> for Shared<ROWS, STAGES> 
     }
 }
 
+impl<const ROWS: u32, const STAGES: u32> Swapped for Shared<ROWS, STAGES> {
+    #[inline(always)]
+    fn seen(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.seen + (slot * ROWS + row) * 8
+    }
+    #[inline(always)]
+    fn reference(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.references + (slot * ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn factor(self, consumer: u32, row: u32) -> u32 {
+        self.base + Self::AT.factors + (consumer * ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn said(self, slot: u32, consumer: u32, warp: u32, row: u32) -> u32 {
+        self.base + Self::AT.said + ((slot * 8 + consumer * 4 + warp) * ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn grew(self, consumer: u32) -> u32 {
+        self.base + Self::AT.grew + consumer * 16
+    }
+}
+
 impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     const AT: Offsets = Offsets::new(ROWS, STAGES);
 
@@ -64,32 +88,6 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     #[inline(always)]
     pub fn weights(self, number: u32) -> u32 {
         self.base + Self::AT.weights + number % WEIGHED * (ROWS * 128)
-    }
-    /// The first and the last key that a row sees.
-    #[inline(always)]
-    pub fn seen(self, slot: u32, row: u32) -> u32 {
-        self.base + Self::AT.seen + (slot * ROWS + row) * 8
-    }
-    /// The reference of a row's weights.
-    #[inline(always)]
-    pub fn reference(self, slot: u32, row: u32) -> u32 {
-        self.base + Self::AT.references + (slot * ROWS + row) * 4
-    }
-    /// The rescale factor, at a consumer's latest block, of earlier outputs; at the end of a unit the normalisation
-    /// factor.
-    #[inline(always)]
-    pub fn factor(self, consumer: u32, row: u32) -> u32 {
-        self.base + Self::AT.factors + (consumer * ROWS + row) * 4
-    }
-    /// A warp's number for a row: its largest logit, or its sum.
-    #[inline(always)]
-    pub fn said(self, slot: u32, consumer: u32, warp: u32, row: u32) -> u32 {
-        self.base + Self::AT.said + ((slot * 8 + consumer * 4 + warp) * ROWS + row) * 4
-    }
-    /// Whether a consumer's latest block changes references: one word per warp.
-    #[inline(always)]
-    pub fn grew(self, consumer: u32) -> u32 {
-        self.base + Self::AT.grew + consumer * 16
     }
 
     /// Initialises the barriers, and zeroes the queries, as tiles may lack rows. A stage is filled with one arrival by

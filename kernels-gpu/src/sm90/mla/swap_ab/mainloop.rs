@@ -1,14 +1,14 @@
 //! The consumer warpgroups. Each computes the logits of every other block, and half of the columns of the outputs.
 
-use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
+use cuda_std::{barrier, fence, math::fma, mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     convert::{Power, scale_at},
-    epilogue::{BOTH, finish},
+    epilogue::finish,
     products::{Outputs, add, add_rope, load_rope, multiply},
     queries::bring,
     shared::Shared,
-    weigh::{Sums, adopt, adopt_sums, hide, renew, store_at, undo, weigh},
+    weigh::{Sums, store_at, undo, weigh},
 };
 use crate::{
     abi::LatentParams,
@@ -20,17 +20,15 @@ use crate::{
             keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS, ROW_BYTES},
             load::{Places as _, QueryPlace as _},
             shared::{Unit, Units as _},
+            swapped::{
+                BOTH, CONSUMER, Swapped as _, WEIGHTS_READY, adopt, adopt_sums, hide, renew, take,
+            },
             visible::is_whole,
         },
         pipeline::Pipeline,
         uniform,
     },
 };
-
-/// Named barriers: a consumer's weights of a block are stored (the owner arrives, the other waits); the warps of a
-/// consumer.
-const WEIGHTS_READY: u32 = 1;
-const CONSUMER: u32 = 3;
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block. Both consumers
 /// run the same code: with a copy for each, 10 % of the time was stalls on instruction fetch.
@@ -77,18 +75,6 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             let mut o: Outputs = [[0.0; 32]; _];
             let mut sums: Sums = [0.0; 16];
 
-            // Waits for the other consumer's weights of the previous block, and takes over its references.
-            macro_rules! take {
-                () => {
-                    barrier::bar_sync(WEIGHTS_READY + (consumer ^ 1), 256);
-                    let grew = shared::load_u32x4(s.grew(consumer ^ 1));
-                    if grew[0] | grew[1] | grew[2] | grew[3] != 0 {
-                        adopt(s, consumer ^ 1, &mut o);
-                        adopt_sums(s, consumer ^ 1, &mut sums);
-                    }
-                };
-            }
-
             let mut block = consumer;
             if block >= blocks {
                 mbarrier::arrive(s.queries_free());
@@ -112,7 +98,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     wgmma::fence_operand(&mut logits);
                     add_rope(s, &rope, &mut logits);
                     if block > 0 {
-                        take!();
+                        take(s, consumer, &mut o, &mut sums);
                     }
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut logits);
@@ -123,7 +109,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     if there != u32::MAX || !is_whole(variant, &unit, begin as i32, BLOCK as i32) {
                         let there = there >> (in_block % KEYS);
                         let there = [there & 1 != 0, there >> 8 & 1 != 0];
-                        hide(s, begin + in_block, there, &mut logits);
+                        hide(s, slot, begin + in_block, there, &mut logits);
                     }
                     if block + 2 >= blocks {
                         mbarrier::arrive(s.queries_free());
@@ -150,7 +136,9 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     grew = barrier::bar_any(CONSUMER + consumer, 128, over);
                     if grew {
                         let barrier = CONSUMER + consumer;
-                        renew(s, consumer, slot, powers, &logits, scale, thread, barrier);
+                        let logs = powers.map(Power::log);
+                        let log = |logit, h: usize| fma(logit, scale, logs[h]);
+                        renew(s, consumer, slot, &logits, log, thread, barrier);
                         sums = sums_before;
                         adopt_sums(s, consumer, &mut sums);
                         let _ = weigh(s, slot, powers, &logits, scale, &mut sums, target);
@@ -159,7 +147,7 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     }
                     barrier::bar_arrive(WEIGHTS_READY + consumer, 256);
                 } else {
-                    take!();
+                    take(s, consumer, &mut o, &mut sums);
                 }
                 // P·V of the other consumer's block and of this one, for this consumer's columns. No wait for the keys:
                 // the owner's warps have waited for them, and then at a barrier.

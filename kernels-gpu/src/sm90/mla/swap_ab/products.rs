@@ -14,15 +14,15 @@ use crate::sm90::{
     mla::{
         config::{QUERY_SLABS, SLAB_BYTES, VALUE_DIM},
         keys_656::{BLOCK, GROUPS, ROW_BYTES, ROW_ROPE},
+        swapped::{self, TILES},
     },
     uniform,
 };
 
 /// A thread's two keys × 16 rows: element `4 j + 2 h + e` is key `h` and row `8 j + 2 (lane % 4) + e`.
 pub(super) type Logits = [f32; 32];
-/// Four tiles of 64 columns. In each, a thread has two neighbouring columns (`h`) of 16 rows, indexed as [`Logits`].
-pub(super) type Outputs = [[f32; 32]; TILES];
-pub(super) const TILES: usize = 4;
+/// Tiles of 64 columns. In each, a thread has two neighbouring columns (`h`) of 16 rows, indexed as [`Logits`].
+pub(super) type Outputs = swapped::Outputs<32>;
 
 /// Fragments of two steps of 16 columns or keys, which are multiplied together.
 type Fragments = [u32; 8];

@@ -2,7 +2,7 @@
 
 use cuda_std::{fence, misc, mma, shared, warp};
 
-use super::{config::CONSUMERS, shared::Shared, weigh::NONE};
+use super::{config::CONSUMERS, shared::Shared};
 use crate::{
     abi::LatentParams,
     common::{
@@ -12,6 +12,7 @@ use crate::{
     sm90::mla::{
         config::{QUERY_SLABS, SLAB_BYTES, TILE_ROWS},
         shared::{Unit, Units},
+        swapped::{NONE, Swapped as _},
         visible::seen,
     },
 };
@@ -100,7 +101,7 @@ pub(super) unsafe fn bring<V: Variant, const STAGES: u32>(
         if part == 0 {
             let position = s.load_row(slot, token.min(unit.tokens - 1)).position;
             let seen = seen(variant, unit, position);
-            shared::store_u32x2(s.seen(row), seen.map(|key| key as u32));
+            shared::store_u32x2(s.seen(slot, row), seen.map(|key| key as u32));
             shared::store_f32(s.inverse(row), inverse);
             shared::store_f32(s.reference(slot, row), NONE);
         }

@@ -8,6 +8,7 @@ use crate::sm90::mla::{
     keys_656::{KEYS, LOADERS},
     load::{Places, QueryPlace},
     shared::Units,
+    swapped::Swapped,
 };
 
 /// Shared addresses, with `STAGES` places for 32 keys each.
@@ -39,6 +40,29 @@ impl<const STAGES: u32> Places for Shared<STAGES> {
     const THERE_AT: u32 = Self::AT.there;
 }
 
+impl<const STAGES: u32> Swapped for Shared<STAGES> {
+    #[inline(always)]
+    fn seen(self, _slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.seen + row * 8
+    }
+    #[inline(always)]
+    fn reference(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.references + (slot * TILE_ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn factor(self, consumer: u32, row: u32) -> u32 {
+        self.base + Self::AT.factors + (consumer * TILE_ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn said(self, _slot: u32, consumer: u32, warp: u32, row: u32) -> u32 {
+        self.base + Self::AT.said + ((consumer * 4 + warp) * TILE_ROWS + row) * 4
+    }
+    #[inline(always)]
+    fn grew(self, consumer: u32) -> u32 {
+        self.base + Self::AT.grew + consumer * 16
+    }
+}
+
 impl<const STAGES: u32> Shared<STAGES> {
     const AT: Offsets = Offsets::new(STAGES);
 
@@ -61,32 +85,6 @@ impl<const STAGES: u32> Shared<STAGES> {
     #[inline(always)]
     pub fn inverse(self, row: u32) -> u32 {
         self.base + Self::AT.inverses + row * 4
-    }
-    /// The first and the last key that a row sees.
-    #[inline(always)]
-    pub fn seen(self, row: u32) -> u32 {
-        self.base + Self::AT.seen + row * 8
-    }
-    /// The reference of a row's weights.
-    #[inline(always)]
-    pub fn reference(self, slot: u32, row: u32) -> u32 {
-        self.base + Self::AT.references + (slot * TILE_ROWS + row) * 4
-    }
-    /// The rescale factor, at a consumer's latest block, of earlier outputs; at the end of a unit the normalisation
-    /// factor.
-    #[inline(always)]
-    pub fn factor(self, consumer: u32, row: u32) -> u32 {
-        self.base + Self::AT.factors + (consumer * TILE_ROWS + row) * 4
-    }
-    /// A warp's number for a row: its largest logit, or its sum.
-    #[inline(always)]
-    pub fn said(self, consumer: u32, warp: u32, row: u32) -> u32 {
-        self.base + Self::AT.said + ((consumer * 4 + warp) * TILE_ROWS + row) * 4
-    }
-    /// Whether a consumer's latest block changes references: one word per warp.
-    #[inline(always)]
-    pub fn grew(self, consumer: u32) -> u32 {
-        self.base + Self::AT.grew + consumer * 16
     }
 
     /// Initialises the barriers, and zeroes the queries, as tiles may lack rows.
