@@ -26,8 +26,9 @@
 //! The weights of a block overwrite its last slab, which is part of the keys but not of the values.
 //!
 //! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
-//! Keys of 656 bytes (8-bit numbers with scales) have kernels of their own: [`swap_ab`], and [`narrow`] for few rows;
-//! their shared parts are in `keys_656.rs`.
+//! Tiles of up to 16 rows have kernels of their own: [`few_rows`]. So do keys of 656 bytes (8-bit numbers with scales):
+//! [`swap_ab`], and [`narrow`] for few rows, with shared parts in `keys_656.rs`. What [`few_rows`] and [`swap_ab`]
+//! share is in `swapped.rs`.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]

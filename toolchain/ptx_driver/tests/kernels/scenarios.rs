@@ -231,6 +231,7 @@ pub fn scenarios() -> Vec<Scenario> {
         latent("latent, 128 heads", 128, 16, LATENT),
         latent("latent, odd heads", 3, 8, LATENT),
         latent("latent, pages of 1", 64, 1, LATENT),
+        latent("latent, few heads on pages of 1", 16, 1, LATENT),
         latent("latent, pages of 12, new tokens", 16, 12, NEW_TOKENS),
         latent("latent, new tokens", 16, 32, NEW_TOKENS),
         Scenario {
@@ -238,6 +239,7 @@ pub fn scenarios() -> Vec<Scenario> {
             ..latent("latent, cut", 16, 16, LATENT)
         },
         latent("latent, many units", 64, 64, LATENTS),
+        latent("latent, many units of few heads", 16, 64, LATENTS),
         Scenario {
             kv_heads: 2,
             ..scenario("decode, many units", 4, 64, MANY)
@@ -295,7 +297,7 @@ const LATENT_LONG_AND_SHORT: &[(u32, u32)] =
 pub fn claims() -> Vec<(&'static str, Scenario)> {
     let whole = options(SplitMode::Off, MergeMode::Kernel, PodMode::Serial);
     let decode = |name, group| scenario(name, group, 64, LONG_AND_SHORT);
-    let latent = |name, page| latent(name, 64, page, LATENT_LONG_AND_SHORT);
+    let latent = |name, heads, page| latent(name, heads, page, LATENT_LONG_AND_SHORT);
     let of = |entry, scenario| {
         let options = whole;
         (
@@ -309,10 +311,14 @@ pub fn claims() -> Vec<(&'static str, Scenario)> {
     vec![
         of("decode_8x32_d64_bf16", decode("claims, 8 rows", 4)),
         of("decode_64x128_d64_bf16", decode("claims, 64 rows", 40)),
-        of("mla_64x32_bf16", latent("claims, latent", 64)),
+        of("mla_64x32_bf16", latent("claims, latent", 64, 64)),
+        of(
+            "mla_16x64_bf16",
+            latent("claims, latent, few heads", 16, 64),
+        ),
         of(
             "mla_rows_64x32_bf16",
-            latent("claims, latent, odd pages", 4),
+            latent("claims, latent, odd pages", 64, 4),
         ),
     ]
 }
@@ -366,7 +372,9 @@ pub const EXPECTED: &[&str] = &[
     "decode_8x32_d64_bf16_cap",
     "decode_64x64_d512_bf16",
     "sm80_decode_16x32_d64_bf16",
+    "mla_16x64_bf16",
     "mla_64x32_bf16",
+    "mla_rows_16x64_bf16",
     "mla_rows_64x32_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",

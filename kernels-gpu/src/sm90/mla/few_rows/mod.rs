@@ -1,8 +1,50 @@
 //! Latent attention (MLA) on Hopper over 16-bit keys, for tiles of few rows, with the operands A and B of wgmma swapped.
 //!
 //! Keys are the A operand, so no instruction is padded to 64 rows: Sᵀ = K·Qᵀ has one row per key, and Oᵀ = Vᵀ·Pᵀ one
-//! row per column of the values. Queries and weights are the B operand. Everything is multiplied from shared memory,
-//! and the kernel is limited by the memory that keys are read from.
+//! row per column of the values. Queries and weights are the B operand. All operands are in shared memory.
+//!
+//! Two **consumer** warpgroups own blocks of 64 keys alternately for the logits; each computes 256 columns of the
+//! outputs. Both run the same code:
+//!
+//! ```text
+//! consumer 0   K₀·Q ─ weights 0 ─ V₀·P₀ left ─────────────────── V₁·P₁ left ─ K₂·Q ─ weights 2 ─ V₂·P₂ left …
+//!                          └──────────┐                       ┌───────┘                  └──────────┐
+//! consumer 1                     V₀·P₀ right ─ K₁·Q ─ weights 1 ─ V₁·P₁ right ───────────────── V₂·P₂ right …
+//! ```
+//!
+//! Weights are relative to references that both consumers share (`swapped.rs`).
+//!
+//! A block is loaded as three parts of 192 columns. Each has a stage of its own, and the logits begin with the first
+//! part that arrives. In the producer warpgroup one warp claims units and loads queries, and one loads keys by TMA. For
+//! pages that no tensor map describes, a second kernel has three loaders; each copies one part of every block key by
+//! key.
+//!
+//! | shared memory | bytes |
+//! |---|---|
+//! | keys: 8 stages for 64 keys × 192 columns | 196,608 |
+//! | queries: 9 slabs of 64 columns, 16 rows each | 18,432 |
+//! | weights of 3 blocks | 6,144 |
+//! | `QueryRow`, visible keys and reference of each row of two units | 896 |
+//! | factors, maxima and sums of each row | 1,152 |
+//! | units, whether references grew | 128 |
+//! | barriers | 200 |
+//!
+//! | mbarrier | arrivals | meaning |
+//! |---|---|---|
+//! | unit full (2) | 32 | the unit's description is written |
+//! | unit free (2) | 288; 352 if keys are copied one by one | loaders and consumers have finished with the unit |
+//! | rows full (2) | 32 | the unit's rows are written |
+//! | queries full | 1 + bytes | the queries have arrived |
+//! | queries free | 8 | the last K·Qᵀ of both consumers is done |
+//! | near end | 1 | the next unit may be claimed |
+//! | full (8) | 1 + bytes; 32 if keys are copied one by one | a part has arrived |
+//! | free (8) | 8 | the warps of both consumers have multiplied a block's values |
+//!
+//! | named barrier | threads | |
+//! |---|---|---|
+//! | 1, 2 | 256 | weights of consumer 0, 1 are stored: the owner arrives, the other waits |
+//! | 3, 4 | 128 | the warps of a consumer: weights stored, with a vote whether one is too large; maxima; references |
+//! | 5 | 256 | both consumers: sums are stored |
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
