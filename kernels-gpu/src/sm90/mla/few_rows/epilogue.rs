@@ -9,7 +9,7 @@ use crate::{
     sm90::mla::{
         config::VALUE_DIM,
         shared::{Unit, Units as _},
-        swapped::{Outputs, Swapped as _, normalise},
+        swapped::{Outputs, Swapped as _, TILES, normalise},
     },
 };
 
@@ -64,13 +64,19 @@ pub(super) unsafe fn finish<
                 let element = u64::from(query.token) * u64::from(a.out_token_stride)
                     + u64::from(head * VALUE_DIM + column + lane % 4 * 2);
                 let out = a.out + element * 2;
-                for tile in 0..o.len() {
-                    for h in 0..2 {
+                // All transposed before the stores: in one loop with them, LLVM makes a copy of the loop for lanes that
+                // store and one for those that do not, and the instruction needs all lanes.
+                let words = [0, 1, 2, 3].map(|tile| {
+                    [0, 1].map(|h| {
                         let [first, second] = of(tile, h);
-                        let word = mma::movmatrix_trans(T::pack(first, second));
-                        if direct {
+                        mma::movmatrix_trans(T::pack(first, second))
+                    })
+                });
+                if direct {
+                    for tile in 0..TILES {
+                        for h in 0..2 {
                             let to = out + (128 * tile + 16 * h) as u64;
-                            ptr::store_u32(to as *mut u32, word);
+                            ptr::store_u32(to as *mut u32, words[tile][h]);
                         }
                     }
                 }
@@ -82,7 +88,7 @@ pub(super) unsafe fn finish<
                     let state = u64::from(query.slot) * u64::from(a.q_heads) + u64::from(head);
                     let element = state * u64::from(VALUE_DIM) + u64::from(column + lane / 4);
                     let out = a.partial_out + element * 4;
-                    for tile in 0..o.len() {
+                    for tile in 0..TILES {
                         for h in 0..2 {
                             let to = out + (256 * tile + 32 * h) as u64;
                             ptr::store_f32(to as *mut f32, of(tile, h)[e]);
