@@ -12,6 +12,8 @@ macro_rules! table {
             // Prefix in the name, rows × keys, stages, how keys are loaded.
             "" 16 x 64 in 8 Pages;
             "rows_" 16 x 64 in 8 Rows;
+            "" 32 x 64 in 7 Pages;
+            "rows_" 32 x 64 in 7 Rows;
         }}
     };
 }
