@@ -3,6 +3,9 @@
 //! Times are of a graph of launches, each on the next of several sets of buffers that together are larger than L2, by
 //! the number of launches; the median of many. Bytes are those that must move, and the copy moves as many, read and
 //! written together, in the same way.
+//!
+//! `cargo bench --features cust --bench gpu_step -- qkv_step` measures only lines that contain this text. `TANDEM_MODULES` names a
+//! folder with kernels to measure instead of those in the program.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -44,6 +47,9 @@ fn main() {
         gpu,
         stream: gpu.stream().expect("a stream"),
         random: random_memory(1 << 30),
+        only: std::env::args()
+            .skip(1)
+            .find(|argument| !argument.starts_with("--")),
     };
     println!("{}, kernels for {}", gpu.name(), gpu.arch());
     for tokens in [16, 64, 512, 4096] {
@@ -109,9 +115,16 @@ struct Bench {
     stream: OwnedStream,
     /// What inputs are cut from.
     random: Memory,
+    /// The text that measured lines contain.
+    only: Option<String>,
 }
 
 impl Bench {
+    /// Whether a line is to be measured.
+    fn wants(&self, what: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| what.contains(&**only))
+    }
+
     /// Inputs of so many bytes, of which there are `sets`.
     fn input(&self, set: usize, bytes: usize) -> u64 {
         let whole = bytes.next_multiple_of(256);
@@ -184,6 +197,9 @@ impl Bench {
     }
 
     fn qkv(&self, what: &str, tokens: usize, pages: Pages, extras: bool) {
+        if !self.wants(what) {
+            return;
+        }
         let of_pool = match pages {
             Pages::Same => DTYPE,
             _ => Dtype::F8E4M3,
@@ -254,6 +270,9 @@ impl Bench {
     }
 
     fn norm(&self, what: &str, tokens: usize, with_residual: bool) {
+        if !self.wants(what) {
+            return;
+        }
         let row = tokens * HIDDEN * 2;
         let bytes = if with_residual { 4 * row } else { 2 * row };
         let sets = sets(bytes);
@@ -275,25 +294,27 @@ impl Bench {
     }
 
     fn gate(&self, activation: Activation, tokens: usize) {
+        let what = format!("gate, {activation:?}");
+        if !self.wants(&what) {
+            return;
+        }
         let row = tokens * FEED_FORWARD * 2;
         let sets = sets(3 * row);
         let out = Memory::of_bytes(row * sets);
-        self.report(
-            &format!("gate, {activation:?}"),
-            3 * row,
-            sets,
-            |stream, set| {
-                let both = self.input(set, 2 * row);
-                let both = DeviceTensor::new(both, DTYPE, [tokens, 2 * FEED_FORWARD]);
-                let out = out.address() + (row * set) as u64;
-                let out = DeviceTensor::new(out, DTYPE, [tokens, FEED_FORWARD]);
-                // SAFETY: everything is there as described; `time` waits for it.
-                unsafe { self.gpu.gate(activation, &both, &out, stream) }
-            },
-        );
+        self.report(&what, 3 * row, sets, |stream, set| {
+            let both = self.input(set, 2 * row);
+            let both = DeviceTensor::new(both, DTYPE, [tokens, 2 * FEED_FORWARD]);
+            let out = out.address() + (row * set) as u64;
+            let out = DeviceTensor::new(out, DTYPE, [tokens, FEED_FORWARD]);
+            // SAFETY: everything is there as described; `time` waits for it.
+            unsafe { self.gpu.gate(activation, &both, &out, stream) }
+        });
     }
 
     fn embed(&self, tokens: usize) {
+        if !self.wants("embed") {
+            return;
+        }
         let row = tokens * HIDDEN * 2;
         let sets = sets(2 * row);
         let out = Memory::of_bytes(row * sets);
@@ -316,6 +337,10 @@ impl Bench {
     }
 
     fn sample(&self, what: &str, sampling: Sampling, rows: usize, reach: f32) {
+        let what = format!("sample, {rows} rows, {what}");
+        if !self.wants(&what) {
+            return;
+        }
         // The lowest of a few, so that large ones are rare.
         let mut rng = Rng(7);
         let logits: Vec<bf16> = (0..VOCABULARY + rows * 64)
@@ -332,17 +357,12 @@ impl Bench {
             .map(|at| sampling.draw(at).unwrap())
             .collect();
         let draws = Memory::new(&draws);
-        self.report(
-            &format!("sample, {rows} rows, {what}"),
-            bytes,
-            sets,
-            |stream, set| {
-                let logits = logits.address() + (bytes * set) as u64;
-                let logits = DeviceTensor::new(logits, DTYPE, [rows, VOCABULARY]);
-                // SAFETY: everything is there as described; `time` waits for it.
-                unsafe { self.gpu.sample(&logits, draws.array(), ids.array(), stream) }
-            },
-        );
+        self.report(&what, bytes, sets, |stream, set| {
+            let logits = logits.address() + (bytes * set) as u64;
+            let logits = DeviceTensor::new(logits, DTYPE, [rows, VOCABULARY]);
+            // SAFETY: everything is there as described; `time` waits for it.
+            unsafe { self.gpu.sample(&logits, draws.array(), ids.array(), stream) }
+        });
     }
 }
 

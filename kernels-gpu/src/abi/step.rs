@@ -30,7 +30,7 @@ pub struct QkvParams {
     /// `[rotated elements / 2]` u64: the angle per position of each pair, where 2⁶⁴ is a full turn; 0: no rotary
     /// embedding.
     pub turns: u64,
-    /// `[tokens]` u32.
+    /// `[tokens]` u32, read even without rotary embedding.
     pub positions: u64,
     /// Scales for 8-bit pages. Stride `page` is between pages if each token has scales of its own.
     pub scales: ScaleParams,
@@ -73,7 +73,8 @@ pub struct QkvParams {
     pub pool_slots: u32,
     /// Tokens in a page.
     pub page_size: Divisor,
-    /// Divides by heads per token / heads per thread, which is also the distance between a thread's heads.
+    /// Divides by the groups of heads of a token. A group is one head; or, for threads with two heads, two query heads or a
+    /// KV head's key and value.
     pub groups: Divisor,
 }
 

@@ -125,7 +125,11 @@ impl Gpu {
             true => 1,
             false => 2,
         };
-        params.groups = Divisor::new(all.div_ceil(heads));
+        // Two query heads, or a key head and its value head.
+        params.groups = Divisor::new(match heads {
+            1 => all,
+            _ => spec.q_heads.div_ceil(2) + spec.kv_heads,
+        });
         let of_token = params.groups.get() << params.lanes_log;
         let count = slots.len.saturating_mul(of_token as usize);
         let count = fits("tokens × heads × head dimension / 16", count, COUNTED)?;
@@ -179,10 +183,10 @@ fn parameters(
     let norm = step.norm.map_or(RmsNorm::new(0.0), |norm| norm.norm);
     let weights = |of: fn(QkNorm) -> DeviceTensor<1>| step.norm.map(of);
     let lanes = dim / PAIR;
-    // Without a rotary embedding, a thread's vectors are half a head apart, so that neighbouring threads read
+    // The kernel always loads a position. Without a rotary embedding, a thread's vectors are half a head apart, so that neighbouring threads read
     // neighbouring bytes.
     let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
-        (lanes, 0, 0, 1.0, 0);
+        (lanes, 0, slots.address, 1.0, 0);
     if let Some((rope, of_tokens)) = step.rope {
         rope.check_heads(dim)?;
         of_tokens.check_address("positions", 4)?;

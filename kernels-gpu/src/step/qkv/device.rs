@@ -1,5 +1,7 @@
 //! The device code: adds biases, normalises heads, applies rotary embeddings and writes the results. And the entries.
 
+use core::{f32::consts::TAU, mem::MaybeUninit};
+
 use cuda_std::{
     math::{self, fma},
     prelude::*,
@@ -17,15 +19,21 @@ use crate::{
     abi::QkvParams,
     common::{
         half::{self, Half},
-        rotary::{sine_cosine, turned},
+        rotary::turned,
     },
-    step::{Vector, at, pack, squares, sum_of_lanes, unpack},
+    step::{Vector, at, pack, squares, unpack},
 };
 
 /// Sine and cosine of a thread's 8 pairs.
 type Sines = [[f32; 2]; 8];
 
+/// The addresses of a thread's two vectors of a head.
+type Two = [u64; 2];
+
 /// One block of a kernel: each thread processes its part of `HEADS` heads.
+///
+/// Threads without a head load the first key head of the first token, which nobody writes, and write nothing. Loads
+/// without conditions take fewer instructions.
 ///
 /// # Safety
 /// The parameters describe memory as [`QkvParams`] says, for threads with `HEADS` heads.
@@ -35,103 +43,177 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     let lane = index & ((1 << p.lanes_log) - 1);
     let (token, group) = p.groups.div_rem(index >> p.lanes_log);
     let exists = token < p.tokens && lane < p.lanes;
+    let heads = Heads::<HEADS>::of(p, group);
     let is_turned = lane < p.turned;
-    let [a, b] = if is_turned && p.interleaved == 0 {
-        [lane, lane + p.turned]
-    } else {
-        [2 * lane, 2 * lane + 1]
+    // Lanes that do not exist load vectors that do.
+    let [first, apart] = match () {
+        () if !exists => [0, 1],
+        () if is_turned && p.interleaved == 0 => [lane, p.turned],
+        () => [2 * lane, 1],
     };
     let vectors = 2 * p.lanes;
-    let heads = p.q_heads + 2 * p.kv_heads;
-    let first_value = p.q_heads + p.kv_heads;
-    let from = u64::from(token) * u64::from(p.source_token);
-    let has_head = |i: usize| exists && group + i as u32 * p.groups.get() < heads;
+    let from = heads.first * vectors + first;
+    let (token, from) = if exists {
+        (token, from)
+    } else {
+        (0, p.q_heads * vectors)
+    };
+    let next = heads.apart * vectors;
+    let two = |base: u64, from: u32, i: usize| {
+        let a = from + i as u32 * next;
+        [at(base, a.into()), at(base, (a + apart).into())]
+    };
 
+    // What a branch sets is read only in branches with the same condition.
+    let mut sines = MaybeUninit::<Sines>::uninit();
     let mut words = [[[0; 4]; 2]; HEADS];
-    let (mut slot, mut position) = (u32::MAX, 0);
-    let mut i = 0;
-    // SAFETY: heads that exist are in the tensors; weights and biases are read only if given.
+    // SAFETY: the heads are in the tensors, and there are always positions. Lanes that are not rotated read the angles of
+    // the last that is.
     unsafe {
+        let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+        // Opaque: the address of a vector is one instruction away from that of its token.
+        let source = at(p.source, u64::from(token) * u64::from(p.source_token));
+        let source = misc::opaque_u64(source);
+        let mut i = 0;
         while i < HEADS {
-            let head = group + i as u32 * p.groups.get();
-            if has_head(i) {
-                let head_at = from + u64::from(head * vectors);
-                words[i] = [
-                    ptr::load_u32x4(at(p.source, head_at + u64::from(a)) as *const u32),
-                    ptr::load_u32x4(at(p.source, head_at + u64::from(b)) as *const u32),
-                ];
-            }
+            words[i] =
+                two(source, from, i).map(|address| ptr::load_u32x4(address as *const u32));
             i += 1;
         }
-        if exists {
-            slot = ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32);
-            if p.turns != 0 {
-                position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
-            }
+        if p.turns != 0 {
+            let row = if is_turned { lane } else { p.turned - 1 };
+            sines.write(sines_of(p, row, position));
         }
-    }
-    let mut sines = [[0.0, 1.0]; 8];
-    if p.turns != 0 && exists && is_turned && group < first_value {
-        // SAFETY: the lane has 8 pairs.
-        sines = unsafe { sines_of(p, lane, position) };
     }
 
-    let exists_in_pool = exists && slot < p.pool_slots;
-    let (page, offset) = p.page_size.div_rem(if exists_in_pool { slot } else { 0 });
-    i = 0;
-    while i < HEADS {
-        let head = group + i as u32 * p.groups.get();
-        let mut x = [unpack::<T>(words[i][0]), unpack::<T>(words[i][1])];
-        // Weights and biases are the same for all tokens and hit in L1. Loading them only here saves registers above.
-        if p.bias != 0 && has_head(i) {
+    let mut x = words.map(|words| words.map(unpack::<T>));
+    if p.bias != 0 {
+        // Opaque: offsets are computed again, instead of held in registers.
+        let from = misc::opaque(from);
+        let (mut biases, mut i) = ([[[0; 4]; 2]; HEADS], 0);
+        while i < HEADS {
             // SAFETY: the bias has this head.
-            add::<T>(&mut x, unsafe { two(p.bias, head * vectors, [a, b]) });
+            biases[i] = unsafe { load(two(p.bias, from, i)) };
+            i += 1;
         }
-        if p.q_weight != 0 {
-            // SAFETY: all lanes come here, since all have the same number of heads.
-            let sum = unsafe { sum_of_lanes(squares(&x[0]) + squares(&x[1]), 1 << p.lanes_log) };
-            if head < first_value && has_head(i) {
-                let inverse = math::rsqrt(sum * p.inverse_dim + p.eps);
-                let weights = if head < p.q_heads {
-                    p.q_weight
-                } else {
-                    p.k_weight
-                };
-                // SAFETY: there are weights for a head.
-                let weights = unsafe { two(weights, 0, [a, b]) };
-                scale::<T>(&mut x, inverse, p.offset, weights);
+        i = 0;
+        while i < HEADS {
+            add::<T>(&mut x[i], biases[i]);
+            i += 1;
+        }
+    }
+    // Not earlier, where it would hold a register that is needed; and long before it is used.
+    let mut slot = u32::MAX;
+    if !heads.are_queries {
+        // SAFETY: the token has a slot.
+        slot = unsafe { ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32) };
+    }
+    if p.q_weight != 0 {
+        let weights = if heads.are_queries {
+            p.q_weight
+        } else {
+            p.k_weight
+        };
+        // SAFETY: there are weights for a head. All lanes come here.
+        unsafe {
+            let weights = load([at(weights, first.into()), at(weights, (first + apart).into())]);
+            let sums = x.map(|x| squares(&x[0]) + squares(&x[1]));
+            let sums = sums_of_lanes(sums.map(|sum| if exists { sum } else { 0.0 }), p.lanes_log);
+            // The magnitude of the rotation is part of this factor: fewer products than with each sine.
+            let magnitude = if is_turned { p.magnitude } else { 1.0 };
+            let inverse = sums.map(|sum| math::rsqrt(sum * p.inverse_dim + p.eps) * magnitude);
+            scale::<T, HEADS>(&mut x, &heads, inverse, p.offset, weights);
+        }
+    } else if p.turns != 0 && p.magnitude != 1.0 {
+        // SAFETY: set under the first condition.
+        let sines = unsafe { sines.assume_init_mut() };
+        *sines = sines.map(|pair| pair.map(|x| x * p.magnitude));
+    }
+    if p.turns != 0 && is_turned {
+        // SAFETY: set under the same condition.
+        let sines = unsafe { sines.assume_init_ref() };
+        // Opaque: compared again, instead of held in a predicate.
+        if misc::opaque(p.interleaved) != 0 {
+            turn_each(&mut x, &heads, sines, true);
+        } else {
+            turn_each(&mut x, &heads, sines, false);
+        }
+    }
+    // SAFETY: all lanes come here. Only this thread writes these vectors of the output and of the pool, as no two tokens
+    // share a slot.
+    unsafe {
+        if heads.are_queries && exists {
+            let to = u64::from(token) * u64::from(p.q_token)
+                + u64::from(heads.first) * u64::from(p.q_head);
+            let mut to = misc::opaque_u64(at(p.q, to));
+            let mut i = 0;
+            while i < HEADS {
+                if i == 0 || heads.first + 1 < p.q_heads {
+                    let [a, b] = [at(to, first.into()), at(to, (first + apart).into())];
+                    ptr::store_u32x4(a as *mut u32, pack::<T>(x[i][0]));
+                    ptr::store_u32x4(b as *mut u32, pack::<T>(x[i][1]));
+                    to = at(to, p.q_head.into());
+                }
+                i += 1;
             }
         }
-        if p.turns != 0 && is_turned && head < first_value {
-            turn(&mut x, &sines, p.interleaved != 0);
-        }
-        let head_of_kv = if head < first_value {
-            head.wrapping_sub(p.q_heads)
-        } else {
-            head - first_value
-        };
-        let is_key = head < first_value;
+        let exists_in_pool = exists && slot < p.pool_slots;
+        let (page, offset) = p.page_size.div_rem(if exists_in_pool { slot } else { 0 });
         let place = Place {
             page,
             offset,
-            head: head_of_kv,
+            head: heads.of_kv(p),
             token,
-            is_key,
-            exists: has_head(i) && exists_in_pool && head >= p.q_heads,
-            first: lane == 0,
+            first,
+            apart,
+            exists: exists_in_pool && !heads.are_queries,
+            leads: first == 0,
         };
-        // SAFETY: all lanes come here. Only this thread writes these vectors of the output and of the pool, as no two
-        // tokens share a slot.
-        unsafe {
-            if has_head(i) && head < p.q_heads {
-                let to =
-                    u64::from(token) * u64::from(p.q_token) + u64::from(head) * u64::from(p.q_head);
-                ptr::store_u32x4(at(p.q, to + u64::from(a)) as *mut u32, pack::<T>(x[0]));
-                ptr::store_u32x4(at(p.q, to + u64::from(b)) as *mut u32, pack::<T>(x[1]));
-            }
-            P::append::<T>(p, &place, [a, b], &x);
+        P::append::<T, HEADS>(p, &place, heads.first_is_key, &x);
+    }
+}
+
+/// The heads of a thread: a query head or two neighbouring ones, or a key head and the value head of the same index, or
+/// one of the two.
+struct Heads<const HEADS: usize> {
+    are_queries: bool,
+    /// If it is not a query.
+    first_is_key: bool,
+    /// The first, and the distance to the second.
+    first: u32,
+    apart: u32,
+}
+
+impl<const HEADS: usize> Heads<HEADS> {
+    #[inline(always)]
+    fn of(p: &QkvParams, group: u32) -> Self {
+        let of_queries = p.q_heads.div_ceil(HEADS as u32);
+        let are_queries = group < of_queries;
+        let after = group.wrapping_sub(of_queries);
+        let first_is_key = HEADS == 2 || after < p.kv_heads;
+        Self {
+            are_queries,
+            first_is_key,
+            first: if are_queries {
+                group * HEADS as u32
+            } else {
+                p.q_heads + after
+            },
+            apart: if are_queries { 1 } else { p.kv_heads },
         }
-        i += 1;
+    }
+
+    /// The index of the KV head, computed again: a register less until then.
+    #[inline(always)]
+    fn of_kv(&self, p: &QkvParams) -> u32 {
+        let first = misc::opaque(self.first);
+        first - p.q_heads - if self.first_is_key { 0 } else { p.kv_heads }
+    }
+
+    /// Whether a head is normalised and rotated.
+    #[inline(always)]
+    fn is_turned(&self, head: usize) -> bool {
+        self.are_queries || (head == 0 && self.first_is_key)
     }
 }
 
@@ -147,31 +229,51 @@ unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
     while i < 4 {
         // SAFETY: the caller's promise.
         let words = unsafe { ptr::load_nc_u32x4(turns.add(4 * i)) };
-        let mut j = 0;
-        while j < 2 {
-            let [low, high] = [words[2 * j], words[2 * j + 1]];
-            let [sine, cosine] = sine_cosine(turned([low, high], position));
-            sines[2 * i + j] = [sine * p.magnitude, cosine * p.magnitude];
-            j += 1;
-        }
+        sines[2 * i] = sine_cosine(turned([words[0], words[1]], position));
+        sines[2 * i + 1] = sine_cosine(turned([words[2], words[3]], position));
         i += 1;
     }
     sines
 }
 
-/// Loads two vectors from read-only memory, at offsets `a` and `b` from `from`.
+/// Sine and cosine of an angle given by its upper 32 bits, where 2³² is a full turn.
+#[inline(always)]
+fn sine_cosine(turned: u32) -> [f32; 2] {
+    // Between −π and π. The conversion rounds to 24 bits.
+    let angle = turned as i32 as f32 * (TAU / 4_294_967_296.0);
+    [math::sin(angle), math::cos(angle)]
+}
+
+/// The sums over groups of `1 << log` lanes, each of several numbers. The steps are unrolled: their distances are
+/// constants of the shuffles.
+///
+/// # Safety
+/// All lanes of the warp come here.
+#[inline(always)]
+unsafe fn sums_of_lanes<const N: usize>(mut x: [f32; N], log: u32) -> [f32; N] {
+    let mut step = 5;
+    while step > 0 {
+        step -= 1;
+        if log > step {
+            let mut i = 0;
+            while i < N {
+                // SAFETY: the caller's promise.
+                x[i] += unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, x[i], 1 << step, 32) };
+                i += 1;
+            }
+        }
+    }
+    x
+}
+
+/// Loads two vectors from read-only memory.
 ///
 /// # Safety
 /// The vectors exist.
 #[inline(always)]
-unsafe fn two(base: u64, from: u32, [a, b]: [u32; 2]) -> [[u32; 4]; 2] {
+unsafe fn load(two: Two) -> [[u32; 4]; 2] {
     // SAFETY: the caller's promise.
-    unsafe {
-        [
-            ptr::load_nc_u32x4(at(base, (from + a).into()) as *const u32),
-            ptr::load_nc_u32x4(at(base, (from + b).into()) as *const u32),
-        ]
-    }
+    two.map(|at| unsafe { ptr::load_nc_u32x4(at as *const u32) })
 }
 
 #[inline(always)]
@@ -185,15 +287,50 @@ fn add<T: Half>(x: &mut [Vector; 2], bias: [[u32; 4]; 2]) {
     }
 }
 
+/// Multiplies queries and keys by their factors and by the weights.
 #[inline(always)]
-fn scale<T: Half>(x: &mut [Vector; 2], inverse: f32, offset: f32, weights: [[u32; 4]; 2]) {
-    let weights = [unpack::<T>(weights[0]), unpack::<T>(weights[1])];
-    let offset = offset * inverse;
+fn scale<T: Half, const HEADS: usize>(
+    x: &mut [[Vector; 2]; HEADS],
+    heads: &Heads<HEADS>,
+    mut inverse: [f32; HEADS],
+    offset: f32,
+    weights: [[u32; 4]; 2],
+) {
+    let weights = weights.map(unpack::<T>);
+    let (mut offsets, mut i) = ([0.0; HEADS], 0);
+    while i < HEADS {
+        // Values are multiplied by 1: fewer instructions than a branch, as heads share the unpacked weights.
+        (inverse[i], offsets[i]) = match heads.is_turned(i) {
+            true => (inverse[i], offset * inverse[i]),
+            false => (0.0, 1.0),
+        };
+        i += 1;
+    }
     let mut j = 0;
     while j < 8 {
-        x[0][j] *= fma(weights[0][j], inverse, offset);
-        x[1][j] *= fma(weights[1][j], inverse, offset);
+        i = 0;
+        while i < HEADS {
+            x[i][0][j] *= fma(weights[0][j], inverse[i], offsets[i]);
+            x[i][1][j] *= fma(weights[1][j], inverse[i], offsets[i]);
+            i += 1;
+        }
         j += 1;
+    }
+}
+
+#[inline(always)]
+fn turn_each<const HEADS: usize>(
+    x: &mut [[Vector; 2]; HEADS],
+    heads: &Heads<HEADS>,
+    sines: &Sines,
+    interleaved: bool,
+) {
+    let mut i = 0;
+    while i < HEADS {
+        if heads.is_turned(i) {
+            turn(&mut x[i], sines, interleaved);
+        }
+        i += 1;
     }
 }
 

@@ -1,29 +1,31 @@
 //! Stores of keys and values to their pages: unchanged, or as scaled 8-bit floats.
 
 #[cfg(feature = "quantise")]
-use cuda_std::convert;
+use cuda_std::{convert, math::fma};
 use cuda_std::prelude::*;
 
 #[cfg(feature = "step")]
-use crate::step::{at, pack};
+use crate::step::pack;
 use crate::{
     abi::{KvStrides, QkvParams},
     common::half::Half,
     step::Vector,
 };
 
-/// The target of a head of a token.
+/// The target of a thread's keys and values.
 pub(super) struct Place {
     pub(super) page: u32,
     pub(super) offset: u32,
     /// The KV head.
     pub(super) head: u32,
     pub(super) token: u32,
-    pub(super) is_key: bool,
-    /// The head is a key or a value, and its token has a slot in the pool.
+    /// The thread's first vector of a head, and the distance to the second.
+    pub(super) first: u32,
+    pub(super) apart: u32,
+    /// The heads are keys or values, and their token has a slot in the pool.
     pub(super) exists: bool,
     /// The thread is the first of the head.
-    pub(super) first: bool,
+    pub(super) leads: bool,
 }
 
 impl Place {
@@ -33,15 +35,27 @@ impl Place {
             + u64::from(self.offset) * u64::from(strides.token)
             + u64::from(self.head) * u64::from(strides.head)
     }
+
+    /// The addresses of the thread's vectors of so many bytes.
+    #[inline(always)]
+    fn vectors(&self, pool: u64, strides: &KvStrides, bytes: u64) -> [u64; 2] {
+        let at = pool + self.of(strides) * bytes + u64::from(self.first) * bytes;
+        [at, at + u64::from(self.apart) * bytes]
+    }
 }
 
 /// The format of pages.
 pub(super) trait Page {
-    /// Writes a thread's vectors of a key or a value.
+    /// Writes a thread's vectors: of a key and of the value, if it has two heads, otherwise of one of them.
     ///
     /// # Safety
     /// All lanes come here; no other head has the same existing place.
-    unsafe fn append<T: Half>(p: &QkvParams, place: &Place, at: [u32; 2], x: &[Vector; 2]);
+    unsafe fn append<T: Half, const HEADS: usize>(
+        p: &QkvParams,
+        place: &Place,
+        first_is_key: bool,
+        x: &[[Vector; 2]; HEADS],
+    );
 }
 
 /// Pages of the projection's type.
@@ -51,19 +65,29 @@ pub(super) struct Same;
 #[cfg(feature = "step")]
 impl Page for Same {
     #[inline(always)]
-    unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
-        let (pool, strides) = if place.is_key {
-            (p.k, &p.k_strides)
-        } else {
-            (p.v, &p.v_strides)
-        };
-        let to = place.of(strides);
-        if place.exists {
+    unsafe fn append<T: Half, const HEADS: usize>(
+        p: &QkvParams,
+        place: &Place,
+        first_is_key: bool,
+        x: &[[Vector; 2]; HEADS],
+    ) {
+        if !place.exists {
+            return;
+        }
+        let mut i = 0;
+        while i < HEADS {
+            let (pool, strides) = if i == 0 && first_is_key {
+                (p.k, &p.k_strides)
+            } else {
+                (p.v, &p.v_strides)
+            };
+            let [a, b] = place.vectors(pool, strides, 16);
             // SAFETY: the caller's promise.
             unsafe {
-                ptr::store_u32x4(at(pool, to + u64::from(a)) as *mut u32, pack::<T>(x[0]));
-                ptr::store_u32x4(at(pool, to + u64::from(b)) as *mut u32, pack::<T>(x[1]));
+                ptr::store_u32x4(a as *mut u32, pack::<T>(x[i][0]));
+                ptr::store_u32x4(b as *mut u32, pack::<T>(x[i][1]));
             }
+            i += 1;
         }
     }
 }
@@ -75,55 +99,130 @@ pub(super) struct E4m3;
 #[cfg(feature = "quantise")]
 impl Page for E4m3 {
     #[inline(always)]
-    unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
-        use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST, largest_finite};
-        let (pool, strides, scales, of_scales) = if place.is_key {
-            (p.k, &p.k_strides, p.scales.k, &p.scales.k_strides)
-        } else {
-            (p.v, &p.v_strides, p.scales.v, &p.scales.v_strides)
-        };
-        let of_token = place.of(of_scales);
-        let mut scale = 1.0;
+    unsafe fn append<T: Half, const HEADS: usize>(
+        p: &QkvParams,
+        place: &Place,
+        first_is_key: bool,
+        x: &[[Vector; 2]; HEADS],
+    ) {
+        use crate::passes::quantise::{COMPUTED, GIVEN};
+        let of_value = |i: usize| i > 0 || !first_is_key;
+        let (mut scale, mut i) = ([1.0; HEADS], 0);
         // SAFETY: all lanes reach the shuffles; every existing place has a scale, if there are scales.
         unsafe {
             // Query heads are not quantised, and most warps have only query heads.
-            let any = warp::warp_vote_any(warp::FULL_MASK, place.exists);
-            if p.mode == COMPUTED && any {
-                let mut largest = largest_finite(&x[0]).max(largest_finite(&x[1]));
-                let mut distance = 1 << p.lanes_log >> 1;
-                while distance > 0 {
-                    let other = warp::warp_shuffle_xor(warp::FULL_MASK, largest, distance, 32);
-                    largest = if other > largest { other } else { largest };
-                    distance >>= 1;
-                }
-                if largest > 0.0 {
-                    scale = largest / LARGEST;
-                    scale = if scale > SMALLEST { scale } else { SMALLEST };
-                }
-                if place.exists && place.first {
-                    ptr::store_f32((scales + of_token * 4) as *mut f32, scale);
-                }
-            } else if place.exists && scales != 0 {
-                let mut index = of_token;
-                if p.mode == GIVEN {
-                    let mut request = 0;
-                    if p.scales.of_token != 0 {
-                        let of_token = p.scales.of_token + u64::from(place.token) * 4;
-                        request = ptr::load_nc_u32(of_token as *const u32);
-                    }
-                    index = u64::from(request) * u64::from(of_scales.page)
-                        + u64::from(place.head) * u64::from(of_scales.head);
-                }
-                scale = ptr::load_nc_f32((scales + index * 4) as *const f32);
+            if !warp::warp_vote_any(warp::FULL_MASK, place.exists) {
+                return;
             }
-            if place.exists {
-                let inverse = 1.0 / scale;
-                let to = pool + place.of(strides) * 8;
-                ptr::store_u32x2((to + u64::from(a) * 8) as *mut u32, narrow(&x[0], inverse));
-                ptr::store_u32x2((to + u64::from(b) * 8) as *mut u32, narrow(&x[1], inverse));
+            if p.mode == COMPUTED {
+                let largest = x.each_ref().map(largest_finite);
+                scale = largest_of_lanes(largest, p.lanes_log).map(scale_for);
+            }
+            if !place.exists {
+                return;
+            }
+            while i < HEADS {
+                let (scales, strides) = match of_value(i) {
+                    false => (p.scales.k, &p.scales.k_strides),
+                    true => (p.scales.v, &p.scales.v_strides),
+                };
+                if p.mode == COMPUTED {
+                    if place.leads {
+                        ptr::store_f32((scales + place.of(strides) * 4) as *mut f32, scale[i]);
+                    }
+                } else if scales != 0 {
+                    let mut index = place.of(strides);
+                    if p.mode == GIVEN {
+                        let mut request = 0;
+                        if p.scales.of_token != 0 {
+                            let of_token = p.scales.of_token + u64::from(place.token) * 4;
+                            request = ptr::load_nc_u32(of_token as *const u32);
+                        }
+                        index = u64::from(request) * u64::from(strides.page)
+                            + u64::from(place.head) * u64::from(strides.head);
+                    }
+                    scale[i] = ptr::load_nc_f32((scales + index * 4) as *const f32);
+                }
+                i += 1;
+            }
+            i = 0;
+            while i < HEADS {
+                let (pool, strides) = match of_value(i) {
+                    false => (p.k, &p.k_strides),
+                    true => (p.v, &p.v_strides),
+                };
+                let inverse = 1.0 / scale[i];
+                let [a, b] = place.vectors(pool, strides, 8);
+                ptr::store_u32x2(a as *mut u32, narrow(&x[i][0], inverse));
+                ptr::store_u32x2(b as *mut u32, narrow(&x[i][1], inverse));
+                i += 1;
             }
         }
     }
+}
+
+/// The largest finite magnitude: NaN and infinity are ignored, as the scale must be finite.
+#[cfg(feature = "quantise")]
+#[inline(always)]
+fn largest_finite(x: &[Vector; 2]) -> f32 {
+    let mut largest = 0.0_f32;
+    let mut i = 0;
+    while i < 16 {
+        // A single instruction, which ignores NaN.
+        largest = largest.max(x[i / 8][i % 8].abs());
+        i += 1;
+    }
+    if largest == f32::INFINITY {
+        (largest, i) = (0.0, 0);
+        while i < 16 {
+            let magnitude = x[i / 8][i % 8].abs();
+            if magnitude > largest && magnitude < f32::INFINITY {
+                largest = magnitude;
+            }
+            i += 1;
+        }
+    }
+    largest
+}
+
+/// The scale of a head with this largest magnitude: `largest / LARGEST`.
+#[cfg(feature = "quantise")]
+#[inline(always)]
+fn scale_for(largest: f32) -> f32 {
+    use crate::passes::quantise::{LARGEST, SMALLEST};
+    // A product with the rounded inverse and one correction round like the quotient, as long as the remainder is normal; below, the
+    // smallest scale is taken. A division would check for that, with branches.
+    const INVERSE: f32 = 1.0 / LARGEST;
+    let near = largest * INVERSE;
+    let scale = fma(fma(-near, LARGEST, largest), INVERSE, near);
+    match largest > 0.0 {
+        true if scale > SMALLEST => scale,
+        true => SMALLEST,
+        false => 1.0,
+    }
+}
+
+/// The largest numbers over groups of `1 << log` lanes, each of several numbers, none of which is NaN.
+///
+/// # Safety
+/// All lanes of the warp come here.
+#[cfg(feature = "quantise")]
+#[inline(always)]
+unsafe fn largest_of_lanes<const N: usize>(mut x: [f32; N], log: u32) -> [f32; N] {
+    let mut step = 5;
+    while step > 0 {
+        step -= 1;
+        if log > step {
+            let mut i = 0;
+            while i < N {
+                // SAFETY: the caller's promise.
+                let other = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, x[i], 1 << step, 32) };
+                x[i] = x[i].max(other);
+                i += 1;
+            }
+        }
+    }
+    x
 }
 
 #[cfg(feature = "quantise")]
