@@ -30,7 +30,7 @@ pub struct QkvParams {
     /// `[rotated elements / 2]` u64: the angle per position of each pair, where 2⁶⁴ is a full turn; 0: no rotary
     /// embedding.
     pub turns: u64,
-    /// `[tokens]` u32, read even without rotary embedding.
+    /// `[tokens]` u32.
     pub positions: u64,
     /// Scales for 8-bit pages. Stride `page` is between pages if each token has scales of its own.
     pub scales: ScaleParams,

@@ -5,7 +5,10 @@ use kernels_gpu::{
     divisor::Divisor,
     passes::quantise::GIVEN,
     registry::Op,
-    step::{VECTOR, qkv::threads},
+    step::{
+        VECTOR,
+        qkv::{sine_bytes, threads},
+    },
 };
 
 use super::{
@@ -135,7 +138,10 @@ impl Gpu {
         let count = fits("tokens × heads × head dimension / 16", count, COUNTED)?;
         let quantises = pool.dtype != step.qkv.dtype;
         let kernel = self.pass(Op::QkvStep { heads, quantises }, element(step.qkv.dtype))?;
-        let launch = Launch::new(count.div_ceil(threads(heads)), threads(heads));
+        let mut launch = Launch::new(count.div_ceil(threads(heads)), threads(heads));
+        if heads == 2 && params.turns != 0 {
+            launch.shared = sine_bytes(params.lanes_log, params.groups.get(), params.turned);
+        }
         // SAFETY: the kernel takes `QkvParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }
     }
@@ -183,10 +189,10 @@ fn parameters(
     let norm = step.norm.map_or(RmsNorm::new(0.0), |norm| norm.norm);
     let weights = |of: fn(QkNorm) -> DeviceTensor<1>| step.norm.map(of);
     let lanes = dim / PAIR;
-    // The kernel always loads a position. Without a rotary embedding, a thread's vectors are half a head apart, so that neighbouring threads read
+    // Without a rotary embedding, a thread's vectors are half a head apart, so that neighbouring threads read
     // neighbouring bytes.
     let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
-        (lanes, 0, slots.address, 1.0, 0);
+        (lanes, 0, 0, 1.0, 0);
     if let Some((rope, of_tokens)) = step.rope {
         rope.check_heads(dim)?;
         of_tokens.check_address("positions", 4)?;

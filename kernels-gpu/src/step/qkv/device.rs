@@ -5,6 +5,7 @@ use core::{f32::consts::TAU, mem::MaybeUninit};
 use cuda_std::{
     math::{self, fma},
     prelude::*,
+    shared,
 };
 
 #[cfg(feature = "quantise")]
@@ -12,6 +13,7 @@ use super::page::E4m3;
 #[cfg(feature = "step")]
 use super::page::Same;
 use super::{
+    THREADS,
     page::{Page, Place},
     threads,
 };
@@ -42,6 +44,9 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     let index = thread::block_idx_x() * threads(HEADS as u32) + thread::thread_idx_x();
     let lane = index & ((1 << p.lanes_log) - 1);
     let (token, group) = p.groups.div_rem(index >> p.lanes_log);
+    // Many threads share the sines of a token. Single ones, of few tokens, do not wait for each other.
+    let are_shared = HEADS > 1;
+    let (all, mut row) = ([token, group], 0);
     let exists = token < p.tokens && lane < p.lanes;
     let heads = Heads::<HEADS>::of(p, group);
     let is_turned = lane < p.turned;
@@ -67,22 +72,33 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     // What a branch sets is read only in branches with the same condition.
     let mut sines = MaybeUninit::<Sines>::uninit();
     let mut words = [[[0; 4]; 2]; HEADS];
-    // SAFETY: the heads are in the tensors, and there are always positions. Lanes that are not rotated read the angles of
-    // the last that is.
+    let mut slot = u32::MAX;
+    let slot_at = (p.slots + u64::from(token) * 4) as *const u32;
+    // SAFETY: the heads are in the tensors, and the token has a slot. Lanes that are not rotated read the angles of the
+    // last that is.
     unsafe {
-        let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+        // With two heads this waits until registers are free. There it is an ordinary load, which the compiler does not
+        // move behind stores.
+        if HEADS == 1 {
+            slot = ptr::load_nc_u32(slot_at);
+        }
         // Opaque: the address of a vector is one instruction away from that of its token.
         let source = at(p.source, u64::from(token) * u64::from(p.source_token));
         let source = misc::opaque_u64(source);
         let mut i = 0;
         while i < HEADS {
-            words[i] =
-                two(source, from, i).map(|address| ptr::load_u32x4(address as *const u32));
+            words[i] = two(source, from, i).map(|address| ptr::load_u32x4(address as *const u32));
             i += 1;
         }
-        if p.turns != 0 {
-            let row = if is_turned { lane } else { p.turned - 1 };
-            sines.write(sines_of(p, row, position));
+        if p.turns != 0 && are_shared {
+            row = share_sines(p, lane, all);
+        } else if p.turns != 0 {
+            let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+            sines.write(sines_of(
+                p,
+                if is_turned { lane } else { p.turned - 1 },
+                position,
+            ));
         }
     }
 
@@ -102,11 +118,9 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             i += 1;
         }
     }
-    // Not earlier, where it would hold a register that is needed; and long before it is used.
-    let mut slot = u32::MAX;
-    if !heads.are_queries {
+    if HEADS > 1 && !heads.are_queries {
         // SAFETY: the token has a slot.
-        slot = unsafe { ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32) };
+        slot = unsafe { ptr::load_u32(slot_at) };
     }
     if p.q_weight != 0 {
         let weights = if heads.are_queries {
@@ -116,27 +130,30 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
         };
         // SAFETY: there are weights for a head. All lanes come here.
         unsafe {
-            let weights = load([at(weights, first.into()), at(weights, (first + apart).into())]);
+            let weights = load([
+                at(weights, first.into()),
+                at(weights, (first + apart).into()),
+            ]);
             let sums = x.map(|x| squares(&x[0]) + squares(&x[1]));
             let sums = sums_of_lanes(sums.map(|sum| if exists { sum } else { 0.0 }), p.lanes_log);
-            // The magnitude of the rotation is part of this factor: fewer products than with each sine.
-            let magnitude = if is_turned { p.magnitude } else { 1.0 };
-            let inverse = sums.map(|sum| math::rsqrt(sum * p.inverse_dim + p.eps) * magnitude);
+            let inverse = sums.map(|sum| math::rsqrt(sum * p.inverse_dim + p.eps));
             scale::<T, HEADS>(&mut x, &heads, inverse, p.offset, weights);
         }
-    } else if p.turns != 0 && p.magnitude != 1.0 {
-        // SAFETY: set under the first condition.
-        let sines = unsafe { sines.assume_init_mut() };
-        *sines = sines.map(|pair| pair.map(|x| x * p.magnitude));
     }
-    if p.turns != 0 && is_turned {
+    if p.turns != 0 && is_turned && exists {
         // SAFETY: set under the same condition.
-        let sines = unsafe { sines.assume_init_ref() };
+        let sines = unsafe {
+            if are_shared {
+                shared_sines(p, row)
+            } else {
+                sines.assume_init()
+            }
+        };
         // Opaque: compared again, instead of held in a predicate.
         if misc::opaque(p.interleaved) != 0 {
-            turn_each(&mut x, &heads, sines, true);
+            turn_each(&mut x, &heads, &sines, true);
         } else {
-            turn_each(&mut x, &heads, sines, false);
+            turn_each(&mut x, &heads, &sines, false);
         }
     }
     // SAFETY: all lanes come here. Only this thread writes these vectors of the output and of the pool, as no two tokens
@@ -229,19 +246,73 @@ unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
     while i < 4 {
         // SAFETY: the caller's promise.
         let words = unsafe { ptr::load_nc_u32x4(turns.add(4 * i)) };
-        sines[2 * i] = sine_cosine(turned([words[0], words[1]], position));
-        sines[2 * i + 1] = sine_cosine(turned([words[2], words[3]], position));
+        sines[2 * i] = sine_cosine(p, [words[0], words[1]], position);
+        sines[2 * i + 1] = sine_cosine(p, [words[2], words[3]], position);
         i += 1;
     }
     sines
 }
 
-/// Sine and cosine of an angle given by its upper 32 bits, where 2³² is a full turn.
+/// Sine and cosine of a pair at a position, times their magnitude.
 #[inline(always)]
-fn sine_cosine(turned: u32) -> [f32; 2] {
+fn sine_cosine(p: &QkvParams, turn: [u32; 2], position: u32) -> [f32; 2] {
     // Between −π and π. The conversion rounds to 24 bits.
-    let angle = turned as i32 as f32 * (TAU / 4_294_967_296.0);
-    [math::sin(angle), math::cos(angle)]
+    let angle = turned(turn, position) as i32 as f32 * (TAU / 4_294_967_296.0);
+    [
+        math::sin(angle) * p.magnitude,
+        math::cos(angle) * p.magnitude,
+    ]
+}
+
+/// Computes the sines of the block's tokens in shared memory, each once: of the groups of a token that the block has, each computes a part of
+/// the pairs of its lanes. Returns the address of those of the thread's lane, for [`shared_sines`].
+///
+/// # Safety
+/// All threads of the block come here; its memory has [`sine_bytes`](super::sine_bytes).
+#[inline(always)]
+unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32 {
+    let groups = THREADS >> p.lanes_log;
+    let in_block = thread::thread_idx_x() >> p.lanes_log;
+    let first_token = p.groups.div(thread::block_idx_x() * groups);
+    // The index among the groups of the token that the block has, and their number.
+    let rank = if group < in_block { group } else { in_block };
+    let [after, until] = [p.groups.get() - group, groups - in_block];
+    let count = rank + if after < until { after } else { until };
+    let of_token = (token - first_token) * p.turned * 64;
+    let row = shared::dynamic_shared_address() + of_token + lane * 16;
+    // SAFETY: the token exists, and the lane has 8 pairs. Each pair is written by one thread; the barrier separates
+    // this from all loads.
+    unsafe {
+        let mut pair = rank;
+        if token < p.tokens && lane < p.turned && pair < 8 {
+            let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+            while pair < 8 {
+                let turn = p.turns + u64::from(lane * 8 + pair) * 8;
+                let turn = ptr::load_nc_u32x2(turn as *const u32);
+                let to = row + pair / 2 * p.turned * 16 + pair % 2 * 8;
+                shared::store_f32x2(to, sine_cosine(p, turn, position));
+                pair += count;
+            }
+        }
+        thread::sync_threads();
+    }
+    row
+}
+
+/// The sines of a lane, from where [`share_sines`] put them: neighbouring lanes load neighbouring vectors.
+///
+/// # Safety
+/// The token exists, and the lane is rotated.
+#[inline(always)]
+unsafe fn shared_sines(p: &QkvParams, row: u32) -> Sines {
+    let (mut sines, mut i) = ([[0.0; 2]; 8], 0);
+    while i < 4 {
+        // SAFETY: the caller's promise.
+        let [a, b, c, d] = unsafe { shared::load_f32x4(row + i as u32 * p.turned * 16) };
+        [sines[2 * i], sines[2 * i + 1]] = [[a, b], [c, d]];
+        i += 1;
+    }
+    sines
 }
 
 /// The sums over groups of `1 << log` lanes, each of several numbers. The steps are unrolled: their distances are

@@ -5,8 +5,9 @@
 //! of each rotary pair are its own: one vector of each half of the head, or two consecutive vectors if pairs are
 //! neighbouring elements. The threads of a head are part of one warp and access neighbouring memory.
 //!
-//! Sine and cosine are computed, not looked up (`common/rotary.rs`). A thread reuses them for all of its heads: two
-//! heads for large inputs, one for small, latency-bound inputs.
+//! Sine and cosine are computed, not looked up (`common/rotary.rs`). For large inputs a thread has two heads, and a
+//! block computes the sines of each of its tokens once. For small, latency-bound inputs a thread has one head and
+//! computes its own.
 
 /// Threads of a block if threads have two heads.
 pub const THREADS: u32 = 256;
@@ -20,7 +21,7 @@ macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
             1, 8;
-            2, 3;
+            2, 4;
         }}
     };
 }
@@ -29,6 +30,14 @@ macro_rules! table {
 #[must_use]
 pub const fn threads(heads: u32) -> u32 {
     if heads == 1 { FEW_THREADS } else { THREADS }
+}
+
+/// Shared memory of a block whose threads have two heads, for the sines of its tokens: with so many threads for a head, and `groups` of
+/// them for a token, of which `lanes` are rotated.
+#[must_use]
+pub const fn sine_bytes(lanes_log: u32, groups: u32, lanes: u32) -> u32 {
+    let tokens = ((THREADS >> lanes_log) - 1).div_ceil(groups) + 1;
+    tokens * lanes * 64
 }
 
 #[cfg(not(target_arch = "nvptx64"))]

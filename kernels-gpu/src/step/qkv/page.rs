@@ -1,8 +1,8 @@
 //! Stores of keys and values to their pages: unchanged, or as scaled 8-bit floats.
 
+use cuda_std::prelude::*;
 #[cfg(feature = "quantise")]
 use cuda_std::{convert, math::fma};
-use cuda_std::prelude::*;
 
 #[cfg(feature = "step")]
 use crate::step::pack;
@@ -135,7 +135,9 @@ impl Page for E4m3 {
                     if p.mode == GIVEN {
                         let mut request = 0;
                         if p.scales.of_token != 0 {
-                            let of_token = p.scales.of_token + u64::from(place.token) * 4;
+                            // Opaque: this address is not held in registers until here.
+                            let token = u64::from(misc::opaque(place.token));
+                            let of_token = p.scales.of_token + token * 4;
                             request = ptr::load_nc_u32(of_token as *const u32);
                         }
                         index = u64::from(request) * u64::from(strides.page)
