@@ -33,6 +33,20 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
         }
         let mine = key(part.largest());
         let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
+        if draw.scale == 0.0 {
+            // Each warp finds its first token before the exchange, so that nobody searches after it.
+            let mut first = u32::MAX;
+            if mine == of_warp {
+                first = part.first_of(logit_of(of_warp));
+            }
+            let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+            team.begun();
+            let table = team.send_to_first(u64::from(of_warp) << 32 | u64::from(first));
+            if team.warp() == 0 {
+                write_largest(table, id_at);
+            }
+            return;
+        }
         let reached = if rules.any() { rules.reached(mine) } else { 0 };
         team.begun();
         let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
@@ -43,7 +57,7 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
             rank += 1;
         }
         let top = warp::warp_reduce_max(warp::FULL_MASK, top);
-        if draw.scale == 0.0 || logit_of(top).is_infinite() {
+        if logit_of(top).is_infinite() {
             if of_warp == top {
                 write_first(&team, &part, table, top, id_at);
             }
@@ -60,6 +74,34 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
             scale: draw.scale,
         };
         write_drawn(&mut team, &part, &rule, draw.random, id_at);
+    }
+}
+
+/// Writes the first token with the largest logit, given the largest key of each warp and its first token; 0 if all are
+/// NaN.
+///
+/// # Safety
+/// All lanes of a warp of the first CTA come here.
+#[inline(always)]
+unsafe fn write_largest(table: Table, id_at: *mut u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut top, mut first, mut rank) = (0, u32::MAX, 0);
+        while rank < CTAS {
+            // Later CTAs have later tokens.
+            let number = table.of(rank);
+            let key = (number >> 32) as u32;
+            if key > top {
+                (top, first) = (key, number as u32);
+            }
+            rank += 1;
+        }
+        let largest = warp::warp_reduce_max(warp::FULL_MASK, top);
+        let first = if top == largest { first } else { u32::MAX };
+        let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+        if warp::lane_id() == 0 {
+            ptr::store_u32(id_at, if first == u32::MAX { 0 } else { first });
+        }
     }
 }
 
@@ -204,7 +246,7 @@ unsafe fn write_drawn<L: Logits>(
             && let Some((lane, left)) = falls_in(weights.into(), left)
             && lane == warp::lane_id()
         {
-            let x = L::unpack(part.vector(round));
+            let x = L::unpack(part.again(round));
             write_one(&x, rule, left, part.token(round), id_at);
         }
     }

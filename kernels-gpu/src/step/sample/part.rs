@@ -112,6 +112,61 @@ impl<L: Logits> Part<L> {
         L::largest(largest)
     }
 
+    /// The lane's first token with this logit; `u32::MAX` if it has none.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    pub unsafe fn first_of(&self, logit: f32) -> u32 {
+        let (mut eight, mut first, mut i) = (self.held[0], u32::MAX, L::HELD);
+        while i > 0 {
+            i -= 1;
+            if L::largest(self.held[i]) == logit {
+                (eight, first) = (self.held[i], self.token(i as u32));
+            }
+        }
+        let mut round = L::HELD as u32;
+        while first == u32::MAX && round < self.rounds {
+            // SAFETY: the caller's promise.
+            let next = unsafe { self.vector(round) };
+            if L::largest(next) == logit {
+                (eight, first) = (next, self.token(round));
+            }
+            round += 1;
+        }
+        if first == u32::MAX {
+            return first;
+        }
+        let (x, mut place, mut i) = (L::unpack(eight), 7, 7);
+        while i > 0 {
+            i -= 1;
+            place = if x[i] == logit { i as u32 } else { place };
+        }
+        first + place
+    }
+
+    /// Eight logits again: from registers, if they are there.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    pub unsafe fn again(&self, round: u32) -> L::Eight {
+        if round as usize >= L::HELD {
+            // SAFETY: the caller's promise.
+            return unsafe { self.vector(round) };
+        }
+        let (mut eight, mut i) = (self.held[0], 1);
+        while i < L::HELD {
+            eight = if round as usize == i {
+                self.held[i]
+            } else {
+                eight
+            };
+            i += 1;
+        }
+        eight
+    }
+
     /// Calls `take` for each round with the round and the lane's eight logits. All lanes have the same rounds.
     ///
     /// # Safety

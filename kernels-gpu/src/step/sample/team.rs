@@ -100,6 +100,30 @@ impl Team {
         }
     }
 
+    /// Sends a number of the warp to the first CTA, which alone may read the table; otherwise as [`exchange`](Self::exchange). No
+    /// exchange follows.
+    ///
+    /// # Safety
+    /// As [`exchange`](Self::exchange).
+    #[inline(always)]
+    pub unsafe fn send_to_first(&self, number: u64) -> Table {
+        let table = self.memory + at::TABLES + self.half * at::TABLE_BYTES;
+        let mine = table + self.warp() * 8;
+        // SAFETY: as in `exchange`.
+        unsafe {
+            if warp::lane_id() == 0 {
+                #[cfg(target_feature = "sm_90a")]
+                cluster::store_u64(cluster::map_shared_rank(mine, 0), number);
+                #[cfg(not(target_feature = "sm_90a"))]
+                shared::store_u64(mine, number);
+            }
+            self.sync();
+        }
+        Table {
+            first: table + warp::lane_id() * 8,
+        }
+    }
+
     /// A word of another CTA's shared memory, written before the last exchange.
     ///
     /// # Safety
