@@ -7,7 +7,7 @@ use kernels_gpu::{
     registry::Op,
     step::{
         VECTOR,
-        qkv::{threads, turn_bytes},
+        qkv::{sine_bytes, threads},
     },
 };
 
@@ -139,10 +139,8 @@ impl Gpu {
         let quantises = pool.dtype != step.qkv.dtype;
         let kernel = self.pass(Op::QkvStep { heads, quantises }, element(step.qkv.dtype))?;
         let mut launch = Launch::new(count.div_ceil(threads(heads)), threads(heads));
-        let has_weights = params.q_weight != 0;
-        if heads == 2 && (params.turns != 0 || has_weights) {
-            let (log, groups) = (params.lanes_log, params.groups.get());
-            launch.shared = turn_bytes(log, groups, params.lanes, has_weights);
+        if heads == 2 && params.turns != 0 {
+            launch.shared = sine_bytes(params.lanes_log, params.groups.get(), params.turned);
         }
         // SAFETY: the kernel takes `QkvParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }

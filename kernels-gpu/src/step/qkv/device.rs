@@ -13,7 +13,7 @@ use super::page::E4m3;
 #[cfg(feature = "step")]
 use super::page::Same;
 use super::{
-    OF_LANE, THREADS,
+    THREADS,
     page::{Page, Place},
     threads,
 };
@@ -77,6 +77,11 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     // SAFETY: the heads are in the tensors, and the token has a slot. Lanes that are not rotated read the angles of the
     // last that is.
     unsafe {
+        // With two heads this waits until registers are free. There it is an ordinary load, which the compiler does not
+        // move behind stores.
+        if HEADS == 1 {
+            slot = ptr::load_nc_u32(slot_at);
+        }
         // Opaque: the address of a vector is one instruction away from that of its token.
         let source = at(p.source, u64::from(token) * u64::from(p.source_token));
         let source = misc::opaque_u64(source);
@@ -85,14 +90,9 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             words[i] = two(source, from, i).map(|address| ptr::load_u32x4(address as *const u32));
             i += 1;
         }
-        // With two heads this waits until registers are free. There it is an ordinary load, which the compiler does not
-        // move behind stores.
-        if HEADS == 1 {
-            slot = ptr::load_nc_u32(slot_at);
-        }
-        if are_shared && (p.turns != 0 || p.q_weight != 0) {
-            row = share_turns::<T>(p, lane, all, [first, apart]);
-        } else if !are_shared && p.turns != 0 {
+        if p.turns != 0 && are_shared {
+            row = share_sines(p, lane, all);
+        } else if p.turns != 0 {
             let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
             sines.write(sines_of(
                 p,
@@ -122,55 +122,38 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
         // SAFETY: the token has a slot.
         slot = unsafe { ptr::load_u32(slot_at) };
     }
-    let mut inverse = [1.0; HEADS];
     if p.q_weight != 0 {
-        let sums = x.map(|x| squares(&x[0]) + squares(&x[1]));
-        // SAFETY: all lanes come here.
-        let sums =
-            unsafe { sums_of_lanes(sums.map(|sum| if exists { sum } else { 0.0 }), p.lanes_log) };
-        inverse = sums.map(|sum| math::rsqrt(sum * p.inverse_dim + p.eps));
-    }
-    if are_shared {
-        if p.q_weight != 0 {
-            multiply(&mut x, &heads, &inverse);
-        }
-        let of_heads = if heads.are_queries { 0 } else { kind_bytes(p) };
-        // SAFETY: `share_turns` wrote this row under a condition that follows from these.
+        let weights = if heads.are_queries {
+            p.q_weight
+        } else {
+            p.k_weight
+        };
+        // SAFETY: there are weights for a head. All lanes come here.
         unsafe {
-            if p.turns != 0 && is_turned && exists {
-                if p.interleaved != 0 {
-                    turn_weighted(&mut x, &heads, p, row + of_heads, true);
-                } else {
-                    turn_weighted(&mut x, &heads, p, row + of_heads, false);
-                }
-            } else if p.q_weight != 0 && exists {
-                weigh(&mut x, &heads, p, row + of_heads);
-            }
-        }
-    } else {
-        if p.q_weight != 0 {
-            let weights = if heads.are_queries {
-                p.q_weight
-            } else {
-                p.k_weight
-            };
-            // SAFETY: there are weights for a head.
-            let weights = unsafe {
-                load([
-                    at(weights, first.into()),
-                    at(weights, (first + apart).into()),
-                ])
-            };
+            let weights = load([
+                at(weights, first.into()),
+                at(weights, (first + apart).into()),
+            ]);
+            let sums = x.map(|x| squares(&x[0]) + squares(&x[1]));
+            let sums = sums_of_lanes(sums.map(|sum| if exists { sum } else { 0.0 }), p.lanes_log);
+            let inverse = sums.map(|sum| math::rsqrt(sum * p.inverse_dim + p.eps));
             scale::<T, HEADS>(&mut x, &heads, inverse, p.offset, weights);
         }
-        if p.turns != 0 && is_turned {
-            // SAFETY: set under the same condition.
-            let sines = unsafe { sines.assume_init_ref() };
-            if p.interleaved != 0 {
-                turn_each(&mut x, &heads, sines, true);
+    }
+    if p.turns != 0 && is_turned && exists {
+        // SAFETY: set under the same condition.
+        let sines = unsafe {
+            if are_shared {
+                shared_sines(p, row)
             } else {
-                turn_each(&mut x, &heads, sines, false);
+                sines.assume_init()
             }
+        };
+        // Opaque: compared again, instead of held in a predicate.
+        if misc::opaque(p.interleaved) != 0 {
+            turn_each(&mut x, &heads, &sines, true);
+        } else {
+            turn_each(&mut x, &heads, &sines, false);
         }
     }
     // SAFETY: all lanes come here. Only this thread writes these vectors of the output and of the pool, as no two tokens
@@ -281,31 +264,13 @@ fn sine_cosine(p: &QkvParams, turn: [u32; 2], position: u32) -> [f32; 2] {
     ]
 }
 
-/// Bytes of a token's table of [`share_turns`] for its queries, or for its keys, if these have other weights.
-#[inline(always)]
-fn kind_bytes(p: &QkvParams) -> u32 {
-    if p.q_weight != 0 {
-        p.lanes * OF_LANE
-    } else {
-        0
-    }
-}
-
-/// Puts what the pairs of the block's tokens are multiplied with into shared memory, once for each token: sine and cosine times the weights
-/// of the norm. Of the groups of a token that the block has, each computes a part of the pairs of its lanes.
-///
-/// The four factors of a pair: those of the first element of the first, of the second of the first, of the second of the second, of the
-/// first of the second. Returns the address of the first pair of the thread's lane.
+/// Computes the sines of the block's tokens in shared memory, each once: of the groups of a token that the block has, each computes a part of
+/// the pairs of its lanes. Returns the address of those of the thread's lane, for [`shared_sines`].
 ///
 /// # Safety
-/// All threads of the block come here; its memory has [`turn_bytes`](super::turn_bytes).
+/// All threads of the block come here; its memory has [`sine_bytes`](super::sine_bytes).
 #[inline(always)]
-unsafe fn share_turns<T: Half>(
-    p: &QkvParams,
-    lane: u32,
-    [token, group]: [u32; 2],
-    [first, apart]: [u32; 2],
-) -> u32 {
+unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32 {
     let groups = THREADS >> p.lanes_log;
     let in_block = thread::thread_idx_x() >> p.lanes_log;
     let first_token = p.groups.div(thread::block_idx_x() * groups);
@@ -313,47 +278,19 @@ unsafe fn share_turns<T: Half>(
     let rank = if group < in_block { group } else { in_block };
     let [after, until] = [p.groups.get() - group, groups - in_block];
     let count = rank + if after < until { after } else { until };
-    let has_weights = p.q_weight != 0;
-    let of_token = (token - first_token) * p.lanes * OF_LANE * if has_weights { 2 } else { 1 };
-    let row = shared::dynamic_shared_address() + of_token + lane * OF_LANE;
+    let of_token = (token - first_token) * p.turned * 64;
+    let row = shared::dynamic_shared_address() + of_token + lane * 16;
     // SAFETY: the token exists, and the lane has 8 pairs. Each pair is written by one thread; the barrier separates
     // this from all loads.
     unsafe {
         let mut pair = rank;
-        if token < p.tokens && lane < p.lanes && pair < 8 {
-            let is_turned = p.turns != 0 && lane < p.turned;
-            let mut position = 0;
-            if is_turned {
-                position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
-            }
+        if token < p.tokens && lane < p.turned && pair < 8 {
+            let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
             while pair < 8 {
-                let [mut sine, mut cosine] = [0.0, 1.0];
-                if is_turned {
-                    let turn = p.turns + u64::from(lane * 8 + pair) * 8;
-                    let turn = ptr::load_nc_u32x2(turn as *const u32);
-                    [sine, cosine] = sine_cosine(p, turn, position);
-                }
-                let to = row + pair * 16;
-                if has_weights {
-                    let [a, b] = if is_turned && p.interleaved != 0 {
-                        [first * 8 + 2 * pair, first * 8 + 2 * pair + 1]
-                    } else {
-                        [first * 8 + pair, (first + apart) * 8 + pair]
-                    };
-                    let of = |weights: u64| {
-                        [a, b].map(|at| {
-                            let word =
-                                ptr::load_nc_u16((weights + u64::from(at) * 2) as *const u16);
-                            T::unpack(word.into())[0] + p.offset
-                        })
-                    };
-                    let (q, k) = (of(p.q_weight), of(p.k_weight));
-                    let factors = |[a, b]: [f32; 2]| [a * cosine, b * sine, b * cosine, a * sine];
-                    shared::store_f32x4(to, factors(q));
-                    shared::store_f32x4(to + kind_bytes(p), factors(k));
-                } else {
-                    shared::store_f32x4(to, [cosine, sine, cosine, sine]);
-                }
+                let turn = p.turns + u64::from(lane * 8 + pair) * 8;
+                let turn = ptr::load_nc_u32x2(turn as *const u32);
+                let to = row + pair / 2 * p.turned * 16 + pair % 2 * 8;
+                shared::store_f32x2(to, sine_cosine(p, turn, position));
                 pair += count;
             }
         }
@@ -362,93 +299,20 @@ unsafe fn share_turns<T: Half>(
     row
 }
 
-/// Rotates and weighs pairs by their factors.
+/// The sines of a lane, from where [`share_sines`] put them: neighbouring lanes load neighbouring vectors.
 ///
 /// # Safety
-/// `row` is from [`share_turns`]; the token and the lane exist.
+/// The token exists, and the lane is rotated.
 #[inline(always)]
-unsafe fn turn_weighted<const HEADS: usize>(
-    x: &mut [[Vector; 2]; HEADS],
-    heads: &Heads<HEADS>,
-    p: &QkvParams,
-    row: u32,
-    interleaved: bool,
-) {
-    let mut pair = 0;
-    while pair < 8 {
+unsafe fn shared_sines(p: &QkvParams, row: u32) -> Sines {
+    let (mut sines, mut i) = ([[0.0; 2]; 8], 0);
+    while i < 4 {
         // SAFETY: the caller's promise.
-        let [a, b, c, d] = unsafe { shared::load_f32x4(row + pair as u32 * 16) };
-        let [(v, i), (w, j)] = place_of(pair, interleaved);
-        let mut head = 0;
-        while head < HEADS {
-            if heads.is_turned(head) {
-                let (first, second) = (x[head][v][i], x[head][w][j]);
-                x[head][v][i] = fma(first, a, -(second * b));
-                x[head][w][j] = fma(second, c, first * d);
-            }
-            head += 1;
-        }
-        pair += 1;
+        let [a, b, c, d] = unsafe { shared::load_f32x4(row + i as u32 * p.turned * 16) };
+        [sines[2 * i], sines[2 * i + 1]] = [[a, b], [c, d]];
+        i += 1;
     }
-}
-
-/// The vectors and the elements of a pair.
-#[inline(always)]
-const fn place_of(pair: usize, interleaved: bool) -> [(usize, usize); 2] {
-    if interleaved {
-        let (vector, first) = (pair / 4, 2 * (pair % 4));
-        [(vector, first), (vector, first + 1)]
-    } else {
-        [(0, pair), (1, pair)]
-    }
-}
-
-/// Weighs elements that are not rotated by their factors.
-///
-/// # Safety
-/// As for [`turn_weighted`].
-#[inline(always)]
-unsafe fn weigh<const HEADS: usize>(
-    x: &mut [[Vector; 2]; HEADS],
-    heads: &Heads<HEADS>,
-    p: &QkvParams,
-    row: u32,
-) {
-    let mut pair = 0;
-    while pair < 8 {
-        // SAFETY: the caller's promise.
-        let [a, _, c, _] = unsafe { shared::load_f32x4(row + pair as u32 * 16) };
-        let [(v, i), (w, j)] = place_of(pair, false);
-        let mut head = 0;
-        while head < HEADS {
-            if heads.is_turned(head) {
-                x[head][v][i] *= a;
-                x[head][w][j] *= c;
-            }
-            head += 1;
-        }
-        pair += 1;
-    }
-}
-
-/// Multiplies queries and keys by their factors.
-#[inline(always)]
-fn multiply<const HEADS: usize>(
-    x: &mut [[Vector; 2]; HEADS],
-    heads: &Heads<HEADS>,
-    factors: &[f32; HEADS],
-) {
-    let mut head = 0;
-    while head < HEADS {
-        if heads.is_turned(head) {
-            let mut j = 0;
-            while j < 16 {
-                x[head][j / 8][j % 8] *= factors[head];
-                j += 1;
-            }
-        }
-        head += 1;
-    }
+    sines
 }
 
 /// The sums over groups of `1 << log` lanes, each of several numbers. The steps are unrolled: their distances are

@@ -32,16 +32,12 @@ pub const fn threads(heads: u32) -> u32 {
     if heads == 1 { FEW_THREADS } else { THREADS }
 }
 
-/// Bytes of a lane's 8 pairs in shared memory, four factors each. A vector more than they need, so that neighbouring lanes use different
-/// banks.
-pub(crate) const OF_LANE: u32 = 8 * 16 + 16;
-
-/// Shared memory of a block whose threads have two heads, for what the pairs of its tokens are multiplied with: if a token has so many
-/// groups of heads, and heads have so many lanes.
+/// Shared memory of a block whose threads have two heads, for the sines of its tokens: with so many threads for a head, and `groups` of
+/// them for a token, of which `lanes` are rotated.
 #[must_use]
-pub const fn turn_bytes(lanes_log: u32, groups: u32, lanes: u32, has_weights: bool) -> u32 {
+pub const fn sine_bytes(lanes_log: u32, groups: u32, lanes: u32) -> u32 {
     let tokens = ((THREADS >> lanes_log) - 1).div_ceil(groups) + 1;
-    tokens * lanes * OF_LANE * if has_weights { 2 } else { 1 }
+    tokens * lanes * 64
 }
 
 #[cfg(not(target_arch = "nvptx64"))]

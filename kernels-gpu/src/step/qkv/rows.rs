@@ -1,6 +1,6 @@
 //! The rows of `qkv_step` in the registry.
 
-use super::{threads, turn_bytes};
+use super::{sine_bytes, threads};
 use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
 
 macro_rules! rows {
@@ -37,11 +37,7 @@ const fn row(name: &'static str, quantises: bool, heads: u32, blocks: u32) -> Ke
         threads: threads(heads),
         registers: registers(threads(heads), blocks),
         // At most: a token has two groups at least, and 32 lanes at most.
-        shared_bytes: if heads == 1 {
-            0
-        } else {
-            turn_bytes(5, 2, 32, true)
-        },
+        shared_bytes: if heads == 1 { 0 } else { sine_bytes(5, 2, 32) },
         ..KernelInfo::new(name, family, arch, Op::QkvStep { heads, quantises })
     }
 }
