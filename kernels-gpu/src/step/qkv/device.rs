@@ -140,6 +140,10 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             scale::<T, HEADS>(&mut x, &heads, inverse, p.offset, weights);
         }
     }
+    // Only here: warps do not wait for the sines while they have something to do.
+    if p.turns != 0 && are_shared {
+        thread::sync_threads();
+    }
     if p.turns != 0 && is_turned && exists {
         // SAFETY: set under the same condition.
         let sines = unsafe {
@@ -264,11 +268,12 @@ fn sine_cosine(p: &QkvParams, turn: [u32; 2], position: u32) -> [f32; 2] {
     ]
 }
 
-/// Computes the sines of the block's tokens in shared memory, each once: of the groups of a token that the block has, each computes a part of
-/// the pairs of its lanes. Returns the address of those of the thread's lane, for [`shared_sines`].
+/// Computes the sines of the block's tokens in shared memory, each once: of the groups of a token that the block has,
+/// each computes a part of the pairs of its lanes. Returns the address of those of the thread's lane, for
+/// [`shared_sines`].
 ///
 /// # Safety
-/// All threads of the block come here; its memory has [`sine_bytes`](super::sine_bytes).
+/// The block's memory has [`sine_bytes`](super::sine_bytes).
 #[inline(always)]
 unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32 {
     let groups = THREADS >> p.lanes_log;
@@ -280,8 +285,7 @@ unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32
     let count = rank + if after < until { after } else { until };
     let of_token = (token - first_token) * p.turned * 64;
     let row = shared::dynamic_shared_address() + of_token + lane * 16;
-    // SAFETY: the token exists, and the lane has 8 pairs. Each pair is written by one thread; the barrier separates
-    // this from all loads.
+    // SAFETY: the token exists, and the lane has 8 pairs. Each pair is written by one thread.
     unsafe {
         let mut pair = rank;
         if token < p.tokens && lane < p.turned && pair < 8 {
@@ -294,7 +298,6 @@ unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32
                 pair += count;
             }
         }
-        thread::sync_threads();
     }
     row
 }
@@ -302,7 +305,7 @@ unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32
 /// The sines of a lane, from where [`share_sines`] put them: neighbouring lanes load neighbouring vectors.
 ///
 /// # Safety
-/// The token exists, and the lane is rotated.
+/// The token exists, and the lane is rotated. A barrier of the block separates this from `share_sines`.
 #[inline(always)]
 unsafe fn shared_sines(p: &QkvParams, row: u32) -> Sines {
     let (mut sines, mut i) = ([[0.0; 2]; 8], 0);

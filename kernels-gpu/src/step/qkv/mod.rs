@@ -10,7 +10,7 @@
 //! computes its own.
 
 /// Threads of a block if threads have two heads.
-pub const THREADS: u32 = 256;
+pub const THREADS: u32 = 128;
 
 /// Threads of a block if threads have one head: small blocks spread few tokens evenly over the SMs.
 pub const FEW_THREADS: u32 = 64;
@@ -21,7 +21,7 @@ macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
             1, 8;
-            2, 4;
+            2, 8;
         }}
     };
 }
@@ -32,8 +32,8 @@ pub const fn threads(heads: u32) -> u32 {
     if heads == 1 { FEW_THREADS } else { THREADS }
 }
 
-/// Shared memory of a block whose threads have two heads, for the sines of its tokens: with so many threads for a head, and `groups` of
-/// them for a token, of which `lanes` are rotated.
+/// Shared memory of a block whose threads have two heads, for the sines of its tokens: if a token has so many groups of
+/// heads, and so many lanes of a head are rotated.
 #[must_use]
 pub const fn sine_bytes(lanes_log: u32, groups: u32, lanes: u32) -> u32 {
     let tokens = ((THREADS >> lanes_log) - 1).div_ceil(groups) + 1;

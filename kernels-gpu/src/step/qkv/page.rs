@@ -192,8 +192,8 @@ fn largest_finite(x: &[Vector; 2]) -> f32 {
 #[inline(always)]
 fn scale_for(largest: f32) -> f32 {
     use crate::passes::quantise::{LARGEST, SMALLEST};
-    // A product with the rounded inverse and one correction round like the quotient, as long as the remainder is normal; below, the
-    // smallest scale is taken. A division would check for that, with branches.
+    // A product with the rounded inverse and one correction give the quotient, rounded as a division would round it,
+    // for all numbers above the smallest scale; compared for each of them. A division has branches for the rest.
     const INVERSE: f32 = 1.0 / LARGEST;
     let near = largest * INVERSE;
     let scale = fma(fma(-near, LARGEST, largest), INVERSE, near);
