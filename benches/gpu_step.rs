@@ -4,8 +4,8 @@
 //! the number of launches; the median of many. Bytes are those that must move, and the copy moves as many, read and
 //! written together, in the same way.
 //!
-//! `cargo bench --features cust --bench gpu_step -- qkv_step` measures only lines that contain this text. `TANDEM_MODULES` names a
-//! folder with kernels to measure instead of those in the program.
+//! `cargo bench --features cust --bench gpu_step -- qkv_step` measures only lines that contain this text.
+//! `TANDEM_MODULES` names a folder with kernels to measure instead of those in the program.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

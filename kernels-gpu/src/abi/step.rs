@@ -73,8 +73,8 @@ pub struct QkvParams {
     pub pool_slots: u32,
     /// Tokens in a page.
     pub page_size: Divisor,
-    /// Divides by the groups of heads of a token. A group is one head; or, for threads with two heads, two query heads or a
-    /// KV head's key and value.
+    /// Divides by the groups of heads of a token. A group is one head; or, for threads with two heads, two query heads
+    /// or the key and the value of a KV head.
     pub groups: Divisor,
 }
 

@@ -6,9 +6,9 @@
 //! A row is processed by a cluster of [`CLUSTER`] CTAs on Hopper, elsewhere by one CTA. Each warp has neighbouring
 //! tokens, in registers as far as they fit. CTAs exchange results through distributed shared memory, once per step:
 //!
-//! 1. The largest logit. Greedy rows end here, with its first token.
+//! 1. The largest logit; of greedy rows also its first token of each warp. They end here.
 //! 2. If a rule needs a limit (`limit.rs`): the candidate tokens for it, and the sum of all weights.
-//! 3. The weights of the kept tokens, per warp. The CTA in whose part the random number falls reads that part again.
+//! 3. The weights of the kept tokens, per warp. The warp in whose part the random number falls finds the token.
 //!    Tokens count in the order of their ids.
 
 use crate::math::exp2;

@@ -100,8 +100,8 @@ impl Team {
         }
     }
 
-    /// Sends a number of the warp to the first CTA, which alone may read the table; otherwise as [`exchange`](Self::exchange). No
-    /// exchange follows.
+    /// Sends a number of the warp to the first CTA, which alone may read the table; otherwise as
+    /// [`exchange`](Self::exchange). No exchange follows.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange).
