@@ -71,6 +71,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
 
     // What a branch sets is read only in branches with the same condition.
     let mut sines = MaybeUninit::<Sines>::uninit();
+    let mut biases = MaybeUninit::<[[[u32; 4]; 2]; HEADS]>::uninit();
     let mut words = [[[0; 4]; 2]; HEADS];
     let mut slot = u32::MAX;
     let slot_at = (p.slots + u64::from(token) * 4) as *const u32;
@@ -90,6 +91,10 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             words[i] = two(source, from, i).map(|address| ptr::load_u32x4(address as *const u32));
             i += 1;
         }
+        // With one head there are registers for its bias, which then arrives with the head.
+        if p.bias != 0 && HEADS == 1 {
+            biases.write([load(two(p.bias, from, 0)); HEADS]);
+        }
         if p.turns != 0 && are_shared {
             row = share_sines(p, lane, all);
         } else if p.turns != 0 {
@@ -104,14 +109,22 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
 
     let mut x = words.map(|words| words.map(unpack::<T>));
     if p.bias != 0 {
-        // Opaque: offsets are computed again, instead of held in registers.
-        let from = misc::opaque(from);
-        let (mut biases, mut i) = ([[[0; 4]; 2]; HEADS], 0);
-        while i < HEADS {
-            // SAFETY: the bias has this head.
-            biases[i] = unsafe { load(two(p.bias, from, i)) };
-            i += 1;
-        }
+        let mut i = 0;
+        // SAFETY: set under the same condition; the bias has these heads.
+        let biases = unsafe {
+            if HEADS == 1 {
+                biases.assume_init()
+            } else {
+                // Opaque: offsets are computed again, instead of held in registers.
+                let from = misc::opaque(from);
+                let mut biases = [[[0; 4]; 2]; HEADS];
+                while i < HEADS {
+                    biases[i] = load(two(p.bias, from, i));
+                    i += 1;
+                }
+                biases
+            }
+        };
         i = 0;
         while i < HEADS {
             add::<T>(&mut x[i], biases[i]);
