@@ -24,7 +24,7 @@ mod device {
     use crate::{
         abi::EmbedParams,
         common::half::{self, Half},
-        step::{at, pack, unpack},
+        step::{at, begin, pack, unpack},
     };
 
     const N: usize = PER_THREAD as usize;
@@ -46,7 +46,7 @@ mod device {
                 );
                 // SAFETY: the token has an id; a row is read only if the id is in the table.
                 unsafe {
-                    let id = ptr::load_nc_u32((p.ids + u64::from(token) * 4) as *const u32);
+                    let id = ptr::load_u32((p.ids + u64::from(token) * 4) as *const u32);
                     if id < p.vocabulary {
                         let from = u64::from(id) * u64::from(p.table_row) + u64::from(in_row);
                         words[i] = ptr::load_nc_u32x4(at(p.table, from) as *const u32);
@@ -85,7 +85,10 @@ mod device {
                 #[kernel(name = ["embed_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
                 pub unsafe fn entry(params: EmbedParams) {
                     // SAFETY: the launch's promise.
-                    unsafe { embed::<half::$half>(&params) }
+                    unsafe {
+                        begin();
+                        embed::<half::$half>(&params)
+                    }
                 }
             };
         };

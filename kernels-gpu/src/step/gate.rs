@@ -43,7 +43,7 @@ mod device {
     use crate::{
         abi::GateParams,
         common::half::{self, Half},
-        step::{Vector, at, pack, unpack},
+        step::{Vector, at, begin, pack, unpack},
     };
 
     const N: usize = PER_THREAD as usize;
@@ -111,7 +111,10 @@ mod device {
                 #[kernel(name = ["gate_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
                 pub unsafe fn entry(params: GateParams) {
                     // SAFETY: the launch's promise.
-                    unsafe { gate::<half::$half>(&params) }
+                    unsafe {
+                        begin();
+                        gate::<half::$half>(&params)
+                    }
                 }
             };
         };

@@ -60,7 +60,7 @@ mod device {
     use crate::{
         abi::NormParams,
         common::half::{self, Half},
-        step::{at, pack, squares, sum_of_lanes, unpack},
+        step::{at, begin, pack, squares, sum_of_lanes, unpack},
     };
 
     /// # Safety
@@ -176,7 +176,10 @@ mod device {
             #[kernel(name = ["rms_norm_", $vectors, "_", $element], max_threads = MOST, min_blocks = 1)]
             pub unsafe fn entry(params: NormParams) {
                 // SAFETY: the launch's promise.
-                unsafe { norm::<half::$half, $vectors>(&params) }
+                unsafe {
+                    begin();
+                    norm::<half::$half, $vectors>(&params)
+                }
             }
         }; )* };
     }

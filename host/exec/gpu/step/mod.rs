@@ -9,10 +9,22 @@ pub use qkv::{DeviceRope, QkNorm, QkvStep};
 use kernels_gpu::step::VECTOR;
 
 use super::{
-    DeviceTensor,
+    DeviceTensor, Gpu,
+    launch::Launch,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{Error, problem::Dtype};
+
+impl Gpu {
+    /// The launch of a kernel of a step. On Hopper it may start while the launch before it on the stream still runs: these
+    /// kernels begin by waiting for its end.
+    fn step_launch(&self, blocks: u32, threads: u32) -> Launch {
+        Launch {
+            overlap: self.overlaps(),
+            ..Launch::new(blocks, threads)
+        }
+    }
+}
 
 /// Checks that rows of 16-bit elements are dense, consist of whole vectors, and are aligned to vectors.
 fn check_rows<const RANK: usize>(

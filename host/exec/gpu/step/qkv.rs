@@ -14,7 +14,6 @@ use kernels_gpu::{
 use super::{
     super::{
         AppendScales, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, Stream,
-        launch::Launch,
         quantise::mode,
         registry::element,
         tensor::{COUNTED, check_address, fits},
@@ -138,7 +137,7 @@ impl Gpu {
         let count = fits("tokens × heads × head dimension / 16", count, COUNTED)?;
         let quantises = pool.dtype != step.qkv.dtype;
         let kernel = self.pass(Op::QkvStep { heads, quantises }, element(step.qkv.dtype))?;
-        let mut launch = Launch::new(count.div_ceil(threads(heads)), threads(heads));
+        let mut launch = self.step_launch(count.div_ceil(threads(heads)), threads(heads));
         if heads == 2 && params.turns != 0 {
             launch.shared = sine_bytes(params.lanes_log, params.groups.get(), params.turned);
         }

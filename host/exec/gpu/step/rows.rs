@@ -10,7 +10,6 @@ use kernels_gpu::{
 use super::{
     super::{
         DeviceArray, DeviceTensor, Gpu, Stream,
-        launch::Launch,
         registry::element,
         tensor::{COUNTED, fits},
     },
@@ -77,7 +76,7 @@ impl Gpu {
         };
         let kernel = self.pass(op, element(x.dtype))?;
         let threads = of_row.div_ceil(per_thread).next_multiple_of(32);
-        let mut launch = Launch::new(fits("tokens", tokens, i32::MAX as u32)?, threads);
+        let mut launch = self.step_launch(fits("tokens", tokens, i32::MAX as u32)?, threads);
         launch.shared = norm::SHARED_BYTES;
         let parameters = NormParams {
             x: x.address,
@@ -140,7 +139,7 @@ impl Gpu {
             reserved: 0,
         };
         let of_block = gate::THREADS * gate::PER_THREAD;
-        let launch = Launch::new(parameters.vectors.div_ceil(of_block), gate::THREADS);
+        let launch = self.step_launch(parameters.vectors.div_ceil(of_block), gate::THREADS);
         // SAFETY: the kernel takes `GateParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }
@@ -182,7 +181,7 @@ impl Gpu {
             per_token: Divisor::new(count(1, width)?),
         };
         let of_block = embed::THREADS * embed::PER_THREAD;
-        let launch = Launch::new(parameters.vectors.div_ceil(of_block), embed::THREADS);
+        let launch = self.step_launch(parameters.vectors.div_ceil(of_block), embed::THREADS);
         // SAFETY: the kernel takes `EmbedParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }

@@ -11,7 +11,6 @@ use kernels_gpu::{
 
 use super::super::{
     DeviceArray, DeviceTensor, Gpu, Stream,
-    launch::Launch,
     registry::element,
     tensor::{VECTOR_BYTES, fits},
 };
@@ -93,7 +92,7 @@ impl Gpu {
         // Only Hopper's build of the kernel has clusters.
         let cluster = if self.arch() == "sm_90a" { CLUSTER } else { 1 };
         let rows = fits("rows", rows, i32::MAX as u32 / CLUSTER)?;
-        let mut launch = Launch::new(rows * cluster, THREADS);
+        let mut launch = self.step_launch(rows * cluster, THREADS);
         (launch.shared, launch.cluster) = (SHARED_BYTES, cluster);
         // SAFETY: the kernel takes `SampleParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &parameters, stream) }

@@ -23,7 +23,7 @@ use crate::{
         half::{self, Half},
         rotary::turned,
     },
-    step::{Vector, at, pack, squares, unpack},
+    step::{Vector, at, begin, pack, squares, unpack},
 };
 
 /// Sine and cosine of a thread's 8 pairs.
@@ -81,7 +81,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
         // With two heads this waits until registers are free. There it is an ordinary load, which the compiler does not
         // move behind stores.
         if HEADS == 1 {
-            slot = ptr::load_nc_u32(slot_at);
+            slot = ptr::load_u32(slot_at);
         }
         // Opaque: the address of a vector is one instruction away from that of its token.
         let source = at(p.source, u64::from(token) * u64::from(p.source_token));
@@ -98,7 +98,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
         if p.turns != 0 && are_shared {
             row = share_sines(p, lane, all);
         } else if p.turns != 0 {
-            let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+            let position = ptr::load_u32((p.positions + u64::from(token) * 4) as *const u32);
             sines.write(sines_of(
                 p,
                 if is_turned { lane } else { p.turned - 1 },
@@ -302,7 +302,7 @@ unsafe fn share_sines(p: &QkvParams, lane: u32, [token, group]: [u32; 2]) -> u32
     unsafe {
         let mut pair = rank;
         if token < p.tokens && lane < p.turned && pair < 8 {
-            let position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+            let position = ptr::load_u32((p.positions + u64::from(token) * 4) as *const u32);
             while pair < 8 {
                 let turn = p.turns + u64::from(lane * 8 + pair) * 8;
                 let turn = ptr::load_nc_u32x2(turn as *const u32);
@@ -454,7 +454,10 @@ macro_rules! entries {
         #[kernel(name = ["qkv_step_", $heads, "_", $element], max_threads = threads($heads), min_blocks = $blocks)]
         pub unsafe fn entry(params: QkvParams) {
             // SAFETY: the launch's promise.
-            unsafe { qkv::<half::$half, Same, $heads>(&params) }
+            unsafe {
+                begin();
+                qkv::<half::$half, Same, $heads>(&params)
+            }
         }
     }; )* };
 }
@@ -476,7 +479,10 @@ macro_rules! quantising_entries {
         )]
         pub unsafe fn entry(params: QkvParams) {
             // SAFETY: the launch's promise.
-            unsafe { qkv::<half::$half, E4m3, $heads>(&params) }
+            unsafe {
+                begin();
+                qkv::<half::$half, E4m3, $heads>(&params)
+            }
         }
     }; )* };
 }

@@ -138,12 +138,12 @@ impl Page for E4m3 {
                             // Opaque: this address is not held in registers until here.
                             let token = u64::from(misc::opaque(place.token));
                             let of_token = p.scales.of_token + token * 4;
-                            request = ptr::load_nc_u32(of_token as *const u32);
+                            request = ptr::load_u32(of_token as *const u32);
                         }
                         index = u64::from(request) * u64::from(strides.page)
                             + u64::from(place.head) * u64::from(strides.head);
                     }
-                    scale[i] = ptr::load_nc_f32((scales + index * 4) as *const f32);
+                    scale[i] = ptr::load_f32((scales + index * 4) as *const f32);
                 }
                 i += 1;
             }

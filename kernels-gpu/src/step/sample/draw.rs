@@ -13,7 +13,7 @@ use super::{
 use crate::{
     abi::{DrawParams, SampleParams},
     common::half::{Bf16, F16},
-    step::Vector,
+    step::{Vector, begin},
 };
 
 /// # Safety
@@ -317,13 +317,13 @@ unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut 
 unsafe fn load_draw(from: u64) -> DrawParams {
     // SAFETY: the caller's promise.
     unsafe {
-        let [scale, top_k, top_p, min_weight] = ptr::load_nc_u32x4(from as *const u32);
+        let [scale, top_k, top_p, min_weight] = ptr::load_u32x4(from as *const u32);
         DrawParams {
             scale: f32::from_bits(scale),
             top_k,
             top_p,
             min_weight,
-            random: ptr::load_nc_u64((from + 16) as *const u64),
+            random: ptr::load_u64((from + 16) as *const u64),
             reserved: [0; 2],
         }
     }
@@ -338,7 +338,10 @@ macro_rules! entries {
         #[kernel(name = ["sample_", $name], max_threads = THREADS, min_blocks = 2)]
         pub unsafe fn entry(params: SampleParams) {
             // SAFETY: the launch's promise.
-            unsafe { sample::<$element>(&params) }
+            unsafe {
+                begin();
+                sample::<$element>(&params)
+            }
         }
     }; )* };
 }

@@ -40,7 +40,7 @@ impl<T: Half> Logits for T {
     #[inline(always)]
     unsafe fn load(from: u64) -> [u32; 4] {
         // SAFETY: the caller's promise.
-        unsafe { ptr::load_nc_u32x4(from as *const u32) }
+        unsafe { ptr::load_u32x4(from as *const u32) }
     }
     #[inline(always)]
     unsafe fn load_some(from: u64, count: u32) -> [u32; 4] {
@@ -49,7 +49,7 @@ impl<T: Half> Logits for T {
                 return 0x7FFF;
             }
             // SAFETY: the caller's promise.
-            u32::from(unsafe { ptr::load_nc_u16((from + u64::from(i) * 2) as *const u16) })
+            u32::from(unsafe { ptr::load_u16((from + u64::from(i) * 2) as *const u16) })
         };
         let pair = |i: u32| one(i) | one(i + 1) << 16;
         [pair(0), pair(2), pair(4), pair(6)]
@@ -83,8 +83,8 @@ impl Logits for F32 {
         let from = from as *const f32;
         // SAFETY: the caller's promise.
         unsafe {
-            let [a, b, c, d] = ptr::load_nc_f32x4(from);
-            let [e, f, g, h] = ptr::load_nc_f32x4(from.add(4));
+            let [a, b, c, d] = ptr::load_f32x4(from);
+            let [e, f, g, h] = ptr::load_f32x4(from.add(4));
             [a, b, c, d, e, f, g, h]
         }
     }
@@ -95,7 +95,7 @@ impl Logits for F32 {
         while i < 8 {
             if (i as u32) < count {
                 // SAFETY: the caller's promise.
-                eight[i] = unsafe { ptr::load_nc_f32((from + i as u64 * 4) as *const f32) };
+                eight[i] = unsafe { ptr::load_f32((from + i as u64 * 4) as *const f32) };
             }
             i += 1;
         }
