@@ -73,21 +73,21 @@ mod device {
 
     const WARP: u32 = warp::FULL_MASK;
 
-    /// The largest finite magnitude: NaN and infinity are ignored, as the scale must be finite.
+    /// The largest finite magnitude of `count` numbers: NaN and infinity are ignored, as the scale must be finite.
     #[inline(always)]
-    pub(crate) fn largest_finite(numbers: &[f32; NUMBERS as usize]) -> f32 {
+    pub(crate) fn largest_finite(count: usize, number: impl Fn(usize) -> f32) -> f32 {
         let mut largest = 0.0_f32;
         let mut i = 0;
-        while i < NUMBERS as usize {
+        while i < count {
             // A single instruction, which ignores NaN.
-            largest = largest.max(numbers[i].abs());
+            largest = largest.max(number(i).abs());
             i += 1;
         }
         if largest == f32::INFINITY {
             largest = 0.0;
             i = 0;
-            while i < NUMBERS as usize {
-                let magnitude = numbers[i].abs();
+            while i < count {
+                let magnitude = number(i).abs();
                 if magnitude > largest && magnitude < f32::INFINITY {
                     largest = magnitude;
                 }
@@ -139,7 +139,7 @@ mod device {
                 + u64::from(head) * u64::from(strides.head);
             let mut scale = 1.0;
             if p.mode == COMPUTED {
-                let mut largest = largest_finite(&numbers);
+                let mut largest = largest_finite(NUMBERS as usize, |i| numbers[i]);
                 let mut distance = 1 << tensor.lanes_log >> 1;
                 while distance > 0 {
                     let other = warp::warp_shuffle_xor(WARP, largest, distance, 32);

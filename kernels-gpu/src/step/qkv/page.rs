@@ -105,7 +105,7 @@ impl Page for E4m3 {
         first_is_key: bool,
         x: &[[Vector; 2]; HEADS],
     ) {
-        use crate::passes::quantise::{COMPUTED, GIVEN};
+        use crate::passes::quantise::{COMPUTED, GIVEN, largest_finite};
         let of_value = |i: usize| i > 0 || !first_is_key;
         let (mut scale, mut i) = ([1.0; HEADS], 0);
         // SAFETY: all lanes reach the shuffles; every existing place has a scale, if there are scales.
@@ -115,7 +115,9 @@ impl Page for E4m3 {
                 return;
             }
             if p.mode == COMPUTED {
-                let largest = x.each_ref().map(largest_finite);
+                let largest = x
+                    .each_ref()
+                    .map(|x| largest_finite(16, |i| x[i / 8][i % 8]));
                 scale = largest_of_lanes(largest, p.lanes_log).map(scale_for);
             }
             if !place.exists {
@@ -161,30 +163,6 @@ impl Page for E4m3 {
             }
         }
     }
-}
-
-/// The largest finite magnitude: NaN and infinity are ignored, as the scale must be finite.
-#[cfg(feature = "quantise")]
-#[inline(always)]
-fn largest_finite(x: &[Vector; 2]) -> f32 {
-    let mut largest = 0.0_f32;
-    let mut i = 0;
-    while i < 16 {
-        // A single instruction, which ignores NaN.
-        largest = largest.max(x[i / 8][i % 8].abs());
-        i += 1;
-    }
-    if largest == f32::INFINITY {
-        (largest, i) = (0.0, 0);
-        while i < 16 {
-            let magnitude = x[i / 8][i % 8].abs();
-            if magnitude > largest && magnitude < f32::INFINITY {
-                largest = magnitude;
-            }
-            i += 1;
-        }
-    }
-    largest
 }
 
 /// The scale of a head with this largest magnitude: `largest / LARGEST`.

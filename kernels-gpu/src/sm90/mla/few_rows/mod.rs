@@ -19,15 +19,15 @@
 //! pages that no tensor map describes, a second kernel has three loaders; each copies one part of every block key by
 //! key.
 //!
-//! | shared memory | bytes |
-//! |---|---|
-//! | keys: 8 stages for 64 keys × 192 columns | 196,608 |
-//! | queries: 9 slabs of 64 columns, 16 rows each | 18,432 |
-//! | weights of 3 blocks | 6,144 |
-//! | `QueryRow`, visible keys and reference of each row of two units | 896 |
-//! | factors, maxima and sums of each row | 1,152 |
-//! | units, whether references grew | 128 |
-//! | barriers | 200 |
+//! | shared memory | bytes, 16 rows | 32 rows |
+//! |---|---|---|
+//! | keys: 8 stages (7 with 32 rows) for 64 keys × 192 columns | 196,608 | 172,032 |
+//! | queries: 9 slabs of 64 columns × all rows | 18,432 | 36,864 |
+//! | weights of 3 blocks | 6,144 | 12,288 |
+//! | `QueryRow`, visible keys and reference of each row of two units | 896 | 1,792 |
+//! | factors, maxima and sums of each row | 1,152 | 2,304 |
+//! | units, whether references grew | 128 | 128 |
+//! | barriers | 200 | 184 |
 //!
 //! | mbarrier | arrivals | meaning |
 //! |---|---|---|
@@ -37,8 +37,8 @@
 //! | queries full | 1 + bytes | the queries have arrived |
 //! | queries free | 8 | the last K·Qᵀ of both consumers is done |
 //! | near end | 1 | the next unit may be claimed |
-//! | full (8) | 1 + bytes; 32 if keys are copied one by one | a part has arrived |
-//! | free (8) | 8 | the warps of both consumers have multiplied a block's values |
+//! | full (8 or 7) | 1 + bytes; 32 if keys are copied one by one | a part has arrived |
+//! | free (8 or 7) | 8 | the warps of both consumers have multiplied a block's values |
 //!
 //! | named barrier | threads | |
 //! |---|---|---|
