@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            10842616,
+            9778170,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,7 +17,7 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            30172074,
+            26047356,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            22114047,
+            19625527,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9720856,
+            9752600,
         )),
     },
     Module {
@@ -41,7 +41,7 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            12312836,
+            10960829,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
@@ -53,7 +53,7 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1853869,
+            1659578,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            3244243,
+            3515631,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1118256,
+            1500336,
         )),
     },
     Module {
@@ -77,7 +77,7 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2375522,
+            2140864,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
@@ -89,7 +89,7 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2375523,
+            2140865,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
@@ -101,7 +101,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1606344,
+            1398910,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
@@ -113,7 +113,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1606343,
+            1398909,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
@@ -125,7 +125,7 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1869759,
+            1634787,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
@@ -137,7 +137,7 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1869760,
+            1634788,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
@@ -149,7 +149,7 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            381975,
+            347323,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
@@ -161,7 +161,7 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            381710,
+            347058,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
@@ -173,11 +173,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            849847,
+            803530,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            383312,
+            412112,
         )),
     },
     Module {
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            815512,
+            766268,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            345248,
+            368800,
         )),
     },
     Module {
@@ -197,7 +197,7 @@
         family: "prefill_f8",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1355320,
+            1201286,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
@@ -209,11 +209,11 @@
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            262183,
+            228908,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            155048,
+            140712,
         )),
     },
     Module {
@@ -221,7 +221,7 @@
         family: "measure",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.measure.ptx.zst"),
-            9175,
+            7789,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.measure.cubin.zst"),
@@ -233,7 +233,7 @@
         family: "measure",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.measure.ptx.zst"),
-            25996,
+            22526,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.measure.cubin.zst"),

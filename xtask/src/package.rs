@@ -1,6 +1,7 @@
 //! Writes the package of compiled kernels, `kernels-bin/`, from which programs take their kernels.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fmt::Write as _,
     fs,
@@ -39,7 +40,13 @@ pub fn run(check: bool) -> Result<(), Error> {
 /// An image of a module in the package.
 struct Image<'a> {
     file: String,
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
+}
+
+/// PTX without the lines that are comments: 5 % less in the package.
+fn without_comments(ptx: &str) -> String {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    ptx.split_inclusive('\n').filter(is_code).collect()
 }
 
 fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
@@ -56,11 +63,11 @@ fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
         Ok([
             Image {
                 file: format!("{name}.cubin"),
-                bytes: &cubin.bytes,
+                bytes: cubin.bytes.as_slice().into(),
             },
             Image {
                 file: format!("{name}.ptx"),
-                bytes: ptx.as_bytes(),
+                bytes: without_comments(ptx).into_bytes().into(),
             },
         ])
     }
@@ -75,7 +82,7 @@ fn made_from(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
         assembler.map_or("no ptxas", |cubin| &cubin.assembler)
     );
     for image in images.iter().flatten() {
-        writeln!(text, "{:x}  {}", Sha256::digest(image.bytes), image.file)
+        writeln!(text, "{:x}  {}", Sha256::digest(&image.bytes), image.file)
             .expect("a string takes all");
     }
     text
@@ -89,14 +96,14 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     // Images with unchanged bytes keep their file, because compressing takes longer than hashing.
     let before = fs::read_to_string(folder.join(MADE_FROM)).unwrap_or_default();
     let unchanged = |image: &Image<'_>| {
-        let line = format!("{:x}  {}", Sha256::digest(image.bytes), image.file);
+        let line = format!("{:x}  {}", Sha256::digest(&image.bytes), image.file);
         before.lines().any(|known| known == line) && data.join(packed(&image.file)).is_file()
     };
     let (mut packed_bytes, mut bytes) = (0, 0);
     for image in images.iter().flatten() {
         let path = data.join(packed(&image.file));
         if !unchanged(image) {
-            fs::write(&path, compress(image.bytes)?)?;
+            fs::write(&path, compress(&image.bytes)?)?;
         }
         packed_bytes += fs::metadata(&path)?.len() as usize;
         bytes += image.bytes.len();
