@@ -136,6 +136,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             // Tokens of several tiles have kernels with long blocks.
             let heads = match (row.rows, row.keys) {
                 (..=16, _) => 7,
+                (..=32, _) => 20,
                 (_, ..=32) if row.cache.is_none() => 60,
                 _ => 100,
             };

@@ -100,18 +100,24 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
                     j += 1;
                 }
             }
-            if there && !direct {
+            let partial = there && !direct;
+            if warp::warp_vote_any(warp::FULL_MASK, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
-                if C == 0 && lane % 4 == 0 {
+                if C == 0 && partial && lane % 4 == 0 {
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
-                let column = C * HALF + lane % 4 * 2;
+                // Two lanes of a row exchange pairs, so that each has four columns of every other 8: even lanes of the
+                // first 8, odd lanes of the next.
+                let column = C * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
                 let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
                 let mut j = 0;
-                while j < O / 4 {
-                    let at = 4 * j + 2 * h;
-                    let pair = [o[at] * inverse, o[at + 1] * inverse];
-                    ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                while j < O / 8 {
+                    let mut words =
+                        [0, 1, 4, 5].map(|i| (o[8 * j + 2 * h + i] * inverse).to_bits());
+                    swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
+                    if partial {
+                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                    }
                     j += 1;
                 }
             }
