@@ -136,7 +136,8 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             // Tokens of several tiles have kernels with long blocks.
             let heads = match (row.rows, row.keys) {
                 (..=16, _) => 7,
-                (..=32, _) => 20,
+                // Two tokens take 28 rows.
+                (..=32, _) => 14,
                 (_, ..=32) if row.cache.is_none() => 60,
                 _ => 100,
             };

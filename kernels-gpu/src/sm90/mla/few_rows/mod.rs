@@ -34,7 +34,7 @@
 //! | unit full (2) | 32 | the unit's description is written |
 //! | unit free (2) | 288; 352 if keys are copied one by one | loaders and consumers have finished with the unit |
 //! | rows full (2) | 32 | the unit's rows are written |
-//! | queries full | 1 + bytes | the queries have arrived |
+//! | queries full | 32 + bytes | the queries have arrived; visible keys and references are stored |
 //! | queries free | 8 | the last K·Qᵀ of both consumers is done |
 //! | near end | 1 | the next unit may be claimed |
 //! | full (8 or 7) | 1 + bytes; 32 if keys are copied one by one | a part has arrived |

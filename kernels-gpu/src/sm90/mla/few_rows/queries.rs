@@ -46,6 +46,11 @@ pub(super) unsafe fn claim_rows<V: Variant, const ROWS: u32, const STAGES: u32>(
             }
             mbarrier::wait(s.queries_free(), queries.parity);
             queries.advance();
+            // Lane 0 arrives with the copies. The others arrive for themselves, since racecheck cannot follow their stores
+            // through the arrival of lane 0.
+            if row > 0 {
+                mbarrier::arrive(s.queries_full());
+            }
             warp::sync_warp(WARP);
             bring_queries(p, map, s, slot, unit);
         });

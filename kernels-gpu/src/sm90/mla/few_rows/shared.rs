@@ -102,10 +102,10 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
             Keys::Rows => (PARTS, 32),
         };
         let arrivals = |index| match index {
-            0 | 1 | 4 | 5 => 32,
+            0 | 1 | 4 | 5 | 6 => 32,
             // All lanes of the loaders and of the consumers.
             2 | 3 => loaders * 32 + CONSUMERS * 128,
-            6 | 8 => 1,
+            8 => 1,
             _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => filled,
             // Queries free, and free: the warps of both consumers.
             _ => CONSUMERS * 4,
