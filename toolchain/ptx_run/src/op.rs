@@ -46,6 +46,7 @@ pub enum Word2 {
     FMaxF16s,
     FMulF16s,
     FDiv,
+    Shl16,
     Shr16,
     Add16,
     Sub16,

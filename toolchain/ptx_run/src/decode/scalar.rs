@@ -21,6 +21,7 @@ impl Decoder<'_> {
             ["shl", "b32"] => word2(Word2::Shl),
             ["shr", "u32" | "b32"] => word2(Word2::Shr),
             ["shr", "s32"] => word2(Word2::ShrSigned),
+            ["shl", "b16"] => word2(Word2::Shl16),
             ["shr", "u16"] => word2(Word2::Shr16),
             ["add", "s16" | "u16"] => word2(Word2::Add16),
             ["sub", "s16" | "u16"] => word2(Word2::Sub16),

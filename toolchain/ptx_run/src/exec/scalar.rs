@@ -139,6 +139,7 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::Shl => map2(a, b, |a, b| if b > 31 { 0 } else { a << b }),
         Word2::Shr => map2(a, b, |a, b| if b > 31 { 0 } else { a >> b }),
         Word2::ShrSigned => map2(a, b, |a, b| (a as i32 >> b.min(31)) as u32),
+        Word2::Shl16 => map2(a, b, |a, b| if b > 15 { 0 } else { (a << b) & 0xFFFF }),
         Word2::Shr16 => map2(a, b, |a, b| if b > 15 { 0 } else { (a & 0xFFFF) >> b }),
         Word2::Add16 => map2(a, b, |a, b| a.wrapping_add(b) & 0xFFFF),
         Word2::Sub16 => map2(a, b, |a, b| a.wrapping_sub(b) & 0xFFFF),

@@ -38,11 +38,20 @@ fn integers_wrap_and_shifts_are_clamped() {
 }
 
 #[test]
-fn products_of_16_bits_lose_what_is_above() {
+fn results_of_16_bits_lose_what_is_above() {
     let product = |instruction: &str| {
         let cut = format!("add.s32 %r3, %r0, 60000; {instruction}");
         lanes(&format!("{cut} mov.b32 %r10, %r4;"))
     };
+    assert_eq!(
+        product("add.s16 %r4, %r3, 5530;"),
+        each(|t| (60_000 + t + 5530) % 65_536)
+    );
+    assert_eq!(product("sub.s16 %r4, %r0, %r3;"), each(|_| 65_536 - 60_000));
+    assert_eq!(
+        product("shl.b16 %r4, %r3, 3;"),
+        each(|t| (60_000 + t) * 8 % 65_536)
+    );
     assert_eq!(
         product("mul.lo.s16 %r4, %r3, 171;"),
         each(|t| (60_000 + t) * 171 % 65_536)
