@@ -319,8 +319,8 @@ impl Graph {
     /// made captured runs, it is also up to the caller that plans fit their tensors and pools.
     ///
     /// # Errors
-    /// [`Error::BeyondGraph`] for a plan with more query tokens than the captured tensors, or with other pages than the
-    /// captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
+    /// [`Error::BeyondGraph`] for a plan with more query tokens than the captured tensors, or with page ids beyond, or
+    /// another page size than, the captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
     pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
         self.runs.iter().try_for_each(Note::check)?;
         let _current = Current::enter(self.context.raw())?;

@@ -25,7 +25,7 @@ impl Gpu {
     ///
     /// A query that sees no key gives output 0 and LSE −∞. The same plan gives the same bits in every run.
     ///
-    /// The call allocates nothing and does not wait. It can be captured in a CUDA graph. With a
+    /// The call does not wait and, outside a capture, allocates nothing. It can be captured in a CUDA graph. With a
     /// [launch set](super::WorkspaceOptions::launches) the graph runs the plan that is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan. Capture them with the most tokens that
     /// any plan of the graph will have: [`Graph::launch`](super::Graph::launch) refuses a plan with more.

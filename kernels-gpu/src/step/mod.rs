@@ -58,7 +58,7 @@ mod vector {
     /// Where every kernel of a step begins. On Hopper its blocks may start while those of the launch before end, and wait
     /// here until that launch is complete. So what it may have written is read by ordinary loads: `ld.global.nc` is for
     /// memory that nobody writes while the kernel runs. (The next launch is not allowed to start earlier: its blocks
-    /// would take room, and sampling of 16 rows then takes up to 5 % longer.)
+    /// would take room, and sampling of 16 rows then takes up to 7 % longer.)
     #[inline(always)]
     pub fn begin() {
         #[cfg(target_feature = "sm_90a")]

@@ -77,7 +77,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// were not faster with any limit.
     #[inline(always)]
     pub(super) fn most_under_way(&self) -> u32 {
-        let bytes = const { Self::LOADERS * 2 * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK };
+        let bytes = const {
+            let bytes = Self::LOADERS * 2 * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK;
+            assert!(cache::is_16_bits(CACHE) || bytes <= UNDER_WAY);
+            bytes
+        };
         if cache::is_16_bits(CACHE) || self.long {
             u32::MAX
         } else {
@@ -197,7 +201,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let mut opened = self.open(variant, opening);
             go_on();
             stage.advance(Self::LOADERS * opened, layout.stages);
-            // The oldest chunk under way, and the number of those.
+            // The oldest chunk under way, and the number of those. No other loader fills its stage: the number of stages is a
+            // multiple of the loaders'.
             let (mut oldest, mut under_way) = (Place::first(self.index), opened);
             let most = self.most_under_way();
             let mut first_unit = true;

@@ -21,12 +21,12 @@
 //! | keys: 4 blocks of 32, 4 slabs (left) and 5 (right) each | 147,456 |
 //! | with blocks of 48: queries, 7 slabs | 57,344 |
 //! | keys: 3 blocks of 48 | 165,888 |
-//! | rows of two units, references, factors, sums, barriers | 4,416 |
+//! | rows of two units, references, factors, sums, barriers | 4,424 |
 //!
 //! The weights of a block overwrite its last slab, which is part of the keys but not of the values.
 //!
 //! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
-//! Tiles of up to 16 rows have kernels of their own: [`few_rows`]. So do keys of 656 bytes (8-bit numbers with scales):
+//! Tiles of up to 32 rows have kernels of their own: [`few_rows`]. So do keys of 656 bytes (8-bit numbers with scales):
 //! [`swap_ab`], and [`narrow`] for few rows, with shared parts in `keys_656.rs`. What [`few_rows`] and [`swap_ab`]
 //! share is in `swapped.rs`.
 

@@ -1,6 +1,6 @@
 //! The producer warps: the scheduler claims units and loads their queries; the others load keys.
 //!
-//! Loaders limit the bytes under way (`UNDER_WAY` of each kernel): before they load a part of a block, they wait until
+//! Loaders by TMA and bulk copies limit the bytes under way (`UNDER_WAY` of each kernel): before a part, they wait until
 //! an earlier part has arrived, even if stages are free. With more bytes under way the first blocks of all SMs arrive
 //! later, and large batches lose 2 to 3 % of bandwidth.
 

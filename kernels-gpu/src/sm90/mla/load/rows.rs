@@ -12,9 +12,9 @@ use crate::abi::LatentParams;
 const WARP: u32 = warp::FULL_MASK;
 
 /// Blocks that [`load_rows`] has in flight before it signals the first. Consumers of a ring of three blocks free a block
-/// only after they have seen the next one full, and a ring of eight thirds has no room for a third block: more than one
+/// only after they have seen the next one full, and a ring of seven or eight thirds has no room for a third block: more than one
 /// unsignalled block would deadlock.
-const UNDER_WAY: u32 = 1;
+const UNSIGNALLED: u32 = 1;
 
 /// Loads one part of all units' blocks, key by key, 16 bytes per lane; of each block the keys `from..to`.
 ///
@@ -27,7 +27,7 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
     part: u32,
     [from, to]: [u32; 2],
 ) {
-    const { assert!((1 + UNDER_WAY) * S::PARTS <= STAGES) };
+    const { assert!((1 + UNSIGNALLED) * S::PARTS <= STAGES) };
     let lane = warp::lane_id();
     let slabs = S::PART_SLABS;
     let pool = p.attention.k + u64::from((S::FIRST_SLAB + part * slabs) * 128);
@@ -91,9 +91,9 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
             let rows = [row(pages[0], at), row(pages[1], at + 32)];
             at += S::KEYS;
             pages = [look_up(at), look_up(at + 32)];
-            if block > UNDER_WAY {
-                async_copy::wait_group::<UNDER_WAY>();
-                announce(stages.stage, 1 + UNDER_WAY);
+            if block > UNSIGNALLED {
+                async_copy::wait_group::<UNSIGNALLED>();
+                announce(stages.stage, 1 + UNSIGNALLED);
             }
             // SAFETY: the stage is free; keys are where the lanes found them.
             unsafe {
