@@ -46,6 +46,10 @@ mod rows;
 pub use rows::{QUANTISING_ROWS, ROWS};
 
 #[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
+mod arithmetic;
+#[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
 mod device;
 #[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
 mod page;
+#[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
+mod sines;

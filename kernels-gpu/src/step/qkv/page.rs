@@ -4,6 +4,8 @@ use cuda_std::prelude::*;
 #[cfg(feature = "quantise")]
 use cuda_std::{convert, math::fma};
 
+#[cfg(feature = "quantise")]
+use super::arithmetic::of_lanes;
 #[cfg(feature = "step")]
 use crate::step::pack;
 use crate::{
@@ -118,7 +120,7 @@ impl Page for E4m3 {
                 let largest = x
                     .each_ref()
                     .map(|x| largest_finite(16, |i| x[i / 8][i % 8]));
-                scale = largest_of_lanes(largest, p.lanes_log).map(scale_for);
+                scale = of_lanes(largest, p.lanes_log, f32::max).map(scale_for);
             }
             if !place.exists {
                 return;
@@ -180,29 +182,6 @@ fn scale_for(largest: f32) -> f32 {
         true => SMALLEST,
         false => 1.0,
     }
-}
-
-/// The largest numbers over groups of `1 << log` lanes, each of several numbers, none of which is NaN.
-///
-/// # Safety
-/// All lanes of the warp come here.
-#[cfg(feature = "quantise")]
-#[inline(always)]
-unsafe fn largest_of_lanes<const N: usize>(mut x: [f32; N], log: u32) -> [f32; N] {
-    let mut step = 5;
-    while step > 0 {
-        step -= 1;
-        if log > step {
-            let mut i = 0;
-            while i < N {
-                // SAFETY: the caller's promise.
-                let other = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, x[i], 1 << step, 32) };
-                x[i] = x[i].max(other);
-                i += 1;
-            }
-        }
-    }
-    x
 }
 
 #[cfg(feature = "quantise")]
