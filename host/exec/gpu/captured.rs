@@ -215,8 +215,8 @@ mod tests {
             };
             assert_eq!(error, expected);
             let text = error.to_string();
-            let told = [planned.to_string(), captured.to_string(), what.into()];
-            assert!(told.iter().all(|told| text.contains(told)), "{text}");
+            let words = [planned.to_string(), captured.to_string(), what.into()];
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
         }
         uploaded.clear();
         assert_eq!(check(&notes), Err(Error::NoPlan));
