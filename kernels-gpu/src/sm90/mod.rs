@@ -29,6 +29,24 @@ mod pipeline;
 pub mod prefill;
 mod unit;
 
+/// The number of arrivals of barrier `index`: that of the first run whose end is above the index, or else `rest`.
+///
+/// Comparisons, not a `match`: of that LLVM makes a table in global memory, and each launch would begin with a read of it.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+#[inline(always)]
+fn arrivals<const N: usize>(index: u32, ends_and_arrivals: [(u32, u32); N], rest: u32) -> u32 {
+    let mut of_index = rest;
+    let mut run = N;
+    while run > 0 {
+        run -= 1;
+        let (end, arrivals) = ends_and_arrivals[run];
+        if index < end {
+            of_index = arrivals;
+        }
+    }
+    of_index
+}
+
 /// Tells the compiler that a value is the same in all lanes: wgmma takes its descriptors from uniform registers.
 ///
 /// # Safety

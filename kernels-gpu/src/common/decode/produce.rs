@@ -2,7 +2,7 @@
 
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
-    ptr, warp,
+    ptr, thread, warp,
 };
 
 use crate::{
@@ -105,6 +105,24 @@ impl Header {
         },
         head: 0,
     };
+
+    /// Loads the first unit of this CTA, if it has one. That needs no barrier, and takes as long as the initialisation of
+    /// mbarriers: kernels begin with it.
+    ///
+    /// # Safety
+    /// The launch's parameters are valid.
+    #[inline(always)]
+    pub unsafe fn first(params: &AttentionParams, kv_heads: Divisor) -> Self {
+        let unit = thread::block_idx_x();
+        // SAFETY: the caller's promise; the unit exists.
+        unsafe {
+            let params = params.of_this_plan();
+            match unit < params.units {
+                true => Self::load(&params, kv_heads, unit),
+                false => Self::EMPTY,
+            }
+        }
+    }
 
     /// Loads unit `unit`.
     ///

@@ -76,7 +76,7 @@ macro_rules! entries {
         pub unsafe fn entry(p: $crate::abi::LatentParams) {
             use ::cuda_std::{barrier, griddep, setmaxnreg, shared, thread};
             use $crate::{
-                common::variant::Standard,
+                common::{decode::produce::Header, variant::Standard},
                 sm90::mla::{keys_656::FEEDERS, load::load_656},
             };
             let variant = Standard::<false>(p.attention.variant);
@@ -84,6 +84,10 @@ macro_rules! entries {
             let warp = thread::thread_idx_x() / 32;
             // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
             unsafe {
+                let first = match warp {
+                    0 => Header::first(&p.attention, p.tiles),
+                    _ => Header::EMPTY,
+                };
                 prefetch(maps);
                 s.init();
                 barrier::bar_sync(0, THREADS);
@@ -92,7 +96,7 @@ macro_rules! entries {
                 if warp < FEEDERS / 32 {
                     setmaxnreg::decrease::<{ REGISTERS[0] }>();
                     match warp {
-                        0 => claim(&p, maps, s),
+                        0 => claim(&p, maps, s, first),
                         _ => load_656(&p, s, warp - 1),
                     }
                 } else {

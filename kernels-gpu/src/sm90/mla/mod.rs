@@ -70,8 +70,11 @@ mod entries {
     };
     use crate::{
         abi::LatentParams,
-        common::{half, variant::Standard},
+        common::{decode::produce::Header, half, variant::Standard},
     };
+
+    /// The warp that claims units.
+    const SCHEDULER: u32 = 2;
 
     macro_rules! entries {
         ($half:ident $element:literal {
@@ -97,6 +100,10 @@ mod entries {
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
                 unsafe {
+                    let first = match thread / 32 {
+                        SCHEDULER => Header::first(&p.attention, p.tiles),
+                        _ => Header::EMPTY,
+                    };
                     if thread < 3 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
@@ -107,7 +114,7 @@ mod entries {
                     if thread < THREADS - CONSUMERS {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
-                            (2, _) => claim_with_queries(&p, maps, s),
+                            (SCHEDULER, _) => claim_with_queries(&p, maps, s, first),
                             (0, Keys::Pages) => load(&p, maps.add(1), Half::<false, _, _>(s)),
                             (1, Keys::Pages) => load(&p, maps.add(2), Half::<true, _, _>(s)),
                             (0, Keys::Rows) => load_rows(&p, Half::<false, _, _>(s), 0, [0, $keys]),

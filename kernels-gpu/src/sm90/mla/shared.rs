@@ -8,7 +8,10 @@ use super::config::{
 };
 use super::load::{Parts, QueryPlace};
 pub(super) use crate::sm90::unit::Unit;
-use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
+use crate::{
+    abi::QueryRow,
+    sm90::{arrivals, unit::UNIT_BYTES},
+};
 
 /// The part of shared memory that all MLA kernels have: the ring of two units between the scheduler warp and all other
 /// warps, and the barriers.
@@ -161,21 +164,18 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self, keys: Keys) {
-        let arrivals = |index| match index {
-            0 | 1 => 32,
-            // All lanes of the loaders and consumers.
-            2 | 3 => keys.loaders() * 32 + CONSUMERS,
-            4 | 5 => 32,
-            6 | 8 => 1,
-            7 => 8,
-            _ => match ((index - STAGE_BARRIERS) % 4, keys) {
-                (0 | 1, Keys::Pages) => 1,
-                (0, Keys::Rows) => 32,
-                (1, Keys::Rows) => 2 * 32,
-                // One arrival per warp. Only consumer 0 reads the left half; both access the weights in the right half.
-                (2, _) => 4,
-                _ => 8,
-            },
+        // All lanes of the loaders and consumers.
+        let all = keys.loaders() * 32 + CONSUMERS;
+        let of_unit = [(2, 32), (4, all), (6, 32), (7, 1), (8, 8)];
+        let [left, right] = match keys {
+            Keys::Pages => [1; 2],
+            Keys::Rows => [32, 2 * 32],
+        };
+        // Free: one arrival per warp. Only consumer 0 reads the left half; both access the weights in the right half.
+        let of_stage = [(1, left), (2, right), (3, 4)];
+        let arrivals = |index| match index < STAGE_BARRIERS {
+            true => arrivals(index, of_unit, 1),
+            false => arrivals((index - STAGE_BARRIERS) % 4, of_stage, 8),
         };
         // SAFETY: the caller's promise.
         unsafe {

@@ -6,7 +6,10 @@ use super::config::{
     BARRIERS, KEY_STAGES, Offsets, PIECE_BYTES, THREADS, TILE_ROWS, VALUE_STAGES, WEIGHTS_BYTES,
 };
 pub(super) use crate::sm90::unit::Unit;
-use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
+use crate::{
+    abi::QueryRow,
+    sm90::{arrivals, unit::UNIT_BYTES},
+};
 
 /// The base address.
 #[derive(Clone, Copy)]
@@ -149,18 +152,14 @@ impl Shared {
         let index = thread / 32 + warp::lane_id() * (THREADS / 32);
         if index < BARRIERS + KEYS + 2 * VALUE_STAGES {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            let arrivals = match index {
-                0 | 1 | 4 | 5 => 32,
-                // Two loader warps, the softmax warpgroup and both P·V warpgroups.
-                2 | 3 => 2 * 32 + 3 * 128,
-                6 | 7 | 10 | 11 => 128,
-                12 | 13 => 2 * 128,
-                8 | 9 => 1,
-                _ => match index - BARRIERS {
-                    stage if stage % 2 == 0 => 1,
-                    0..KEYS => 4,
-                    _ => 8,
-                },
+            // Two loader warps, the softmax warpgroup and both P·V warpgroups.
+            let all = 2 * 32 + 3 * 128;
+            let of_unit = [(2, 32), (4, all), (6, 32), (8, 128), (10, 1), (12, 128)];
+            let arrivals = if index < BARRIERS {
+                arrivals(index, of_unit, 2 * 128)
+            } else {
+                let [full, free] = [1, arrivals(index, [(BARRIERS + KEYS, 4)], 8)];
+                [full, free][((index - BARRIERS) % 2) as usize]
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };

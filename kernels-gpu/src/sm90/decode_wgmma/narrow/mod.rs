@@ -43,7 +43,7 @@ mod entries {
     };
     use crate::{
         abi::DecodeParams,
-        common::{half, variant::Standard},
+        common::{decode::produce::Header, half, variant::Standard},
     };
 
     macro_rules! entries {
@@ -73,6 +73,10 @@ mod entries {
                 let thread = thread::thread_idx_x();
                 // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
                 unsafe {
+                    let first = match thread / 32 {
+                        2 => Header::first(&p.attention, p.kv_heads),
+                        _ => Header::EMPTY,
+                    };
                     s.init();
                     barrier::bar_sync(0, SHAPE.threads());
                     // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
@@ -82,7 +86,7 @@ mod entries {
                         match thread / 32 {
                             0 => load::<false, { SHAPE.stages }>(&p, maps, s),
                             1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(1), s),
-                            2 => gather(&p, s),
+                            2 => gather(&p, s, first),
                             _ => help_gather(&p, s),
                         }
                     } else {

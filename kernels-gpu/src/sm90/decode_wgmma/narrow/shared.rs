@@ -4,7 +4,7 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::rows::Queries;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
-use crate::abi::QueryRow;
+use crate::{abi::QueryRow, sm90::arrivals};
 
 /// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
@@ -221,14 +221,11 @@ impl Shared {
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            let arrivals = match index {
-                0 | 1 => 1,
-                2 | 3 => 2 * 32,
-                4 | 5 => (consumers + 2) * 32,
-                7 | 8 => 32,
-                6 | 9 => 1,
-                _ if (index - BARRIERS) % 2 == 0 => 1,
-                _ => consumers,
+            let all = (consumers + 2) * 32;
+            let of_unit = [(2, 1), (4, 2 * 32), (6, all), (7, 1), (9, 32)];
+            let arrivals = match index < BARRIERS {
+                true => arrivals(index, of_unit, 1),
+                false => arrivals((index - BARRIERS) % 2, [(1, 1)], consumers),
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };

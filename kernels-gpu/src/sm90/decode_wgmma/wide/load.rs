@@ -26,20 +26,20 @@ const WARP: u32 = warp::FULL_MASK;
 /// and gathers half of its queries.
 ///
 /// # Safety
-/// A whole warp comes here; the barriers are initialised.
+/// A whole warp comes here, with what [`Header::first`] found; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
+pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, first: Header) {
     // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
+    let mut header = first;
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
     // SAFETY: a whole warp; the full and free barriers order every access to a slot.
     unsafe {
         while unit < a.units {
-            let header = Header::load(a, p.kv_heads, unit);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
             let described = list_runs(p, a.items, s, slots.stage, unit, &header);
             if lane == 0 {
@@ -61,6 +61,9 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
             unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            if unit < a.units {
+                header = Header::load(a, p.kv_heads, unit);
+            }
         }
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {

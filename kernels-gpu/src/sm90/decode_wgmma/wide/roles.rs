@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{half::Half, variant::Variant},
+    common::{decode::produce::Header, half::Half, variant::Variant},
 };
 
 /// The kernel of a shape. The const parameters must match it: registers of a producer and of a consumer thread, stages,
@@ -46,6 +46,10 @@ pub unsafe fn run<
     let thread = thread::thread_idx_x();
     // SAFETY: the caller's promise; roles are assigned to whole warps and warpgroups.
     unsafe {
+        let first = match thread / 32 {
+            2 => Header::first(&p.attention, p.kv_heads),
+            _ => Header::EMPTY,
+        };
         s.init();
         barrier::bar_sync(0, shape.threads());
         // Dependent launch: another tile group of the step may start on SMs that this grid leaves.
@@ -57,7 +61,7 @@ pub unsafe fn run<
             match thread / 32 {
                 0 => load::<_, false, STAGES>(p, variant, maps, s),
                 1 => load::<_, true, STAGES>(p, variant, maps.add(1), s),
-                2 => gather(p, variant, s),
+                2 => gather(p, variant, s, first),
                 _ => help_gather(p, s),
             }
         } else {

@@ -4,7 +4,10 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::rows::Queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
-use crate::abi::{QueryRow, WorkItem};
+use crate::{
+    abi::{QueryRow, WorkItem},
+    sm90::arrivals,
+};
 
 /// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
@@ -203,18 +206,13 @@ impl Shared {
         let index = thread / 32 + thread % 32 * warps;
         if index < BARRIERS + 4 * self.shape.stages {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            let arrivals = match index {
-                0 | 1 | 8 | 9 => 32,
-                // All lanes of both gatherers, once their copies are done.
-                2 | 3 => 64,
-                4 | 5 => 32 * (consumers + 2),
-                6 | 7 | 10 => 1,
-                _ => match (index - BARRIERS) % 4 {
-                    0 => 32,
-                    1 => 1,
-                    2 => 32 * consumers,
-                    _ => consumers,
-                },
+            // Rows full: all lanes of both gatherers, once their copies are done.
+            let (rows, all) = (64, 32 * (consumers + 2));
+            let of_unit = [(2, 32), (4, rows), (6, all), (8, 1), (10, 32)];
+            let of_stage = [(1, 32), (2, 1), (3, 32 * consumers)];
+            let arrivals = match index < BARRIERS {
+                true => arrivals(index, of_unit, 1),
+                false => arrivals((index - BARRIERS) % 4, of_stage, consumers),
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };

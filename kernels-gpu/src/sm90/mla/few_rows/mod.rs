@@ -75,7 +75,7 @@ mod entries {
     };
     use crate::{
         abi::LatentParams,
-        common::{half, variant::Standard},
+        common::{decode::produce::Header, half, variant::Standard},
         sm90::mla::{
             config::Keys,
             load::{load, load_rows},
@@ -106,6 +106,10 @@ mod entries {
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
                 unsafe {
+                    let first = match thread / 32 {
+                        0 => Header::first(&p.attention, p.tiles),
+                        _ => Header::EMPTY,
+                    };
                     if thread < 2 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
@@ -115,7 +119,7 @@ mod entries {
                     griddep::launch_dependents();
                     if thread < FEEDERS {
                         match (thread / 32, KEYS) {
-                            (0, _) => claim_rows(&p, &variant, maps, s),
+                            (0, _) => claim_rows(&p, &variant, maps, s, first),
                             (1, Keys::Pages) => load(&p, maps.add(1), s),
                             (_, Keys::Pages) => {}
                             // Each of three warps copies one part of every block.

@@ -5,7 +5,7 @@ use cuda_std::{mbarrier, shared, tma::TensorMap, warp};
 use super::shared::Shared;
 use crate::{
     abi::LatentParams,
-    common::variant::Variant,
+    common::{decode::produce::Header, variant::Variant},
     sm90::{
         mla::{
             load::{QueryPlace as _, bring_queries, claim},
@@ -22,18 +22,19 @@ const WARP: u32 = warp::FULL_MASK;
 /// Claims units; stores each row's visible keys and first reference, and loads the queries.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is the tensor map of the queries, and the barriers are initialised.
+/// As [`claim`]'s; `map` is the tensor map of the queries.
 #[inline(always)]
 pub(super) unsafe fn claim_rows<V: Variant, const ROWS: u32, const STAGES: u32>(
     p: &LatentParams,
     variant: &V,
     map: *const TensorMap,
     s: Shared<ROWS, STAGES>,
+    first: Header,
 ) {
     let mut queries = Pipeline::<1>::PRODUCER;
     // SAFETY: the caller's promises; the unit's rows were written.
     unsafe {
-        claim(p, s, |slot, unit| {
+        claim(p, s, first, |slot, unit| {
             // Lanes read rows that other lanes have written.
             warp::sync_warp(WARP);
             let row = warp::lane_id();

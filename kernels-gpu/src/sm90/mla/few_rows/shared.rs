@@ -4,6 +4,7 @@ use super::config::{
     CONSUMERS, KEYS, Offsets, PART_BYTES, PART_SLABS, PARTS, SLABS, STAGE_BARRIERS, THREADS,
     UNDER_WAY, WEIGHED,
 };
+use crate::sm90::arrivals;
 use crate::sm90::mla::{
     config::{Keys, Ring},
     load::{Parts, QueryPlace},
@@ -101,15 +102,13 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
             Keys::Pages => (1, 1),
             Keys::Rows => (PARTS, 32),
         };
-        let arrivals = |index| match index {
-            0 | 1 | 4 | 5 | 6 => 32,
-            // All lanes of the loaders and of the consumers.
-            2 | 3 => loaders * 32 + CONSUMERS * 128,
-            8 => 1,
-            _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => filled,
-            // Queries free, and free: the warps of both consumers.
-            _ => CONSUMERS * 4,
-        };
+        // All lanes of the loaders and of the consumers.
+        let all = loaders * 32 + CONSUMERS * 128;
+        // Queries free, and free: the warps of both consumers.
+        let warps = CONSUMERS * 4;
+        let full = (STAGE_BARRIERS + STAGES, filled);
+        let runs = [(2, 32), (4, all), (7, 32), (8, warps), (9, 1), full];
+        let arrivals = |index| arrivals(index, runs, warps);
         // SAFETY: the caller's promise.
         unsafe {
             self.init_barriers(THREADS, STAGE_BARRIERS + 2 * STAGES, arrivals);

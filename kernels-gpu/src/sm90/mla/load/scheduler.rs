@@ -22,11 +22,12 @@ const WARP: u32 = warp::FULL_MASK;
 /// calls `ready` with the unit's slot and the unit.
 ///
 /// # Safety
-/// A whole warp comes here; the barriers are initialised.
+/// A whole warp comes here, with what [`Header::first`] found; the barriers are initialised.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     p: &LatentParams,
     s: U,
+    first: Header,
     mut ready: impl FnMut(u32, &Unit),
 ) {
     // SAFETY: the launch's parameters are valid.
@@ -34,12 +35,12 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
+    let mut header = first;
     let mut slots = Pipeline::<2>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
     // SAFETY: a whole warp; the full and free barriers order every access to a slot.
     unsafe {
         while unit < a.units {
-            let header = Header::load(a, p.tiles, unit);
             let item = &header.item;
             let shift = p.piece_tokens.trailing_zeros();
             let first = item.kv_begin >> shift << shift;
@@ -82,6 +83,9 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
             unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            if unit < a.units {
+                header = Header::load(a, p.tiles, unit);
+            }
         }
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {
@@ -134,17 +138,18 @@ pub(in crate::sm90::mla) trait QueryPlace: Units {
 /// As [`claim`], and loads each unit's queries.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is the tensor map of the queries, and the barriers are initialised.
+/// As [`claim`]'s; `map` is the tensor map of the queries.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn claim_with_queries<S: QueryPlace>(
     p: &LatentParams,
     map: *const TensorMap,
     s: S,
+    first: Header,
 ) {
     let mut queries = Pipeline::<1>::PRODUCER;
     // SAFETY: the caller's promises; the unit's rows were written.
     unsafe {
-        claim(p, s, |slot, unit| {
+        claim(p, s, first, |slot, unit| {
             // Lanes read rows that other lanes have written.
             warp::sync_warp(WARP);
             mbarrier::wait(s.queries_free(), queries.parity);

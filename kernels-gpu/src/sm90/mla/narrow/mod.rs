@@ -73,6 +73,7 @@ mod entries {
     };
     use crate::{
         abi::LatentParams,
+        common::decode::produce::Header,
         sm90::mla::{keys_656::entries, load},
     };
 
@@ -82,9 +83,14 @@ mod entries {
 
     /// See [`load::claim`]. The consumers load the queries themselves.
     #[inline(always)]
-    unsafe fn claim<const STAGES: u32>(p: &LatentParams, _: *const TensorMap, s: Shared<STAGES>) {
+    unsafe fn claim<const STAGES: u32>(
+        p: &LatentParams,
+        _: *const TensorMap,
+        s: Shared<STAGES>,
+        first: Header,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { load::claim(p, s, |_, _| {}) };
+        unsafe { load::claim(p, s, first, |_, _| {}) };
     }
 
     table!(entries);

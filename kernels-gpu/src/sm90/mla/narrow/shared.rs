@@ -7,6 +7,7 @@ use super::{
     },
     places::Place,
 };
+use crate::sm90::arrivals;
 use crate::sm90::mla::{
     config::Ring,
     keys_656::{GROUPS, KEYS, LOADERS, PARTS},
@@ -101,15 +102,17 @@ impl<const STAGES: u32> Shared<STAGES> {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
-        let arrivals = |index| match index {
-            0 | 1 | 4 | 5 => 32,
-            // All lanes of the loaders and the teams.
-            2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
-            6 => 1,
-            // Full: the lanes of a loader. Free: the lanes of a team.
-            _ if index < STAGE_BARRIERS + STAGES => 32,
-            _ => WARPS * 32,
-        };
+        // All lanes of the loaders and the teams.
+        let all = (LOADERS + TEAMS * WARPS) * 32;
+        // Full: the lanes of a loader. Free: the lanes of a team.
+        let runs = [
+            (2, 32),
+            (4, all),
+            (6, 32),
+            (7, 1),
+            (STAGE_BARRIERS + STAGES, 32),
+        ];
+        let arrivals = |index| arrivals(index, runs, WARPS * 32);
         let count = STAGE_BARRIERS + STAGES + STAGES / PARTS;
         // SAFETY: the caller's promise.
         unsafe { self.init_barriers(THREADS, count, arrivals) };

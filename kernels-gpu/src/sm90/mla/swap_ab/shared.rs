@@ -3,6 +3,7 @@
 use super::config::{
     CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, UNDER_WAY, WEIGHED, WEIGHTS_BYTES,
 };
+use crate::sm90::arrivals;
 use crate::sm90::mla::{
     config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
     keys_656::{KEYS, LOADERS},
@@ -93,15 +94,13 @@ impl<const STAGES: u32> Shared<STAGES> {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
-        let arrivals = |index| match index {
-            0 | 1 | 4 | 5 => 32,
-            // All lanes of the loaders and consumers.
-            2 | 3 => LOADERS * 32 + CONSUMERS * 128,
-            6 | 8 => 1,
-            // Full: the lanes of a loader. Free: the lanes of both consumers.
-            _ if index >= STAGE_BARRIERS && index < STAGE_BARRIERS + STAGES => 32,
-            _ => CONSUMERS * 128,
-        };
+        let consumers = CONSUMERS * 128;
+        // Full: the lanes of a loader. Queries free, and free: the lanes of both consumers.
+        let full = (STAGE_BARRIERS + STAGES, 32);
+        let of_unit = [(2, 32), (4, LOADERS * 32 + consumers), (6, 32)];
+        let [unit, free, rows] = of_unit;
+        let runs = [unit, free, rows, (7, 1), (8, consumers), (9, 1), full];
+        let arrivals = |index| arrivals(index, runs, consumers);
         // SAFETY: the caller's promise.
         unsafe {
             self.init_barriers(THREADS, STAGE_BARRIERS + 2 * STAGES, arrivals);
