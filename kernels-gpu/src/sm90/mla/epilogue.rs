@@ -26,11 +26,12 @@ use crate::{
 /// Writes half of the columns of the warp's 16 rows, to the output or to partial states.
 ///
 /// # Safety
-/// Both consumers come here for every unit, each with its half `C` of the columns; their products are done.
+/// Both consumers come here for every unit, each with its half `c` of the columns; their products are done.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
     s: Shared<KEYS, STAGES>,
+    c: u32,
     slot: u32,
     unit: &Unit,
     o: &[f32; O],
@@ -41,9 +42,9 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
     const HALF: u32 = VALUE_DIM / 2;
     let a = &p.attention;
     // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
-    let mut here = [warp::lane_id(), first_row];
+    let mut here = [warp::lane_id(), first_row, c];
     wgmma::fence_operand(&mut here);
-    let [lane, first_row] = here;
+    let [lane, first_row, c] = here;
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
         let own = rows.totals();
@@ -51,13 +52,13 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
         while h < 2 {
             if lane % 4 == 0 {
                 let row = first_row + lane / 4 + 8 * h as u32;
-                shared::store_f32(s.total(slot, C, row), own[h]);
+                shared::store_f32(s.total(slot, c, row), own[h]);
             }
             h += 1;
         }
         // Two barriers because of racecheck of CUDA 13.0: see `sm90::meet`.
-        meet::<C>(0);
-        meet::<C>(1);
+        meet(c, 0);
+        meet(c, 1);
         h = 0;
         while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;
@@ -81,11 +82,11 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
             }
             if warp::warp_vote_any(warp::FULL_MASK, direct) {
                 let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);
-                if C == 0 && direct && a.lse != 0 && lane % 4 == 0 {
+                if c == 0 && direct && a.lse != 0 && lane % 4 == 0 {
                     ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
                 }
                 let element = u64::from(row.token) * u64::from(a.out_token_stride)
-                    + u64::from(head * VALUE_DIM + C * HALF + lane % 4 * 8);
+                    + u64::from(head * VALUE_DIM + c * HALF + lane % 4 * 8);
                 let out = a.out + element * 2;
                 let packed = |i: usize| T::pack(o[i] * inverse, o[i + 1] * inverse);
                 let mut j = 0;
@@ -103,12 +104,12 @@ pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES
             let partial = there && !direct;
             if warp::warp_vote_any(warp::FULL_MASK, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
-                if C == 0 && partial && lane % 4 == 0 {
+                if c == 0 && partial && lane % 4 == 0 {
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
                 // Two lanes of a row exchange pairs, so that each has four columns of every other 8: even lanes of the
                 // first 8, odd lanes of the next.
-                let column = C * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
+                let column = c * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
                 let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
                 let mut j = 0;
                 while j < O / 8 {

@@ -4,10 +4,10 @@ use cuda_std::{barrier, fence, mbarrier, mma, shared, thread, warp, wgmma};
 
 use super::{
     super::{pipeline::Pipeline, uniform},
-    config::{QUERY_SLABS, SLABS, query_slabs},
+    config::{QUERY_SLABS, query_slabs},
     epilogue::finish,
     load::QueryPlace as _,
-    products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply},
+    products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply, slabs},
     shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
     visible::{clear, hide, is_whole},
 };
@@ -28,18 +28,17 @@ const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 const BOTH: u32 = 5;
 
-/// A barrier of both consumers; this is consumer `C`. Each waits at a named barrier of its own, since the two run
-/// different instances of this code.
+/// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own.
 ///
 /// # Safety
 /// All threads of both consumers come here, with `time` 0 and 1 alternately: a thread may still be in one barrier when
 /// another thread arrives at the next.
 #[inline(always)]
-pub(super) unsafe fn meet<const C: u32>(time: u32) {
+pub(super) unsafe fn meet(c: u32, time: u32) {
     // SAFETY: the caller's promise.
     unsafe {
-        barrier::bar_arrive(BOTH + 2 * time + (C ^ 1), 256);
-        barrier::bar_sync(BOTH + 2 * time + C, 256);
+        barrier::bar_arrive(BOTH + 2 * time + (c ^ 1), 256);
+        barrier::bar_sync(BOTH + 2 * time + c, 256);
     }
 }
 
@@ -52,7 +51,7 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
     }
 }
 
-/// Works through all units, as the consumer of half `C` of the columns and the owner of every other block. `S` and `P`
+/// Works through all units, as the consumer of half `c` of the columns and the owner of every other block. `S` and `P`
 /// are a thread's logits and packed weight words of a block.
 ///
 /// # Safety
@@ -61,7 +60,6 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
 pub(super) unsafe fn consume<
     T: Half,
     V: Variant,
-    const C: u32,
     const KEYS: u32,
     const STAGES: u32,
     const S: usize,
@@ -70,6 +68,7 @@ pub(super) unsafe fn consume<
     p: &LatentParams,
     variant: &V,
     s: Shared<KEYS, STAGES>,
+    c: u32,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
@@ -81,7 +80,7 @@ pub(super) unsafe fn consume<
     let warp = unsafe { uniform(thread / 32) };
     let first_row = warp * 16 + lane / 4;
     let scale = variant.params().scale_log2;
-    let other = C ^ 1;
+    let other = c ^ 1;
     let mut slots = Pipeline::<2>::CONSUMER;
     // Number of blocks of all units so far. The lowest bit of a block's number is its owner.
     let mut next = 0;
@@ -126,15 +125,15 @@ pub(super) unsafe fn consume<
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T, _, _>(s, &mut o, $block % STAGES, C);
+                    add_handed::<T, _, _>(s, &mut o, $block % STAGES, c);
                 };
             }
             macro_rules! taken {
                 ($block:expr) => {
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
-                    release!(s.free($block % STAGES, C));
-                    if C == 0 {
+                    release!(s.free($block % STAGES, c));
+                    if c == 0 {
                         // The weights are in the right half.
                         release!(s.free($block % STAGES, 1));
                     }
@@ -155,7 +154,7 @@ pub(super) unsafe fn consume<
                 warp::sync_warp(WARP);
             }
             wgmma::fence_operand(&mut held);
-            let mut block = next + ((next ^ C) & 1);
+            let mut block = next + ((next ^ c) & 1);
             let mut begin = unit.first + (block - next) * KEYS;
             if block >= end {
                 release!(s.queries_free());
@@ -208,18 +207,18 @@ pub(super) unsafe fn consume<
                             let mut h = 0;
                             while h < 2 {
                                 let row = first_row + 8 * h as u32;
-                                shared::store_f32(s.factor(C, row), factors[h]);
-                                shared::store_f32(s.reference(C, row), rows.reference[h]);
+                                shared::store_f32(s.factor(c, row), factors[h]);
+                                shared::store_f32(s.reference(c, row), rows.reference[h]);
                                 h += 1;
                             }
                         }
                     }
                     rows.add(&sums);
                     if lane == 0 {
-                        shared::store_u32(s.grew(C, warp), u32::from(!good));
+                        shared::store_u32(s.grew(c, warp), u32::from(!good));
                     }
                     // All four warps have read the keys that the weights overwrite.
-                    barrier::bar_sync(CONSUMER + C, 128);
+                    barrier::bar_sync(CONSUMER + c, 128);
                     let target = s.weights(stage) + (warp * 16 + lane % 16) * 16;
                     let mut step = 0;
                     while step < P / 4 {
@@ -242,16 +241,16 @@ pub(super) unsafe fn consume<
                     }
                     fence::proxy_async_shared();
                     if not_all {
-                        barrier::bar_sync(CONSUMER + C, 128);
+                        barrier::bar_sync(CONSUMER + c, 128);
                     }
-                    barrier::bar_arrive(WEIGHTS_READY + C, 256);
-                    let values = uniform(s.half(stage, C));
-                    add_own::<T, P>(&mut o, &weights, values, SLABS[C as usize]);
+                    barrier::bar_arrive(WEIGHTS_READY + c, 256);
+                    let values = uniform(s.half(stage, c));
+                    add_own::<T, P>(&mut o, &weights, values, slabs(c));
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
-                    release!(s.free(stage, C));
-                    if C == 0 {
+                    release!(s.free(stage, c));
+                    if c == 0 {
                         // Its weights are in the right half.
                         release!(s.free(stage, 1));
                     }
@@ -265,12 +264,12 @@ pub(super) unsafe fn consume<
             while block < end {
                 own!(false);
             }
-            if (end - 1) & 1 != C {
+            if (end - 1) & 1 != c {
                 take!(end - 1);
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, C, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, _, _>(p, s, c, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

@@ -71,6 +71,7 @@ mod entries {
     use crate::{
         abi::LatentParams,
         common::{decode::produce::Header, half, variant::Standard},
+        sm90::uniform,
     };
 
     /// The warp that claims units.
@@ -129,11 +130,9 @@ mod entries {
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        if thread < THREADS - CONSUMERS / 2 {
-                            consume::<half::$half, _, 0, _, _, S, P>(&p, &variant, s);
-                        } else {
-                            consume::<half::$half, _, 1, _, _, S, P>(&p, &variant, s);
-                        }
+                        // One code for both: cold, instructions arrive at about one in 2 ns.
+                        let c = uniform((thread - (THREADS - CONSUMERS)) / (CONSUMERS / 2));
+                        consume::<half::$half, _, _, _, S, P>(&p, &variant, s, c);
                         // A grid that waits for the end of this one also relies on the end of the grid before it.
                         griddep::wait();
                     }

@@ -131,6 +131,13 @@ pub(super) unsafe fn multiply<
     }
 }
 
+/// Slabs of half of the columns.
+#[inline(always)]
+pub(super) fn slabs(half: u32) -> u32 {
+    const { assert!(SLABS[1] == SLABS[0] + 1) };
+    SLABS[0] + half
+}
+
 /// Issues O += P·V, with the other consumer's weights from shared memory and half of a block's values.
 #[inline(always)]
 pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
@@ -139,7 +146,7 @@ pub(super) unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
     stage: u32,
     half: u32,
 ) {
-    let group = SLABS[half as usize] * 1024;
+    let group = slabs(half) * 1024;
     // SAFETY: whole warps; both operands have arrived; the accumulator is waited for.
     unsafe {
         let weights = uniform(s.weights(stage));

@@ -158,8 +158,10 @@ impl Shared {
             let arrivals = if index < BARRIERS {
                 arrivals(index, of_unit, 2 * 128)
             } else {
-                let [full, free] = [1, arrivals(index, [(BARRIERS + KEYS, 4)], 8)];
-                [full, free][((index - BARRIERS) % 2) as usize]
+                match (index - BARRIERS) % 2 {
+                    0 => 1,
+                    _ => arrivals(index, [(BARRIERS + KEYS, 4)], 8),
+                }
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
