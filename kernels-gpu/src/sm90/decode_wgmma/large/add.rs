@@ -21,12 +21,12 @@ const WARP: u32 = warp::FULL_MASK;
 const HALF: u32 = HEAD_DIM / 2;
 const O: usize = HALF as usize / 4;
 
-/// Works through all units, for half `H` of the columns.
+/// Works through all units, for half `c` of the columns.
 ///
 /// # Safety
 /// A whole warpgroup comes here, and the other one with the other half; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
+pub(super) unsafe fn add<T: Half>(p: &DecodeParams, s: Shared, c: u32) {
     // Bytes per group of 8 keys in a piece of values.
     const GROUP: u32 = QUERY_SLABS * 1024;
     let lane = warp::lane_id();
@@ -70,7 +70,7 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                 let mut step = 0;
                 while step < VALUE_PIECES {
                     mbarrier::wait(s.values_full(step), parity);
-                    let values = uniform(s.values(step) + H * (GROUP / 2));
+                    let values = uniform(s.values(step) + c * (GROUP / 2));
                     let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
                     // One step at a time: there are no registers for the weights of two. Products of the other
                     // warpgroups fill the gaps.
@@ -100,7 +100,7 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                 left -= 1;
             }
             mbarrier::wait(s.inverses_full(slot), slots.parity);
-            write::<T, H>(p, s, slot, &o, warp);
+            write::<T>(p, s, c, slot, &o, warp);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
         }
@@ -112,18 +112,19 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
 /// # Safety
 /// A whole warp comes here; its products are done, and the inverses are stored.
 #[inline(always)]
-unsafe fn write<T: Half, const H: u32>(
+unsafe fn write<T: Half>(
     p: &DecodeParams,
     s: Shared,
+    c: u32,
     slot: u32,
     o: &[[f32; O]; 2],
     warp: u32,
 ) {
     let a = &p.attention;
     // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
-    let mut here = [warp::lane_id(), warp * 16];
+    let mut here = [warp::lane_id(), warp * 16, c];
     wgmma::fence_operand(&mut here);
-    let [lane, first_row] = here;
+    let [lane, first_row, c] = here;
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
         let unit = Unit::load(s.unit(slot));
@@ -138,7 +139,7 @@ unsafe fn write<T: Half, const H: u32>(
             let direct = there && row.slot == DIRECT;
             if warp::warp_vote_any(WARP, direct) {
                 let element = u64::from(row.token) * u64::from(a.out_token_stride)
-                    + u64::from(head * HEAD_DIM + H * HALF + lane % 4 * 8);
+                    + u64::from(head * HEAD_DIM + c * HALF + lane % 4 * 8);
                 let out = a.out + element * 2;
                 let packed =
                     |i: usize| T::pack(o[i / O][i % O] * inverse, o[i / O][i % O + 1] * inverse);
@@ -154,15 +155,24 @@ unsafe fn write<T: Half, const H: u32>(
                     j += 1;
                 }
             }
-            if there && !direct {
+            let partial = there && !direct;
+            if warp::warp_vote_any(WARP, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
-                let column = H * HALF + lane % 4 * 2;
+                // Two lanes of a row exchange pairs, so that each has four columns of every other 8: even lanes of the
+                // first 8, odd lanes of the next.
+                let column = c * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
                 let out = a.partial_out + (state * u64::from(HEAD_DIM) + u64::from(column)) * 4;
                 let mut j = 0;
-                while j < O / 2 {
-                    let at = 4 * j + 2 * h;
-                    let pair = [o[at / O][at % O] * inverse, o[at / O][at % O + 1] * inverse];
-                    ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                while j < O / 4 {
+                    let scaled = |i: usize| {
+                        let at = 8 * j + 2 * h + i;
+                        (o[at / O][at % O] * inverse).to_bits()
+                    };
+                    let mut words = [0, 1, 4, 5].map(scaled);
+                    swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
+                    if partial {
+                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                    }
                     j += 1;
                 }
             }

@@ -58,6 +58,7 @@ mod entries {
     use crate::{
         abi::DecodeParams,
         common::{half, variant::Standard},
+        sm90::uniform,
     };
 
     macro_rules! entries {
@@ -101,15 +102,10 @@ mod entries {
                             setmaxnreg::increase::<{ REGISTERS[1] }>();
                             weigh::<half::$half, _>(&p, &variant, s);
                         }
-                        2 => {
-                            setmaxnreg::increase::<{ REGISTERS[2] }>();
-                            add::<half::$half, 0>(&p, s);
-                            // A grid that waits for the end of this one also relies on the end of the grid before it.
-                            griddep::wait();
-                        }
                         _ => {
                             setmaxnreg::increase::<{ REGISTERS[2] }>();
-                            add::<half::$half, 1>(&p, s);
+                            add::<half::$half>(&p, s, uniform(thread / 128 - 2));
+                            // A grid that waits for the end of this one also relies on the end of the grid before it.
                             griddep::wait();
                         }
                     }
