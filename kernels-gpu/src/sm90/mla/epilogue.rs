@@ -4,7 +4,7 @@ use core::f32::consts::LN_2;
 
 use cuda_std::{
     math::{lg2, rcp},
-    misc, ptr, shared, warp, wgmma,
+    ptr, shared, warp, wgmma,
 };
 
 use super::{
@@ -59,15 +59,9 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
         // Two barriers because of racecheck of CUDA 13.0: see `sm90::meet`.
         meet(c, 0);
         meet(c, 1);
-        // Not unrolled: the second row runs the same code, which is in the instruction cache by then.
-        let mut o = *o;
-        let mut second = misc::opaque(0);
-        loop {
-            let row = first_row + lane / 4 + 8 * second;
-            let reference = match second {
-                0 => rows.reference[0],
-                _ => rows.reference[1],
-            };
+        h = 0;
+        while h < 2 {
+            let row = first_row + lane / 4 + 8 * h as u32;
             let (token, in_tile) = p.heads.div_rem(row);
             let head = unit.head + in_tile;
             // The same order in both consumers, for bit-identical totals.
@@ -75,7 +69,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                 shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
             // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (mut inverse, mut lse) = if total != 0.0 {
-                (rcp(total), reference * scale + lg2(total))
+                (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
                 (0.0, f32::NEG_INFINITY)
             };
@@ -98,7 +92,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                 let mut j = 0;
                 while j < O / 16 {
                     // The four lanes of a row exchange words until each has 16 contiguous bytes.
-                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i));
+                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
                     swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
                     swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
                     if direct {
@@ -119,7 +113,8 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                 let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
                 let mut j = 0;
                 while j < O / 8 {
-                    let mut words = [0, 1, 4, 5].map(|i| (o[8 * j + i] * inverse).to_bits());
+                    let mut words =
+                        [0, 1, 4, 5].map(|i| (o[8 * j + 2 * h + i] * inverse).to_bits());
                     swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
                     if partial {
                         ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
@@ -127,16 +122,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                     j += 1;
                 }
             }
-            if second > 0 {
-                break;
-            }
-            second = misc::opaque(1);
-            let mut i = 0;
-            while i < O {
-                // Exchanged, not copied: otherwise the compiler makes a copy of the loop.
-                (o[i], o[i + 1], o[i + 2], o[i + 3]) = (o[i + 2], o[i + 3], o[i], o[i + 1]);
-                i += 4;
-            }
+            h += 1;
         }
     }
 }
