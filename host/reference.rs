@@ -117,15 +117,15 @@ fn rows_of<Q: Element>(spec: &Spec, q: &[Q]) -> impl Fn(usize) -> Vec<f64> + Syn
 
 /// Pages of any type, in f64.
 trait Pool: Sync {
-    fn key(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
+    fn key(&self, spec: &Spec, page: u32, offset: u32, head: u32) -> Vec<f64>;
     fn value(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
     /// The scales of a key and of its value.
     fn scales(&self, kv_heads: u32, at: ScaleAt) -> [f64; 2];
 }
 
 impl<T: Element> Pool for KvView<'_, T> {
-    fn key(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64> {
-        self.wide_key(page, offset, head, dim)
+    fn key(&self, spec: &Spec, page: u32, offset: u32, head: u32) -> Vec<f64> {
+        self.wide_key(spec, page, offset, head)
     }
 
     fn value(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64> {

@@ -40,7 +40,7 @@ unstable! {
 use super::{
     cpu::check,
     gpu::{
-        self, Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, RunTensors,
+        self, Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, RopePart, RunTensors,
         WorkspaceOptions,
     },
 };
@@ -204,10 +204,16 @@ impl Emulated {
             };
             let pages = view.pages(spec);
             let pool = KvPool::new(spec, KvLayout::Nhd, view.k_strides.page_size, pages, k, v);
-            pools.push(
-                pool.with_strides(view.k_strides, view.v_strides)
-                    .with_scales(memory.scales(spec, &view.scales, pages)?),
-            );
+            let mut pool = pool
+                .with_strides(view.k_strides, view.v_strides)
+                .with_scales(memory.scales(spec, &view.scales, pages)?);
+            if let Some(rope) = view.rope {
+                pool.rope = Some(RopePart {
+                    pool: memory.put(rope.pool)?,
+                    strides: rope.strides,
+                });
+            }
+            pools.push(pool);
         }
         let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
         let rows = |dim: u32| [tokens, q_heads, dim as usize];

@@ -5,6 +5,7 @@ mod blocks;
 mod by_head;
 mod compose;
 pub(crate) mod latent_656;
+pub(crate) mod latent_parts;
 #[cfg(feature = "unstable")]
 pub mod mask;
 #[cfg(not(feature = "unstable"))]
@@ -18,6 +19,7 @@ mod view;
 #[cfg(feature = "cuda")]
 pub(crate) use by_head::by_head;
 pub use kernels_gpu::abi::KvStrides;
+pub use latent_parts::RopePart;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub(crate) use scales::ScaleAt;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use kernels_gpu::abi::KvStrides;
 
 use super::{
-    KvScales, LATENT_656_BYTES,
+    KvScales, LATENT_656_BYTES, RopePart,
     by_head::by_head,
     latent_656::{self, ELEMENTS},
+    latent_parts::check_parts,
 };
 use crate::{
     problem::{KvLayout, Spec},
@@ -30,6 +31,9 @@ pub struct KvView<'a, T> {
     pub v_strides: KvStrides,
     /// Scales by which keys and values are multiplied.
     pub scales: KvScales<'a>,
+    /// The elements of latent keys that are no part of the values, if they have a pool of their own: see
+    /// [`latent_parts`](Self::latent_parts). `k` and `v` are then the pool of the values.
+    pub rope: Option<RopePart<'a, T>>,
 }
 
 impl<'a, T: Element> KvView<'a, T> {
@@ -50,6 +54,7 @@ impl<'a, T: Element> KvView<'a, T> {
             k_strides,
             v_strides,
             scales: KvScales::One,
+            rope: None,
         }
     }
 
@@ -70,6 +75,7 @@ impl<'a, T: Element> KvView<'a, T> {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::One,
+            rope: None,
         }
     }
 
@@ -84,6 +90,7 @@ impl<'a, T: Element> KvView<'a, T> {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::InRow,
+            rope: None,
         }
     }
 
@@ -105,6 +112,7 @@ impl<'a, T: Element> KvView<'a, T> {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::One,
+            rope: None,
         })
     }
 
@@ -135,34 +143,48 @@ impl<'a, T: Element> KvView<'a, T> {
             },
             other => other,
         };
+        let rope = match self.rope {
+            None => None,
+            Some(RopePart { pool, strides }) => Some(RopePart {
+                pool,
+                strides: by_token(strides)?,
+            }),
+        };
         Some(Self {
             scales,
             k_strides,
             v_strides,
+            rope,
             ..*self
         })
     }
 
     /// The same memory with the part of a page that belongs to one head as a page of its own, for page lists by head
-    /// (`PagesByHead`). `None` if the heads of a page are not evenly spaced, keys and values have different strides, or scales are
-    /// not per tensor.
+    /// (`PagesByHead`). `None` if the heads of a page are not evenly spaced, keys and values have different strides, scales are
+    /// not per tensor, or keys are in two pools.
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self) -> Option<Self> {
         let step = |s: KvStrides| s.page / s.head;
         let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
         let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        (whole && step(self.k_strides) == step(self.v_strides)).then_some(Self {
-            k_strides,
-            v_strides,
-            ..*self
-        })
+        (whole && self.rope.is_none() && step(self.k_strides) == step(self.v_strides)).then_some(
+            Self {
+                k_strides,
+                v_strides,
+                ..*self
+            },
+        )
     }
 
     /// The key of a head at `offset` in a page.
+    ///
+    /// # Panics
+    /// If keys are in [two pools](Self::latent_parts).
     #[must_use]
     #[inline(always)]
     pub fn key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> &'a [T] {
+        assert!(self.rope.is_none(), "the key is in two pools");
         &self.k[row(self.k_strides, page, offset, head, head_dim)]
     }
 
@@ -178,19 +200,24 @@ impl<'a, T: Element> KvView<'a, T> {
     #[cfg(feature = "emulator")]
     pub(crate) fn pages(&self, spec: &Spec) -> u32 {
         let of = |len, strides, dim| pages_in(len, strides, spec.kv_heads, self.stored(dim));
-        of(self.k.len(), self.k_strides, spec.head_dim_qk).min(of(
-            self.v.len(),
-            self.v_strides,
-            spec.head_dim_v,
-        ))
+        let [key, rope] = self.key_parts(spec);
+        let of_rope = self
+            .rope
+            .map(|of_keys| of(of_keys.pool.len(), of_keys.strides, rope));
+        of(self.k.len(), self.k_strides, key)
+            .min(of(self.v.len(), self.v_strides, spec.head_dim_v))
+            .min(of_rope.unwrap_or(u32::MAX))
     }
 
     /// The numbers of a key, before scales that are not in its row.
-    pub(crate) fn wide_key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
-        self.wide(
-            &self.k[row(self.k_strides, page, offset, head, self.stored(head_dim))],
-            head_dim,
-        )
+    pub(crate) fn wide_key(&self, spec: &Spec, page: u32, offset: u32, head: u32) -> Vec<f64> {
+        let [dim, rope] = self.key_parts(spec);
+        let mut key = self.wide(
+            &self.k[row(self.k_strides, page, offset, head, self.stored(dim))],
+            dim,
+        );
+        key.extend(self.wide(self.rope_row(page, offset, rope), rope));
+        key
     }
 
     /// The numbers of a value, likewise.
@@ -222,7 +249,7 @@ impl<'a, T: Element> KvView<'a, T> {
     /// Checks that every page of a table's pool is inside the slices.
     ///
     /// # Errors
-    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`] or
+    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`], [`ShapeError::NotInParts`] or
     /// [`ShapeError::NoRows656`].
     pub fn check(
         &self,
@@ -235,11 +262,18 @@ impl<'a, T: Element> KvView<'a, T> {
         if spec.latent && !one {
             return Err(ShapeError::NotLatent { part });
         }
+        let [key, rope] = self.key_parts(spec);
+        let of_rope = self
+            .rope
+            .map(|of_keys| ("rope", of_keys.pool.len(), of_keys.strides, rope));
+        if of_rope.is_some() {
+            check_parts(spec, self.scales == KvScales::InRow, part)?;
+        }
         let tensors = [
-            ("k", self.k.len(), self.k_strides, spec.head_dim_qk),
+            ("k", self.k.len(), self.k_strides, key),
             ("v", self.v.len(), self.v_strides, spec.head_dim_v),
         ];
-        for (tensor, len, strides, head_dim) in tensors {
+        for (tensor, len, strides, head_dim) in tensors.into_iter().chain(of_rope) {
             let elements = self.scales.row_elements(spec, T::DTYPE, head_dim)?;
             if strides.page_size != page_size || page_size == 0 {
                 return Err(ShapeError::PageSize {
@@ -317,6 +351,7 @@ impl<'a, T: Element> KvViewMut<'a, T> {
             k_strides: self.k_strides,
             v_strides: self.v_strides,
             scales: KvScales::One,
+            rope: None,
         }
     }
 
@@ -350,7 +385,8 @@ impl<'a, T: Element> KvViewMut<'a, T> {
 /// Read access to the keys and values of a page pool whose element type is known only at run time.
 ///
 /// Both have the shape `[pages, page_size, kv_heads, head_dim]`, with any order in memory. For a pool of
-/// [`KvLayout::Hnd`], [exchange](TensorRef::swap_axes) the middle axes.
+/// [`KvLayout::Hnd`], [exchange](TensorRef::swap_axes) the middle axes. Latent keys are in one pool; for two see
+/// [`KvView::latent_parts`].
 #[derive(Clone, Copy, Debug)]
 pub struct KvTensors<'a> {
     /// The keys.
@@ -375,7 +411,13 @@ fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u
 }
 
 #[inline(always)]
-fn row(strides: KvStrides, page: u32, offset: u32, head: u32, head_dim: u32) -> Range<usize> {
+pub(super) fn row(
+    strides: KvStrides,
+    page: u32,
+    offset: u32,
+    head: u32,
+    head_dim: u32,
+) -> Range<usize> {
     let start = page as usize * strides.page as usize
         + offset as usize * strides.token as usize
         + head as usize * strides.head as usize;

@@ -140,7 +140,7 @@ impl<V: Variant> Row<'_, V> {
                 position: key,
                 head: head / spec.group(),
             };
-            let mut k = kv.key(page, offset, at.head, spec.head_dim_qk);
+            let mut k = kv.key(spec, page, offset, at.head);
             if let Some(rotary) = &rotary {
                 rotary.turn(&mut k, key.into());
             }

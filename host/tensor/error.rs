@@ -180,11 +180,23 @@ pub enum ShapeError {
     /// Latent attention with values that are not a part of the keys.
     #[error(
         "the values of part {part} are not the first elements of its keys, as the latent spec requires: use one \
-         pool (KvView::latent), or a spec that is not latent"
+         pool (KvView::latent), two (KvView::latent_parts), or a spec that is not latent"
     )]
     NotLatent {
         /// The part.
         part: usize,
+    },
+    /// The last elements of keys in a pool of their own, for keys that have no such elements.
+    #[error(
+        "part {part} has a pool for elements that only the keys have (RopePart){}: use KvView::latent_parts with \
+         Spec::latent and numbers without scales in their rows, or a view with one pool of keys",
+        if *.latent { ", and rows with their scales" } else { ", but the spec is not latent" }
+    )]
+    NotInParts {
+        /// The part.
+        part: usize,
+        /// Whether the specification is latent.
+        latent: bool,
     },
     /// Rows of 656 bytes for heads that do not have them.
     #[error(

@@ -138,6 +138,7 @@ pub(super) fn check_tensors<'a>(
                 k: kv.k.elements(),
                 v: kv.v.elements(),
                 scales: kv.scales,
+                rope: None,
             };
             let first = |slice: Slice<'_>| slice.bytes().as_ptr();
             let one = first(pools.k) == first(pools.v) && pools.k_strides == pools.v_strides;

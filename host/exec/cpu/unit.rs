@@ -45,6 +45,8 @@ pub(super) struct Pools<'a> {
     pub(super) k_strides: KvStrides,
     pub(super) v_strides: KvStrides,
     pub(super) scales: KvScales<'a>,
+    /// The elements of latent keys that are no part of the values, if they have a pool of their own.
+    pub(super) rope: Option<(Slice<'a>, KvStrides)>,
 }
 
 impl<'a> Pools<'a> {
@@ -55,6 +57,7 @@ impl<'a> Pools<'a> {
             k_strides,
             v_strides,
             scales,
+            rope,
         } = view;
         Self {
             k: T::erase(k),
@@ -62,6 +65,7 @@ impl<'a> Pools<'a> {
             k_strides,
             v_strides,
             scales,
+            rope: rope.map(|rope| (T::erase(rope.pool), rope.strides)),
         }
     }
 }
@@ -80,7 +84,9 @@ pub(super) struct PoolRows<'a> {
     strides: KvStrides,
     head: u32,
     keys: Range<u32>,
+    /// Elements of a key (or value), and those of them that come from this pool.
     dim: usize,
+    columns: Range<usize>,
     pages: &'a [u32],
     /// Where the item ends: keys before it will be read, too.
     end: u32,
@@ -90,7 +96,7 @@ pub(super) struct PoolRows<'a> {
 const AHEAD: u32 = 16;
 
 impl PoolRows<'_> {
-    /// Copies the rows to `[keys, dim]`.
+    /// Copies the rows to `[keys, dim]`, there to `columns`.
     #[inline(always)]
     pub(super) fn load(&self, to: &mut [f32]) {
         with_elements!(Slice(self.pool), pool => self.load_from(pool, to));
@@ -102,7 +108,8 @@ impl PoolRows<'_> {
             if key + AHEAD < self.end {
                 prefetch(self.row(pool, key + AHEAD));
             }
-            to.iter_mut()
+            to[self.columns.clone()]
+                .iter_mut()
                 .zip(self.row(pool, key))
                 .for_each(|(to, x)| *to = x.to_f32());
         }
@@ -110,7 +117,7 @@ impl PoolRows<'_> {
 
     #[inline(always)]
     fn row<'p, T>(&self, pool: &'p [T], key: u32) -> &'p [T] {
-        let &Self { strides, dim, .. } = self;
+        let &Self { strides, .. } = self;
         let (page, offset) = (
             self.pages[(key / strides.page_size) as usize],
             key % strides.page_size,
@@ -118,7 +125,7 @@ impl PoolRows<'_> {
         let start = page as usize * strides.page as usize
             + offset as usize * strides.token as usize
             + self.head as usize * strides.head as usize;
-        &pool[start..start + dim]
+        &pool[start..start + self.columns.len()]
     }
 }
 
@@ -272,10 +279,10 @@ impl<'a, V: Variant> Unit<'a, V> {
         self.pools.scales.at(self.spec.kv_heads, at)
     }
 
-    /// Whether the keys (or values) differ from those of the pool.
+    /// Whether the keys (or values) differ from those of the pool, or are in two pools.
     pub(super) const fn makes(&self, pool: Pool) -> bool {
         let transforms = match pool {
-            Pool::Keys => V::TRANSFORMS_KEY || self.rotary.is_some(),
+            Pool::Keys => V::TRANSFORMS_KEY || self.rotary.is_some() || self.pools.rope.is_some(),
             Pool::Values => V::TRANSFORMS_VALUE,
         };
         transforms || self.pools.scales.by_key()
@@ -373,16 +380,28 @@ impl<'a, V: Variant> Unit<'a, V> {
         if self.pools.scales == KvScales::InRow {
             return self.widen_rows(of, keys, to);
         }
-        let rows = PoolRows {
-            pool,
-            strides,
-            head,
-            keys,
-            dim: self.dim(of),
-            pages: self.pages,
-            end: self.keys.end,
+        let dim = self.dim(of);
+        let mut load = |pool, strides, columns| {
+            let rows = PoolRows {
+                pool,
+                strides,
+                head,
+                keys: keys.clone(),
+                dim,
+                columns,
+                pages: self.pages,
+                end: self.keys.end,
+            };
+            (self.load)(&rows, to);
         };
-        (self.load)(&rows, to);
+        match (of, self.pools.rope) {
+            (Pool::Keys, Some((rope, of_rope))) => {
+                let latent = self.dim(Pool::Values);
+                load(pool, strides, 0..latent);
+                load(rope, of_rope, latent..dim);
+            }
+            _ => load(pool, strides, 0..dim),
+        }
     }
 
     /// Loads keys (or values) from rows that contain their scales.

@@ -3,15 +3,15 @@
 use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 
 use super::{
-    DecodeCall, Gpu, KvPool,
+    DecodeCall, Gpu, KvPool, RopePart,
     decode::{attention, extent, walk::Walk},
     maps::{MapShape, Maps, ShapeId},
     module::Kernel,
     prefill_rows::vectors,
     steps::{Parameters, Step},
-    tensor::{COUNTED, fits},
+    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
-use crate::{Error, tensor::ShapeError};
+use crate::{Error, kv::latent_parts::rope_dim, problem::Spec, tensor::ShapeError};
 
 /// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,8 @@ pub(super) struct LatentShapes {
     pub(super) q: ShapeId,
     /// Shapes of the two halves of the keys, if they are loaded by tensor maps.
     pub(super) halves: Option<[ShapeId; 2]>,
+    /// Likewise the shape of the pool of what only the keys have, if there is one.
+    pub(super) rope: Option<ShapeId>,
 }
 
 /// Bytes of an element.
@@ -30,6 +32,11 @@ pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
         true => Ok(()),
         false => Err(ShapeError::NotLatent { part: 0 }.into()),
     }
+}
+
+/// Checks what making a tensor map would check, of a pool of so many pages.
+pub(super) fn check_rope(rope: &RopePart, pages: u32) -> Result<(), Error> {
+    check_address("the rope pool", rope.pool, pages == 0, VECTOR_BYTES)
 }
 
 impl Gpu {
@@ -55,9 +62,26 @@ impl Gpu {
         }
         let strides = &call.pool.k_strides;
         let (by_rows, converts) = (row.loads == Loads::Rows, row.cache.is_some());
+        let pool = call.pool;
+        if converts && pool.rope.is_some() {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: format!("keys in two pools by {}", row.name),
+                there: "keys of 16 bits in two pools (KvPool::latent_parts)",
+            });
+        }
         if by_rows {
-            let pool = call.pool;
-            vectors("the pool", pool.k, strides, [pool.pages, 1], pool.dtype)?;
+            let extents = [pool.pages, 1];
+            vectors("the pool", pool.k, strides, extents, pool.dtype)?;
+            if let Some(rope) = &pool.rope {
+                vectors(
+                    "the rope pool",
+                    rope.pool,
+                    &rope.strides,
+                    extents,
+                    pool.dtype,
+                )?;
+            }
         }
         // The largest power of two that divides both page and block. Keys that are converted are loaded one by one.
         let both = strides
@@ -93,16 +117,28 @@ impl Gpu {
         let [left, right] = row
             .boxes
             .map_or(halves, |boxes| boxes.map(|[slabs, _]| slabs));
-        let pool = call.pool;
+        // The part that only keys have is the last slab.
+        let (mut columns, mut rope_map) = (*spec, None);
+        let mut boxes = [(left, piece_tokens), (right, piece_tokens)];
+        if let (Some(rope), false) = (&pool.rope, by_rows) {
+            (columns.head_dim_qk, boxes[1]) = (spec.head_dim_v, (right - 1, 8));
+            let rope_columns = Spec {
+                head_dim_qk: rope_dim(spec),
+                ..*spec
+            };
+            let walk = Walk::new(&rope_columns, pool.pages, &rope.strides, pool.dtype)?;
+            let shape = walk.shape(pool.dtype, 1, 8);
+            rope_map = Some(maps.make("the rope pool", rope.pool, shape)?);
+        }
         let (halves, outside) = match by_rows {
             true => (None, fits("pages", pool.pages as usize, COUNTED)?),
             false => {
-                let walk = Walk::new(spec, pool.pages, strides, pool.dtype)?;
-                let mut half = |slabs| {
-                    let shape = walk.shape(pool.dtype, slabs, piece_tokens);
+                let walk = Walk::new(&columns, pool.pages, strides, pool.dtype)?;
+                let mut half = |(slabs, tokens)| {
+                    let shape = walk.shape(pool.dtype, slabs, tokens);
                     maps.make("the pool", pool.k, shape)
                 };
-                let halves = [half(left)?, half(right)?];
+                let halves = [half(boxes[0])?, half(boxes[1])?];
                 (Some(halves), fits("pages", walk.dims[4] as usize, COUNTED)?)
             }
         };
@@ -118,18 +154,24 @@ impl Gpu {
             q_map,
             left_map,
             right_map,
+            rope_map: rope_map.map_or(q_map, |(_, map)| map),
             attention,
+            rope: pool.rope.map_or(0, |rope| rope.pool),
+            rope_page: pool.rope.map_or(0, |rope| rope.strides.page),
+            rope_token: pool.rope.map_or(0, |rope| rope.strides.token),
             heads: Divisor::new(heads),
             tiles: Divisor::new(tiles),
             page_size: Divisor::new(strides.page_size),
             piece_tokens,
             outside,
             long: call.tile.long.into(),
-            reserved: [0; 2],
+            apart: pool.rope.is_some().into(),
+            reserved: 0,
         };
         let shapes = LatentShapes {
             q: q_shape,
             halves: halves.map(|halves| halves.map(|(shape, _)| shape)),
+            rope: rope_map.map(|(shape, _)| shape),
         };
         Ok(Step {
             kernel: *kernel,

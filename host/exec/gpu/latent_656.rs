@@ -54,6 +54,7 @@ fn parameters(
     slots: DeviceArray<u32>,
     rows: &DeviceTensor<2>,
 ) -> Result<QuantiseParams, Error> {
+    let page_size = pool.page_size()?;
     if pool.scales != KvScales::InRow || pool.dtype != Dtype::F8E4M3 {
         return Err(Error::NoInstance {
             kernel: "append",
@@ -71,7 +72,6 @@ fn parameters(
             expected: "BF16 or F16",
         });
     }
-    let page_size = pool.page_size()?;
     let tokens = slots.len;
     slots.check_address("slots", 4)?;
     rows.check_extent("rows", "tokens", 0, tokens, "in the slots")?;

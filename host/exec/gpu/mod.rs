@@ -65,6 +65,7 @@ mod indices;
 mod inspect;
 mod latent;
 mod latent_656;
+mod latent_parts;
 mod launch;
 mod launch_plan;
 mod launch_set;
@@ -112,6 +113,7 @@ use kernels_gpu::Hooks;
 #[cfg(feature = "cust")]
 pub use self::cust::Pool;
 pub use driver::Stream;
+pub use latent_parts::RopePart;
 pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
 pub use pool::KvPool;

@@ -2,7 +2,7 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::{DevicePtr, KvScales};
+use super::{DevicePtr, KvScales, RopePart};
 use crate::{
     Error,
     kv::{LATENT_656_BYTES, by_head},
@@ -27,6 +27,9 @@ pub struct KvPool {
     pub v_strides: KvStrides,
     /// Scales by which keys and values are multiplied.
     pub scales: KvScales,
+    /// The elements of latent keys that are no part of the values, if they have a pool of their own: see
+    /// [`latent_parts`](Self::latent_parts). `k` and `v` are then the pool of the values.
+    pub rope: Option<RopePart>,
 }
 
 impl KvPool {
@@ -48,6 +51,7 @@ impl KvPool {
             k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
             v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
             scales: KvScales::One,
+            rope: None,
         }
     }
 
@@ -70,6 +74,7 @@ impl KvPool {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::One,
+            rope: None,
         }
     }
 
@@ -86,6 +91,7 @@ impl KvPool {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::InRow,
+            rope: None,
         }
     }
 
@@ -97,7 +103,7 @@ impl KvPool {
         let step = |s: KvStrides| s.page / s.head;
         let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
         let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        if !whole || step(self.k_strides) != step(self.v_strides) {
+        if !whole || self.rope.is_some() || step(self.k_strides) != step(self.v_strides) {
             return None;
         }
         // The view ends with the heads of the last page.
@@ -113,8 +119,16 @@ impl KvPool {
         })
     }
 
-    /// Tokens of a page. Checks that keys and values have the same number.
+    /// Tokens of a page, for calls that write keys and values. Checks that both have the same number, and that keys
+    /// are in one pool.
     pub(super) fn page_size(&self) -> Result<u32, Error> {
+        if self.rope.is_some() {
+            return Err(Error::NoInstance {
+                kernel: "append",
+                asked: "keys into two pools (KvPool::latent_parts)".into(),
+                there: "append_rows, or append_rows_quantised, once for each of the two pools",
+            });
+        }
         let page_size = self.k_strides.page_size;
         check_page_size(page_size)?;
         match self.v_strides.page_size {

@@ -165,6 +165,7 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             got: got as usize,
             rule,
         };
+        pool.check_rope(&workspace.spec)?;
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {
                 let rule = format!("{}, as in the plan", needs.page_size);

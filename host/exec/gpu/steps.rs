@@ -53,6 +53,7 @@ fn alike<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> b
 
 fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
     (a.dtype, a.pages, a.k_strides, a.v_strides) == (b.dtype, b.pages, b.k_strides, b.v_strides)
+        && a.rope.map(|rope| rope.strides) == b.rope.map(|rope| rope.strides)
         && a.scales.alike(&b.scales)
 }
 

@@ -54,13 +54,23 @@ pub struct LatentParams {
     /// `q`: 64 columns, heads, slabs of 64 columns, tokens. A box has one slab of `heads` heads.
     pub q_map: [u64; 16],
     /// The pool: 64 columns, 8 tokens, slabs, groups of 8 tokens, pages. A box has the first half of the values of
-    /// `piece_tokens` tokens.
+    /// `piece_tokens` tokens; for tiles of few rows, one of three equal parts of their columns.
     pub left_map: [u64; 16],
-    /// The same, with boxes of the other half of the values and of the part that only keys have.
+    /// The same, with boxes of the other half of the values and of the part that only keys have. If that part is
+    /// `apart`, boxes have the columns before it of the half (or of the third part) of 8 tokens.
     pub right_map: [u64; 16],
+    /// The pool of the part that only keys have, if it is `apart`: as above, one slab. A box has 8 tokens.
+    pub rope_map: [u64; 16],
     /// Everything else about the launch. Its units are items × `tiles`. `arrivals` is unused, and so are the strides if
     /// keys are loaded with TMA.
     pub attention: AttentionParams,
+    /// The part that only keys have, if it is `apart`: the address of the first key's. This and the strides are unused
+    /// if keys are loaded with TMA.
+    pub rope: u64,
+    /// From one page of that part to the next, in elements.
+    pub rope_page: u32,
+    /// From one token of that part to the next, in elements.
+    pub rope_token: u32,
     /// Divides by the query heads in a tile: row `r` is token `r / heads`, and head `r % heads` of the tile.
     pub heads: Divisor,
     /// Divides by the tiles that a token's heads take.
@@ -74,8 +84,11 @@ pub struct LatentParams {
     pub outside: u32,
     /// As [`DecodeParams::long`].
     pub long: u32,
+    /// 1: the part of 64 columns that only keys have is in a pool of its own, with pages of as many tokens. 0: it follows
+    /// the values.
+    pub apart: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// Parameters of a decode kernel that gathers keys and values row by row.

@@ -37,8 +37,8 @@ pub(super) fn parameters(
     if pool.scales == KvScales::InRow {
         return Err(in_rows());
     }
-    check_own_values(spec, "append_rows with the keys alone")?;
     pool.page_size()?;
+    check_own_values(spec, "append_rows with the keys alone")?;
     pool.check_dtype(spec)?;
     let sides = [
         Side {

@@ -13,7 +13,7 @@ use crate::{
     exec::gpu::{
         DeviceTensor, KvPool,
         decode::DecodeShapes,
-        latent::{LatentShapes, check_latent},
+        latent::{LatentShapes, check_latent, check_rope},
         launch::Launch,
         maps::Maps,
         module::Kernel,
@@ -91,6 +91,16 @@ impl Step {
                     }
                     Some(_) => (),
                     None => check_pool(pool)?,
+                }
+                if let Some(rope) = pool.rope {
+                    match shapes.rope {
+                        Some(shape) if params.rope != rope.pool => {
+                            params.rope_map = maps.at("the rope pool", rope.pool, shape)?;
+                        }
+                        Some(_) => (),
+                        None => check_rope(&rope, pool.pages)?,
+                    }
+                    params.rope = rope.pool;
                 }
                 if let Some(indices) = tensors.indices {
                     params.attention.page_ids = indices.address;

@@ -23,7 +23,8 @@
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,424 |
 //!
-//! The weights of a block overwrite its last slab, which is part of the keys but not of the values.
+//! The weights of a block overwrite its last slab, which is part of the keys but not of the values. In the pool this slab
+//! follows the values, or it has a pool of its own (`apart` in the parameters). Only loaders see the difference.
 //!
 //! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
 //! Tiles of up to 32 rows have kernels of their own: [`few_rows`]. So do keys of 656 bytes (8-bit numbers with scales):
@@ -105,7 +106,7 @@ mod entries {
                         SCHEDULER => Header::first(&p.attention, p.tiles),
                         _ => Header::EMPTY,
                     };
-                    if thread < 3 {
+                    if thread < 3 + p.apart {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
                     s.init(KEYS);
@@ -116,8 +117,8 @@ mod entries {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
                             (SCHEDULER, _) => claim_with_queries(&p, maps, s, first),
-                            (0, Keys::Pages) => load(&p, maps.add(1), Half::<false, _, _>(s)),
-                            (1, Keys::Pages) => load(&p, maps.add(2), Half::<true, _, _>(s)),
+                            (0, Keys::Pages) => load(&p, maps, Half::<false, _, _>(s)),
+                            (1, Keys::Pages) => load(&p, maps, Half::<true, _, _>(s)),
                             (0, Keys::Rows) => load_rows(&p, Half::<false, _, _>(s), 0, [0, $keys]),
                             // The right half has 5 slabs, the left one 4.
                             (1, Keys::Rows) => {

@@ -209,6 +209,7 @@ impl<const RIGHT: bool, const KEYS: u32, const STAGES: u32> Parts<STAGES>
     const FIRST_SLAB: u32 = if RIGHT { SLABS[0] } else { 0 };
     const PART_SLABS: u32 = SLABS[RIGHT as usize];
     const UNDER_WAY: u32 = under_way(KEYS);
+    const MAP: usize = 1 + RIGHT as usize;
     #[inline(always)]
     fn keys(self, stage: u32) -> u32 {
         self.0.half(stage, RIGHT as u32)

@@ -110,7 +110,7 @@ mod entries {
                         0 => Header::first(&p.attention, p.tiles),
                         _ => Header::EMPTY,
                     };
-                    if thread < 2 {
+                    if thread < 2 + 2 * p.apart {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
                     s.init(KEYS);
@@ -120,7 +120,7 @@ mod entries {
                     if thread < FEEDERS {
                         match (thread / 32, KEYS) {
                             (0, _) => claim_rows(&p, &variant, maps, s, first),
-                            (1, Keys::Pages) => load(&p, maps.add(1), s),
+                            (1, Keys::Pages) => load(&p, maps, s),
                             (_, Keys::Pages) => {}
                             // Each of three warps copies one part of every block.
                             (warp, Keys::Rows) => load_rows(&p, s, warp - 1, [0, $keys]),

@@ -39,6 +39,7 @@ impl<const ROWS: u32, const STAGES: u32> Parts<STAGES> for Shared<ROWS, STAGES> 
     const FIRST_SLAB: u32 = 0;
     const PART_SLABS: u32 = PART_SLABS;
     const UNDER_WAY: u32 = UNDER_WAY;
+    const MAP: usize = 1;
     #[inline(always)]
     fn keys(self, stage: u32) -> u32 {
         self.base + stage * PART_BYTES

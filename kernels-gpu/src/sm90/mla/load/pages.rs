@@ -17,20 +17,34 @@ const WARP: u32 = warp::FULL_MASK;
 
 /// Loads the parts of all units' blocks, one lane per piece of a page.
 ///
+/// In shared memory the slabs of 8 keys follow each other. So if the last slab has a pool of its own, the last part is
+/// loaded by two boxes for each 8 keys: what a box loads is contiguous.
+///
 /// # Safety
-/// A whole warp comes here; `map` is the tensor map of these parts, and the barriers are initialised.
+/// A whole warp comes here; `maps` are the launch's tensor maps, and the barriers are initialised.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn load<S: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
-    map: *const TensorMap,
+    maps: *const TensorMap,
     s: S,
 ) {
     const { assert!(S::UNDER_WAY < STAGES) };
     let lane = warp::lane_id();
-    let tokens = p.piece_tokens;
+    let apart = S::HAS_ROPE && p.apart != 0;
+    let tokens = if apart { 8 } else { p.piece_tokens };
     let per_block = S::KEYS >> tokens.trailing_zeros();
     let mine = lane < per_block;
-    let piece_bytes = tokens * const { S::PART_SLABS * 128 };
+    // Parts before the last are loaded by whole pieces in any case.
+    let begins_piece = mine && lane * tokens & (p.piece_tokens - 1) == 0;
+    let lane_bytes = tokens * const { S::PART_SLABS * 128 };
+    // SAFETY: the launch has these maps.
+    let [map, last_map, rope_map] = unsafe {
+        [
+            maps.add(S::MAP),
+            maps.add(if apart { 2 } else { S::MAP }),
+            maps.add(3),
+        ]
+    };
     // Both policies are created before the loop; each unit selects one.
     let policies = Policies::new(p);
     let (own, kept) = (policies.own(), ptr::evict_last_policy());
@@ -84,9 +98,16 @@ pub(in crate::sm90::mla) unsafe fn load<S: Parts<STAGES>, const STAGES: u32>(
                         mbarrier::arrive_expect_tx(full, bytes);
                     }
                     warp::sync_warp(WARP);
-                    if mine {
-                        let target = s.keys(stages.stage) + lane * piece_bytes;
+                    let target = s.keys(stages.stage) + lane * lane_bytes;
+                    let last = part + 1 == S::PARTS;
+                    if if last { mine } else { begins_piece } {
+                        let map = if last { last_map } else { map };
                         tma::load_tensor_hint(target, map, corner, full, policy);
+                    }
+                    if last && apart && mine {
+                        let target = target + const { (S::PART_SLABS - 1) * 1024 };
+                        let corner = [0, 0, 0, corner[3], corner[4]];
+                        tma::load_tensor_hint(target, rope_map, corner, full, policy);
                     }
                 }
                 stages.advance();

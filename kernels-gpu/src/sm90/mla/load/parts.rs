@@ -1,6 +1,6 @@
 //! The stages of keys of 16 bits, as the loaders see them.
 
-use super::super::shared::Units;
+use super::super::{config::QUERY_SLABS, shared::Units};
 
 /// Shared memory with a ring of `STAGES` stages for parts of blocks. A part has some slabs of 64 columns, of all keys of
 /// a block: groups of 8 keys; within a group the slabs follow each other.
@@ -13,6 +13,10 @@ pub(in crate::sm90::mla) trait Parts<const STAGES: u32>: Units {
     const PART_SLABS: u32;
     /// Parts under way at most, if TMA loads them. See the module's documentation.
     const UNDER_WAY: u32;
+    /// The tensor map of the parts. If the last slab has a pool of its own, the last part has other maps.
+    const MAP: usize;
+    /// Whether the last part has the last slab of the keys, which is no part of the values.
+    const HAS_ROPE: bool = Self::FIRST_SLAB + Self::PARTS * Self::PART_SLABS == QUERY_SLABS;
 
     /// The keys of a stage.
     fn keys(self, stage: u32) -> u32;

@@ -3,7 +3,7 @@
 use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
 use super::{
-    super::{super::pipeline::Pipeline, PREFETCH_DISTANCE, shared::Unit},
+    super::{super::pipeline::Pipeline, PREFETCH_DISTANCE, config::QUERY_SLABS, shared::Unit},
     parts::Parts,
     policy::Policies,
 };
@@ -15,6 +15,29 @@ const WARP: u32 = warp::FULL_MASK;
 /// only after they have seen the next one full, and a ring of seven or eight thirds has no room for a third block: more than one
 /// unsignalled block would deadlock.
 const UNSIGNALLED: u32 = 1;
+
+/// Calls `copy` for the keys `from..to` of a block, four at a time, of which each lane copies 16 bytes of a slab: with the
+/// key, the address of what this lane copies of the first slab, and the bytes to copy (others become zeros). A lane's `rows`
+/// are the addresses of two keys, 32 apart; 0: there is no such key.
+///
+/// # Safety
+/// A whole warp comes here.
+#[inline(always)]
+unsafe fn each_key(rows: [u64; 2], [from, to]: [u32; 2], mut copy: impl FnMut(u32, u64, u32)) {
+    let lane = warp::lane_id();
+    // Opaque: otherwise the loop is unrolled completely.
+    let mut key = misc::opaque(lane / 8) + from;
+    while key < to {
+        let row = rows[(key >= 32) as usize];
+        // SAFETY: the loop has as many turns for all lanes.
+        let [low, high] = [row as u32, (row >> 32) as u32]
+            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, key % 32, 32) });
+        let row = u64::from(high) << 32 | u64::from(low);
+        let valid = if row == 0 { 0 } else { 16 };
+        copy(key, row + u64::from(lane % 8 * 16), valid);
+        key += 4;
+    }
+}
 
 /// Loads one part of all units' blocks, key by key, 16 bytes per lane; of each block the keys `from..to`.
 ///
@@ -30,14 +53,20 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
     const { assert!((1 + UNSIGNALLED) * S::PARTS <= STAGES) };
     let lane = warp::lane_id();
     let slabs = S::PART_SLABS;
-    let pool = p.attention.k + u64::from((S::FIRST_SLAB + part * slabs) * 128);
+    let first = S::FIRST_SLAB + part * slabs;
+    let pool = p.attention.k + u64::from(first * 128);
     let strides = p.attention.k_strides;
+    let strides = [strides.page, strides.token];
+    // Whether the last slab comes from a pool of its own.
+    let apart = S::HAS_ROPE && first + slabs == QUERY_SLABS && p.apart != 0;
     let policies = Policies::new(p);
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut stages = Pipeline::<STAGES> {
         stage: part,
         ..Pipeline::PRODUCER
     };
+    // Eight lanes copy 128 bytes of a key.
+    let in_group = |key: u32| key % 8 * 128 + (lane ^ key) % 8 * 16;
     // Signals that this lane's copies to a stage, that of its part so many blocks before the next one, are done and
     // visible to wgmma.
     let announce = |next: u32, before: u32| {
@@ -67,13 +96,13 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
             // SAFETY: the table has a page for each key of the item.
             unsafe { ptr::load_nc_u32(entry as *const u32) }
         };
-        let row = |page: u32, at: u32| {
+        let row = |pool: u64, [per_page, per_token]: [u32; 2], page: u32, at: u32| {
             if at >= unit.kv_end {
                 return 0;
             }
             let (_, in_page) = p.page_size.div_rem(at);
-            let element = u64::from(page) * u64::from(strides.page)
-                + u64::from(in_page) * u64::from(strides.token);
+            let element =
+                u64::from(page) * u64::from(per_page) + u64::from(in_page) * u64::from(per_token);
             pool + element * 2
         };
         let mut at = unit.first + lane;
@@ -88,7 +117,10 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            let rows = [row(pages[0], at), row(pages[1], at + 32)];
+            let rows = [
+                row(pool, strides, pages[0], at),
+                row(pool, strides, pages[1], at + 32),
+            ];
             at += S::KEYS;
             pages = [look_up(at), look_up(at + 32)];
             if block > UNSIGNALLED {
@@ -99,29 +131,34 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
             unsafe {
                 mbarrier::wait(s.free(stages.stage), stages.parity);
                 let target = s.keys(stages.stage);
-                // Eight lanes copy 128 bytes of a key, slab after slab. Opaque: otherwise the loop is unrolled
-                // completely.
-                let mut key = misc::opaque(lane / 8) + from;
-                while key < to {
-                    let row = rows[(key >= 32) as usize];
-                    let low = warp::warp_shuffle_idx(WARP, row as u32, key % 32, 32);
-                    let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, key % 32, 32);
-                    let row = u64::from(high) << 32 | u64::from(low);
-                    let valid = if row == 0 { 0 } else { 16 };
-                    let in_group = key % 8 * 128 + (lane ^ key) % 8 * 16;
-                    let target = target + key / 8 * slabs * 1024 + in_group;
-                    let source = row + u64::from(lane % 8 * 16);
+                // Slab after slab; the loop over them is unrolled.
+                each_key(rows, [from, to], |key, row, valid| {
+                    let target = target + key / 8 * slabs * 1024 + in_group(key);
                     let mut slab = 0;
                     while slab < slabs {
-                        async_copy::copy_cg_hint_zfill(
-                            target + slab * 1024,
-                            (source + u64::from(slab * 128)) as *const u8,
-                            valid,
-                            policy,
-                        );
+                        if slab + 1 < slabs || !apart {
+                            let source = (row + u64::from(slab * 128)) as *const u8;
+                            async_copy::copy_cg_hint_zfill(
+                                target + slab * 1024,
+                                source,
+                                valid,
+                                policy,
+                            );
+                        }
                         slab += 1;
                     }
-                    key += 4;
+                });
+                if apart {
+                    // The page ids are in L1. To keep them would take registers that keys in one pool need, too.
+                    let rows = [0, 32].map(|more| {
+                        let at = at - S::KEYS + more;
+                        row(p.rope, [p.rope_page, p.rope_token], look_up(at), at)
+                    });
+                    let target = target + (slabs - 1) * 1024;
+                    each_key(rows, [from, to], |key, row, valid| {
+                        let target = target + key / 8 * slabs * 1024 + in_group(key);
+                        async_copy::copy_cg_hint_zfill(target, row as *const u8, valid, policy);
+                    });
                 }
             }
             async_copy::commit_group();

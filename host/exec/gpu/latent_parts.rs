@@ -1,0 +1,77 @@
+//! Pools of latent keys in two parts: what is both key and value, and what only the keys have.
+
+use kernels_gpu::abi::KvStrides;
+
+use super::{DevicePtr, KvPool, KvScales};
+use crate::{
+    Error,
+    kv::latent_parts::{check_parts, rope_dim},
+    problem::{KvLayout, Spec},
+};
+
+/// The pool of the elements of latent keys that are no part of the values; the counterpart of
+/// [`kv::RopePart`](crate::kv::RopePart).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopePart {
+    /// Address of the first element of token 0 of page 0.
+    pub pool: DevicePtr,
+    /// Its strides. There is one head.
+    pub strides: KvStrides,
+}
+
+impl KvPool {
+    /// The two pools of [latent](Spec::latent) attention: the latent part of the keys, which is also the values,
+    /// `[pages, page_size, head_dim_v]`, and the rest, `[pages, page_size, head_dim_qk - head_dim_v]`. The counterpart of
+    /// [`KvView::latent_parts`](crate::kv::KvView::latent_parts).
+    ///
+    /// Pools with other strides: [`with_strides`](Self::with_strides), and the field `rope`. New keys are appended by
+    /// [`Gpu::append_rows`](super::Gpu::append_rows), once for each pool.
+    ///
+    /// ```
+    /// # use tandem_attn::{gpu::KvPool, problem::Spec};
+    /// let (latent, rope) = (0x7f00_0000_0000, 0x7f00_1000_0000);
+    /// let pool = KvPool::latent_parts(&Spec::latent(16, 512, 64), 64, 1000, latent, rope);
+    /// assert_eq!((pool.k, pool.k_strides.token), (latent, 512));
+    /// assert_eq!(pool.rope.map(|rope| rope.strides.page), Some(64 * 64));
+    /// ```
+    #[must_use]
+    pub const fn latent_parts(
+        spec: &Spec,
+        page_size: u32,
+        pages: u32,
+        latent: DevicePtr,
+        rope: DevicePtr,
+    ) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_v);
+        Self {
+            k: latent,
+            v: latent,
+            dtype: spec.kv_dtype,
+            pages,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::One,
+            rope: Some(RopePart {
+                pool: rope,
+                strides: KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
+            }),
+        }
+    }
+
+    /// Checks that a specification's keys can be in two pools, if they are.
+    pub(super) fn check_rope(&self, spec: &Spec) -> Result<(), Error> {
+        let Some(rope) = self.rope else {
+            return Ok(());
+        };
+        check_parts(spec, self.scales == KvScales::InRow, 0)?;
+        match rope.strides.page_size {
+            got if got == self.k_strides.page_size => Ok(()),
+            got => Err(Error::Extent {
+                tensor: "the rope pool",
+                dimension: "tokens in a page",
+                got: got as usize,
+                rule: format!("{}, as in the other pool", self.k_strides.page_size),
+            }),
+        }
+    }
+}

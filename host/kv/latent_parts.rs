@@ -1,0 +1,92 @@
+//! Latent keys in two pools: what is both key and value, and what only the keys have.
+
+use kernels_gpu::abi::KvStrides;
+
+use super::{KvScales, KvView, view::row};
+use crate::{
+    problem::{KvLayout, Spec},
+    tensor::{Element, ShapeError},
+};
+
+/// The pool of the elements of [latent](Spec::latent) keys that are no part of the values (those with a rotary embedding).
+///
+/// Its pages have the same ids as those of the other elements, and as many tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct RopePart<'a, T> {
+    /// The pool, starting with the first token of page 0.
+    pub pool: &'a [T],
+    /// Its strides. There is one head.
+    pub strides: KvStrides,
+}
+
+impl<'a, T: Element> KvView<'a, T> {
+    /// The two pools of [latent](Spec::latent) attention: the latent part of the keys, which is also the values,
+    /// `[pages, page_size, head_dim_v]`, and the rest, `[pages, page_size, head_dim_qk - head_dim_v]`.
+    ///
+    /// Results are those of [one pool](Self::latent) with the same elements. Pools with other strides: set the fields.
+    ///
+    /// ```
+    /// # use tandem_attn::{Cpu, kv::KvView, plan::{DeviceDescription, PlanOptions, Planner}, problem::{Batch, PageTable, Spec}};
+    /// let spec = Spec::latent(1, 2, 1).with_dtype(tandem_attn::problem::Dtype::F32);
+    /// let (mut table, mut planner, mut cpu) = (PageTable::new(2, 1), Planner::new(), Cpu::new());
+    /// table.push(&[0], 2);
+    /// let batch = Batch::new(vec![0, 1], table);
+    /// let plan = planner.plan(&spec, &batch, &DeviceDescription::CPU, &PlanOptions::default())?;
+    ///
+    /// let q = [0.5_f32, -1.0, 2.0];
+    /// let (latent, rope) = ([1.0_f32, 2.0, 3.0, 4.0], [5.0_f32, 6.0]);
+    /// let (mut out, mut same) = ([0.0_f32; 2], [0.0_f32; 2]);
+    /// cpu.run(&plan, &q, &[KvView::latent_parts(&spec, 2, &latent, &rope)], &mut out, None)?;
+    ///
+    /// let pool = [1.0_f32, 2.0, 5.0, 3.0, 4.0, 6.0];
+    /// cpu.run(&plan, &q, &[KvView::latent(&spec, 2, &pool)], &mut same, None)?;
+    /// assert_eq!(out, same);
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    #[must_use]
+    pub const fn latent_parts(spec: &Spec, page_size: u32, latent: &'a [T], rope: &'a [T]) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_v);
+        Self {
+            k: latent,
+            v: latent,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::One,
+            rope: Some(RopePart {
+                pool: rope,
+                strides: KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
+            }),
+        }
+    }
+
+    /// The elements of a key that are in pool `k`, and those in a pool of their own.
+    pub(crate) fn key_parts(&self, spec: &Spec) -> [u32; 2] {
+        match self.rope {
+            None => [spec.head_dim_qk, 0],
+            Some(_) => [spec.head_dim_v, rope_dim(spec)],
+        }
+    }
+
+    /// The elements of a token in the pool of [`RopePart`], if there is one.
+    pub(super) fn rope_row(&self, page: u32, offset: u32, elements: u32) -> &'a [T] {
+        self.rope.map_or(&[], |rope| {
+            &rope.pool[row(rope.strides, page, offset, 0, elements)]
+        })
+    }
+}
+
+/// Checks that a specification's keys can be in two pools.
+pub(crate) fn check_parts(spec: &Spec, in_row: bool, part: usize) -> Result<(), ShapeError> {
+    match spec.latent && !in_row {
+        true => Ok(()),
+        false => Err(ShapeError::NotInParts {
+            part,
+            latent: spec.latent,
+        }),
+    }
+}
+
+/// Elements of a key that are no part of the value.
+pub(crate) const fn rope_dim(spec: &Spec) -> u32 {
+    spec.head_dim_qk.saturating_sub(spec.head_dim_v)
+}
