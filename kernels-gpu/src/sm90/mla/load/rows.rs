@@ -17,8 +17,8 @@ const WARP: u32 = warp::FULL_MASK;
 const UNSIGNALLED: u32 = 1;
 
 /// Calls `copy` for the keys `from..to` of a block, four at a time, of which each lane copies 16 bytes of a slab: with the
-/// key, the address of what this lane copies of the first slab, and the bytes to copy (others become zeros). A lane's `rows`
-/// are the addresses of two keys, 32 apart; 0: there is no such key.
+/// key, the address of what this lane copies of the first slab, and the bytes to copy (others become zeros). The lanes'
+/// `rows` are the addresses of the keys from `from` on, and of those 32 later; 0: there is no such key.
 ///
 /// # Safety
 /// A whole warp comes here.
@@ -26,16 +26,16 @@ const UNSIGNALLED: u32 = 1;
 unsafe fn each_key(rows: [u64; 2], [from, to]: [u32; 2], mut copy: impl FnMut(u32, u64, u32)) {
     let lane = warp::lane_id();
     // Opaque: otherwise the loop is unrolled completely.
-    let mut key = misc::opaque(lane / 8) + from;
-    while key < to {
-        let row = rows[(key >= 32) as usize];
+    let mut index = misc::opaque(lane / 8);
+    while index < to - from {
+        let row = rows[(to - from > 32 && index >= 32) as usize];
         // SAFETY: the loop has as many turns for all lanes.
         let [low, high] = [row as u32, (row >> 32) as u32]
-            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, key % 32, 32) });
+            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, index % 32, 32) });
         let row = u64::from(high) << 32 | u64::from(low);
         let valid = if row == 0 { 0 } else { 16 };
-        copy(key, row + u64::from(lane % 8 * 16), valid);
-        key += 4;
+        copy(from + index, row + u64::from(lane % 8 * 16), valid);
+        index += 4;
     }
 }
 
@@ -57,6 +57,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
     let pool = p.attention.k + u64::from(first * 128);
     let strides = p.attention.k_strides;
     let strides = [strides.page, strides.token];
+    // Whether a lane has two keys of a block.
+    let two = to - from > 32;
     // Whether the last slab comes from a pool of its own.
     let apart = S::HAS_ROPE && first + slabs == QUERY_SLABS && p.apart != 0;
     let policies = Policies::new(p);
@@ -85,8 +87,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
             return;
         }
         let policy = policies.of(unit.flags);
-        // Each lane looks up the pages of two keys, one block ahead. A page id is not used before its block: that would
-        // stall on the load. Keys past the end become zeros.
+        // Each lane looks up the page of a key, or of two, one block ahead. A page id is not used before its block: that
+        // would stall on the load. Keys past the end become zeros.
         let look_up = |at: u32| {
             if at >= unit.kv_end {
                 return 0;
@@ -105,8 +107,18 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
                 u64::from(page) * u64::from(per_page) + u64::from(in_page) * u64::from(per_token);
             pool + element * 2
         };
-        let mut at = unit.first + lane;
-        let mut pages = [look_up(at), look_up(at + 32)];
+        let find = |pool: u64, strides: [u32; 2], pages: [u32; 2], at: u32| {
+            let first = row(pool, strides, pages[0], at);
+            let second = if two {
+                row(pool, strides, pages[1], at + 32)
+            } else {
+                0
+            };
+            [first, second]
+        };
+        let look_up_all = |at: u32| [look_up(at), if two { look_up(at + 32) } else { 0 }];
+        let mut at = unit.first + from + lane;
+        let mut pages = look_up_all(at);
         let mut block = 0;
         while block < unit.blocks {
             if S::FIRST_SLAB == 0
@@ -117,12 +129,9 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            let rows = [
-                row(pool, strides, pages[0], at),
-                row(pool, strides, pages[1], at + 32),
-            ];
+            let rows = find(pool, strides, pages, at);
             at += S::KEYS;
-            pages = [look_up(at), look_up(at + 32)];
+            pages = look_up_all(at);
             if block > UNSIGNALLED {
                 async_copy::wait_group::<UNSIGNALLED>();
                 announce(stages.stage, 1 + UNSIGNALLED);
@@ -150,10 +159,9 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
                 });
                 if apart {
                     // The page ids are in L1. To keep them would take registers that keys in one pool need, too.
-                    let rows = [0, 32].map(|more| {
-                        let at = at - S::KEYS + more;
-                        row(p.rope, [p.rope_page, p.rope_token], look_up(at), at)
-                    });
+                    let at = at - S::KEYS;
+                    let strides = [p.rope_page, p.rope_token];
+                    let rows = find(p.rope, strides, look_up_all(at), at);
                     let target = target + (slabs - 1) * 1024;
                     each_key(rows, [from, to], |key, row, valid| {
                         let target = target + key / 8 * slabs * 1024 + in_group(key);
