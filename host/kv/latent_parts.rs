@@ -26,19 +26,20 @@ impl<'a, T: Element> KvView<'a, T> {
     /// Results are those of [one pool](Self::latent) with the same elements. Pools with other strides: set the fields.
     ///
     /// ```
-    /// # use tandem_attn::{Cpu, kv::KvView, plan::{DeviceDescription, PlanOptions, Planner}, problem::{Batch, PageTable, Spec}};
-    /// let spec = Spec::latent(1, 2, 1).with_dtype(tandem_attn::problem::Dtype::F32);
-    /// let (mut table, mut planner, mut cpu) = (PageTable::new(2, 1), Planner::new(), Cpu::new());
+    /// # use tandem_attn::{Cpu, kv::KvView, plan::{PlanOptions, Planner}, problem::{Batch, PageTable, Spec}};
+    /// let spec = Spec::latent(1, 16, 16).with_dtype(tandem_attn::problem::Dtype::F32);
+    /// let (mut table, mut planner, cpu) = (PageTable::new(2, 1), Planner::new(), Cpu::new());
     /// table.push(&[0], 2);
     /// let batch = Batch::new(vec![0, 1], table);
-    /// let plan = planner.plan(&spec, &batch, &DeviceDescription::CPU, &PlanOptions::default())?;
+    /// let plan = planner.plan(&spec, &batch, &cpu.device(), &PlanOptions::default())?;
     ///
-    /// let q = [0.5_f32, -1.0, 2.0];
-    /// let (latent, rope) = ([1.0_f32, 2.0, 3.0, 4.0], [5.0_f32, 6.0]);
-    /// let (mut out, mut same) = ([0.0_f32; 2], [0.0_f32; 2]);
+    /// // A page of two tokens.
+    /// let latent: Vec<f32> = (0..2 * 16).map(|i| i as f32 / 16.0).collect();
+    /// let rope: Vec<f32> = (0..2 * 16).map(|i| 1.0 - i as f32 / 16.0).collect();
+    /// let (q, mut out, mut same) = ([0.5_f32; 32], [0.0_f32; 16], [0.0_f32; 16]);
     /// cpu.run(&plan, &q, &[KvView::latent_parts(&spec, 2, &latent, &rope)], &mut out, None)?;
     ///
-    /// let pool = [1.0_f32, 2.0, 5.0, 3.0, 4.0, 6.0];
+    /// let pool = [&latent[..16], &rope[..16], &latent[16..], &rope[16..]].concat();
     /// cpu.run(&plan, &q, &[KvView::latent(&spec, 2, &pool)], &mut same, None)?;
     /// assert_eq!(out, same);
     /// # Ok::<(), tandem_attn::Error>(())

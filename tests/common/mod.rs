@@ -6,6 +6,7 @@
 pub mod adversarial;
 pub mod blocks;
 pub mod heads;
+pub mod latent_parts;
 pub mod modules;
 mod numeric;
 pub mod problems;

@@ -278,6 +278,7 @@ impl<T: Element> Pools<T> {
             k_strides: self.k_strides,
             v_strides: self.v_strides,
             scales: self.scales(),
+            rope: None,
         }
     }
 

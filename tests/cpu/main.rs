@@ -15,6 +15,8 @@ mod by_head;
 mod heads;
 mod hooks;
 mod latent_656;
+#[path = "../common/latent_parts.rs"]
+mod latent_parts;
 mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
@@ -26,6 +28,7 @@ mod rotary;
 mod scales;
 mod step;
 mod strided;
+mod two_pools;
 
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};

@@ -285,6 +285,7 @@ fn heads_may_be_gigabytes_apart() {
         k_strides: strides,
         v_strides: strides,
         scales: KvScales::One,
+        rope: None,
     };
     // By the kernel of few rows, and by that of many.
     for queries in [1, 100] {

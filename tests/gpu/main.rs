@@ -23,3 +23,4 @@ mod prefill;
 mod ranks;
 mod run;
 mod step;
+mod two_pools;

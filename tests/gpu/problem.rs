@@ -166,11 +166,23 @@ impl OnDevice {
         }
     }
 
-    /// Puts what is in the workspace on the stream.
-    pub fn launch(&self, gpu: &Gpu, workspace: &mut Workspace, stream: &Stream) {
+    /// The same with another pool of the first part, the only one.
+    pub fn with_pool(&self, pool: KvPool) -> Self {
+        let mut other = self.clone();
+        other.pools = vec![pool];
+        other
+    }
+
+    /// Where a run puts outputs and log-sums.
+    pub fn results(&self) -> (DeviceTensor<3>, DeviceTensor<2>) {
         let [tokens, heads, _] = self.q.shape;
         let out = self.out.tensor(self.out_dtype, [tokens, heads, self.dim_v]);
-        let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
+        (out, self.lse.tensor(Dtype::F32, [tokens, heads]))
+    }
+
+    /// Puts what is in the workspace on the stream.
+    pub fn launch(&self, gpu: &Gpu, workspace: &mut Workspace, stream: &Stream) {
+        let (out, lse) = self.results();
         let tensors = self.tensors(&out, &lse);
         // SAFETY: everything lives until the stream was waited for.
         unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
