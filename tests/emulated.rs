@@ -2,6 +2,8 @@
 
 #[path = "common/adversarial.rs"]
 mod adversarial;
+#[path = "common/latent_parts.rs"]
+mod latent_parts;
 #[path = "common/numeric.rs"]
 mod numeric;
 #[path = "common/problems.rs"]
@@ -11,6 +13,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use adversarial::{KINDS, allowed, make_hard};
 use half::{bf16, f16};
+use latent_parts::Parts;
 use numeric::{Rng, Tolerance, compare, to_f64};
 use problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant};
 use proptest::{prelude::*, strategy::ValueTree};
@@ -445,6 +448,34 @@ fn pools_may_be_one_layer_of_many() {
 }
 
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
+/// By kernels for few rows and for many, with keys loaded by pages and row by row.
+#[test]
+fn latent_keys_in_two_pools_are_those_of_one() {
+    let _no_failure = no_failure();
+    for (heads, page) in [(16, 8), (64, 16), (16, 1), (64, 1)] {
+        let spec = Spec::latent(heads, 512, 64);
+        let batch = prefixed(&[(70, 0, 1)], page, true, 5);
+        let emulated = Emulated::new(settings(2, 5)).unwrap();
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .unwrap();
+        let tensors: Tensors<bf16, bf16> = Tensors::random(&spec, &batch, KvLayout::Nhd, 5);
+        let parts = Parts::of(&spec, &tensors.parts[0], [[8, 0], [0, 16]]);
+        let run = |view| {
+            let mut out = vec![bf16::NAN; (heads * 512) as usize];
+            emulated
+                .run(&plan, &tensors.q, &[view], &mut out, None)
+                .unwrap();
+            out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let one = run(tensors.parts[0].view());
+        assert!(
+            run(parts.view(&spec)) == one,
+            "{heads} heads, pages of {page}"
+        );
+    }
+}
+
 #[test]
 fn pages_outside_the_pool_are_reported() {
     let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);

@@ -341,7 +341,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 19] = [
+    let slips: [Slip; 20] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -406,6 +406,13 @@ fn bad_files_get_one_line_and_write_nothing() {
                 )
             },
             "sinks is there",
+        ),
+        (
+            |i| {
+                let cache = i.tensors.remove("k_cache").unwrap();
+                drop(i.tensors.insert("ckv_cache", cache));
+            },
+            "ckv_cache is there, a tensor of latent attention",
         ),
         (
             |i| {

@@ -39,6 +39,13 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
         ));
     }
 
+    if let Some(name) = LATENT.into_iter().find(|name| file.tensor(name).is_ok()) {
+        return Err(format!(
+            "{name} is there, a tensor of latent attention, which is not read from files: KvView::latent_parts of the \
+             library takes such pools"
+        ));
+    }
+
     let q = float_tensor(&file, "q")?;
     let (k, v) = (
         float_tensor(&file, "k_cache")?,
@@ -140,6 +147,9 @@ const NOT_TAKEN: [&str; 8] = [
     "k_scale",
     "v_scale",
 ];
+
+/// FlashInfer's tensors of latent attention.
+const LATENT: [&str; 4] = ["ckv_cache", "kpe_cache", "q_nope", "q_pe"];
 
 struct Metadata<'a>(&'a HashMap<String, String>);
 

@@ -23,8 +23,9 @@ impl Gpu {
     /// not in the pool, such as `u32::MAX`, is left out.
     ///
     /// Keys of [latent](Spec::latent) attention have no values of their own: append them with
-    /// [`append_rows`](Self::append_rows), or with [`append_latent_656`](Self::append_latent_656). For a pool of 8 bits and
-    /// keys of 16 see [`append_quantised`](Self::append_quantised).
+    /// [`append_rows`](Self::append_rows) (once for each of [two pools](KvPool::latent_parts)), or with
+    /// [`append_latent_656`](Self::append_latent_656). For a pool of 8 bits and keys of 16 see
+    /// [`append_quantised`](Self::append_quantised).
     ///
     /// The same call on the CPU is [`Cpu::append_paged_kv`](crate::Cpu::append_paged_kv).
     ///

@@ -52,6 +52,9 @@ pub struct PoolLayout {
     pub paired: bool,
     /// Elements between heads, between tokens and between pages.
     pub gaps: [u32; 3],
+    /// On a GPU, latent keys as two pools: the columns that are also values, and the others, in the same memory.
+    #[serde(default)]
+    pub two_pools: bool,
 }
 
 /// What 8-bit keys and values are multiplied by.

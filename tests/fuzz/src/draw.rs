@@ -170,6 +170,7 @@ impl Draw {
             values_differ: chance(rng, 10) && !spec.latent,
             paired: chance(rng, 20),
             gaps,
+            two_pools: spec.latent && chance(rng, 50),
         }
     }
 

@@ -8,7 +8,7 @@ use tandem_attn::{
         emulated::{Schedule, Settings},
         gpu::{
             Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, KvPool, KvScales, LaunchSet,
-            OwnedStream, Workspace, WorkspaceOptions,
+            OwnedStream, RopePart, Workspace, WorkspaceOptions,
         },
     },
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
@@ -213,9 +213,15 @@ impl<'a> Runner<'a> {
         };
         [0, 1].map(|index| {
             let [k, v] = world.cached_at[index].map(|place| self.cache.address() + place as u64);
-            KvPool::new(spec, KvLayout::Nhd, case.page_size, world.pages, k, v)
-                .with_strides(world.pools[index].k, world.pools[index].v)
-                .with_scales(scales)
+            let layout = &world.pools[index];
+            let mut pool = KvPool::new(spec, KvLayout::Nhd, case.page_size, world.pages, k, v)
+                .with_strides(layout.k, layout.v)
+                .with_scales(scales);
+            pool.rope = case.pools[index].two_pools.then_some(RopePart {
+                pool: k + u64::from(spec.head_dim_v * spec.kv_dtype.bytes()),
+                strides: layout.k,
+            });
+            pool
         })
     }
 

@@ -3,8 +3,8 @@
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, OwnedStream, RunTensors, Stream,
-        Workspace,
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, OwnedStream, RopePart, RunTensors,
+        Stream, Workspace,
     },
     plan::Plan,
     problem::{Dtype, Spec},
@@ -78,7 +78,7 @@ macro_rules! changed {
     }};
 }
 
-const RUNS: [(&str, Wrong); 40] = [
+const RUNS: [(&str, Wrong); 42] = [
     ("q between vectors", |asked, _| {
         changed!(asked.q, |q| q.address += 2)
     }),
@@ -225,6 +225,27 @@ const RUNS: [(&str, Wrong); 40] = [
         asked.given.pools[0].v_strides.page += 1;
         (asked.reads && asked.given.pools[0].pages > 1).then_some(())
     }),
+    (
+        "a pool of what only latent keys have, or one of other pages",
+        |asked, _| {
+            let latent = asked.plan.spec.latent;
+            let pool = &mut asked.given.pools[0];
+            let mut strides = pool.k_strides;
+            strides.page_size += u32::from(latent);
+            pool.rope = Some(RopePart {
+                pool: pool.k,
+                strides,
+            });
+            Some(())
+        },
+    ),
+    (
+        "a pool of what only latent keys have at null",
+        |asked, _| {
+            asked.given.pools[0].rope.as_mut()?.pool = 0;
+            asked.reads.then_some(())
+        },
+    ),
     ("sinks missing, or where there are none", |asked, _| {
         let heads = asked.given.q.shape[1];
         asked.given.sinks = match asked.given.sinks {

@@ -100,8 +100,11 @@ pub(in crate::sm90::mla) unsafe fn load<S: Parts<STAGES>, const STAGES: u32>(
                     warp::sync_warp(WARP);
                     let target = s.keys(stages.stage) + lane * lane_bytes;
                     let last = part + 1 == S::PARTS;
-                    if if last { mine } else { begins_piece } {
-                        let map = if last { last_map } else { map };
+                    let (map, issues) = match last {
+                        true => (last_map, mine),
+                        false => (map, begins_piece),
+                    };
+                    if issues {
                         tma::load_tensor_hint(target, map, corner, full, policy);
                     }
                     if last && apart && mine {
