@@ -1,29 +1,17 @@
 //! Latent keys in two pools: what is both key and value, and what only the keys have.
 
-use kernels_gpu::abi::KvStrides;
-
-use super::{KvScales, KvView, view::row};
+use super::{KvScales, KvView, RopePart, view::row};
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError},
 };
 
-/// The pool of the elements of [latent](Spec::latent) keys that are no part of the values (those with a rotary embedding).
-///
-/// Its pages have the same ids as those of the other elements, and as many tokens.
-#[derive(Clone, Copy, Debug)]
-pub struct RopePart<'a, T> {
-    /// The pool, starting with the first token of page 0.
-    pub pool: &'a [T],
-    /// Its strides. There is one head.
-    pub strides: KvStrides,
-}
-
 impl<'a, T: Element> KvView<'a, T> {
     /// The two pools of [latent](Spec::latent) attention: the latent part of the keys, which is also the values,
     /// `[pages, page_size, head_dim_v]`, and the rest, `[pages, page_size, head_dim_qk - head_dim_v]`.
     ///
-    /// Results are those of [one pool](Self::latent) with the same elements. Pools with other strides: set the fields.
+    /// Results are those of [one pool](Self::latent) with the same elements. Pools with other strides: set the fields,
+    /// also that of `rope`.
     ///
     /// ```
     /// # use tandem_attn::{Cpu, kv::KvView, plan::{PlanOptions, Planner}, problem::{Batch, PageTable, Spec}};
@@ -57,6 +45,14 @@ impl<'a, T: Element> KvView<'a, T> {
                 pool: rope,
                 strides: KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
             }),
+        }
+    }
+
+    /// Checks that the specification's keys can be in two pools, if they are.
+    pub(super) fn check_rope(&self, spec: &Spec, part: usize) -> Result<(), ShapeError> {
+        match self.rope {
+            Some(_) => check_parts(spec, self.scales == KvScales::InRow, part),
+            None => Ok(()),
         }
     }
 

@@ -19,7 +19,6 @@ mod view;
 #[cfg(feature = "cuda")]
 pub(crate) use by_head::by_head;
 pub use kernels_gpu::abi::KvStrides;
-pub use latent_parts::RopePart;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub(crate) use scales::ScaleAt;
@@ -34,6 +33,7 @@ unstable! {
     use by_head::PagesByHead;
     use latent_656::LATENT_656_BYTES;
     use mask::DraftTree;
+    use view::RopePart;
 }
 
 #[cfg(test)]

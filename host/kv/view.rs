@@ -5,10 +5,9 @@ use std::ops::Range;
 use kernels_gpu::abi::KvStrides;
 
 use super::{
-    KvScales, LATENT_656_BYTES, RopePart,
+    KvScales, LATENT_656_BYTES,
     by_head::by_head,
     latent_656::{self, ELEMENTS},
-    latent_parts::check_parts,
 };
 use crate::{
     problem::{KvLayout, Spec},
@@ -34,6 +33,17 @@ pub struct KvView<'a, T> {
     /// The elements of latent keys that are no part of the values, if they have a pool of their own: see
     /// [`latent_parts`](Self::latent_parts). `k` and `v` are then the pool of the values.
     pub rope: Option<RopePart<'a, T>>,
+}
+
+/// The pool of the elements of [latent](Spec::latent) keys that are no part of the values (those with a rotary embedding).
+///
+/// Its pages have the same ids as those of the other elements, and as many tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct RopePart<'a, T> {
+    /// The pool, starting with the first token of page 0.
+    pub pool: &'a [T],
+    /// Its strides. There is one head.
+    pub strides: KvStrides,
 }
 
 impl<'a, T: Element> KvView<'a, T> {
@@ -266,9 +276,7 @@ impl<'a, T: Element> KvView<'a, T> {
         let of_rope = self
             .rope
             .map(|of_keys| ("rope", of_keys.pool.len(), of_keys.strides, rope));
-        if of_rope.is_some() {
-            check_parts(spec, self.scales == KvScales::InRow, part)?;
-        }
+        self.check_rope(spec, part)?;
         let tensors = [
             ("k", self.k.len(), self.k_strides, key),
             ("v", self.v.len(), self.v_strides, spec.head_dim_v),

@@ -154,7 +154,7 @@ fn what_are_no_two_pools_of_latent_keys_is_refused() {
         part: 0,
         latent: false,
     };
-    assert_eq!(run(&cpu, &plain, &batch, view), Some(not_latent.clone()));
+    assert_eq!(run(&cpu, &plain, &batch, view), Some(not_latent));
     assert!(not_latent.to_string().contains("KvView::latent_parts"));
 
     let in_row = Spec::latent(2, 512, 64).with_kv_dtype(Dtype::F8E4M3);
@@ -206,5 +206,5 @@ fn what_are_no_two_pools_of_latent_keys_is_refused() {
 fn a_key_in_two_pools_is_no_slice() {
     let spec = Spec::latent(2, 16, 16);
     let (latent, rope) = ([bf16::ONE; 16], [bf16::ONE; 16]);
-    KvView::latent_parts(&spec, 1, &latent, &rope).key(0, 0, 0, 32);
+    let _ = KvView::latent_parts(&spec, 1, &latent, &rope).key(0, 0, 0, 32);
 }

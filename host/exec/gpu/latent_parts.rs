@@ -1,30 +1,18 @@
 //! Pools of latent keys in two parts: what is both key and value, and what only the keys have.
 
-use kernels_gpu::abi::KvStrides;
-
-use super::{DevicePtr, KvPool, KvScales};
+use super::{DevicePtr, KvPool, KvScales, RopePart};
 use crate::{
     Error,
     kv::latent_parts::{check_parts, rope_dim},
     problem::{KvLayout, Spec},
 };
 
-/// The pool of the elements of latent keys that are no part of the values; the counterpart of
-/// [`kv::RopePart`](crate::kv::RopePart).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopePart {
-    /// Address of the first element of token 0 of page 0.
-    pub pool: DevicePtr,
-    /// Its strides. There is one head.
-    pub strides: KvStrides,
-}
-
 impl KvPool {
     /// The two pools of [latent](Spec::latent) attention: the latent part of the keys, which is also the values,
     /// `[pages, page_size, head_dim_v]`, and the rest, `[pages, page_size, head_dim_qk - head_dim_v]`. The counterpart of
     /// [`KvView::latent_parts`](crate::kv::KvView::latent_parts).
     ///
-    /// Pools with other strides: [`with_strides`](Self::with_strides), and the field `rope`. New keys are appended by
+    /// Pools with other strides: [`with_strides`](Self::with_strides), and those of the field `rope`. New keys are appended by
     /// [`Gpu::append_rows`](super::Gpu::append_rows), once for each pool.
     ///
     /// ```

@@ -113,7 +113,6 @@ use kernels_gpu::Hooks;
 #[cfg(feature = "cust")]
 pub use self::cust::Pool;
 pub use driver::Stream;
-pub use latent_parts::RopePart;
 pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
 pub use pool::KvPool;
@@ -135,6 +134,7 @@ unstable! {
     use launch_set::LaunchKey;
     use merge::PartialStates;
     use module::Compiling;
+    use pool::RopePart;
     use prefill::PrefillCall;
     use steps::Extras;
     use tensor_map::{Swizzle, TensorMap};

@@ -2,7 +2,7 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::{DevicePtr, KvScales, RopePart};
+use super::{DevicePtr, KvScales};
 use crate::{
     Error,
     kv::{LATENT_656_BYTES, by_head},
@@ -30,6 +30,16 @@ pub struct KvPool {
     /// The elements of latent keys that are no part of the values, if they have a pool of their own: see
     /// [`latent_parts`](Self::latent_parts). `k` and `v` are then the pool of the values.
     pub rope: Option<RopePart>,
+}
+
+/// The pool of the elements of latent keys that are no part of the values; the counterpart of
+/// [`kv::RopePart`](crate::kv::RopePart).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopePart {
+    /// Address of the first element of token 0 of page 0.
+    pub pool: DevicePtr,
+    /// Its strides. There is one head.
+    pub strides: KvStrides,
 }
 
 impl KvPool {

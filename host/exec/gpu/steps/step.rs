@@ -35,10 +35,6 @@ pub(in crate::exec::gpu) struct Step {
 
 /// The parameters of a kernel, and the shapes of the tensor maps in them.
 #[derive(Clone, Copy, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "steps lie one after the other, and the largest are the usual ones"
-)]
 pub(in crate::exec::gpu) enum Parameters {
     Decode(DecodeParams, DecodeShapes),
     Latent(LatentParams, LatentShapes),
