@@ -226,7 +226,8 @@ impl<'a, T: Element> KvView<'a, T> {
             &self.k[row(self.k_strides, page, offset, head, self.stored(dim))],
             dim,
         );
-        key.extend(self.wide(self.rope_row(page, offset, rope), rope));
+        let rope = self.rope_row(page, offset, rope).iter();
+        key.extend(rope.map(|x| f64::from(x.to_f32())));
         key
     }
 
