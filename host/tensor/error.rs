@@ -188,7 +188,7 @@ pub enum ShapeError {
     },
     /// The last elements of keys in a pool of their own, for keys that have no such elements.
     #[error(
-        "part {part} has a pool for elements that only the keys have (RopePart){}: use KvView::latent_parts with \
+        "part {part} has a pool for elements that only the keys have (the field `rope`){}: use KvView::latent_parts with \
          Spec::latent and numbers without scales in their rows, or a view with one pool of keys",
         if *.latent { ", and rows with their scales" } else { ", but the spec is not latent" }
     )]
