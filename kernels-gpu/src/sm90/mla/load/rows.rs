@@ -158,8 +158,9 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
                     }
                 });
                 if apart {
-                    // The page ids are in L1. To keep them would take registers that keys in one pool need, too.
-                    let at = at - S::KEYS;
+                    // Look up the page ids again, which are in L1: to keep them, or anything computed from the keys' numbers,
+                    // takes registers that keys in one pool need, too.
+                    let at = misc::opaque(at - S::KEYS);
                     let strides = [p.rope_page, p.rope_token];
                     let rows = find(p.rope, strides, look_up_all(at), at);
                     let target = target + (slabs - 1) * 1024;
