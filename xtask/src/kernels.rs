@@ -163,6 +163,13 @@ fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
         let cubin = module.cubin.as_ref().expect("it was disassembled");
         report.tools = format!("{}, {}", module.compiler, cubin.assembler);
         let arch = module.arch.sm();
+        if let Some(data) = data_in_memory(&module.ptx) {
+            return Err(format!(
+                "a kernel for {arch} has data in memory, and waits for them at its start: {data}\n\
+                 Usually this is a `match` that gives numbers. Compare instead, as `sm90::arrivals` does."
+            )
+            .into());
+        }
         for entry in ptx::entries(&module.ptx) {
             let resources = cubin
                 .resources
@@ -196,6 +203,16 @@ fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
         report.notices.extend(remarks(arch, &notices));
     }
     Ok(report)
+}
+
+/// The first variable of a module, in global or constant memory: LLVM makes tables of `match`.
+fn data_in_memory(ptx: &str) -> Option<&str> {
+    let is_variable = |line: &&str| {
+        let mut words = line.split_whitespace();
+        let first = words.find(|word| ![".visible", ".weak", ".extern"].contains(word));
+        matches!(first, Some(".global" | ".const"))
+    };
+    ptx.lines().find(is_variable)
 }
 
 fn count(body: &str, counts: impl Fn(&str) -> bool) -> u32 {
@@ -325,6 +342,14 @@ mod tests {
             modules.collect::<BTreeSet<_>>(),
             families.collect::<BTreeSet<_>>()
         );
+    }
+
+    #[test]
+    fn tables_in_memory_are_found() {
+        let ptx = ".version 8.0\n.visible .entry kernel()\n{\n\tld.global.b32 %r1, [%rd1];\n}\n";
+        assert_eq!(data_in_memory(ptx), None);
+        let table = ".visible .global .align 4 .b8 switch_table[8] = {32, 0, 0, 0, 1};";
+        assert_eq!(data_in_memory(&format!("{ptx}{table}\n")), Some(table));
     }
 
     #[test]
