@@ -15,6 +15,8 @@ mod radix;
 mod scales;
 mod sequence;
 mod view;
+mod view_mut;
+mod view_pages;
 
 #[cfg(feature = "cuda")]
 pub(crate) use by_head::by_head;
@@ -26,14 +28,15 @@ pub(crate) use scales::ScaleAt;
 pub(crate) use scales::check_in_row;
 pub use scales::{AppendScales, KvScales};
 pub use sequence::Sequence;
-pub use view::{KvTensors, KvView, KvViewMut};
+pub use view::{KvTensors, KvView};
+pub use view_mut::KvViewMut;
 
 unstable! {
     use blocks::{BlockMask, BlockSparse, BlockSparseRun, MaskedHeads};
     use by_head::PagesByHead;
     use latent_656::LATENT_656_BYTES;
-    use mask::DraftTree;
     use view::RopePart;
+    use mask::DraftTree;
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use kernels_gpu::abi::KvStrides;
 
 use super::{
     KvScales, LATENT_656_BYTES,
-    by_head::by_head,
     latent_656::{self, ELEMENTS},
 };
 use crate::{
@@ -124,67 +123,6 @@ impl<'a, T: Element> KvView<'a, T> {
             scales: KvScales::One,
             rope: None,
         })
-    }
-
-    /// The same memory as pages of one token, for token-level parts: token `t` of page `p` is page
-    /// `p · page_size + t`. This is possible only if tokens are evenly spaced, as in [`KvLayout::Nhd`];
-    /// otherwise the result is `None`.
-    #[must_use]
-    pub fn by_token(&self) -> Option<Self> {
-        let by_token = |s: KvStrides| {
-            (s.page == s.page_size * s.token).then_some(KvStrides {
-                page: s.token,
-                page_size: 1,
-                ..s
-            })
-        };
-        let (k_strides, v_strides) = (by_token(self.k_strides)?, by_token(self.v_strides)?);
-        let scales = match self.scales {
-            KvScales::Token {
-                k,
-                v,
-                k_strides,
-                v_strides,
-            } => KvScales::Token {
-                k,
-                v,
-                k_strides: by_token(k_strides)?,
-                v_strides: by_token(v_strides)?,
-            },
-            other => other,
-        };
-        let rope = match self.rope {
-            None => None,
-            Some(RopePart { pool, strides }) => Some(RopePart {
-                pool,
-                strides: by_token(strides)?,
-            }),
-        };
-        Some(Self {
-            scales,
-            k_strides,
-            v_strides,
-            rope,
-            ..*self
-        })
-    }
-
-    /// The same memory with the part of a page that belongs to one head as a page of its own, for page lists by head
-    /// (`PagesByHead`). `None` if the heads of a page are not evenly spaced, keys and values have different strides, scales are
-    /// not per tensor, or keys are in two pools.
-    #[cfg(feature = "unstable")]
-    #[must_use]
-    pub fn by_head(&self) -> Option<Self> {
-        let step = |s: KvStrides| s.page / s.head;
-        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
-        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        (whole && self.rope.is_none() && step(self.k_strides) == step(self.v_strides)).then_some(
-            Self {
-                k_strides,
-                v_strides,
-                ..*self
-            },
-        )
     }
 
     /// The key of a head at `offset` in a page.
@@ -318,79 +256,6 @@ impl<'a, T: Element> KvView<'a, T> {
     }
 }
 
-/// Write access to the keys and values of a page pool.
-#[derive(Debug)]
-pub struct KvViewMut<'a, T> {
-    /// The keys, starting with the first key of page 0.
-    pub k: &'a mut [T],
-    /// The values, starting with the first value of page 0.
-    pub v: &'a mut [T],
-    /// Strides of `k`.
-    pub k_strides: KvStrides,
-    /// Strides of `v`.
-    pub v_strides: KvStrides,
-}
-
-impl<'a, T: Element> KvViewMut<'a, T> {
-    /// Keys and values in dense pools of their own.
-    #[must_use]
-    pub const fn new(
-        spec: &Spec,
-        layout: KvLayout,
-        page_size: u32,
-        k: &'a mut [T],
-        v: &'a mut [T],
-    ) -> Self {
-        let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
-        let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
-        Self {
-            k,
-            v,
-            k_strides,
-            v_strides,
-        }
-    }
-
-    /// The same pool with read access.
-    #[must_use]
-    pub const fn view(&self) -> KvView<'_, T> {
-        KvView {
-            k: self.k,
-            v: self.v,
-            k_strides: self.k_strides,
-            v_strides: self.v_strides,
-            scales: KvScales::One,
-            rope: None,
-        }
-    }
-
-    /// Copies page `from` to page `to` for all heads, as a [`PageCopy`](super::PageCopy) requires.
-    ///
-    /// # Errors
-    /// [`ShapeError::NoPage`] if one of them is not in the pool; nothing is written then.
-    pub fn copy_page(&mut self, spec: &Spec, from: u32, to: u32) -> Result<(), ShapeError> {
-        let tensors = [
-            (&mut *self.k, self.k_strides, spec.head_dim_qk),
-            (&mut *self.v, self.v_strides, spec.head_dim_v),
-        ];
-        for (pool, strides, head_dim) in &tensors {
-            let pages = pages_in(pool.len(), *strides, spec.kv_heads, *head_dim);
-            if let Some(got) = [from, to].into_iter().find(|&page| page >= pages) {
-                return Err(ShapeError::NoPage { got, pages });
-            }
-        }
-        for (pool, strides, head_dim) in tensors {
-            for offset in 0..strides.page_size {
-                for head in 0..spec.kv_heads {
-                    let source = row(strides, from, offset, head, head_dim);
-                    pool.copy_within(source, row(strides, to, offset, head, head_dim).start);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Read access to the keys and values of a page pool whose element type is known only at run time.
 ///
 /// Both have the shape `[pages, page_size, kv_heads, head_dim]`, with any order in memory. For a pool of
@@ -407,7 +272,7 @@ pub struct KvTensors<'a> {
 }
 
 /// Number of whole pages in this number of elements.
-fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u32 {
+pub(super) fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u32 {
     if strides.page_size == 0 || heads == 0 {
         return 0;
     }
