@@ -447,12 +447,11 @@ fn pools_may_be_one_layer_of_many() {
     }
 }
 
-/// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 /// By kernels for few rows and for many, with keys loaded by pages and row by row.
 #[test]
 fn latent_keys_in_two_pools_are_those_of_one() {
     let _no_failure = no_failure();
-    for (heads, page) in [(16, 8), (64, 16), (16, 1), (64, 1)] {
+    for (heads, page) in [(16, 8), (32, 32), (64, 16), (128, 16), (16, 1), (64, 1)] {
         let spec = Spec::latent(heads, 512, 64);
         let batch = prefixed(&[(70, 0, 1)], page, true, 5);
         let emulated = Emulated::new(settings(2, 5)).unwrap();
@@ -476,6 +475,7 @@ fn latent_keys_in_two_pools_are_those_of_one() {
     }
 }
 
+/// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 #[test]
 fn pages_outside_the_pool_are_reported() {
     let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);

@@ -11,7 +11,7 @@ impl<'a, T: Element> KvView<'a, T> {
     /// `[pages, page_size, head_dim_v]`, and the rest, `[pages, page_size, head_dim_qk - head_dim_v]`.
     ///
     /// Results are those of [one pool](Self::latent) with the same elements. Pools with other strides: set the fields,
-    /// also that of `rope`.
+    /// also that of `rope`. New keys are appended by [`Cpu::append_rows`](crate::Cpu::append_rows), once for each pool.
     ///
     /// ```
     /// # use tandem_attn::{Cpu, kv::KvView, plan::{PlanOptions, Planner}, problem::{Batch, PageTable, Spec}};

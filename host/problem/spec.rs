@@ -20,7 +20,8 @@ pub struct Spec {
     pub head_dim_qk: u32,
     /// Head dimension of values and outputs.
     pub head_dim_v: u32,
-    /// Latent attention: a value is the first `head_dim_v` elements of its key, and one pool holds both.
+    /// Latent attention: a value is the first `head_dim_v` elements of its key. One pool holds both, or two hold the value and the
+    /// rest of the key ([`KvView::latent_parts`](crate::kv::KvView::latent_parts)).
     #[serde(default)]
     pub latent: bool,
     /// Element type of `q`.

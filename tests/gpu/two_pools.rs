@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{
-        AppendScales, DeviceArray, Gpu, KvPool, KvScales, LaunchSet, RopePart, WorkspaceOptions,
+        AppendScales, DeviceArray, Gpu, KvPool, KvScales, LaunchSet, RopePart, Workspace,
+        WorkspaceOptions,
     },
     kv::KvStrides,
     plan::{Bound, Plan, PlanOptions, Planner, SplitMode},
@@ -80,6 +81,8 @@ fn case() -> impl Strategy<Value = Case> {
             |((heads, causal), requests, (page, gaps, split, captured), seed)| {
                 let mut spec = Spec::latent(heads, 512, 64);
                 spec.variant.causal = causal;
+                spec.variant.sinks = seed % 4 == 1;
+                spec.variant.window_left = (seed % 5 == 2).then_some(seed as u32 % 300);
                 let mut options = PlanOptions::default();
                 if let Some(pages) = split {
                     let tokens = pages * page;
@@ -276,22 +279,26 @@ fn what_cannot_be_done_with_two_pools_is_refused() {
     let at = memory.address();
     let stream = Stream::new();
     let pool = KvPool::latent_parts(&spec, 8, 16, at, at + (1 << 19));
-    let run = |spec: &Spec, pool: KvPool| {
-        let (_, plan) = planned(gpu, spec, 8, &[20]);
+    let prepared = |spec: &Spec, page: u32| {
+        let (_, plan) = planned(gpu, spec, page, &[20]);
         let mut workspace = gpu
             .workspace(spec, &Bound::of(&plan), WorkspaceOptions::default())
             .unwrap();
         // SAFETY: the stream is ours.
         unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+        workspace
+    };
+    let run_in = |workspace: &mut Workspace, spec: &Spec, pool: KvPool| {
         let q = memory.tensor(Dtype::BF16, [1, 16, spec.head_dim_qk as usize]);
         let out = memory.tensor(Dtype::BF16, [1, 16, spec.head_dim_v as usize]);
         let pools = [pool];
         let tensors = tandem_attn::gpu::RunTensors::new(&q, &pools, &out);
         // SAFETY: everything lives until the stream was waited for.
-        let result = unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) };
+        let result = unsafe { gpu.run_with(workspace, &tensors, stream.0) };
         stream.wait();
         result
     };
+    let run = |spec: &Spec, pool: KvPool| run_in(&mut prepared(spec, 8), spec, pool);
     assert_eq!(run(&spec, pool), Ok(()));
     let mut odd = pool;
     odd.rope = pool.rope.map(|rope| RopePart {
@@ -318,6 +325,24 @@ fn what_cannot_be_done_with_two_pools_is_refused() {
             ..
         })
     ));
+    // Row loaders, when only the address of the rope pool changes.
+    let mut rows = prepared(&spec, 1);
+    let by_rows = KvPool::latent_parts(&spec, 1, 704, at, at + (1 << 19));
+    let with_rope_at = |address| {
+        let mut pool = by_rows;
+        pool.rope = by_rows.rope.map(|rope| RopePart {
+            pool: address,
+            ..rope
+        });
+        pool
+    };
+    assert_eq!(run_in(&mut rows, &spec, by_rows), Ok(()));
+    let null = run_in(&mut rows, &spec, with_rope_at(0));
+    assert!(matches!(null, Err(Error::NullPointer { .. })), "{null:?}");
+    let odd = run_in(&mut rows, &spec, with_rope_at(at + 8));
+    assert!(matches!(odd, Err(Error::Misaligned { .. })), "{odd:?}");
+    assert_eq!(run_in(&mut rows, &spec, by_rows), Ok(()));
+
     let mut in_row = KvPool::latent_656(8, 16, at);
     in_row.rope = pool.rope;
     assert_eq!(

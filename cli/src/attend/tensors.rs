@@ -40,9 +40,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     }
 
     if let Some(name) = LATENT.into_iter().find(|name| file.tensor(name).is_ok()) {
+        let library = match name.starts_with("q_") {
+            true => "the library takes one q of both parts",
+            false => "KvView::latent_parts of the library takes such pools",
+        };
         return Err(format!(
-            "{name} is there, a tensor of latent attention, which is not read from files: KvView::latent_parts of the \
-             library takes such pools"
+            "{name} is there, a tensor of latent attention, which is not read from files: {library}"
         ));
     }
 

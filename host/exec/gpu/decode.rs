@@ -209,7 +209,7 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
         ..
     } = *call;
     spec.check()?;
-    pool.check_rope(spec)?;
+    pool.check_rope(spec, 0)?;
     if spec.rotary.is_some() && call.extras.rotary.turns == 0 {
         return Err(Error::NoInstance {
             kernel: "decode",

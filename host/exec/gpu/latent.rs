@@ -1,4 +1,4 @@
-//! Latent attention on the GPU: one tile group of a plan, keys and values in one pool.
+//! Latent attention on the GPU: one tile group of a plan. Values are a part of the keys.
 
 use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 

@@ -46,12 +46,12 @@ impl KvPool {
         }
     }
 
-    /// Checks that a specification's keys can be in two pools, if they are.
-    pub(super) fn check_rope(&self, spec: &Spec) -> Result<(), Error> {
+    /// Checks that a specification's keys can be in two pools, if those of this part are.
+    pub(super) fn check_rope(&self, spec: &Spec, part: usize) -> Result<(), Error> {
         let Some(rope) = self.rope else {
             return Ok(());
         };
-        check_parts(spec, self.scales == KvScales::InRow, 0)?;
+        check_parts(spec, self.scales == KvScales::InRow, part)?;
         match rope.strides.page_size {
             got if got == self.k_strides.page_size => Ok(()),
             got => Err(Error::Extent {

@@ -147,7 +147,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     } = *call;
     let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
     let value_dim = (spec.head_dim_v + call.extras.gap) as usize;
-    pool.check_rope(spec)?;
+    pool.check_rope(spec, 0)?;
     let in_spec = "in the spec";
     q.check_extent("q", "query heads", 1, q_heads, in_spec)?;
     q.check_extent("q", "elements in a head", 2, head_dim, in_spec)?;

@@ -158,14 +158,14 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     if got < expected || got > expected && set.is_none() {
         return Err(Error::Pools { got, expected });
     }
-    for (pool, needs) in tensors.pools.iter().zip(&launch_plan.parts) {
+    for (part, (pool, needs)) in tensors.pools.iter().zip(&launch_plan.parts).enumerate() {
         let wrong = |dimension, got: u32, rule: String| Error::Extent {
             tensor: "the KV pool",
             dimension,
             got: got as usize,
             rule,
         };
-        pool.check_rope(&workspace.spec)?;
+        pool.check_rope(&workspace.spec, part)?;
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {
                 let rule = format!("{}, as in the plan", needs.page_size);

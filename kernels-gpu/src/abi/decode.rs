@@ -57,15 +57,15 @@ pub struct LatentParams {
     /// `piece_tokens` tokens; for tiles of few rows, one of three equal parts of their columns.
     pub left_map: [u64; 16],
     /// The same, with boxes of the other half of the values and of the part that only keys have. If that part is
-    /// `apart`, boxes have the columns before it of the half (or of the third part) of 8 tokens.
+    /// `apart`, a box has 8 tokens, and of the right half (or last third) only the columns of the values.
     pub right_map: [u64; 16],
     /// The pool of the part that only keys have, if it is `apart`: as above, one slab. A box has 8 tokens.
     pub rope_map: [u64; 16],
     /// Everything else about the launch. Its units are items × `tiles`. `arrivals` is unused, and so are the strides if
     /// keys are loaded with TMA.
     pub attention: AttentionParams,
-    /// The part that only keys have, if it is `apart`: the address of the first key's. This and the strides are unused
-    /// if keys are loaded with TMA.
+    /// The part that only keys have, if it is `apart`: the address of the first key's. Kernels that load with TMA use
+    /// neither this nor the strides.
     pub rope: u64,
     /// From one page of that part to the next, in elements.
     pub rope_page: u32,

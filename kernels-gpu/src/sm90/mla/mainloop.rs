@@ -28,7 +28,8 @@ const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 const BOTH: u32 = 5;
 
-/// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own.
+/// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own, at which the other arrives:
+/// so none waits for a barrier that it has left.
 ///
 /// # Safety
 /// All threads of both consumers come here, with `time` 0 and 1 alternately: a thread may still be in one barrier when

@@ -131,7 +131,7 @@ mod entries {
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        // One code for both: cold, instructions arrive at about one in 2 ns.
+                        // One code for both: instructions that are in no cache arrive at about one in 2 ns.
                         let c = uniform((thread - (THREADS - CONSUMERS)) / (CONSUMERS / 2));
                         consume::<half::$half, _, _, _, S, P>(&p, &variant, s, c);
                         // A grid that waits for the end of this one also relies on the end of the grid before it.

@@ -151,8 +151,8 @@ impl Shared {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + warp::lane_id() * (THREADS / 32);
         if index < BARRIERS + KEYS + 2 * VALUE_STAGES {
-            // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            // Two loader warps, the softmax warpgroup and both P·V warpgroups.
+            // Two loader warps, the softmax warpgroup and both P·V warpgroups. Every lane arrives where lanes read or write for
+            // themselves; otherwise one lane per warp.
             let all = 2 * 32 + 3 * 128;
             let of_unit = [(2, 32), (4, all), (6, 32), (8, 128), (10, 1), (12, 128)];
             let arrivals = if index < BARRIERS {

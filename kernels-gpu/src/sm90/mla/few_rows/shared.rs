@@ -4,12 +4,14 @@ use super::config::{
     CONSUMERS, KEYS, Offsets, PART_BYTES, PART_SLABS, PARTS, SLABS, STAGE_BARRIERS, THREADS,
     UNDER_WAY, WEIGHED,
 };
-use crate::sm90::arrivals;
-use crate::sm90::mla::{
-    config::{Keys, Ring},
-    load::{Parts, QueryPlace},
-    shared::Units,
-    swapped::Swapped,
+use crate::sm90::{
+    arrivals,
+    mla::{
+        config::{Keys, Ring},
+        load::{Parts, QueryPlace},
+        shared::Units,
+        swapped::Swapped,
+    },
 };
 
 /// Shared addresses, with `STAGES` stages for parts of blocks, and tiles of `ROWS` rows.

@@ -1,4 +1,4 @@
-//! Loaders of keys by TMA: one box per piece of a page.
+//! Loaders of keys by TMA: one box per piece of a page, or two for each 8 keys in two pools.
 
 use cuda_std::{
     mbarrier, ptr,

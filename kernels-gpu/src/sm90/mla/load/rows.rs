@@ -16,12 +16,12 @@ const WARP: u32 = warp::FULL_MASK;
 /// unsignalled block would deadlock.
 const UNSIGNALLED: u32 = 1;
 
-/// Calls `copy` for the keys `from..to` of a block, four at a time, of which each lane copies 16 bytes of a slab: with the
-/// key, the address of what this lane copies of the first slab, and the bytes to copy (others become zeros). The lanes'
-/// `rows` are the addresses of the keys from `from` on, and of those 32 later; 0: there is no such key.
+/// For each key of `from..to`, four at a time: eight lanes call `copy` with the key, their source address in its first slab,
+/// and 16, or 0 to write zeros. The lanes' `rows` are the addresses of the keys from `from` on, and of those 32 later; 0: there
+/// is no such key.
 ///
 /// # Safety
-/// A whole warp comes here.
+/// A whole warp comes here, with a multiple of four keys.
 #[inline(always)]
 unsafe fn each_key(rows: [u64; 2], [from, to]: [u32; 2], mut copy: impl FnMut(u32, u64, u32)) {
     let lane = warp::lane_id();

@@ -7,12 +7,14 @@ use super::{
     },
     places::Place,
 };
-use crate::sm90::arrivals;
-use crate::sm90::mla::{
-    config::Ring,
-    keys_656::{GROUPS, KEYS, LOADERS, PARTS},
-    load::Places,
-    shared::Units,
+use crate::sm90::{
+    arrivals,
+    mla::{
+        config::Ring,
+        keys_656::{GROUPS, KEYS, LOADERS, PARTS},
+        load::Places,
+        shared::Units,
+    },
 };
 
 /// Shared addresses, with `STAGES` places for 32 keys each.

@@ -3,13 +3,15 @@
 use super::config::{
     CONSUMERS, Offsets, SCALES_BYTES, STAGE_BARRIERS, THREADS, UNDER_WAY, WEIGHED, WEIGHTS_BYTES,
 };
-use crate::sm90::arrivals;
-use crate::sm90::mla::{
-    config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
-    keys_656::{KEYS, LOADERS},
-    load::{Places, QueryPlace},
-    shared::Units,
-    swapped::Swapped,
+use crate::sm90::{
+    arrivals,
+    mla::{
+        config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
+        keys_656::{KEYS, LOADERS},
+        load::{Places, QueryPlace},
+        shared::Units,
+        swapped::Swapped,
+    },
 };
 
 /// Shared addresses, with `STAGES` places for 32 keys each.
@@ -97,9 +99,17 @@ impl<const STAGES: u32> Shared<STAGES> {
         let consumers = CONSUMERS * 128;
         // Full: the lanes of a loader. Queries free, and free: the lanes of both consumers.
         let full = (STAGE_BARRIERS + STAGES, 32);
-        let of_unit = [(2, 32), (4, LOADERS * 32 + consumers), (6, 32)];
-        let [unit, free, rows] = of_unit;
-        let runs = [unit, free, rows, (7, 1), (8, consumers), (9, 1), full];
+        // All lanes of the loaders and consumers.
+        let all = LOADERS * 32 + consumers;
+        let runs = [
+            (2, 32),
+            (4, all),
+            (6, 32),
+            (7, 1),
+            (8, consumers),
+            (9, 1),
+            full,
+        ];
         let arrivals = |index| arrivals(index, runs, consumers);
         // SAFETY: the caller's promise.
         unsafe {
