@@ -1,9 +1,6 @@
 //! Builds the kernels and inspects the results, on a machine without a GPU.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
-};
+use std::{collections::BTreeMap, fs};
 
 use cuda_builder::{CudaBuilder, CudaModule, build_all, ptx};
 use kernels_gpu::registry::{Entry, entries};
@@ -11,7 +8,9 @@ use rayon::prelude::*;
 use regex::Regex;
 
 use crate::{
-    Error, modules,
+    Error,
+    machine_code::MachineCode,
+    modules,
     process::{command, output},
     report::{COLUMNS, Report},
     setup, workspace,
@@ -254,67 +253,6 @@ fn without_place(notice: &str) -> String {
     words.join(" ")
 }
 
-/// Counts of instructions in each kernel.
-#[derive(Debug, Default)]
-struct MachineCode {
-    opcodes: HashMap<String, HashMap<String, u32>>,
-}
-
-impl MachineCode {
-    /// Parses the output of `nvdisasm --print-code`: a section for each kernel, a line for each instruction.
-    fn parse(disassembly: &str) -> Self {
-        let mut code = Self::default();
-        let mut kernel = String::new();
-        for line in disassembly.lines() {
-            if let Some(name) = line
-                .strip_prefix(".text.")
-                .and_then(|rest| rest.strip_suffix(':'))
-            {
-                kernel = name.into();
-            } else if let Some((_, instruction)) = line
-                .trim_start()
-                .strip_prefix("/*")
-                .and_then(|rest| rest.split_once("*/"))
-            {
-                let mut words = instruction
-                    .split_whitespace()
-                    .skip_while(|word| word.starts_with(['@', '{']));
-                let opcode = words
-                    .next()
-                    .unwrap_or_default()
-                    .split(['.', ';'])
-                    .next()
-                    .unwrap_or_default();
-                *code
-                    .opcodes
-                    .entry(kernel.clone())
-                    .or_default()
-                    .entry(opcode.into())
-                    .or_default() += 1;
-            }
-        }
-        code
-    }
-
-    fn count(&self, kernel: &str, opcode: &str) -> u32 {
-        self.opcodes
-            .get(kernel)
-            .and_then(|opcodes| opcodes.get(opcode))
-            .copied()
-            .unwrap_or(0)
-    }
-
-    /// Number of instructions without the padding at the end.
-    fn instructions(&self, kernel: &str) -> u32 {
-        let all: u32 = self
-            .opcodes
-            .get(kernel)
-            .map(|opcodes| opcodes.values().sum())
-            .unwrap_or(0);
-        all - self.count(kernel, "NOP")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -350,26 +288,6 @@ mod tests {
         assert_eq!(data_in_memory(ptx), None);
         let table = ".visible .global .align 4 .b8 switch_table[8] = {32, 0, 0, 0, 1};";
         assert_eq!(data_in_memory(&format!("{ptx}{table}\n")), Some(table));
-    }
-
-    #[test]
-    fn machine_code_is_counted_by_kernel() {
-        let code = MachineCode::parse(
-            "\t.section\t.text.copy,\"ax\",@progbits\n\
-             .text.copy:\n\
-             \x20       /*0000*/                   LDC R1, c[0x0][0x28] ;\n\
-             \x20       /*0010*/              @!P0 LDL.64 R2, [R1] ;\n\
-             .L_x_0:\n\
-             \x20       /*0020*/                   BRA `(.L_x_0);\n\
-             \x20       /*0030*/                   NOP;\n\
-             .text.other:\n\
-             \x20       /*0000*/                   LDL R2, [R1] ;\n",
-        );
-        assert_eq!(code.count("copy", "LDL"), 1);
-        assert_eq!(code.count("other", "LDL"), 1);
-        assert_eq!(code.count("copy", "STL"), 0);
-        assert_eq!(code.instructions("copy"), 3);
-        assert_eq!(code.instructions("absent"), 0);
     }
 
     #[test]

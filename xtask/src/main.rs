@@ -4,6 +4,7 @@ mod adopt;
 mod bundle;
 mod checkers;
 mod kernels;
+mod machine_code;
 #[path = "../../build/modules.rs"]
 mod modules;
 mod mutate;
