@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9741060,
+            9741068,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -65,7 +65,7 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2528535,
+            2528495,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),

@@ -1,4 +1,4 @@
-//! The two wgmma products of attention on 64 rows, and loads of A fragments from memory.
+//! The two wgmma products of attention on 64 rows, loads of A fragments from memory, and stores of outputs to it.
 
 use cuda_std::{
     misc, ptr, warp,
@@ -183,4 +183,65 @@ pub unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool
         }
         i += 1;
     }
+}
+
+/// Stores one of the two rows of which a thread has `O` outputs, as 16 bits. The four lanes of a row exchange words until each
+/// has 16 contiguous bytes. `out` is the address of the row's column 8 · (lane % 4); `pair` gives the two outputs from an
+/// index of the accumulator on, where the row is the first of the two.
+///
+/// # Safety
+/// All lanes of the warp come here. Where a lane `writes`, the row is there, aligned to 16 bytes.
+#[inline(always)]
+pub unsafe fn store_halves<const O: usize>(
+    lane: u32,
+    out: u64,
+    writes: bool,
+    pair: impl Fn(usize) -> u32,
+) {
+    let mut j = 0;
+    while j < O / 16 {
+        let mut words = [0, 4, 8, 12].map(|i| pair(16 * j + i));
+        // SAFETY: the caller's promises.
+        unsafe {
+            swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+            swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+            if writes {
+                ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+            }
+        }
+        j += 1;
+    }
+}
+
+/// Stores one of the two rows of which a thread has `O` outputs, in f32. Two lanes of a row exchange pairs, so that each has
+/// four columns of every other 8: even lanes of the first 8, odd lanes of the next. `out` is the address of
+/// [this column](first_float); `output` gives the output at an index of the accumulator, where the row is the first of the two.
+///
+/// # Safety
+/// All lanes of the warp come here. Where a lane `writes`, the row is there, aligned to 16 bytes.
+#[inline(always)]
+pub unsafe fn store_floats<const O: usize>(
+    lane: u32,
+    out: u64,
+    writes: bool,
+    output: impl Fn(usize) -> f32,
+) {
+    let mut j = 0;
+    while j < O / 8 {
+        let mut words = [0, 1, 4, 5].map(|i| output(8 * j + i).to_bits());
+        // SAFETY: the caller's promises.
+        unsafe {
+            swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
+            if writes {
+                ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+            }
+        }
+        j += 1;
+    }
+}
+
+/// The first column that a lane stores with [`store_floats`].
+#[inline(always)]
+pub fn first_float(lane: u32) -> u32 {
+    lane % 2 * 8 + lane % 4 / 2 * 4
 }

@@ -8,7 +8,7 @@ use cuda_std::{
 };
 
 use super::{
-    super::mma::swap,
+    super::mma::{first_float, store_floats, store_halves},
     config::VALUE_DIM,
     mainloop::meet,
     products::O,
@@ -89,17 +89,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                     + u64::from(head * VALUE_DIM + c * HALF + lane % 4 * 8);
                 let out = a.out + element * 2;
                 let packed = |i: usize| T::pack(o[i] * inverse, o[i + 1] * inverse);
-                let mut j = 0;
-                while j < O / 16 {
-                    // The four lanes of a row exchange words until each has 16 contiguous bytes.
-                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
-                    swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
-                    swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
-                    if direct {
-                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
-                    }
-                    j += 1;
-                }
+                store_halves::<O>(lane, out, direct, |i| packed(i + 2 * h));
             }
             let partial = there && !direct;
             if warp::warp_vote_any(warp::FULL_MASK, partial) {
@@ -107,20 +97,9 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
                 if c == 0 && partial && lane % 4 == 0 {
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
-                // Two lanes of a row exchange pairs, so that each has four columns of every other 8: even lanes of the
-                // first 8, odd lanes of the next.
-                let column = c * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
+                let column = c * HALF + first_float(lane);
                 let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
-                let mut j = 0;
-                while j < O / 8 {
-                    let mut words =
-                        [0, 1, 4, 5].map(|i| (o[8 * j + 2 * h + i] * inverse).to_bits());
-                    swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
-                    if partial {
-                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
-                    }
-                    j += 1;
-                }
+                store_floats::<O>(lane, out, partial, |i| o[i + 2 * h] * inverse);
             }
             h += 1;
         }

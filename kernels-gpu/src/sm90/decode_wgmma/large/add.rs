@@ -1,12 +1,16 @@
 //! The two warpgroups that compute P·V, half of the columns each, and write the results.
 
 use cuda_std::{
-    mbarrier, ptr, shared, thread, warp,
+    mbarrier, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
 use super::{
-    super::super::{mma::swap, pipeline::Pipeline, uniform},
+    super::super::{
+        mma::{first_float, store_floats, store_halves},
+        pipeline::Pipeline,
+        uniform,
+    },
     config::{HEAD_DIM, QUERY_SLABS, VALUE_PIECES, VALUE_STAGES, WEIGHTS_STEP},
     shared::{Shared, Unit},
 };
@@ -137,44 +141,22 @@ unsafe fn write<T: Half>(
             let there = token < unit.tokens;
             let row = s.load_row(slot, token.min(unit.tokens - 1));
             let direct = there && row.slot == DIRECT;
+            let scaled = |i: usize| {
+                let i = i + 2 * h;
+                o[i / O][i % O] * inverse
+            };
             if warp::warp_vote_any(WARP, direct) {
                 let element = u64::from(row.token) * u64::from(a.out_token_stride)
                     + u64::from(head * HEAD_DIM + c * HALF + lane % 4 * 8);
                 let out = a.out + element * 2;
-                let packed =
-                    |i: usize| T::pack(o[i / O][i % O] * inverse, o[i / O][i % O + 1] * inverse);
-                let mut j = 0;
-                while j < O / 8 {
-                    // The four lanes of a row exchange words until each has 16 contiguous bytes.
-                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
-                    swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
-                    swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
-                    if direct {
-                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
-                    }
-                    j += 1;
-                }
+                store_halves::<{ 2 * O }>(lane, out, direct, |i| T::pack(scaled(i), scaled(i + 1)));
             }
             let partial = there && !direct;
             if warp::warp_vote_any(WARP, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
-                // Two lanes of a row exchange pairs, so that each has four columns of every other 8: even lanes of the
-                // first 8, odd lanes of the next.
-                let column = c * HALF + lane % 2 * 8 + lane % 4 / 2 * 4;
+                let column = c * HALF + first_float(lane);
                 let out = a.partial_out + (state * u64::from(HEAD_DIM) + u64::from(column)) * 4;
-                let mut j = 0;
-                while j < O / 4 {
-                    let scaled = |i: usize| {
-                        let at = 8 * j + 2 * h + i;
-                        (o[at / O][at % O] * inverse).to_bits()
-                    };
-                    let mut words = [0, 1, 4, 5].map(scaled);
-                    swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
-                    if partial {
-                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
-                    }
-                    j += 1;
-                }
+                store_floats::<{ 2 * O }>(lane, out, partial, scaled);
             }
             h += 1;
         }
