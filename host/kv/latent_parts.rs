@@ -1,6 +1,6 @@
 //! Latent keys in two pools: what is both key and value, and what only the keys have.
 
-use super::{KvScales, KvView, RopePart, view::row};
+use super::{KvScales, KvStrides, KvView, RopePart, view::row};
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError},
@@ -34,7 +34,7 @@ impl<'a, T: Element> KvView<'a, T> {
     /// ```
     #[must_use]
     pub const fn latent_parts(spec: &Spec, page_size: u32, latent: &'a [T], rope: &'a [T]) -> Self {
-        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_v);
+        let [strides, of_rope] = dense_parts(spec, page_size);
         Self {
             k: latent,
             v: latent,
@@ -43,7 +43,7 @@ impl<'a, T: Element> KvView<'a, T> {
             scales: KvScales::One,
             rope: Some(RopePart {
                 pool: rope,
-                strides: KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
+                strides: of_rope,
             }),
         }
     }
@@ -81,6 +81,14 @@ pub(crate) fn check_parts(spec: &Spec, in_row: bool, part: usize) -> Result<(), 
             latent: spec.latent,
         }),
     }
+}
+
+/// Strides of dense pools of both parts.
+pub(crate) const fn dense_parts(spec: &Spec, page_size: u32) -> [KvStrides; 2] {
+    [
+        KvLayout::Nhd.strides(page_size, 1, spec.head_dim_v),
+        KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
+    ]
 }
 
 /// Elements of a key that are no part of the value.

@@ -4,12 +4,12 @@ use crate::common::{
     self, Stream,
     problems::{Tensors, ancestors, cases},
 };
-use crate::problem::{OnDevice, Request, batch_of, check_results};
+use crate::problem::{OnDevice, Request, batch_of, check_results, uploaded};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{Gpu, LaunchSet, WorkspaceOptions},
-    plan::{Bound, Kernel, MergeMode, PackRule, PlanError, PlanOptions, Planner, SplitMode},
+    exec::gpu::Gpu,
+    plan::{Kernel, MergeMode, PackRule, PlanError, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
@@ -119,18 +119,10 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         .plan(&spec, batch, &device, &case.options)
         .expect("the case can be planned");
     plan.verify(batch).expect("the plan computes the batch");
-    let mut options = WorkspaceOptions::default();
-    if case.captured {
-        options.launches = Some(LaunchSet::decodes(&device, &spec).expect("there are kernels"));
-    }
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), options)
-        .expect("there is memory");
     let tensors = Tensors::<T, T>::random(&spec, batch, case.layout, case.seed);
     let on_device = OnDevice::new(&spec, batch, &tensors);
     let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
+    let mut workspace = uploaded(gpu, &spec, &device, &plan, case.captured, &stream);
     let first = on_device.run(gpu, &mut workspace, &stream);
     check_results(&spec, batch, &tensors, &first).map_err(TestCaseError::fail)?;
     let again = on_device.run(gpu, &mut workspace, &stream);

@@ -4,11 +4,11 @@ use crate::common::{
     self, Memory, Rng, Stream,
     problems::{Tensors, cases},
 };
-use crate::problem::{OnDevice, Request, batch_of, check_results, check_results_off};
+use crate::problem::{OnDevice, Request, batch_of, check_results, check_results_off, uploaded};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceArray, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
+    exec::gpu::{DeviceArray, Gpu, KvPool, RunTensors, WorkspaceOptions},
     plan::{Bound, PackRule, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, Spec},
     tensor::{Element, F8E4M3},
@@ -105,19 +105,11 @@ fn check_with<T: Element, K: Element>(
         .plan(&spec, &batch, &device, &case.options)
         .expect("the case can be planned");
     plan.verify(&batch).expect("the plan computes the batch");
-    let mut options = WorkspaceOptions::default();
-    if case.captured {
-        options.launches = Some(LaunchSet::decodes(&device, &spec).expect("there are kernels"));
-    }
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), options)
-        .expect("there is memory");
     let mut tensors = Tensors::<T, K>::random(&spec, &batch, KvLayout::Nhd, case.seed);
     let off = change(&spec, &mut tensors);
     let on_device = OnDevice::new(&spec, &batch, &tensors);
     let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
+    let mut workspace = uploaded(gpu, &spec, &device, &plan, case.captured, &stream);
     let first = on_device.run(gpu, &mut workspace, &stream);
     check_results_off(&spec, &batch, &tensors, &first, off).map_err(TestCaseError::fail)?;
     let again = on_device.run(gpu, &mut workspace, &stream);
@@ -279,14 +271,8 @@ fn indices_that_no_kernel_reads_by_are_refused() {
         let plan = Planner::new()
             .plan(spec, batch, &device, &PlanOptions::default())
             .unwrap();
-        let mut options = WorkspaceOptions::default();
-        if captured {
-            options.launches = Some(LaunchSet::decodes(&device, spec).unwrap());
-        }
-        let mut workspace = gpu.workspace(spec, &Bound::of(&plan), options).unwrap();
         let stream = Stream::new();
-        // SAFETY: the stream is ours.
-        unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+        let mut workspace = uploaded(gpu, spec, &device, &plan, captured, &stream);
         let zeros = vec![0_u8; 100 * 576 * 2];
         let [q, out, pool] = [(); 3].map(|()| Memory::new(&zeros));
         let tensor = |memory: &Memory, dim| memory.tensor(Dtype::BF16, [2, 16, dim]);

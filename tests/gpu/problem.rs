@@ -4,7 +4,11 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Workspace},
+    exec::gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, LaunchSet, RunTensors, Workspace,
+        WorkspaceOptions,
+    },
+    plan::{Bound, DeviceDescription, Plan},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
@@ -21,6 +25,27 @@ pub struct Request {
     pub shared: usize,
     pub own: u32,
     pub queries: u32,
+}
+
+/// A workspace with a plan of decodes in it; `captured`: with launches for all such plans.
+pub fn uploaded(
+    gpu: &Gpu,
+    spec: &Spec,
+    device: &DeviceDescription,
+    plan: &Plan,
+    captured: bool,
+    stream: &Stream,
+) -> Workspace {
+    let mut options = WorkspaceOptions::default();
+    if captured {
+        options.launches = Some(LaunchSet::decodes(device, spec).expect("there are kernels"));
+    }
+    let mut workspace = gpu
+        .workspace(spec, &Bound::of(plan), options)
+        .expect("there is memory");
+    // SAFETY: the stream is the test's.
+    unsafe { workspace.upload(plan, stream.0) }.expect("the plan fits");
+    workspace
 }
 
 pub fn request() -> impl Strategy<Value = Request> {

@@ -20,7 +20,7 @@ use crate::{
         latent_parts::Parts,
         problems::{Tensors, cases},
     },
-    problem::{OnDevice, Request, batch_of, check_results},
+    problem::{OnDevice, Request, batch_of, check_results, uploaded},
 };
 
 #[derive(Clone, Debug)]
@@ -137,13 +137,6 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let plan = Planner::new()
         .plan(&spec, &batch, &device, &case.options)
         .expect("the case can be planned");
-    let mut options = WorkspaceOptions::default();
-    if case.captured {
-        options.launches = Some(LaunchSet::decodes(&device, &spec).expect("there are kernels"));
-    }
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), options)
-        .expect("there is memory");
     let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, case.seed);
     let one = OnDevice::new(&spec, &batch, &tensors);
     let parts = Parts::of(&spec, &tensors.parts[0], case.gaps);
@@ -151,8 +144,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let [first, second] = [(); 2].map(|()| TwoPools::new(&parts));
     let two = |pool: KvPool| one.with_pool(pool);
     let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
+    let mut workspace = uploaded(gpu, &spec, &device, &plan, case.captured, &stream);
     let right = one.run(gpu, &mut workspace, &stream);
     check_results(&spec, &batch, &tensors, &right).map_err(TestCaseError::fail)?;
     let [at_first, at_second] = [&first, &second].map(|pools| pools.pool(&spec, pages));
@@ -281,12 +273,7 @@ fn what_cannot_be_done_with_two_pools_is_refused() {
     let pool = KvPool::latent_parts(&spec, 8, 16, at, at + (1 << 19));
     let prepared = |spec: &Spec, page: u32| {
         let (_, plan) = planned(gpu, spec, page, &[20]);
-        let mut workspace = gpu
-            .workspace(spec, &Bound::of(&plan), WorkspaceOptions::default())
-            .unwrap();
-        // SAFETY: the stream is ours.
-        unsafe { workspace.upload(&plan, stream.0) }.unwrap();
-        workspace
+        uploaded(gpu, spec, &gpu.device(), &plan, false, &stream)
     };
     let run_in = |workspace: &mut Workspace, spec: &Spec, pool: KvPool| {
         let q = memory.tensor(Dtype::BF16, [1, 16, spec.head_dim_qk as usize]);

@@ -35,7 +35,7 @@ pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
 }
 
 /// Checks what making a tensor map would check, of a pool of so many pages.
-pub(super) fn check_rope(rope: &RopePart, pages: u32) -> Result<(), Error> {
+pub(super) fn check_rope_address(rope: &RopePart, pages: u32) -> Result<(), Error> {
     check_address("the rope pool", rope.pool, pages == 0, VECTOR_BYTES)
 }
 

@@ -3,8 +3,8 @@
 use super::{DevicePtr, KvPool, KvScales, RopePart};
 use crate::{
     Error,
-    kv::latent_parts::{check_parts, rope_dim},
-    problem::{KvLayout, Spec},
+    kv::latent_parts::{check_parts, dense_parts},
+    problem::Spec,
 };
 
 impl KvPool {
@@ -30,7 +30,7 @@ impl KvPool {
         latent: DevicePtr,
         rope: DevicePtr,
     ) -> Self {
-        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_v);
+        let [strides, of_rope] = dense_parts(spec, page_size);
         Self {
             k: latent,
             v: latent,
@@ -41,7 +41,7 @@ impl KvPool {
             scales: KvScales::One,
             rope: Some(RopePart {
                 pool: rope,
-                strides: KvLayout::Nhd.strides(page_size, 1, rope_dim(spec)),
+                strides: of_rope,
             }),
         }
     }

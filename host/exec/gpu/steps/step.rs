@@ -13,7 +13,7 @@ use crate::{
     exec::gpu::{
         DeviceTensor, KvPool,
         decode::DecodeShapes,
-        latent::{LatentShapes, check_latent, check_rope},
+        latent::{LatentShapes, check_latent, check_rope_address},
         launch::Launch,
         maps::Maps,
         module::Kernel,
@@ -94,7 +94,7 @@ impl Step {
                             params.rope_map = maps.at("the rope pool", rope.pool, shape)?;
                         }
                         Some(_) => (),
-                        None => check_rope(&rope, pool.pages)?,
+                        None => check_rope_address(&rope, pool.pages)?,
                     }
                     params.rope = rope.pool;
                 }
