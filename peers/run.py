@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from types import SimpleNamespace
 
 import workload
@@ -22,6 +23,7 @@ from implementations import PEERS, Absent, Unsupported, missing
 
 CHECKED_TOKENS = 16
 FLUSH_BYTES = 256 << 20
+FEWEST_RUNS = 7
 
 
 def quartiles(times_us):
@@ -42,10 +44,10 @@ def quartiles(times_us):
 class Gpu:
     """Timing on the first GPU."""
 
-    def __init__(self, runs):
+    def __init__(self, seconds):
         import torch
 
-        self.torch, self.runs = torch, runs
+        self.torch, self.seconds = torch, seconds
         self.flush_memory = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.not_captured = set()
 
@@ -83,7 +85,8 @@ class Gpu:
         for _ in range(3):
             run()
         times = []
-        for _ in range(self.runs):
+        over = time.monotonic() + self.seconds
+        while len(times) < FEWEST_RUNS or time.monotonic() < over:
             if flush:
                 self.flush_memory.zero_()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -186,7 +189,7 @@ def run_tandem(program, path, case, more):
     with tempfile.TemporaryDirectory() as directory:
         out = os.path.join(directory, "out.json")
         command = [program, "bench", path, "--case", case.name, "--backend", "gpu", "--json", out]
-        command += shlex.split(more)
+        command += more
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not os.path.exists(out):
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -213,9 +216,10 @@ def arguments():
     parser.add_argument("workload", nargs="?", help="a workload file (docs/guide/workloads.md)")
     parser.add_argument("--case", default="", help="only cases whose name has this in it")
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
-    parser.add_argument("--runs", type=int, default=30, help="runs of each way to measure")
+    # A GPU that is kept busy for longer has a lower clock, so all implementations get the same time.
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each way to measure, tandem-attn's too")
     parser.add_argument("--tandem", metavar="PROGRAM", help="run this program on each case too")
-    parser.add_argument("--bench", default="", metavar="FLAGS", help="flags for it: '--seconds 0.1 --check 4'")
+    parser.add_argument("--bench", default="", metavar="FLAGS", help="more flags for it: '--check 4'")
     parser.add_argument("--json", metavar="FILE", help="where to write results; else to standard output")
     parser.add_argument("--list", action="store_true", help="say which peers are there")
     args = parser.parse_args()
@@ -262,7 +266,7 @@ def main():
         print("PyTorch sees no GPU", file=sys.stderr)
         return 3
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    gpu = Gpu(args.runs)
+    gpu = Gpu(args.seconds)
     ceilings = gpu.ceilings()
     results = []
     for case in cases:
@@ -276,7 +280,8 @@ def main():
         del tensors
         torch.cuda.empty_cache()
         if args.tandem:
-            results.append(run_tandem(args.tandem, args.workload, case, args.bench))
+            more = [f"--seconds={args.seconds}", *shlex.split(args.bench)]
+            results.append(run_tandem(args.tandem, args.workload, case, more))
     measured = [result["flushed"]["median_us"] for result in results if result["flushed"]]
     if measured:
         print(f"{len(measured)} measured, median {statistics.median(measured):.1f} µs", file=sys.stderr)

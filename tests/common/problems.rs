@@ -716,6 +716,7 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
                 device.decode.rows = vec![16];
                 let step = |up_to, rows, pack| QueryStep {
                     head_dim: None,
+                    compute: None,
                     up_to,
                     rows,
                     pack,

@@ -2,12 +2,15 @@
 
 use tandem_attn::{
     plan::{DeviceDescription, Plan, PlanOptions, Planner, SplitMode},
-    problem::{Batch, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, PageTable, Spec},
 };
 
 /// Requests of so many new query tokens and keys, in heads of 32/8.
 fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
-    let spec = Spec::new(32, 8, 128);
+    plan_for(&Spec::new(32, 8, 128), requests, options)
+}
+
+fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     let device = DeviceDescription::named("h200").expect("described");
     let pages = |keys: u32| keys.div_ceil(16);
     let mut table = PageTable::new(16, requests.iter().map(|&(_, keys)| pages(keys)).sum());
@@ -19,7 +22,7 @@ fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
         queries.push(queries[queries.len() - 1] + new);
     }
     let batch = Batch::new(queries, table);
-    let plan = Planner::new().plan(&spec, &batch, &device, options);
+    let plan = Planner::new().plan(spec, &batch, &device, options);
     let plan = plan.expect("a plan");
     plan.verify(&batch).expect("it is right");
     plan
@@ -86,6 +89,24 @@ fn prompts_have_the_tiles_with_which_they_are_done_first() {
     // Four waves of 128 rows take less than three of 192, and one less than one.
     assert_eq!(rows(&[(2048, 16384)]), [128]);
     assert_eq!(rows(&[(512, 8192)]), [128]);
+    // A hundred tokens of one head are most of a tile, those of four heads two tiles and a twelfth.
+    assert_eq!(rows(&[(100, 100); 32]), [192]);
+    // Wide tiles gain more with heads of 64.
+    let spec = Spec::new(64, 8, 64);
+    let plan = plan_for(&spec, &[(2048, 8192); 2], &PlanOptions::default());
+    assert_eq!(plan.groups[0].tile.m, 192);
+}
+
+/// The only kernel has 128 rows, whatever the length.
+#[test]
+fn tiles_of_8_bit_products_have_all_heads_of_a_group() {
+    let spec = Spec::new(28, 4, 128)
+        .with_kv_dtype(Dtype::F8E4M3)
+        .with_compute(Compute::F8);
+    for length in [300, 1000, 9000] {
+        let plan = plan_for(&spec, &[(length, length)], &PlanOptions::default());
+        assert_eq!((plan.groups[0].tile.m, plan.groups[0].pack), (128, 7));
+    }
 }
 
 /// With fixed splits a request has the same tiles in any batch.
@@ -100,4 +121,18 @@ fn with_fixed_splits_the_length_alone_decides() {
             .collect()
     };
     assert_eq!(tiles(&[(1024, 1024)]), tiles(&[(1024, 1024); 16]));
+}
+
+/// Also of groups that do not divide a tile's rows. Tiles of fewer tokens have fewer keys that only some of their rows see.
+#[test]
+fn tiles_of_heads_of_256_have_all_heads_of_a_group() {
+    let pack = |group: u32, length: u32| {
+        let spec = Spec::new(4 * group, 4, 256);
+        let plan = plan_for(&spec, &[(length, length)], &PlanOptions::default());
+        plan.groups[0].pack
+    };
+    for length in [300, 1000, 9000] {
+        let packs = [1, 2, 4, 5, 7, 8, 16].map(|group| pack(group, length));
+        assert_eq!(packs, [1, 2, 4, 5, 7, 8, 8], "prompts of {length}");
+    }
 }

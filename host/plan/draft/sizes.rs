@@ -10,10 +10,10 @@ use crate::plan::{
 };
 
 /// Fixed cost of a tile (start and end) in picoseconds: of a usual one, and of a wide one.
-const ENDS: [u64; 2] = [2_000_000, 2_600_000];
+const ENDS: [u64; 2] = [2_600_000, 3_200_000];
 
 /// Time of the keys in a wide tile, in percent of what the cost model says.
-const WIDE: u64 = 97;
+const WIDE: u64 = 93;
 
 /// Wide tiles for all are chosen if they save more than 1/128 of the time.
 const MARGIN: u64 = 128;

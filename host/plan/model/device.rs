@@ -11,7 +11,10 @@ use kernels_gpu::registry::Sm;
 use serde::{Deserialize, Serialize};
 
 use super::PodDescription;
-use crate::plan::data::{Kernel, PlanError};
+use crate::{
+    plan::data::{Kernel, PlanError},
+    problem::Compute,
+};
 
 /// A device: its limits, and the cost of work on it.
 ///
@@ -191,6 +194,9 @@ pub struct QueryStep {
     /// Only for queries and keys of this head dimension; none: any. Such leaves come first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u32>,
+    /// Only for products of this kind; none: any. Such leaves come first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Compute>,
     /// Up to this many query tokens; none: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u32>,

@@ -175,6 +175,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         _ => {
             planned.device.prefill.by_q_len = vec![QueryStep {
                 head_dim: None,
+                compute: None,
                 up_to: None,
                 rows: row.rows,
                 pack: None,

@@ -179,6 +179,7 @@ impl Case {
         device.decode_max_tokens = 0;
         device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
+            compute: None,
             up_to: None,
             rows: self.rows,
             pack: (!self.packed).then_some(1),

@@ -146,9 +146,10 @@ impl DeviceDescription {
                 ));
             }
         }
-        let of_any_head = by_q_len.iter().skip_while(|step| step.head_dim.is_some());
-        let query_steps: Vec<_> = of_any_head.clone().map(|step| step.up_to).collect();
-        if let Some(late) = of_any_head.clone().find(|step| step.head_dim.is_some()) {
+        let only_for_some = |step: &&QueryStep| step.head_dim.is_some() || step.compute.is_some();
+        let for_all = by_q_len.iter().skip_while(only_for_some);
+        let query_steps: Vec<_> = for_all.clone().map(|step| step.up_to).collect();
+        if let Some(late) = for_all.clone().find(only_for_some) {
             return wrong(format!("prefill.by_q_len: {late:?} must come first"));
         }
         let bounds = query_steps.iter().map(|up_to| up_to.unwrap_or(u32::MAX));
@@ -183,7 +184,9 @@ mod tests {
         assert!(reason(|d| d.sms = 0).contains("sms"));
         assert!(reason(|d| d.decode.rows = vec![32, 16]).contains("[32, 16]"));
         assert!(reason(|d| d.decode.keys = Some(64)).contains("rows to choose from"));
-        assert!(reason(|d| d.prefill.by_q_len[3].up_to = Some(9)).contains("no bound"));
+        assert!(
+            reason(|d| d.prefill.by_q_len.last_mut().unwrap().up_to = Some(9)).contains("no bound")
+        );
         assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
         assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
         assert!(reason(|d| d.decode.ctas_per_sm = 0).contains("ctas_per_sm is 0: give 1 to 64"));

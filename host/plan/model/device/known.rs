@@ -5,9 +5,12 @@ use super::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
     QueryStep, TileCost,
 };
-use crate::plan::{
-    data::Tile,
-    model::hybrid::{PodConfig, PodDescription, Share},
+use crate::{
+    plan::{
+        data::Tile,
+        model::hybrid::{PodConfig, PodDescription, Share},
+    },
+    problem::Compute,
 };
 
 /// A description, by its name.
@@ -56,7 +59,8 @@ fn h200() -> DeviceDescription {
             ctas_per_sm: 1,
             keys: None,
             by_q_len: vec![
-                step(None, 128, Some(4)).of_heads(256),
+                step(None, 128, Some(8)).of_heads(256),
+                step(None, 128, Some(8)).of_products(Compute::F8),
                 step(Some(64), 128, None),
                 step(Some(4095), 128, Some(1)),
                 step(None, 192, Some(8)),
@@ -194,7 +198,12 @@ fn a100() -> DeviceDescription {
         prefill: PrefillDescription {
             ctas_per_sm: 1,
             keys: None,
-            by_q_len: vec![step(Some(32), 128, None), step(None, 128, Some(1))],
+            by_q_len: vec![
+                step(Some(32), 128, None).of_heads(64),
+                step(None, 128, Some(1)).of_heads(64),
+                step(Some(32), 128, None),
+                step(None, 128, Some(8)),
+            ],
             of_heads: Vec::new(),
             unit_ns: 1000.0,
         },
@@ -344,6 +353,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
 const fn step(up_to: Option<u32>, rows: u32, pack: Option<u32>) -> QueryStep {
     QueryStep {
         head_dim: None,
+        compute: None,
         up_to,
         rows,
         pack,
@@ -353,6 +363,11 @@ const fn step(up_to: Option<u32>, rows: u32, pack: Option<u32>) -> QueryStep {
 impl QueryStep {
     const fn of_heads(mut self, head_dim: u32) -> Self {
         self.head_dim = Some(head_dim);
+        self
+    }
+
+    const fn of_products(mut self, compute: Compute) -> Self {
+        self.compute = Some(compute);
         self
     }
 }

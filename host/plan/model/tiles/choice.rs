@@ -116,11 +116,11 @@ pub(super) fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<Pr
         };
         Some(prefill_tile(spec, choice, step.up_to, step.pack))
     };
-    let of_heads = |step: &&QueryStep| {
-        step.head_dim
-            .is_none_or(|dim| dim == spec.on_kernels().head_dim_qk)
+    let for_spec = |step: &&QueryStep| {
+        let of_heads = |dim| dim == spec.on_kernels().head_dim_qk;
+        step.head_dim.is_none_or(of_heads) && step.compute.is_none_or(|of| of == spec.compute)
     };
-    let steps = device.prefill.by_q_len.iter().filter(of_heads);
+    let steps = device.prefill.by_q_len.iter().filter(for_spec);
     steps.map(tile).collect()
 }
 

@@ -54,6 +54,7 @@ pub(super) unsafe fn finish_tile<
     let first_row = (thread - 128) / 32 * 16;
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
+    let partial = tile.rows != rows_of_whole(p, s);
     // Loaded early, to hide the latency. Rows past the tile's end have a valid head, too.
     let mut sinks = [f32::NEG_INFINITY; 2];
     if EXTRAS && a.sinks != 0 && tile.slot == DIRECT {
@@ -108,8 +109,12 @@ pub(super) unsafe fn finish_tile<
                 mma::stmatrix_x4(at, fragments);
                 j += 1;
             }
+            if partial {
+                warp::sync_warp(WARP);
+                write_rows(p, s, stage, &tile, [lane, first_row]);
+            }
         }
-        // The writer stores them by TMA, which reads through the async proxy.
+        // The writer stores whole tiles by TMA, which reads through the async proxy and later writes the next queries here.
         fence::proxy_async_shared();
     }
     // SAFETY: whole warps.
@@ -240,7 +245,7 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
     s: Shared,
 ) {
     let lane = warp::lane_id();
-    let whole = p.pack.div(s.shape.rows()) * p.pack.get();
+    let whole = rows_of_whole(p, s);
     let mut tiles = Pipeline::<2>::CONSUMER;
     // SAFETY: a whole warp.
     let mut converter = unsafe { Converter::begin(p, s) };
@@ -275,16 +280,8 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
                 // queries visible here.
                 mbarrier::wait(s.queries_rounded(tiles.stage), tiles.parity);
             }
-            if tile.slot == DIRECT && s.shape.query_stages == 2 {
-                if tile.rows == whole {
-                    if lane == 0 {
-                        write_whole(p, map, s, tiles.stage, &tile);
-                    }
-                } else {
-                    write_rows(p, s, tiles.stage, &tile);
-                    // TMA writes the next queries to the place that these ordinary loads have read.
-                    fence::proxy_async_shared();
-                }
+            if tile.slot == DIRECT && s.shape.query_stages == 2 && tile.rows == whole && lane == 0 {
+                write_whole(p, map, s, tiles.stage, &tile);
             }
             mbarrier::arrive(s.tile_free(tiles.stage));
         }
@@ -331,22 +328,40 @@ unsafe fn write_whole(
     }
 }
 
-/// Stores a partial tile: only the rows that exist, with ordinary stores by the whole warp.
+/// Rows of a whole tile: those of all its tokens.
 #[inline(always)]
-unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
+fn rows_of_whole(p: &PrefillParams, s: Shared) -> u32 {
+    p.pack.div(s.shape.rows()) * p.pack.get()
+}
+
+/// Stores the warp's rows of a partial tile from shared memory, those that exist. The writer would take longer for a whole
+/// tile by itself than the consumers take to compute that of a short prompt.
+///
+/// # Safety
+/// A whole warp comes here, after staging its 16 rows from `first_row` on.
+#[inline(always)]
+unsafe fn write_rows(
+    p: &PrefillParams,
+    s: Shared,
+    stage: u32,
+    tile: &Tile,
+    [lane, first_row]: [u32; 2],
+) {
     let a = &p.attention;
     let chunks = s.shape.value_dim / 8;
     let stride = head_stride(p, s);
-    let mut i = warp::lane_id();
-    while i < tile.rows * chunks {
-        let (row, chunk) = (i / chunks, i % chunks);
-        let (token, head) = tile.place(&p.pack, row);
-        let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
-            + u64::from(head * stride + moved(p, s, chunk * 8));
-        // SAFETY: the consumers staged it; only this tile writes the row of the output.
-        unsafe {
-            let vector = shared::load_u32x4(staged(s, stage, row, chunk));
-            ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
+    let mut i = lane;
+    while i < 16 * chunks {
+        let (row, chunk) = (first_row + i / chunks, i % chunks);
+        if row < tile.rows {
+            let (token, head) = tile.place(&p.pack, row);
+            let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
+                + u64::from(head * stride + moved(p, s, chunk * 8));
+            // SAFETY: this warp staged it; only this tile writes the row of the output.
+            unsafe {
+                let vector = shared::load_u32x4(staged(s, stage, row, chunk));
+                ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
+            }
         }
         i += 32;
     }
