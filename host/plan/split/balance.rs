@@ -188,7 +188,7 @@ impl Balancer {
             uncut,
             least: uncut - merge,
         };
-        let Some(done) = self.best_attempt(step, load, &goal) else {
+        let Some(done) = self.best_attempt(step, kernel, &goal) else {
             return false;
         };
         if kernel == Kernel::Decode {
@@ -200,7 +200,8 @@ impl Balancer {
 
     /// Finds the attempt that merges all rows first, and leaves its pieces in `best`. Returns none if no attempt
     /// finishes before `goal.least`.
-    fn best_attempt(&mut self, step: &Step<'_>, load: &OpLoad, goal: &Goal) -> Option<Done> {
+    fn best_attempt(&mut self, step: &Step<'_>, kernel: Kernel, goal: &Goal) -> Option<Done> {
+        let load = &step.loads[kernel as usize];
         let Self {
             sorted,
             attempt,
@@ -231,35 +232,45 @@ impl Balancer {
             merged: uncut,
         };
         let mut found = false;
-        let mut keep_if_better = |simulation: &mut Simulation, pieces: &Vec<Piece>, margin: u64| {
-            let done = simulation.run(&problem, step.input.cost, pieces, enough);
-            let with_margin = Done {
-                merged: done.merged + margin,
-                ..done
+        let mut keep_if_better =
+            |simulation: &mut Simulation, pieces: &Vec<Piece>, margin: u64, apart: u64| {
+                let done = simulation.run(&problem, step.input.cost, pieces, enough);
+                let done = done.later_by(apart, enough);
+                let with_margin = Done {
+                    merged: done.merged + margin,
+                    ..done
+                };
+                if done.makespan < goal.least && with_margin < best {
+                    (best, found) = (done, true);
+                    // Copied, not swapped: several buffers would have to grow over many steps.
+                    best_pieces.clone_from(pieces);
+                }
+                done.makespan
             };
-            if done.makespan < goal.least && with_margin < best {
-                (best, found) = (done, true);
-                // Copied, not swapped: several buffers would have to grow over many steps.
-                best_pieces.clone_from(pieces);
-            }
-            done.makespan
+        // Decodes: CTAs are faster while others are idle. Prompts: equal pieces of their tiles read the same keys.
+        let slowest = match kernel {
+            Kernel::Decode => load.contention.solo_speedup / 10,
+            Kernel::Prefill => u32::MAX,
         };
-        let solo = load.contention.solo_speedup;
-        let mut margin = 0;
-        if solo > 1000 {
+        let (mut margin, mut apart) = (0, 0);
+        if slowest > 100 {
             if load.count <= MOST_UNITS * u64::from(load.ctas) {
                 tried.clear();
-                for hundredths in EVEN
-                    .into_iter()
-                    .filter(|hundredths| hundredths * 10 <= solo)
-                {
-                    let until = bound / 100 * u64::from(hundredths);
+                for percent in EVEN.into_iter().filter(|&percent| percent <= slowest) {
+                    let until = bound / 100 * u64::from(percent);
                     // A little more time often leaves the same pieces.
-                    if equal_splits(&problem, until, attempt) && *attempt != *tried {
+                    if equal_splits(&problem, until, attempt)
+                        && *attempt != *tried
+                        && units(step.classes, attempt) <= most_units
+                    {
                         tried.clone_from(attempt);
-                        keep_if_better(simulation, attempt, 0);
+                        keep_if_better(simulation, attempt, 0, 0);
                     }
                 }
+            }
+            // Cut anywhere, the tiles of a prompt read different keys at any time, and memory is read for each of them.
+            if kernel == Kernel::Prefill && step.drafts.windows(2).any(are_of_a_prompt) {
+                apart = (load.keys_apart - load.keys) / u64::from(load.ctas);
             }
             // Unequal pieces must save enough.
             margin = bound / MARGIN;
@@ -274,7 +285,7 @@ impl Balancer {
                     }
                 };
                 if placed && units(step.classes, attempt) <= most_units {
-                    least = least.min(keep_if_better(simulation, attempt, margin));
+                    least = least.min(keep_if_better(simulation, attempt, margin, apart));
                     break;
                 }
                 until += until / STEP + 1;
@@ -345,6 +356,12 @@ fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) ->
         return merge + PREFILL_CUT + uncut / ALL_BUSY;
     }
     merge
+}
+
+/// Whether two neighbouring drafts are tiles of one prompt.
+fn are_of_a_prompt(pair: &[Draft]) -> bool {
+    let of = |draft: &Draft| (draft.kernel, draft.part, draft.table);
+    pair[0].kernel == Kernel::Prefill && of(&pair[0]) == of(&pair[1])
 }
 
 /// Units of all pieces.

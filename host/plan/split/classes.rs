@@ -21,6 +21,8 @@ pub struct UnitCost {
     pub fixed: u64,
     pub fixed_cut: u64,
     pub key: u64,
+    /// The same, where no other unit reads the key at about the same time.
+    pub key_apart: u64,
     /// Keys of the shortest piece worth cutting: they take as long as the fixed cost.
     pub shortest: u32,
 }
@@ -119,12 +121,14 @@ impl DraftClass {
         } = self.draft;
         let fixed_cut = cost.fixed_ps(kernel, tile, pack, rows);
         let key = cost.key_ps(kernel, tile, pack).max(1);
+        let key_apart = cost.key_apart_ps(kernel, tile, pack).max(1);
         let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
         self.unit = UnitCost {
             units: cost.units_per_item(pack),
             fixed: cost.fixed_ps(kernel, tile, pack, if leaves_partial { rows } else { 0 }),
             fixed_cut,
             key,
+            key_apart,
             shortest: shortest
                 .max(1)
                 .next_multiple_of(self.draft.split_alignment()),

@@ -23,6 +23,18 @@ impl PartialOrd for Done {
     }
 }
 
+impl Done {
+    /// With a delay of all pieces. A makespan of up to `enough` is early enough.
+    pub fn later_by(self, delay: u64, enough: u64) -> Self {
+        let makespan = self.makespan + delay;
+        Self {
+            makespan,
+            late: makespan.saturating_sub(enough),
+            merged: self.merged + delay,
+        }
+    }
+}
+
 /// Buffers of a simulation.
 #[derive(Debug, Default)]
 pub struct Simulation {

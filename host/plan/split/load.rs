@@ -20,6 +20,8 @@ pub struct OpLoad {
     /// Time of all units together: in total, and for their keys only.
     pub work: u64,
     pub keys: u64,
+    /// Time of the keys if no two units read the same ones at about the same time.
+    pub keys_apart: u64,
     /// Units before any is cut.
     pub count: u64,
     pub least_fixed: u64,
@@ -34,6 +36,7 @@ impl OpLoad {
         units: 0,
         work: 0,
         keys: 0,
+        keys_apart: 0,
         count: 0,
         least_fixed: 0,
         longest: 0,
@@ -73,7 +76,11 @@ impl OpLoad {
 
     fn add(&mut self, class: &DraftClass, ctas: u32, contention: Contention) {
         let UnitCost {
-            units, fixed, key, ..
+            units,
+            fixed,
+            key,
+            key_apart,
+            ..
         } = class.unit;
         self.least_fixed = if self.units == 0 {
             fixed
@@ -85,6 +92,7 @@ impl OpLoad {
         self.count += class.count * u64::from(units);
         self.work += class.work();
         self.keys += u64::from(units) * key * class.keys;
+        self.keys_apart += u64::from(units) * key_apart * class.keys;
         self.longest = self.longest.max(class.longest());
     }
 

@@ -36,6 +36,7 @@ pub use fixed::{has_many_rows, keys_of_piece};
 pub use input::SplitInput;
 pub use launch::Launch;
 pub use order::MAX_PIECES;
+use piece::NTH;
 pub use piece::Piece;
 
 /// Cuts drafts. Buffers keep their memory from plan to plan.
@@ -128,7 +129,19 @@ impl Splitter {
                 } else {
                     unit.cut(end - begin)
                 };
-                pieces.push(Piece::new(index as u32, begin..end, unit.launch, 0, cost));
+                // Piece after piece of a prompt, so that its tiles read the same keys at about the same time.
+                let start = if draft.kernel == Kernel::Prefill && !whole {
+                    u64::from(begin / chunk) * NTH
+                } else {
+                    0
+                };
+                pieces.push(Piece::new(
+                    index as u32,
+                    begin..end,
+                    unit.launch,
+                    start,
+                    cost,
+                ));
                 begin = end;
             }
         }

@@ -15,13 +15,19 @@ pub struct Piece {
     pub order: u64,
 }
 
+/// Unit of a time in `Piece::order`, in picoseconds.
+const TIME: u64 = 64_000;
+
 /// Maximum of a time in `Piece::order`, in units of 64 ns.
 const TIME_MASK: u64 = (1 << 18) - 1;
+
+/// Start times of pieces that are launched one after the other, whatever their cost, differ by at least this.
+pub const NTH: u64 = TIME;
 
 impl Piece {
     /// A piece with its place in launch order: by launch, then by start time, then the longest first.
     pub fn new(draft: u32, keys: Range<u32>, launch: u32, start: u64, cost: u64) -> Self {
-        let [start, cost] = [start, cost].map(|ps| (ps / 64_000).min(TIME_MASK));
+        let [start, cost] = [start, cost].map(|ps| (ps / TIME).min(TIME_MASK));
         Self {
             draft,
             kv_begin: keys.start,
