@@ -1,6 +1,9 @@
 //! `tandem compare`: compares two result files, case by case.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+};
 
 use serde::Serialize;
 
@@ -53,10 +56,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     files.check(args.force)?;
     let (mut a, b) = (ResultFile::load(&args.a)?, ResultFile::load(&args.b)?);
     if let Some(base) = &args.base {
+        let there: BTreeSet<String> = a
+            .results
+            .iter()
+            .map(|result| result.implementation.clone())
+            .collect();
         a.results.retain(|result| result.implementation == *base);
         if a.results.is_empty() {
-            let file = args.a.display();
-            return Err(Failure::Input(format!("{file} has no results of {base:?}")));
+            return Err(Failure::Input(format!(
+                "{} has no results of {base:?}: there are {}",
+                args.a.display(),
+                there.into_iter().collect::<Vec<_>>().join(", ")
+            )));
         }
     }
     let comparison = compare(&a, &b)?;

@@ -5,7 +5,6 @@ use std::{path::PathBuf, time::Duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_schedule::{
     Limits,
-    attention::Overlap,
     chunk::{ChunkSize, Expected},
     cost::CostModel,
     metrics::Report,
@@ -22,6 +21,7 @@ use crate::{
 pub(crate) mod chart;
 mod limits;
 mod machine;
+mod policies;
 pub(crate) mod table;
 mod window;
 
@@ -31,6 +31,7 @@ pub(crate) use machine::{at_least_1, positive, read_trace};
 use machine::{at_most, not_negative};
 #[cfg(feature = "engine")]
 pub(crate) use machine::{described, is_file};
+use policies::parts;
 use table::{file, heading, table};
 
 const EXAMPLES: &str = "\
@@ -76,18 +77,12 @@ pub struct Args {
     /// Poisson arrivals at this rate instead of the trace's own
     #[arg(long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true)]
     rate: Option<f64>,
-    /// Divide the arrival times of the trace by this factor
-    #[arg(
-        long,
-        value_name = "TIMES",
-        default_value_t = 1.0,
-        value_parser = positive,
-        allow_negative_numbers = true
-    )]
-    speed: f64,
-    /// Seed of the Poisson arrivals
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Divide all arrival times, of the trace or of --rate, by this factor [default: 1]
+    #[arg(long, value_name = "TIMES", value_parser = positive, allow_negative_numbers = true)]
+    speed: Option<f64>,
+    /// Seed of the Poisson arrivals [default: 1]
+    #[arg(long, requires = "rate")]
+    seed: Option<u64>,
     /// Policies to compare [default: all, and sarathi-serve+pod]
     #[arg(
         long,
@@ -99,18 +94,12 @@ pub struct Args {
     /// Maximum tokens in a step; policies that compute whole prompts get room for the longest
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_1)]
     budget: u32,
-    /// SARATHI's chunk, including its decodes; 0: adapt to the finished requests
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most)]
-    chunk: u32,
-    /// Target time between tokens of the decode-priority policy
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 50.0,
-        value_parser = positive,
-        allow_negative_numbers = true
-    )]
-    target_ms: f64,
+    /// Chunk of the policy sarathi, including its decodes; 0: adapt to the finished requests [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = at_most)]
+    chunk: Option<u32>,
+    /// Target time between tokens of the policy decode-priority [default: 50]
+    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
+    target_ms: Option<f64>,
     /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = at_least_1)]
     batch: u32,
@@ -149,6 +138,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     files
         .writes(args.svg.iter().chain(&args.json))
         .check(args.force)?;
+    args.check_effects()?;
     let cost = args.machine.cost()?;
     let trace = args.trace()?;
     args.check_size(&cost, &trace)?;
@@ -192,19 +182,21 @@ impl Args {
             trace = trace.first(requests);
         }
         if trace.arrivals.is_empty() {
-            return Err(Failure::Input("the trace has no requests".to_owned()));
+            return Err(Failure::Input(match &self.trace {
+                Some(path) if self.requests != Some(0) => {
+                    format!("{} has no requests", path.display())
+                }
+                _ => "--requests is 0: give the number of requests to serve".to_owned(),
+            }));
         }
         if let Some(rate) = self.rate {
-            trace = trace.with_poisson_arrivals(rate, self.seed);
+            trace = trace.with_poisson_arrivals(rate, self.seed.unwrap_or(1));
         }
-        Ok(trace.sped_up(self.speed))
+        Ok(trace.sped_up(self.speed.unwrap_or(1.0)))
     }
 
     fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {
-        let (policy_name, overlap) = match name.strip_suffix("+pod") {
-            Some(policy_name) => (policy_name, Overlap::POD),
-            None => (name, Overlap::Serial),
-        };
+        let (policy_name, overlap) = parts(name)?;
         let cost = cost.clone().with_overlap(overlap);
         let (prompt, generated) = trace.mean_lengths();
         let expected = Expected {
@@ -214,11 +206,11 @@ impl Args {
             target_ns: None,
         };
         let options = PolicyOptions {
-            chunk: match self.chunk {
+            chunk: match self.chunk.unwrap_or(512) {
                 0 => ChunkSize::adaptive(cost.clone(), expected),
                 tokens => ChunkSize::Fixed(tokens),
             },
-            target_ns: self.target_ms * 1e6,
+            target_ns: self.target_ms.unwrap_or(50.0) * 1e6,
             cost: cost.clone(),
         };
         let policy = policy::by_name(policy_name, &options)?;
@@ -293,7 +285,7 @@ mod tests {
         (0..30).for_each(|i| csv += &format!("{}.0,{}.0\n", 500 + 100 * i, 20 + i));
         std::fs::write(&trace, csv).unwrap();
         let args = parse(&format!(
-            "--model yi-6b --device a100 --pipeline 2 --rate 4 --policy orca,sarathi-serve+pod --chunk 0 \
+            "--model yi-6b --device a100 --pipeline 2 --rate 4 --policy orca,sarathi,sarathi-serve+pod --chunk 0 \
              --trace {} --svg {}",
             trace.display(),
             svg.display()
@@ -350,6 +342,6 @@ mod tests {
         }
         assert!(reason("--trace /no/such").starts_with("cannot read /no/such: "));
         assert!(reason("--model gpt-3").contains("raise the tensor"));
-        assert!(reason("--requests 0").contains("no requests"));
+        assert!(reason("--requests 0").contains("--requests is 0"));
     }
 }

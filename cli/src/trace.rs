@@ -24,9 +24,10 @@ Examples:
   tandem trace small.json --svg trace.svg
   tandem trace hybrid.json --kernel prefill --cta 1 --svg trace.svg
 
-The kernels run as they are, on a CPU: a case of a few hundred keys takes a second. In a step all warps that
-can go on execute one instruction; copies take 400 steps, and products half a step for each of their columns.
-It shows who waits for whom, and not how long that takes on a GPU.";
+The kernels run as they are, on a CPU: a case of a few hundred keys takes a second.
+In a step all warps that can go on execute one instruction; copies take 400 steps, and products
+half a step for each of their columns. It shows who waits for whom, and not how long that takes
+on a GPU.";
 
 /// Draw what the warps of a CTA do, on an emulated GPU; needs no GPU.
 #[derive(Clone, Debug, clap::Args)]

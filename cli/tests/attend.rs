@@ -341,7 +341,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 20] = [
+    let slips: [Slip; 21] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -373,6 +373,14 @@ fn bad_files_get_one_line_and_write_nothing() {
         (
             |i| ints(i, "qo_indptr", |x| x[1] = 7),
             "qo_indptr[2] is 6, below the 7",
+        ),
+        (
+            |i| {
+                let indptr = i.tensors.get_mut("qo_indptr").unwrap();
+                indptr.1 = vec![4];
+                drop(indptr.2.drain(12..16));
+            },
+            "cut into 3 requests, but its table has 4: give one entry more than requests in qo_indptr and in kv_indptr",
         ),
         (
             |i| ints(i, "kv_indices", |x| x[2] = 20),

@@ -194,6 +194,7 @@ fn numbers_without_sense_are_named() {
         &["serve-sim", "--batch", "0"],
         &["chunk-size", "--batch", "0"],
         &["chunk-size", "--prompt", "4000000000"],
+        &["bench", "--split", "-5"],
     ] {
         let said = run(Path::new("."), arguments);
         assert_eq!(said.code, 2, "{arguments:?}");

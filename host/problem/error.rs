@@ -72,7 +72,7 @@ pub enum ProblemError {
         got: f32,
     },
     /// A soft cap that is not a positive number.
-    #[error("the soft cap is {got}: give a positive finite number, or None for no cap")]
+    #[error("the soft cap is {got}: give a positive finite number, or no cap at all")]
     SoftCap {
         /// The cap given.
         got: f32,

@@ -131,6 +131,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
 /// Replaces the library's names in an error message by the names in the file.
 fn in_file_names(message: &str) -> String {
     message
+        .replace("row blocks (requests)", "requests")
+        .replace(
+            "push each request to the table once, also one without new tokens, and give one entry more than requests in \
+             qo_indptr (q_indptr of the part)",
+            "give one entry more than requests in qo_indptr and in kv_indptr",
+        )
         .replace("q_indptr", "qo_indptr")
         .replace("table.indptr", "kv_indptr")
         .replace("table.last_page_len", "kv_last_page_len")

@@ -116,7 +116,7 @@ pub struct Planning {
     #[arg(long, value_enum, default_value = "fastest")]
     packing: Packing,
     /// How keys are split into items: makespan, flashinfer, off, or a number of keys
-    #[arg(long, default_value = "makespan", value_parser = split)]
+    #[arg(long, default_value = "makespan", value_parser = split, allow_negative_numbers = true)]
     split: Split,
     /// One tile for all decodes instead of the best ones: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
@@ -163,7 +163,7 @@ enum Pod {
     Streams,
     /// Side by side on every SM; on two streams if the device has no kernels for it
     Fused,
-    /// In one kernel, whose CTAs take prefill or decode work by a ticket of their SM
+    /// In one kernel, whose CTAs take prefill or decode work by a ticket of their SM; on two streams if the device has no such kernel
     Tickets,
 }
 

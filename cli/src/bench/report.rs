@@ -1,7 +1,7 @@
 //! Results as a table.
 
 use super::{CaseResult, ResultFile};
-use crate::table::{Table, WIDTH, digits, scaled, shorten};
+use crate::table::{Table, WIDTH, digits, scaled, wrap};
 
 /// Results as a table of less than 100 columns.
 #[must_use]
@@ -42,7 +42,7 @@ pub fn render(file: &ResultFile) -> String {
             None => {
                 let reason = result.skipped.as_deref().unwrap_or("not run");
                 let line = format!("left out: {}: {reason}", name(result));
-                left_out += &shorten(&line, WIDTH);
+                left_out += &wrap(&line, WIDTH, "  ");
                 left_out.push('\n');
             }
         }

@@ -12,16 +12,17 @@ use crate::{
 /// Serves a trace with a model of random weights and compares the times with a simulation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Serving")]
-#[group(id = "serving")]
+// The group, and not only `serve`, excludes them: clap does not insist on a required `serve` beside an argument that excludes it.
+#[group(
+    id = "serving",
+    conflicts_with_all = [
+        "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "packing", "split",
+        "decode_tile", "merge", "pod", "gpus", "deal",
+    ]
+)]
 pub struct Args {
     /// Instead, serve a trace with random weights and compare measured times with simulated ones
-    #[arg(
-        long,
-        conflicts_with_all = [
-            "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "packing", "split",
-            "decode_tile", "merge", "pod", "gpus", "deal",
-        ]
-    )]
+    #[arg(long)]
     serve: bool,
     /// A known model, a JSON file that describes one, or a folder with config.json
     #[arg(long, default_value = "llama-3-8b", requires = "serve")]

@@ -1,0 +1,46 @@
+//! Names of policies, and the flags that only some of them read.
+
+use tandem_schedule::attention::Overlap;
+
+use super::Args;
+use crate::Failure;
+
+/// The policy of a name, and how its attention runs.
+pub(super) fn parts(name: &str) -> Result<(&str, Overlap), Failure> {
+    match name.split_once('+') {
+        None => Ok((name, Overlap::Serial)),
+        Some((policy, "pod")) => Ok((policy, Overlap::POD)),
+        Some((_, part)) => Err(Failure::Input(format!(
+            "{name}: there is no +{part}; in simulations a policy may end in +pod"
+        ))),
+    }
+}
+
+impl Args {
+    /// Refuses flags that would change nothing.
+    pub(super) fn check_effects(&self) -> Result<(), Failure> {
+        let mut policies = Vec::new();
+        for name in &self.policy {
+            policies.push(parts(name)?.0);
+        }
+        let needs = |flag: &str, given: bool, policy: &str| {
+            if given && !policies.contains(&policy) {
+                return Err(Failure::Input(format!(
+                    "{flag} is for the policy {policy}, which is not among those of --policy: {}; leave {flag} out, or \
+                     add {policy}",
+                    self.policy.join(",")
+                )));
+            }
+            Ok(())
+        };
+        needs("--chunk", self.chunk.is_some(), "sarathi")?;
+        needs("--target-ms", self.target_ms.is_some(), "decode-priority")?;
+        if self.speed.is_some() && self.trace.is_none() && self.rate.is_none() {
+            return Err(Failure::Input(
+                "--speed divides arrival times, but all requests arrive at once: leave it out, or give --trace or --rate"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! Flags that would change nothing are refused.
+
+mod common;
+
+use common::{files, run};
+
+const WORKLOAD: &str =
+    r#"{"heads": 4, "kv_heads": 2, "head_dim": 64, "requests": [{"q_len": 1, "kv_len": 9}]}"#;
+
+/// Runs the command next to a workload; it must refuse, write nothing, and say each of these texts.
+fn refused(line: &str, texts: &[&str]) {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("w.json"), WORKLOAD).unwrap();
+    let arguments: Vec<_> = line.split_whitespace().collect();
+    let said = run(directory.path(), &arguments);
+    assert_eq!(said.code, 2, "{line}: {}{}", said.stdout, said.stderr);
+    for text in texts {
+        assert!(said.stderr.contains(text), "{line}: {}", said.stderr);
+    }
+    assert_eq!(files(directory.path()), ["w.json"], "{line}");
+}
+
+/// They were once accepted beside a workload or a suite, and ignored.
+#[test]
+fn flags_of_serving_need_it() {
+    for flag in [
+        "--model yi-6b",
+        "--device a100",
+        "--trace t.csv",
+        "--requests 2",
+        "--prompt 20",
+        "--generated 2",
+        "--prefix 4",
+        "--rate 1",
+        "--load 0.5",
+        "--start 1",
+        "--window 1",
+        "--seed 2",
+        "--policy orca",
+        "--budget 64",
+        "--batch 2",
+        "--cache 640",
+        "--page-size 8",
+        "--wait",
+        "--correction c.json",
+        "--calibration c.json",
+        "--svg s.svg",
+        "--parts p.svg",
+    ] {
+        let name = flag.split_whitespace().next().unwrap();
+        refused(&format!("bench {flag} --json r.json"), &["--serve"]);
+        for measured in ["w.json", "--suite quick", "--case x", "--seconds 0"] {
+            refused(&format!("bench {measured} {flag}"), &[name]);
+        }
+    }
+}
+
+#[test]
+fn flags_of_measuring_do_not_go_with_serving() {
+    for flag in [
+        "w.json",
+        "--suite mla",
+        "--check 3",
+        "--pod serial",
+        "--gpus 2",
+    ] {
+        refused(&format!("bench --serve {flag}"), &["cannot be used with"]);
+    }
+}
+
+#[test]
+fn flags_of_simulations_need_what_they_change() {
+    for (line, texts) in [
+        ("--speed 2", ["--speed", "--trace or --rate"]),
+        ("--seed 2", ["--rate", "required"]),
+        ("--policy orca --chunk 64", ["--chunk", "policy sarathi,"]),
+        (
+            "--policy orca,sarathi-serve --chunk 64",
+            ["--chunk", "policy sarathi,"],
+        ),
+        (
+            "--policy orca+pod --target-ms 9",
+            ["--target-ms", "decode-priority"],
+        ),
+        ("--policy orca+unpacked", ["+unpacked", "+pod"]),
+        ("--policy orca+pod+pod", ["+pod+pod", "may end in +pod"]),
+    ] {
+        refused(&format!("serve-sim --requests 2 {line}"), &texts);
+    }
+    let said = run(
+        std::path::Path::new("."),
+        &[
+            "serve-sim",
+            "--requests",
+            "2",
+            "--policy",
+            "sarathi+pod",
+            "--chunk",
+            "64",
+            "--rate",
+            "9",
+            "--seed",
+            "3",
+            "--speed",
+            "2",
+        ],
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+}
+
+#[test]
+fn what_there_is_instead_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("w.json"), WORKLOAD).unwrap();
+    let said = run(
+        directory.path(),
+        &["bench", "w.json", "--seconds", "0", "--json", "r.json"],
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let said = run(
+        directory.path(),
+        &["compare", "r.json", "r.json", "--base", "peer"],
+    );
+    assert_eq!(said.code, 2);
+    assert!(
+        said.stderr.contains("\"peer\": there are tandem\n"),
+        "{}",
+        said.stderr
+    );
+    // The reason why a case was left out is shown whole.
+    let said = run(
+        directory.path(),
+        &["bench", "w.json", "--seconds", "0", "--token-scales"],
+    );
+    let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("but only 8-bit types have scales"),
+        "{}",
+        said.stdout
+    );
+    assert!(!said.stdout.contains('…'), "{}", said.stdout);
+}
