@@ -87,8 +87,29 @@ impl PagePool {
     /// # Panics
     /// If there is no such page.
     #[must_use]
+    #[track_caller]
     pub fn refs(&self, page: u32) -> u32 {
-        self.refs[page as usize]
+        match self.refs.get(page as usize) {
+            Some(&refs) => refs,
+            None => self.has_no(page),
+        }
+    }
+
+    /// References to a page that may be changed.
+    #[track_caller]
+    fn refs_mut(&mut self, page: u32) -> &mut u32 {
+        if page >= self.pages() {
+            self.has_no(page);
+        }
+        &mut self.refs[page as usize]
+    }
+
+    #[track_caller]
+    fn has_no(&self, page: u32) -> ! {
+        panic!(
+            "there is no page {page}: the pool has {} pages",
+            self.pages()
+        )
     }
 
     /// Allocates a free page, with a reference count of one.
@@ -122,9 +143,10 @@ impl PagePool {
     /// Adds a reference to a page.
     ///
     /// # Panics
-    /// If the page is free.
+    /// If the page is free, or there is no such page.
+    #[track_caller]
     pub fn retain(&mut self, page: u32) {
-        let refs = &mut self.refs[page as usize];
+        let refs = self.refs_mut(page);
         assert!(*refs > 0, "page {page} is free and cannot be retained");
         *refs += 1;
     }
@@ -132,9 +154,10 @@ impl PagePool {
     /// Releases a reference to a page. Returns whether the page is free now.
     ///
     /// # Panics
-    /// If the page is free already.
+    /// If the page is free already, or there is no such page.
+    #[track_caller]
     pub fn release(&mut self, page: u32) -> bool {
-        let refs = &mut self.refs[page as usize];
+        let refs = self.refs_mut(page);
         assert!(*refs > 0, "page {page} is free already");
         *refs -= 1;
         let freed = *refs == 0;
@@ -149,9 +172,15 @@ impl PagePool {
     ///
     /// # Errors
     /// [`OutOfPages`] if the page is shared and no page is free.
+    ///
+    /// # Panics
+    /// If the page is free, or there is no such page.
+    #[track_caller]
     pub fn make_unique(&mut self, page: u32) -> Result<Option<PageCopy>, OutOfPages> {
-        if self.refs(page) == 1 {
-            return Ok(None);
+        match self.refs(page) {
+            0 => panic!("page {page} is free and cannot be written"),
+            1 => return Ok(None),
+            _ => {}
         }
         let to = self.alloc()?;
         self.release(page);

@@ -1,7 +1,7 @@
 //! The pages of one request.
 
 use super::{OutOfPages, PageCopy, PagePool};
-use crate::problem::PageTable;
+use crate::problem::{PageTable, ProblemError};
 
 /// The pages of one request, and the number of tokens on them.
 ///
@@ -28,14 +28,24 @@ use crate::problem::PageTable;
 pub struct Sequence {
     pages: Vec<u32>,
     len: u32,
+    /// Tokens in a page; 0 while there are no pages.
+    page_size: u32,
 }
 
 impl Sequence {
     /// A sequence on full pages to which the caller already holds references, as
     /// [`PrefixCache::acquire`](super::PrefixCache::acquire) does.
     pub fn from_pages(pool: &PagePool, pages: Vec<u32>) -> Self {
-        let len = pages.len() as u32 * pool.page_size();
-        Self { pages, len }
+        let page_size = match pages.is_empty() {
+            true => 0,
+            false => pool.page_size(),
+        };
+        let len = pages.len() as u32 * page_size;
+        Self {
+            pages,
+            len,
+            page_size,
+        }
     }
 
     /// Number of tokens.
@@ -76,11 +86,20 @@ impl Sequence {
     ///
     /// # Errors
     /// [`OutOfPages`]; the sequence and the pool are then unchanged.
+    ///
+    /// # Panics
+    /// If the sequence has pages of a pool with another page size.
     pub fn append(
         &mut self,
         pool: &mut PagePool,
         tokens: u32,
     ) -> Result<Option<PageCopy>, OutOfPages> {
+        assert!(
+            self.pages.is_empty() || self.page_size == pool.page_size(),
+            "the sequence has pages of {} tokens and the pool of {}: append to it with the pool of its pages",
+            self.page_size,
+            pool.page_size()
+        );
         pool.reserve(self.pages_for(pool, tokens))?;
         let mut copy = None;
         if let Some(last) = self.copies_last(pool, tokens) {
@@ -92,6 +111,7 @@ impl Sequence {
         self.len += tokens;
         while (self.pages.len() as u32) < self.len.div_ceil(pool.page_size()) {
             self.pages.push(pool.alloc()?);
+            self.page_size = pool.page_size();
         }
         Ok(copy)
     }
@@ -105,6 +125,9 @@ impl Sequence {
         {
             pool.release(page);
         }
+        if self.pages.is_empty() {
+            self.page_size = 0;
+        }
     }
 
     /// Another sequence on the same pages, for parallel sampling or beam search.
@@ -112,7 +135,7 @@ impl Sequence {
         self.pages.iter().for_each(|&page| pool.retain(page));
         Self {
             pages: self.pages.clone(),
-            len: self.len,
+            ..*self
         }
     }
 
@@ -124,8 +147,27 @@ impl Sequence {
     }
 
     /// Appends the sequence to a table as a row block.
+    ///
+    /// # Errors
+    /// [`ProblemError::SequencePages`] if the table has another page size, and the errors of [`PageTable::try_push`]. The table is
+    /// then unchanged.
+    pub fn try_push_to(&self, table: &mut PageTable) -> Result<(), ProblemError> {
+        let (got, expected) = (self.page_size, table.page_size);
+        if !self.pages.is_empty() && got != expected {
+            return Err(ProblemError::SequencePages { got, expected });
+        }
+        table.try_push(self.pages.iter().copied(), self.len)
+    }
+
+    /// As [`try_push_to`](Self::try_push_to), for a table with the page size of the pool.
+    ///
+    /// # Panics
+    /// If `try_push_to` returns an error.
+    #[track_caller]
     pub fn push_to(&self, table: &mut PageTable) {
-        table.push(&self.pages, self.len);
+        if let Err(error) = self.try_push_to(table) {
+            panic!("{error}");
+        }
     }
 
     /// The last page, if it must be copied before `tokens` can be written.

@@ -259,6 +259,17 @@ pub enum ProblemError {
         /// Tokens in a page.
         page_size: u32,
     },
+    /// A sequence on pages of another size than those of the table.
+    #[error(
+        "the sequence has pages of {got} tokens and the table pages of {expected}: make the table with the page size of \
+         the pool (kv::PagePool::page_size)"
+    )]
+    SequencePages {
+        /// Tokens in a page of the sequence.
+        got: u32,
+        /// Tokens in a page of the table.
+        expected: u32,
+    },
     /// A number that cannot be a page id.
     #[error(
         "page {index} of row block {row_block} is {got}: a page id is a number from 0 to 2³² − 1, and padding may \

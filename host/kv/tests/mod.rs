@@ -1,2 +1,3 @@
 mod formats;
+mod mixed;
 mod pages;
