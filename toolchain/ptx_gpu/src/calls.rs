@@ -16,8 +16,8 @@ use ptx_run::{Launch, Module, Swizzle, TensorMap};
 
 use crate::{
     gpu::{
-        Code, Function, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND, SUCCESS,
-        gpu,
+        CAPTURING, Code, Function, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND,
+        OUT_OF_MEMORY, SUCCESS, gpu,
     },
     work::Work,
 };
@@ -62,7 +62,10 @@ fn state() -> Code {
     if gpu().failed { LAUNCH_FAILED } else { SUCCESS }
 }
 
-pub extern "C" fn cuStreamSynchronize(_: *mut c_void) -> Code {
+pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
+    if gpu().captures.contains_key(&stream.addr()) {
+        return CAPTURING;
+    }
     state()
 }
 
@@ -98,10 +101,12 @@ pub extern "C" fn cuCtxSynchronize() -> Code {
 pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
     let name = match code {
         INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
+        OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
         NO_BINARY => c"CUDA_ERROR_NO_BINARY_FOR_GPU",
         INVALID_PTX => c"CUDA_ERROR_INVALID_PTX",
         NOT_FOUND => c"CUDA_ERROR_NOT_FOUND",
         LAUNCH_FAILED => c"CUDA_ERROR_LAUNCH_FAILED",
+        CAPTURING => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         _ => c"CUDA_ERROR_UNKNOWN",
     };
     // SAFETY: the argument points to a pointer.
@@ -114,7 +119,11 @@ pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) 
     let said: &'static CStr = match failure {
         // The caller may keep the string forever. The leak is small, because a program fails only once.
         Some(failure) => Box::leak(failure.into_boxed_c_str()),
-        None => c"an error of the emulated driver",
+        None => match code {
+            OUT_OF_MEMORY => c"not enough memory, on the emulated GPU or on the host",
+            CAPTURING => c"the stream is being captured, and nothing can wait for it",
+            _ => c"an error of the emulated driver",
+        },
     };
     // SAFETY: the argument points to a pointer.
     unsafe { *text = said.as_ptr() };
@@ -430,9 +439,19 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     unsafe { launch(function, config.stream, parameters, made) }
 }
 
+/// Memory of the emulated GPU: that of an H200.
+const TOTAL: usize = 141 << 30;
+
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code {
+    let memory = &mut gpu().memory;
+    if bytes > TOTAL.saturating_sub(memory.allocated()) {
+        return OUT_OF_MEMORY;
+    }
+    let Some(allocated) = memory.try_allocate(bytes) else {
+        return OUT_OF_MEMORY;
+    };
     // SAFETY: the argument points to an address.
-    unsafe { *address = gpu().memory.allocate(bytes) };
+    unsafe { *address = allocated };
     SUCCESS
 }
 
@@ -446,7 +465,6 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
 
 /// Reports the memory of an H200, less what is allocated.
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
-    const TOTAL: usize = 141 << 30;
     // SAFETY: the arguments point to two numbers.
     unsafe {
         *free = TOTAL.saturating_sub(gpu().memory.allocated());
@@ -462,7 +480,12 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     _: c_uint,
 ) -> Code {
     let words = bytes.div_ceil(16) + 1;
-    let mut block = vec![0_u128; words].into_boxed_slice();
+    let mut block = Vec::new();
+    if block.try_reserve_exact(words).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    block.resize(words, 0_u128);
+    let mut block = block.into_boxed_slice();
     block[0] = words as u128;
     // SAFETY: the argument points to an address, and the block is larger than its header.
     unsafe { *address = Box::into_raw(block).cast::<u128>().add(1).cast() };

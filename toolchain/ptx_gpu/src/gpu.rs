@@ -14,10 +14,12 @@ use crate::{settings::Settings, work::Work};
 pub type Code = u32;
 pub const SUCCESS: Code = 0;
 pub const INVALID_VALUE: Code = 1;
+pub const OUT_OF_MEMORY: Code = 2;
 pub const NO_BINARY: Code = 209;
 pub const INVALID_PTX: Code = 218;
 pub const NOT_FOUND: Code = 500;
 pub const LAUNCH_FAILED: Code = 719;
+pub const CAPTURING: Code = 900;
 
 /// An entry of a module.
 #[derive(Clone)]

@@ -178,6 +178,34 @@ mod tests {
         assert!(free() > between + MANY / 2);
     }
 
+    /// Programs that ask for more than there is get an error. An earlier version ended the process.
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        let mut memory = 0;
+        for many in [usize::MAX, usize::MAX - 2048, 1 << 50, 142 << 30] {
+            // SAFETY: the argument points to an address.
+            assert_eq!(unsafe { cuMemAlloc_v2(&mut memory, many) }, 2);
+        }
+        let mut block = std::ptr::null_mut();
+        // SAFETY: the argument points to an address.
+        assert_eq!(unsafe { cuMemHostAlloc(&mut block, 1 << 50, 0) }, 2);
+        assert_eq!(memory, 0);
+    }
+
+    /// Nothing can wait for a stream that is being captured.
+    #[test]
+    fn a_stream_that_is_captured_is_not_waited_for() {
+        let (mut stream, mut graph) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the arguments point to handles.
+        unsafe {
+            assert_eq!(cuStreamCreate(&mut stream, 1), 0);
+            assert_eq!(cuStreamBeginCapture_v2(stream, 1), 0);
+            assert_eq!(cuStreamSynchronize(stream), 900);
+            assert_eq!(cuStreamEndCapture(stream, &mut graph), 0);
+            assert_eq!(cuStreamSynchronize(stream), 0);
+        }
+    }
+
     /// Work on a second stream that waits for an event of the first is part of the first one's graph.
     #[test]
     fn a_capture_takes_in_streams_that_wait_for_it() {

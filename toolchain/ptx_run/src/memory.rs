@@ -25,12 +25,21 @@ pub(crate) struct Bytes {
 
 impl Bytes {
     pub fn new(len: usize) -> Self {
+        Self::try_new(len).expect("the host has memory for it")
+    }
+
+    /// `None` if the host has not enough memory.
+    fn try_new(len: usize) -> Option<Self> {
         let granules = len.div_ceil(GRANULE);
-        Self {
-            data: vec![NOTHING; len],
-            written: vec![0; granules],
-            shadow: vec![None; granules.div_ceil(PAGE)],
-        }
+        let mut bytes = Self::default();
+        bytes.data.try_reserve_exact(len).ok()?;
+        bytes.written.try_reserve_exact(granules).ok()?;
+        let pages = granules.div_ceil(PAGE);
+        bytes.shadow.try_reserve_exact(pages).ok()?;
+        bytes.data.resize(len, NOTHING);
+        bytes.written.resize(granules, 0);
+        bytes.shadow.resize(pages, None);
+        Some(bytes)
     }
 
     /// Fills unwritten bytes with arbitrary values.
@@ -110,14 +119,22 @@ impl Memory {
     }
 
     /// Allocates uninitialised bytes at a multiple of 1024.
+    ///
+    /// # Panics
+    /// If the host has not enough memory.
     pub fn allocate(&mut self, len: usize) -> u64 {
+        self.try_allocate(len).expect("the host has memory for it")
+    }
+
+    /// As [`allocate`](Self::allocate); `None` if the host has not enough memory.
+    pub fn try_allocate(&mut self, len: usize) -> Option<u64> {
         let base = self.next;
-        self.next = (base + len as u64 + RED_ZONE).next_multiple_of(1024);
-        self.allocations.push(Allocation {
-            base,
-            bytes: Bytes::new(len),
-        });
-        base
+        let end = base.checked_add(len as u64)?.checked_add(RED_ZONE)?;
+        let next = end.checked_next_multiple_of(1024)?;
+        let bytes = Bytes::try_new(len)?;
+        self.next = next;
+        self.allocations.push(Allocation { base, bytes });
+        Some(base)
     }
 
     /// Total bytes of all allocations.
