@@ -17,6 +17,7 @@
 //! # Ok::<(), tandem_attn::problem::ProblemError>(())
 //! ```
 
+mod advice;
 mod batch;
 mod compute;
 mod dtype;

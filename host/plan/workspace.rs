@@ -17,13 +17,14 @@ use super::{
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
-use crate::problem::{Padding, Spec};
+use crate::problem::{Padding, PageTable, Spec};
 
 impl Bound {
     /// The bound of all plans within the limits that are made with these options and this bound.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`].
+    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Problem`] for the page size of the
+    /// limits.
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,
@@ -31,6 +32,7 @@ impl Bound {
         limits: &BatchLimits,
     ) -> Result<Self, PlanError> {
         device.supports_with(spec, options.decode_tile)?;
+        PageTable::try_new(limits.page_size, 0)?;
         if limits.trees {
             device.supports_trees(spec)?;
         }
@@ -54,8 +56,7 @@ impl Bound {
                 tokens * parts * wide(limits.states_per_token.max(2)) + SLOTS_PER_COLUMN * columns,
             ),
         };
-        let fit =
-            |what, number: u64| u32::try_from(number).map_err(|_| PlanError::TooLarge { what });
+        let fit = PlanError::narrow;
         Ok(Self {
             items: fit("work items", items)?,
             rows: fit("rows of gathered items", states + tokens)?,

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Dtype, MAX_HEAD_DIM, MAX_PAGE_SIZE, MAX_POSITION};
+use super::{Dtype, MAX_HEAD_DIM, MAX_PAGE_SIZE, MAX_POSITION, advice};
 
 /// A description that cannot be computed. Every message carries the values and says what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
@@ -195,7 +195,7 @@ pub enum ProblemError {
     },
     /// A number of indices that is not a multiple of the keys of a query token.
     #[error(
-        "{got} indices are not a multiple of {k} per query token: give {k} for each, −1 for no key"
+        "{got} indices cannot be divided among query tokens of {k} keys: give {k} for each, at least 1, with −1 for no key"
     )]
     Indices {
         /// Indices given.
@@ -439,7 +439,7 @@ pub enum ProblemError {
         page: u32,
     },
     /// A quantity that does not fit the 32-bit offsets of a plan.
-    #[error("{what} is {got}, past {limit}: split the batch")]
+    #[error("{what} is {got}, past {limit}: {}", advice::about(.what))]
     TooLarge {
         /// The quantity.
         what: &'static str,

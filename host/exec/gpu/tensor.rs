@@ -143,7 +143,11 @@ impl<const RANK: usize> DeviceTensor<RANK> {
             if got != dense && self.shape[axis] > 1 {
                 return Err(Error::Stride {
                     tensor,
-                    dimension: ["the first axis", "the second axis", "the third axis"][axis.min(2)],
+                    dimension: match (axis + 1 == RANK, axis) {
+                        (true, _) => "the elements of a row",
+                        (false, 1) => "heads",
+                        (false, _) => "tokens",
+                    },
                     got,
                     rule: format!("{dense}"),
                 });
@@ -275,5 +279,26 @@ pub(super) fn fits(what: &'static str, got: usize, limit: u32) -> Result<u32, Pr
             got: got as u64,
             limit: limit.into(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error says what lies that far apart, and not which axis it is.
+    #[test]
+    fn a_stride_is_named_by_what_it_leads_over() {
+        let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]);
+        let said = |tensor: DeviceTensor<3>, first| {
+            tensor.check_dense("q", first).unwrap_err().to_string()
+        };
+        assert!(
+            said(q.with_stride(2, 2), 1)
+                .contains("a stride of 2 elements between the elements of a row: it must be 1")
+        );
+        assert!(said(q.with_stride(1, 120), 1).contains("between heads: it must be 128"));
+        assert!(said(q.with_stride(0, 9), 0).contains("between tokens: it must be 1024"));
+        assert_eq!(q.with_stride(0, 9).check_dense("q", 1), Ok(()));
     }
 }

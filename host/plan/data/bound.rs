@@ -27,6 +27,9 @@ pub struct BatchLimits {
     pub query_tokens: u32,
     /// Page ids of all parts.
     pub page_ids: u32,
+    /// Tokens in a page, 1 to 128. [`Bound::new`] checks it; `page_ids` follows from it.
+    #[serde(default = "one")]
+    pub page_size: u32,
     /// Keys of one request. Only fixed splits and the default of [`prefill_keys`](Self::prefill_keys) depend on it.
     pub kv_len: u32,
     /// Keys of all prefills of a batch together. With 8-bit keys, or if attention applies rotary embeddings, the workspace has room
@@ -43,6 +46,11 @@ pub struct BatchLimits {
     pub trees: bool,
 }
 
+/// The page size of limits that were stored without it.
+const fn one() -> u32 {
+    1
+}
+
 impl BatchLimits {
     /// Up to `requests` requests, each with one query token and up to `kv_len` keys, or fewer requests with more query tokens.
     #[must_use]
@@ -54,6 +62,7 @@ impl BatchLimits {
                 0 => 1,
                 _ => page_size,
             })),
+            page_size,
             kv_len,
             prefill_keys: {
                 let all = requests.saturating_mul(kv_len);

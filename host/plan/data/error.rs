@@ -73,11 +73,26 @@ pub enum PlanError {
         bound: u64,
     },
     /// A count that does not fit 32 bits.
-    #[error("too many {what} for 32-bit offsets: send a smaller batch")]
+    #[error(
+        "{got} {what} are needed, past {limit}, the most that 32-bit offsets reach: send a smaller batch, or give lower \
+         BatchLimits"
+    )]
     TooLarge {
         /// What there is too much of.
         what: &'static str,
+        /// How much is needed.
+        got: u64,
+        /// How much there may be.
+        limit: u64,
     },
+}
+
+impl PlanError {
+    /// A count as 32 bits.
+    pub(in crate::plan) fn narrow(what: &'static str, got: u64) -> Result<u32, Self> {
+        let limit = u32::MAX.into();
+        u32::try_from(got).map_err(|_| Self::TooLarge { what, got, limit })
+    }
 }
 
 /// A plan that contradicts itself: it was changed after the planner made it, or read from elsewhere.

@@ -13,12 +13,13 @@ pub enum PodMode {
     Auto,
     /// One after the other.
     Serial,
-    /// On two streams, with the kernels that run alone.
+    /// On two streams, with the kernels that run alone. A CPU has no streams: its threads take all items in one order.
     Streams,
-    /// Side by side on every SM, with co-resident kernels.
+    /// Side by side on every SM, with co-resident kernels, or in one kernel (`Tickets`) on devices that have only that. On two
+    /// streams if the device has neither for the heads; [`PodPlan::mode`] says what was planned.
     Fused,
     /// Side by side in one kernel, whose CTAs take prefill or decode work by a ticket of their SM
-    /// (`PodConfig::by_tickets`).
+    /// (`PodConfig::by_tickets`). On two streams if the device has no such kernel for the heads.
     Tickets,
 }
 

@@ -26,7 +26,8 @@ pub struct PlanOptions {
     /// How the prefills and decodes of a hybrid batch run. It also says whether wide shared prefixes of decodes may be read side
     /// by side with their other keys (with `PodMode::Auto` if it is faster, with `PodMode::Fused` wherever possible).
     pub pod: PodMode,
-    /// Number of prefill CTAs in fused hybrid batches. None: the planner chooses.
+    /// Number of prefill CTAs in fused hybrid batches, 1 to the number of SMs; other numbers count as the nearest of these. None: the
+    /// planner chooses. Other batches do not depend on it.
     pub prefill_ctas: Option<u32>,
     /// The bound of the workspace. To stay within it, the planner shares fewer prefixes and splits less.
     pub bound: Option<Bound>,

@@ -29,7 +29,7 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
     parts.clear();
     page_ids.clear();
     row_blocks.clear();
-    let count = |what, length| u32::try_from(length).map_err(|_| PlanError::TooLarge { what });
+    let count = |what, length: usize| PlanError::narrow(what, length as u64);
     for part in &batch.parts {
         let page_size = part.table.page_size;
         let pages = count("page ids", page_ids.len())?;

@@ -108,11 +108,15 @@ impl Emitter {
     /// Fills a plan whose `spec`, `total_q`, `parts` and `page_ids` are set.
     pub fn emit(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         if input.pieces.len() > MAX_PIECES {
-            return Err(PlanError::TooLarge { what: "work items" });
+            return Err(PlanError::TooLarge {
+                what: "work items",
+                got: input.pieces.len() as u64,
+                limit: MAX_PIECES as u64,
+            });
         }
         let rows = self.count(input, plan.total_q);
         let what = "rows of gathered items";
-        u32::try_from(rows).map_err(|_| PlanError::TooLarge { what })?;
+        PlanError::narrow(what, rows)?;
         plan.rows.resize(rows as usize, QueryRow::default());
         self.assign_merges(input, plan)?;
         let some_without_rows = self.write_items(input, plan);
@@ -208,9 +212,7 @@ impl Emitter {
                 slots: count,
                 reserved: 0,
             });
-            slots = slots.checked_add(count).ok_or(PlanError::TooLarge {
-                what: "partial states",
-            })?;
+            slots = PlanError::narrow("partial states", u64::from(slots) + u64::from(count))?;
         }
         plan.merge_slots.clear();
         plan.merge_slots.resize(slots as usize, 0);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     plan::Planner,
-    problem::{Batch, PageTable},
+    problem::{Batch, PageTable, ProblemError},
 };
 
 fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
@@ -99,4 +99,25 @@ fn a_plan_is_written_where_the_layout_says() {
     };
     assert_eq!(narrow.write(&plan, &mut upload), Err(error.clone()));
     assert_eq!(bound.check(&Bound::of(&plan)), Err(error));
+}
+
+/// The errors of limits contain their values. Page sizes that no table has were once accepted.
+#[test]
+fn limits_that_no_batch_has_are_refused() {
+    let (spec, options) = (Spec::new(32, 8, 128), PlanOptions::default());
+    let device = DeviceDescription::named("h200").unwrap();
+    let refused = |limits| Bound::new(&spec, &device, &options, &limits).unwrap_err();
+    for got in [0, 129, u32::MAX] {
+        let error = refused(BatchLimits::decodes(4, 1000, got));
+        let PlanError::Problem(ProblemError::PageSize { got: said, .. }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(said, got);
+    }
+    let error = refused(BatchLimits::decodes(u32::MAX, u32::MAX, 1));
+    let text = error.to_string();
+    assert!(
+        text.contains("work items are needed, past 4294967295") && text.contains("BatchLimits"),
+        "{text}"
+    );
 }

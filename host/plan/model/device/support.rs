@@ -235,6 +235,7 @@ impl DeviceDescription {
                 },
             });
         }
+        let padded = padded_up_to(spec, prefills.clone());
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
@@ -256,7 +257,7 @@ impl DeviceDescription {
                 .copied(),
             there: match there.is_empty() {
                 true => "none".into(),
-                false => list(there.iter().map(|&(qk, v)| dims(qk, v))),
+                false => list(there.iter().map(|&(qk, v)| dims(qk, v))) + &padded,
             },
         })
     }
@@ -321,6 +322,23 @@ impl DeviceDescription {
             head_dim_v: spec.head_dim_v,
             there: list(tiles),
         })
+    }
+}
+
+/// Names the head dimensions that kernels serve with heads padded by the library: an unbroken row of multiples of 16.
+fn padded_up_to<'a>(spec: &Spec, kernels: impl Iterator<Item = &'a KernelInfo> + Clone) -> String {
+    let served = |dim: &u32| {
+        let of_dim = Spec {
+            head_dim_qk: *dim,
+            head_dim_v: *dim,
+            ..*spec
+        };
+        kernels.clone().any(|row| serves(row, &of_dim))
+    };
+    let multiples = (1..=Spec::MAX_HEAD_DIM / 16).map(|count| 16 * count);
+    match multiples.take_while(served).last() {
+        Some(last) => format!(", and all multiples of 16 up to {last}"),
+        None => String::new(),
     }
 }
 

@@ -55,9 +55,12 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&wide_values), Some((512, 512)));
     assert_eq!(
         refused(&Spec::new(32, 8, 240)).to_string(),
-        "no kernel for h200 has a head dimension of 240; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; to \
-         use 256, the nearest, pad the heads with zeros"
+        "no kernel for h200 has a head dimension of 240; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512, and \
+         all multiples of 16 up to 208; to use 256, the nearest, pad the heads with zeros"
     );
+    for dim in (16..=208).step_by(16) {
+        h200().supports(&Spec::new(32, 8, dim)).unwrap();
+    }
     // With 8-bit keys there are fewer; latent kernels are not among them.
     let narrow = Spec::new(32, 8, 96).with_kv_dtype(Dtype::F8E4M3);
     assert_eq!(
