@@ -1,5 +1,6 @@
 //! Running plans: on threads of the CPU, on an NVIDIA GPU (feature `cuda`), or on an emulated one (`emulator`).
 
+mod apart;
 pub mod cpu;
 #[cfg(feature = "emulator")]
 pub mod emulated;

@@ -8,6 +8,7 @@ use kernels_gpu::abi::NO_SLOT;
 use super::Cpu;
 use crate::{
     Error,
+    exec::apart::{check_apart, check_pool},
     kv::KvViewMut,
     problem::{Integer, ProblemError, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
@@ -31,7 +32,8 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
+    /// [`Error::Shape`], [`Error::Stride`] for a pool whose rows overlap, [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`];
+    /// nothing is written then.
     pub fn append_paged_kv<T: Element>(
         spec: &Spec,
         pool_pages: u32,
@@ -53,6 +55,7 @@ impl Cpu {
             });
         }
         pool.view().check(spec, 0, page_size, pool_pages)?;
+        check_sides(spec, pool_pages, pool)?;
         let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
         let sides = [
             ("k", k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
@@ -136,10 +139,24 @@ impl Cpu {
                 });
             }
         }
+        let [page, token, head, _] = pool.strides();
+        check_apart(
+            "the pool",
+            [pages, page_size, heads],
+            dim,
+            [page, token, head],
+        )?;
         check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
         copy(rows, slots, pool);
         Ok(())
     }
+}
+
+/// Checks that the rows of both pools are apart.
+fn check_sides<T>(spec: &Spec, pages: u32, pool: &KvViewMut<'_, T>) -> Result<(), Error> {
+    let (k, v) = (spec.head_dim_qk, spec.head_dim_v);
+    check_pool("the key pool", pages, spec.kv_heads, k, pool.k_strides)?;
+    check_pool("the value pool", pages, spec.kv_heads, v, pool.v_strides)
 }
 
 /// Where a token goes. None if it is not written.

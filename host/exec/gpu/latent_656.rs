@@ -15,7 +15,7 @@ use super::{
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, problem::Dtype};
+use crate::{Error, exec::apart::check_pool, kv::LATENT_656_BYTES, problem::Dtype};
 
 /// Elements that a lane loads (16 bits each) or stores (8 bits each) at a time.
 const VECTOR: usize = 8;
@@ -94,6 +94,13 @@ fn parameters(
         &pool.k_strides,
         [pool.pages, 1],
         pool.dtype,
+    )?;
+    check_pool(
+        "the KV pool",
+        pool.pages,
+        1,
+        LATENT_656_BYTES,
+        pool.k_strides,
     )?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     Ok(QuantiseParams {

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     Error,
+    exec::apart::check_pool,
     problem::{Dtype, Spec},
 };
 
@@ -164,6 +165,13 @@ fn row_parameters(
         scales: address,
         scale_strides,
     };
+    check_pool(
+        "the pool",
+        fits("pages", pages, u32::MAX)?,
+        fits("KV heads", heads, u32::MAX)?,
+        side.dim,
+        strides,
+    )?;
     let side = side.parameters(slots.len, heads)?;
     Ok(QuantiseParams {
         slots: slots.address,
@@ -218,6 +226,7 @@ fn parameters(
     let mode = mode(scales, pool)?;
     check_own_values(spec, "append_rows_quantised with the keys alone")?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
+    pool.check_apart(spec)?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {
         of_token,

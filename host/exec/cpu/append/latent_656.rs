@@ -3,6 +3,7 @@
 use super::{Cpu, check_slots, place};
 use crate::{
     Error,
+    exec::apart::check_apart,
     kv::{LATENT_656_BYTES, latent_656},
     problem::{Dtype, Integer},
     tensor::{Element, F8E4M3, TensorMut, TensorRef, with_elements},
@@ -92,6 +93,8 @@ impl Cpu {
                 rule: "1".into(),
             });
         }
+        let [page, token, _] = pool.strides();
+        check_apart("the pool", [pages, page_size, 1], bytes, [page, token, 0])?;
         check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
 
         let row_bytes = LATENT_656_BYTES as usize;

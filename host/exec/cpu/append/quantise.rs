@@ -5,7 +5,7 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{Cpu, check_slots, place};
+use super::{Cpu, check_sides, check_slots, place};
 use crate::{
     Error,
     kv::{AppendScales, KvScales, KvViewMut, ScaleAt},
@@ -37,7 +37,7 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
+    /// [`Error::Shape`], [`Error::Dtype`], [`Error::Stride`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
     /// rows that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes. Nothing is written then.
     pub fn append_quantised<S: Element, T: Element>(
         spec: &Spec,
@@ -67,6 +67,7 @@ impl Cpu {
             });
         }
         pool.view().check(spec, 0, page_size, pool_pages)?;
+        check_sides(spec, pool_pages, pool)?;
         let (tokens, heads) = (slots.len(), spec.kv_heads);
         for (name, got, dim) in [
             ("k", k.len(), spec.head_dim_qk),

@@ -226,6 +226,54 @@ fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() 
     );
 }
 
+/// Two slots of such a pool are one place, of which the later token would be lost.
+#[test]
+fn pools_whose_rows_overlap_are_refused() {
+    let overlaps = |done: Result<(), Error>| {
+        let error = done.unwrap_err();
+        assert!(error.to_string().contains("no two rows overlap"), "{error}");
+    };
+    let elements = [1.0_f32; 2 * 16];
+    let rows = TensorRef::new(&elements, [2, 1, 16]).unwrap();
+    let mut pool = [0.0_f32; 8 * 16];
+    let pool_of = |pool| TensorMut::strided(pool, [2, 4, 1, 16], [64, 8, 16, 1]).unwrap();
+    overlaps(Cpu::append_rows(&rows, &[1, 2], pool_of(&mut pool)));
+    let mut narrow = [F8E4M3(0); 8 * 16];
+    let to = TensorMut::strided(&mut narrow, [2, 4, 1, 16], [16, 16, 16, 1]).unwrap();
+    overlaps(Cpu::append_rows_quantised(&rows, &[1.0], &[1, 2], to));
+    let keys = [1.0_f32; 576];
+    let keys = TensorRef::new(&keys, [1, 576]).unwrap();
+    let mut latent = vec![F8E4M3(0); 8 * 656];
+    let to = TensorMut::strided(&mut latent, [2, 4, 656], [4 * 656, 640, 1]).unwrap();
+    overlaps(Cpu::append_latent_656(&keys, &[1], to));
+
+    let spec = Spec::new(1, 1, 16);
+    let (mut k, mut v) = ([0.0_f32; 8 * 16], [0.0_f32; 8 * 16]);
+    let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+    pool.v_strides.token = 0;
+    overlaps(Cpu::append_paged_kv(
+        &spec,
+        2,
+        &[1, 2],
+        &elements,
+        &elements,
+        &mut pool,
+    ));
+    let (mut k, mut v) = (narrow, narrow);
+    let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+    pool.k_strides.page = 16;
+    let scales = AppendScales::Given(KvScales::One);
+    overlaps(Cpu::append_quantised(
+        &spec,
+        2,
+        &[1, 2],
+        &elements,
+        &elements,
+        &mut pool,
+        scales,
+    ));
+}
+
 fn append_slots(slots: &[i64]) -> Error {
     let rows = vec![1.0_f32; slots.len() * 16];
     let rows = TensorRef::new(&rows, [slots.len(), 1, 16]).unwrap();

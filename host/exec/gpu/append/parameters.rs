@@ -8,10 +8,13 @@ use kernels_gpu::{
 use super::{check_own_values, in_rows};
 use crate::{
     Error,
-    exec::gpu::{
-        DeviceArray, DevicePtr, DeviceTensor, KvPool, KvScales,
-        pool::check_page_size,
-        tensor::{COUNTED, fits},
+    exec::{
+        apart::check_pool,
+        gpu::{
+            DeviceArray, DevicePtr, DeviceTensor, KvPool, KvScales,
+            pool::check_page_size,
+            tensor::{COUNTED, fits},
+        },
     },
     problem::{Dtype, ProblemError, Spec},
 };
@@ -101,6 +104,10 @@ fn both_parameters(
 ) -> Result<(AppendParams, u32), Error> {
     let (first, last) = (&sides[0], &sides[sides.len() - 1]);
     slots.check_address("slots", 4)?;
+    for side in sides {
+        let heads = fits("KV heads", side.source.shape[1], u32::MAX)?;
+        check_pool(side.pool_name, pages, heads, side.head_dim, side.strides)?;
+    }
     let page_size = first.strides.page_size;
     let pool_slots = u64::from(pages) * u64::from(page_size);
     if pool_slots >= u64::from(Divisor::LIMIT) {

@@ -219,6 +219,20 @@ fn each_thing_that_is_wrong_has_its_error() {
         broken(&|c| c.pool.pages = u32::MAX),
         Problem(ProblemError::TooLarge { .. })
     ));
+    // Rows that overlap would be written in any order.
+    for (change, pool) in [
+        (
+            (|pool| pool.k_strides.token = 0) as fn(&mut KvPool),
+            "the key pool",
+        ),
+        (|pool| pool.v_strides.head = 64, "the value pool"),
+        (|pool| pool.v_strides.page = 8, "the value pool"),
+    ] {
+        let error = broken(&|call| change(&mut call.pool));
+        let named = matches!(&error, Stride { tensor, .. } if *tensor == pool);
+        assert!(named, "{error}");
+        assert!(error.to_string().contains("no two rows overlap"), "{error}");
+    }
 }
 
 #[test]
@@ -265,6 +279,8 @@ fn rows_that_do_not_fit_their_pool_are_refused() {
     ));
     let apart = check(&pool.with_stride(3, 2));
     assert!(matches!(apart, Error::Stride { got: 2, .. }), "{apart:?}");
+    let over = check(&pool.with_stride(1, 0));
+    assert!(matches!(over, Error::Stride { got: 0, .. }), "{over:?}");
     let null = check(&DeviceTensor { address: 0, ..pool });
     assert!(
         matches!(null, Error::NullPointer { tensor: "the pool" }),

@@ -277,6 +277,7 @@ impl Target {
     ) -> Result<Self, Error> {
         let page_size = pool.page_size()?;
         pool.check_dtype(spec)?;
+        pool.check_apart(spec)?;
         if ![dtype, Dtype::F8E4M3].contains(&pool.dtype) {
             return Err(Error::DtypesDiffer {
                 tensor: "the KV pool",

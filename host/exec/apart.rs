@@ -1,0 +1,97 @@
+//! Rows of a pool that is written do not overlap.
+
+use kernels_gpu::abi::KvStrides;
+
+use crate::Error;
+
+/// Checks that the rows of `[pages, tokens, heads]` with these strides are apart, in any order of the three. Rows that overlap would be
+/// overwritten, on a GPU in any order.
+pub(super) fn check_apart(
+    tensor: &'static str,
+    [pages, tokens, heads]: [usize; 3],
+    row: usize,
+    [page, token, head]: [usize; 3],
+) -> Result<(), Error> {
+    let mut axes = [
+        (page, pages, "pages"),
+        (token, tokens, "tokens"),
+        (head, heads, "heads"),
+    ];
+    axes.sort_unstable_by_key(|axis| axis.0);
+    let mut least = row;
+    for (got, extent, dimension) in axes.into_iter().filter(|axis| axis.1 > 1) {
+        if got < least {
+            return Err(Error::Stride {
+                tensor,
+                dimension,
+                got,
+                rule: format!("at least {least}, so that no two rows overlap"),
+            });
+        }
+        least = got.saturating_mul(extent - 1).saturating_add(least);
+    }
+    Ok(())
+}
+
+/// The same for a page pool.
+pub(super) fn check_pool(
+    tensor: &'static str,
+    pages: u32,
+    heads: u32,
+    row: u32,
+    strides: KvStrides,
+) -> Result<(), Error> {
+    let wide = |numbers: [u32; 3]| numbers.map(|number| number as usize);
+    let KvStrides {
+        page,
+        token,
+        head,
+        page_size,
+    } = strides;
+    let shape = wide([pages, page_size, heads]);
+    check_apart(tensor, shape, row as usize, wide([page, token, head]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(shape: [usize; 3], strides: [usize; 3]) -> Option<&'static str> {
+        match check_apart("the pool", shape, 16, strides) {
+            Ok(()) => None,
+            Err(Error::Stride { dimension, .. }) => Some(dimension),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn rows_in_any_order_may_be_apart() {
+        for strides in [
+            [64, 32, 16],  // pages, tokens, heads
+            [64, 16, 32],  // pages, heads, tokens
+            [32, 96, 16],  // tokens, pages, heads
+            [128, 32, 16], // keys and values of a page side by side
+            [640, 80, 40], // gaps everywhere
+        ] {
+            assert_eq!(wrong([3, 2, 2], strides), None, "{strides:?}");
+        }
+        // Axes of one element have no stride, and empty pools no rows.
+        assert_eq!(wrong([1, 1, 1], [0, 0, 0]), None);
+        assert_eq!(wrong([0, 2, 1], [0, 16, 0]), None);
+        assert_eq!(wrong([usize::MAX, 1, 1], [usize::MAX, 0, 0]), None);
+    }
+
+    #[test]
+    fn rows_that_overlap_are_named() {
+        for (strides, dimension) in [
+            ([64, 0, 16], "tokens"),
+            ([64, 32, 0], "heads"),
+            ([0, 32, 16], "pages"),
+            ([63, 32, 16], "pages"),
+            ([64, 31, 16], "tokens"),
+            ([64, 32, 15], "heads"),
+        ] {
+            assert_eq!(wrong([3, 2, 2], strides), Some(dimension), "{strides:?}");
+        }
+    }
+}
