@@ -236,6 +236,9 @@ impl Batch {
     ///
     /// # Errors
     /// [`ProblemError::WritesSharedPage`].
+    ///
+    /// # Panics
+    /// It may panic for a batch that [`check`](Self::check) refuses.
     pub fn check_append(&self) -> Result<(), ProblemError> {
         for (index, part) in self.parts.iter().enumerate() {
             let mut writers = HashMap::new();
