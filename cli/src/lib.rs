@@ -36,8 +36,8 @@ pub mod workload;
 
 pub use failure::Failure;
 
-/// The examples of the README are tested.
-#[cfg(doctest)]
+/// The examples of the README are tested, if their features are there.
+#[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
