@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, fs};
 
-use cuda_builder::{CudaBuilder, CudaModule, build_all, ptx};
+use cuda_builder::{Cubin, CudaBuilder, CudaModule, build_all, ptx};
 use kernels_gpu::registry::{Entry, entries};
 use rayon::prelude::*;
 use regex::Regex;
 
 use crate::{
     Error,
-    machine_code::MachineCode,
+    machine_code::{MachineCode, Word},
     modules,
     process::{command, output},
-    report::{COLUMNS, Report},
+    report::{COLUMNS, Figures, Report},
     setup, workspace,
 };
 
@@ -118,12 +118,17 @@ pub fn some(only: &str, code: Code) -> Result<(), Error> {
 }
 
 fn disassembled(module: &CudaModule) -> Result<String, Error> {
-    let cubin = module
-        .cubin
-        .as_ref()
-        .ok_or("ptxas is missing; `cargo xtask setup` installs it")?;
     let nvdisasm = setup::tools_dir().join("nvdisasm");
-    output(command(nvdisasm).arg("--print-code").arg(&cubin.path))
+    output(
+        command(nvdisasm)
+            .arg("--print-code")
+            .arg(&assembled(module)?.path),
+    )
+}
+
+fn assembled(module: &CudaModule) -> Result<&Cubin, Error> {
+    let missing = "ptxas is missing; `cargo xtask setup` installs it";
+    Ok(module.cubin.as_ref().ok_or(missing)?)
 }
 
 fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(), Error> {
@@ -154,47 +159,14 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
 fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
     let mut report = Report::default();
     let mut notices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    // In parallel on all processors; this takes a tenth of the compile time.
-    let machine_code = |module| disassembled(module).map(|text| MachineCode::parse(&text));
-    let codes: Vec<_> = modules.par_iter().map(machine_code).collect();
-    for (module, machine_code) in modules.iter().zip(codes) {
-        let machine_code = machine_code?;
-        let cubin = module.cubin.as_ref().expect("it was disassembled");
+    // In parallel on all processors.
+    let figures: Vec<_> = modules.par_iter().map(figures).collect();
+    for (module, figures) in modules.iter().zip(figures) {
+        report.kernels.extend(figures?);
+        let cubin = assembled(module)?;
         report.tools = format!("{}, {}", module.compiler, cubin.assembler);
-        let arch = module.arch.sm();
-        if let Some(data) = data_in_memory(&module.ptx) {
-            return Err(format!(
-                "a kernel for {arch} has data in memory, and waits for them at its start: {data}\n\
-                 Usually this is a `match` that gives numbers. Compare instead, as `sm90::arrivals` does."
-            )
-            .into());
-        }
-        for entry in ptx::entries(&module.ptx) {
-            let resources = cubin
-                .resources
-                .iter()
-                .find(|resources| resources.name == entry.name)
-                .ok_or_else(|| format!("ptxas said nothing about {}", entry.name))?;
-            let body = &module.ptx[entry.body];
-            let figures = COLUMNS.map(|column| match column.title {
-                "regs" => resources.registers,
-                "stack" => resources.stack,
-                "spills" => resources.spill_stores + resources.spill_loads,
-                "smem" => resources.shared,
-                "barriers" => resources.barriers,
-                "bar" => count(body, is_block_barrier),
-                "bar.warp" => count(body, |opcode| opcode.starts_with("bar.warp")),
-                "cluster" => count(body, |opcode| opcode.starts_with("barrier.cluster")),
-                "mbarrier" => count(body, |opcode| opcode.starts_with("mbarrier.")),
-                "code" => machine_code.instructions(entry.name),
-                opcode => machine_code.count(entry.name, opcode),
-            });
-            report
-                .kernels
-                .insert((arch.into(), entry.name.into()), figures);
-        }
         notices
-            .entry(arch)
+            .entry(module.arch.sm())
             .or_default()
             .extend(cubin.notices.clone());
     }
@@ -202,6 +174,58 @@ fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
         report.notices.extend(remarks(arch, &notices));
     }
     Ok(report)
+}
+
+/// The rows of a module's kernels, by architecture and name.
+fn figures(module: &CudaModule) -> Result<BTreeMap<(String, String), Figures>, Error> {
+    let cubin = assembled(module)?;
+    let machine_code = MachineCode::read(&cubin.bytes, |words| named(words, module, cubin))?;
+    let arch = module.arch.sm();
+    if let Some(data) = data_in_memory(&module.ptx) {
+        return Err(format!(
+            "a kernel for {arch} has data in memory, and waits for them at its start: {data}\n\
+             Usually this is a `match` that gives numbers. Compare instead, as `sm90::arrivals` does."
+        )
+        .into());
+    }
+    let row = |entry: &ptx::Entry| {
+        let resources = cubin
+            .resources
+            .iter()
+            .find(|resources| resources.name == entry.name)
+            .ok_or_else(|| format!("ptxas said nothing about {}", entry.name))?;
+        let barriers = Barriers::of(&module.ptx[entry.body.clone()]);
+        let figures = COLUMNS.map(|column| match column.title {
+            "regs" => resources.registers,
+            "stack" => resources.stack,
+            "spills" => resources.spill_stores + resources.spill_loads,
+            "smem" => resources.shared,
+            "barriers" => resources.barriers,
+            "bar" => barriers.block,
+            "bar.warp" => barriers.warp,
+            "cluster" => barriers.cluster,
+            "mbarrier" => barriers.mbarrier,
+            "code" => machine_code.instructions(entry.name),
+            opcode => machine_code.count(entry.name, opcode),
+        });
+        Ok(((arch.into(), entry.name.into()), figures))
+    };
+    ptx::entries(&module.ptx).par_iter().map(row).collect()
+}
+
+/// The names of instructions, as `nvdisasm` prints them.
+fn named(words: &[Word], module: &CudaModule, cubin: &Cubin) -> Result<String, Error> {
+    let path = cubin.path.with_extension("words");
+    fs::write(&path, words.as_flattened())?;
+    let text = output(
+        command(setup::tools_dir().join("nvdisasm"))
+            .args(["--binary", &module.arch.sm().replace("sm_", "SM")])
+            // The words are in no order that makes sense; do not look for one.
+            .arg("--no-dataflow")
+            .arg(&path),
+    )?;
+    fs::remove_file(path)?;
+    Ok(text)
 }
 
 /// The first variable of a module, in global or constant memory: LLVM makes tables of `match`.
@@ -214,14 +238,32 @@ fn data_in_memory(ptx: &str) -> Option<&str> {
     ptx.lines().find(is_variable)
 }
 
-fn count(body: &str, counts: impl Fn(&str) -> bool) -> u32 {
-    u32::try_from(ptx::count_instructions(body, counts)).unwrap_or(u32::MAX)
+/// Numbers of barrier instructions in a kernel's PTX.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Barriers {
+    /// `bar.sync 0`, named barriers, and newer names of these.
+    block: u32,
+    warp: u32,
+    cluster: u32,
+    mbarrier: u32,
 }
 
-/// Whether an opcode is `bar.sync 0`, a named barrier, or a newer name of these.
-fn is_block_barrier(opcode: &str) -> bool {
-    let of_bar = opcode.starts_with("bar.") && !opcode.starts_with("bar.warp");
-    of_bar || opcode.starts_with("barrier.") && !opcode.starts_with("barrier.cluster")
+impl Barriers {
+    fn of(body: &str) -> Self {
+        let mut found = Self::default();
+        for opcode in ptx::opcodes(body) {
+            if opcode.starts_with("bar.warp") {
+                found.warp += 1;
+            } else if opcode.starts_with("barrier.cluster") {
+                found.cluster += 1;
+            } else if opcode.starts_with("bar.") || opcode.starts_with("barrier.") {
+                found.block += 1;
+            } else if opcode.starts_with("mbarrier.") {
+                found.mbarrier += 1;
+            }
+        }
+        found
+    }
 }
 
 /// The remarks of ptxas, sorted, each once with its number of occurrences.
@@ -292,16 +334,22 @@ mod tests {
 
     #[test]
     fn barriers_of_a_block_are_not_those_of_a_warp_or_cluster() {
-        for (opcode, expected) in [
-            ("bar.sync", true),
-            ("barrier.sync", true),
-            ("barrier.cta.sync.aligned", true),
-            ("bar.warp.sync", false),
-            ("barrier.cluster.arrive.aligned", false),
-            ("mbarrier.arrive.shared.b64", false),
-        ] {
-            assert_eq!(is_block_barrier(opcode), expected, "{opcode}");
-        }
+        let opcodes = [
+            "bar.sync",
+            "barrier.sync",
+            "barrier.cta.sync.aligned",
+            "bar.warp.sync",
+            "barrier.cluster.arrive.aligned",
+            "mbarrier.arrive.shared.b64",
+            "add.s32",
+        ];
+        let expected = Barriers {
+            block: 3,
+            warp: 1,
+            cluster: 1,
+            mbarrier: 1,
+        };
+        assert_eq!(Barriers::of(&opcodes.join(" 0;\n")), expected);
     }
 
     #[test]

@@ -55,11 +55,9 @@ pub fn entries(ptx: &str) -> Vec<Entry<'_>> {
     found
 }
 
-/// Number of instructions in a piece of PTX whose opcode `counts` accepts.
-///
-/// The opcode is passed without its predicate: `bar.sync`, `wgmma.mma_async.sync.aligned.m64n8k16…`.
-#[must_use]
-pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
+/// The opcodes of the instructions in a piece of PTX, without their predicates: `bar.sync`,
+/// `wgmma.mma_async.sync.aligned.m64n8k16…`.
+pub fn opcodes(body: &str) -> impl Iterator<Item = &str> {
     body.lines()
         .map(|line| line.split("//").next().unwrap_or_default())
         // Inline assembly may have several instructions in a line, or a scope in braces.
@@ -69,8 +67,12 @@ pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
                 .split_whitespace()
                 .find(|word| !word.starts_with('@') && !word.ends_with(':'))
         })
-        .filter(|opcode| counts(opcode))
-        .count()
+}
+
+/// Number of instructions in a piece of PTX whose opcode `counts` accepts; see [`opcodes`].
+#[must_use]
+pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
+    opcodes(body).filter(|opcode| counts(opcode)).count()
 }
 
 /// Position of `needle` from `from` on, outside of comments.
