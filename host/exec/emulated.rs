@@ -58,16 +58,20 @@ const NAME: &str = "the emulator";
 /// Runs of a process take turns, because there is only one emulated GPU.
 static TURNS: Mutex<()> = Mutex::new(());
 
+/// The GPUs with their kernels, by compute capability and number of SMs. They stay loaded as long as the process: unpacking
+/// and parsing the kernels takes longer than most runs.
+static LOADED: Mutex<Vec<((i32, u32), &Gpu)>> = Mutex::new(Vec::new());
+
 /// The emulated GPU of the process.
 #[derive(Debug)]
 pub struct Emulated {
-    gpu: Gpu,
+    gpu: &'static Gpu,
     settings: Settings,
     arch: Option<Arch>,
 }
 
 impl Emulated {
-    /// Replaces the driver of the process, and loads the kernels.
+    /// Replaces the driver of the process, and loads the kernels the first time.
     ///
     /// # Errors
     /// [`Error::NoDriver`] if the process has already opened a real driver, or looked for one; the errors of
@@ -80,11 +84,8 @@ impl Emulated {
                 Err(missing) => format!("{missing} before; the emulator must come first"),
             },
         })?;
-        let turn = turn(&settings);
-        let gpu = Gpu::builder().compile_ptx(&mut |_| {}).build(0)?;
-        drop(turn);
         Ok(Self {
-            gpu,
+            gpu: loaded(&settings)?,
             settings,
             arch: None,
         })
@@ -100,7 +101,7 @@ impl Emulated {
     /// The GPU, for calls that do not run a plan. Its launches use the schedule of the last run.
     #[must_use]
     pub const fn gpu(&self) -> &Gpu {
-        &self.gpu
+        self.gpu
     }
 
     /// Continues after a failed launch on [`gpu`](Self::gpu). A real GPU cannot do this.
@@ -184,7 +185,7 @@ impl Emulated {
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
-        let (gpu, spec) = (&self.gpu, &plan.spec);
+        let (gpu, spec) = (self.gpu, &plan.spec);
         let options = WorkspaceOptions {
             arch: self.arch,
             ..WorkspaceOptions::default()
@@ -238,6 +239,23 @@ impl Emulated {
         }
         Ok(())
     }
+}
+
+/// The GPU of these settings with its kernels.
+fn loaded(settings: &Settings) -> Result<&'static Gpu, Error> {
+    let key = (settings.compute, settings.multiprocessors);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, gpu)) = loaded.iter().find(|(of, _)| *of == key) {
+        return Ok(gpu);
+    }
+    let _turn = turn(settings);
+    let gpu = Gpu::builder()
+        .compile_ptx(&mut |_| {})
+        .without_machine_code()
+        .build(0)?;
+    let gpu: &Gpu = Box::leak(Box::new(gpu));
+    loaded.push((key, gpu));
+    Ok(gpu)
 }
 
 /// Clears errors of a run on the emulated GPU, so that the next run starts without them.

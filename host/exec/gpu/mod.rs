@@ -149,6 +149,7 @@ use registry::Kernels;
 pub struct GpuBuilder<'a> {
     modules: &'a [Module],
     variants: Vec<(Hooks, &'a [Module])>,
+    machine_code: bool,
     progress: Option<Progress<'a>>,
 }
 
@@ -179,6 +180,13 @@ impl<'a> GpuBuilder<'a> {
         self
     }
 
+    /// Leaves machine code aside, which would be unpacked for a driver that runs none.
+    #[cfg(feature = "emulator")]
+    pub(crate) fn without_machine_code(mut self) -> Self {
+        self.machine_code = false;
+        self
+    }
+
     /// Attaches to device `ordinal` and loads the kernels.
     ///
     /// # Errors
@@ -194,6 +202,7 @@ impl fmt::Debug for GpuBuilder<'_> {
         f.debug_struct("GpuBuilder")
             .field("modules", &self.modules)
             .field("variants", &self.variants)
+            .field("machine_code", &self.machine_code)
             .field("compiles", &self.progress.is_some())
             .finish()
     }
@@ -236,6 +245,7 @@ impl Gpu {
         GpuBuilder {
             modules: MODULES,
             variants: Vec::new(),
+            machine_code: true,
             progress: None,
         }
     }
@@ -274,6 +284,7 @@ impl Gpu {
         let gpu = GpuName {
             device: &name,
             compute,
+            machine_code: builder.machine_code,
         };
         let mut load =
             |modules| Modules::load(modules, &gpu, context.raw(), builder.progress.as_mut());

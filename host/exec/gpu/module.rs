@@ -53,6 +53,8 @@ pub(super) type Progress<'a> = &'a mut dyn FnMut(Compiling);
 pub(super) struct GpuName<'a> {
     pub(super) device: &'a str,
     pub(super) compute: (u32, u32),
+    /// Whether it may run machine code.
+    pub(super) machine_code: bool,
 }
 
 /// The modules of one GPU, loaded into its context.
@@ -74,7 +76,8 @@ impl Modules {
         mut progress: Option<&mut Progress<'_>>,
     ) -> Result<Self, Error> {
         let (arch, chosen) = choose(modules, gpu.device, gpu.compute)?;
-        let runs = Arch::parse(arch).is_some_and(|arch| arch.cubin_runs_on(gpu.compute));
+        let runs = gpu.machine_code
+            && Arch::parse(arch).is_some_and(|arch| arch.cubin_runs_on(gpu.compute));
         // Unpacking takes longer than loading, so it runs on all cores.
         let cubins: Vec<Option<_>> = chosen
             .par_iter()
