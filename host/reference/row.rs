@@ -213,7 +213,8 @@ fn row_block_of(part: &Part, token: u32) -> Option<usize> {
 }
 
 fn transform(row: &mut [f64], hook: impl Fn([f64; 2], u32) -> [f64; 2]) {
-    for (index, pair) in row.chunks_exact_mut(2).enumerate() {
-        pair.copy_from_slice(&hook([pair[0], pair[1]], 2 * index as u32));
+    // Assigned as arrays: a copy of slices is a call in builds with assertions, and took a third of the time of tests.
+    for (index, pair) in row.as_chunks_mut().0.iter_mut().enumerate() {
+        *pair = hook(*pair, 2 * index as u32);
     }
 }
