@@ -568,6 +568,32 @@ fn who_merges_is_chosen_by_tiles_and_merges() {
     }
 }
 
+/// A merge has the rows of a KV head's query heads. If these are many, CTAs that merge last are late.
+#[test]
+fn who_merges_depends_on_the_rows_of_a_merge() {
+    use tandem_attn::plan::MergeMode;
+    let device = DeviceDescription::named("h200").unwrap();
+    for (q_heads, kv_heads, head_dim, mode) in [
+        (16, 8, 128, MergeMode::Fused),
+        (32, 8, 128, MergeMode::Fused),
+        (16, 8, 256, MergeMode::Fused),
+        (64, 8, 64, MergeMode::Fused),
+        (28, 4, 128, MergeMode::Kernel),
+        (64, 8, 128, MergeMode::Kernel),
+        (64, 4, 64, MergeMode::Kernel),
+        (16, 2, 256, MergeMode::Kernel),
+    ] {
+        let mut table = PageTable::new(16, 256);
+        table.push(&(0..256).collect::<Vec<_>>(), 4096);
+        let spec = Spec::new(q_heads, kv_heads, head_dim);
+        let batch = Batch::new(vec![0, 1], table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        assert!(!plan.merges.is_empty());
+        assert_eq!(plan.merge_mode, mode, "{q_heads}/{kv_heads} × {head_dim}");
+    }
+}
+
 /// A row of a joint tile sees all keys of its runs, which a mask of the last keys denies.
 #[test]
 fn masks_of_the_last_keys_keep_prefixes_out_of_joint_tiles() {

@@ -136,3 +136,42 @@ fn tiles_of_heads_of_256_have_all_heads_of_a_group() {
         assert_eq!(packs, [1, 2, 4, 5, 7, 8, 8], "prompts of {length}");
     }
 }
+
+/// The keys of each piece, in launch order.
+fn pieces(plan: &Plan) -> Vec<(u32, u32)> {
+    let items = plan.items.iter();
+    items.map(|item| (item.kv_begin, item.kv_end)).collect()
+}
+
+/// So they read the same keys at the same time. Four tiles whose keys are cut apart read memory four times.
+#[test]
+fn tiles_of_a_prompt_are_cut_at_the_same_keys_and_launched_piece_after_piece() {
+    let spec = Spec::new(64, 8, 128);
+    let options = PlanOptions::default();
+    let plan = plan_for(&spec, &[(64, 65_536)], &options);
+    let pieces = pieces(&plan);
+    assert_eq!((plan.groups[0].tile.m, plan.groups[0].pack), (128, 8));
+    for (nth, tiles) in pieces.chunks(4).enumerate() {
+        let begin = 16_384 * nth as u32;
+        assert!(tiles.iter().all(|keys| keys.0 == begin), "{pieces:?}");
+    }
+    assert_eq!(pieces.len(), 16);
+
+    // Of two prompts in seven tiles, each prompt has cuts of its own.
+    let plan = plan_for(&spec, &[(64, 50_000), (40, 38_000)], &options);
+    let mut begins: Vec<u32> = plan.items.iter().map(|item| item.kv_begin).collect();
+    assert_eq!(begins.iter().take_while(|&&begin| begin == 0).count(), 7);
+    begins.sort_unstable();
+    begins.dedup();
+    assert_eq!((begins.len(), plan.items.len()), (3, 14), "{begins:?}");
+}
+
+/// Fixed pieces are the same in any order.
+#[test]
+fn fixed_pieces_of_prompts_are_launched_one_after_the_other() {
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 2048 });
+    let plan = plan_for(&Spec::new(64, 8, 128), &[(64, 16_384)], &options);
+    let begins = pieces(&plan);
+    assert_eq!(begins.len(), 32);
+    assert!(begins.is_sorted_by_key(|keys| keys.0), "{begins:?}");
+}

@@ -15,18 +15,24 @@ pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan
 }
 
 /// Whether the CTAs of a plan merge faster than a separate kernel. In tiles of few rows, all warps merge at once; wider
-/// tiles merge row by row. With more than a few merges per SM, the many CTAs of the kernel are faster.
+/// tiles merge row by row. With more than a few merges per SM, or with more than a few rows in a merge, the many CTAs of the
+/// kernel are faster: 1 × 1024 with 32/8 heads takes 7.5 µs either way in a graph, with 28/4 8.8 and 7.3, with 64/4 14.7 and
+/// 8.5.
 fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
+    // Of the query heads of a KV head.
+    const ELEMENTS: u32 = 512;
     // With fixed splits, results must not depend on the rest of the batch, so the way of merging must not either.
     let fixed = options.split.is_fixed();
     let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;
+    let elements = plan.spec.group() * plan.spec.head_dim_v;
     let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);
     !fixed
         && !plan.spec.latent
         && !plan.spec.has_f32_outputs()
+        && elements <= ELEMENTS
         && (1..=MERGES_PER_SM * device.sms as usize).contains(&merges)
         && all_have_states
         && plan.groups.iter().all(few_rows)
