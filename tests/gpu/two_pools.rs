@@ -287,6 +287,16 @@ fn what_cannot_be_done_with_two_pools_is_refused() {
     };
     let run = |spec: &Spec, pool: KvPool| run_in(&mut prepared(spec, 8), spec, pool);
     assert_eq!(run(&spec, pool), Ok(()));
+    let mut alone = pool;
+    alone.rope = None;
+    assert!(matches!(
+        run(&spec, alone),
+        Err(Error::Stride {
+            tensor: "the pool",
+            got: 512,
+            ..
+        })
+    ));
     let mut odd = pool;
     odd.rope = pool.rope.map(|rope| RopePart {
         pool: rope.pool + 8,

@@ -11,7 +11,9 @@ use super::{
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
-use crate::{Error, kv::latent_parts::rope_dim, problem::Spec, tensor::ShapeError};
+use crate::{
+    Error, exec::apart::check_pool, kv::latent_parts::rope_dim, problem::Spec, tensor::ShapeError,
+};
 
 /// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +71,15 @@ impl Gpu {
                 asked: format!("keys in two pools by {}", row.name),
                 there: "keys of 16 bits in two pools (KvPool::latent_parts)",
             });
+        }
+        if !converts {
+            // Also said of a pool of the first columns alone, if the pool of the others is missing.
+            let columns = if pool.rope.is_some() {
+                spec.head_dim_v
+            } else {
+                spec.head_dim_qk
+            };
+            check_pool("the pool", pool.pages, 1, columns, *strides)?;
         }
         if by_rows {
             let extents = [pool.pages, 1];

@@ -1,4 +1,5 @@
-//! The epilogue: consumers normalise a tile and stage it in shared memory; the writer warp stores it to memory.
+//! The epilogue: consumers normalise a tile and stage it in shared memory. The writer warp stores whole tiles, the consumers
+//! partial ones.
 
 use core::f32::consts::LN_2;
 
