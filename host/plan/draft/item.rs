@@ -102,6 +102,12 @@ impl Draft {
         self.kv_end - self.kv_begin
     }
 
+    /// Whether both are tiles of one prompt.
+    pub fn shares_prompt(&self, other: &Self) -> bool {
+        let of = |draft: &Self| (draft.kernel, draft.part, draft.table);
+        self.kernel == Kernel::Prefill && of(self) == of(other)
+    }
+
     /// Time on every resident CTA in picoseconds, if the units are spread evenly.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
         let partial_rows = if self.leaves_partial { self.rows } else { 0 };

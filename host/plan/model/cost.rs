@@ -11,8 +11,14 @@ use crate::{
 /// Speed of prefills with 8-bit products, relative to 16 bits: 802 and 817 to 847 TFLOP/s against 771 and 770.
 const F8_OVER_F16: f64 = 1.05;
 
-/// Tiles of a prompt that are assumed to read the same keys: all but the first find them in L2.
-const TILES_OF_PROMPTS: f64 = 2.0;
+/// Tiles that are assumed to read the same keys at about the same time: those of a prompt. All but the first find them
+/// in L2.
+const fn readers(kernel: Kernel) -> f64 {
+    match kernel {
+        Kernel::Prefill => 2.0,
+        Kernel::Decode => 1.0,
+    }
+}
 
 /// The cost of units, for one specification on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -81,11 +87,7 @@ impl CostModel {
                 head_dim: None,
                 share: 1,
                 alone: 1.0,
-                read: if kernel == Kernel::Prefill {
-                    TILES_OF_PROMPTS
-                } else {
-                    1.0
-                },
+                read: readers(kernel),
                 flops_per_ns: match (kernel, spec.compute) {
                     (Kernel::Prefill, Compute::F8) => device.flops_per_ns * F8_OVER_F16,
                     _ => device.flops_per_ns,
@@ -202,22 +204,20 @@ impl CostModel {
     /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.
     #[must_use]
     pub fn key_ps(&self, kernel: Kernel, tile: Tile, pack: u32) -> u64 {
-        let cost = self.tile(kernel, tile.m);
-        let read = f64::from(pack) * cost.read_ps_per_key;
-        read.ceil().max(self.cached_key_ps(kernel, tile) as f64) as u64
+        self.key_of(kernel, tile, pack, 1.0)
     }
 
-    /// What each key adds to a unit if no other unit reads it at about the same time. That other tiles of a prompt do is
-    /// what [`key_ps`](Self::key_ps) assumes.
+    /// The same if no other unit reads the key at about the same time. [`key_ps`](Self::key_ps) assumes that another tile of
+    /// a prompt does.
     #[must_use]
     pub fn key_apart_ps(&self, kernel: Kernel, tile: Tile, pack: u32) -> u64 {
+        self.key_of(kernel, tile, pack, readers(kernel))
+    }
+
+    /// What a key adds that takes so many times as long to read as the model says.
+    fn key_of(&self, kernel: Kernel, tile: Tile, pack: u32, times: f64) -> u64 {
         let cost = self.tile(kernel, tile.m);
-        let tiles = if kernel == Kernel::Prefill {
-            TILES_OF_PROMPTS
-        } else {
-            1.0
-        };
-        let read = f64::from(pack) * cost.read_ps_per_key * tiles;
+        let read = f64::from(pack) * cost.read_ps_per_key * times;
         read.ceil().max(self.cached_key_ps(kernel, tile) as f64) as u64
     }
 

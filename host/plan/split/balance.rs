@@ -269,6 +269,7 @@ impl Balancer {
                 }
             }
             // Cut anywhere, the tiles of a prompt read different keys at any time, and memory is read for each of them.
+            let are_of_a_prompt = |pair: &[Draft]| pair[0].shares_prompt(&pair[1]);
             if kernel == Kernel::Prefill && step.drafts.windows(2).any(are_of_a_prompt) {
                 apart = (load.keys_apart - load.keys) / u64::from(load.ctas);
             }
@@ -356,12 +357,6 @@ fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) ->
         return merge + PREFILL_CUT + uncut / ALL_BUSY;
     }
     merge
-}
-
-/// Whether two neighbouring drafts are tiles of one prompt.
-fn are_of_a_prompt(pair: &[Draft]) -> bool {
-    let of = |draft: &Draft| (draft.kernel, draft.part, draft.table);
-    pair[0].kernel == Kernel::Prefill && of(&pair[0]) == of(&pair[1])
 }
 
 /// Units of all pieces.

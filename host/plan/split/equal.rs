@@ -62,7 +62,8 @@ pub fn equal_splits(problem: &Problem<'_>, until: u64, pieces: &mut Vec<Piece>) 
 /// Keys of the longest tile of a prompt, of which `index` is a tile. The tiles of a prompt are neighbours, the longest last.
 fn keys_of_prompt(drafts: &[Draft], index: u32) -> u32 {
     let tiles = &drafts[index as usize..];
-    let of = |draft: &Draft| (draft.kernel, draft.part, draft.table);
-    let same = tiles.iter().take_while(|draft| of(draft) == of(&tiles[0]));
+    let same = tiles
+        .iter()
+        .take_while(|draft| draft.shares_prompt(&tiles[0]));
     same.map(Draft::kv_len).max().unwrap_or(0)
 }
