@@ -18,31 +18,21 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, Keys, Offsets, THREADS, VALUE_DIM};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
-        }) => {
-            &[$(KernelInfo {
-                loads: match Keys::$loads {
-                    Keys::Pages => Loads::Pages,
-                    Keys::Rows => Loads::Rows,
-                },
-                stands_in: matches!(Keys::$loads, Keys::Rows),
-                element: Element::$half,
-                rows: $rows,
-                keys: $keys,
-                stages: $stages,
-                shared_bytes: Offsets::new($keys, $stages).end,
-                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), THREADS)
-            }),*]
-        };
-    }
+    use super::{HEAD_DIM, Offsets, THREADS, VALUE_DIM};
+    use crate::{
+        registry::{Arch, Family, KernelInfo, Op, registers},
+        sm90::mla::keys_16::rows,
+    };
 
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn own_row(name: &'static str, [_, keys, stages]: [u32; 3]) -> KernelInfo {
+        KernelInfo {
+            shared_bytes: Offsets::new(keys, stages).end,
+            ..row(name, THREADS)
+        }
+    }
 
     /// The fields that all kernels of the family share.
     pub(in crate::sm90::mla) const fn row(name: &'static str, threads: u32) -> KernelInfo {
@@ -70,28 +60,11 @@ pub(super) const HEAD_DIM: u32 = 576;
 pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
-/// How keys are loaded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keys {
-    /// By TMA, with tensor maps.
-    Pages,
-    /// Key by key, with `cp.async`.
-    Rows,
-}
 
-#[cfg(target_arch = "nvptx64")]
-impl Keys {
-    /// Loader warps.
-    pub const fn loaders(self) -> u32 {
-        match self {
-            Self::Pages => 2,
-            Self::Rows => 3,
-        }
-    }
-}
-
-/// Threads of a CTA: a producer warpgroup, and the consumers.
-pub(super) const THREADS: u32 = 128 + CONSUMERS;
+/// Threads of the producer warpgroup of all MLA kernels.
+pub(super) const FEEDERS: u32 = 128;
+/// Threads of a CTA.
+pub(super) const THREADS: u32 = FEEDERS + CONSUMERS;
 /// Registers of a producer thread and of a consumer thread.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 2] = [40, 232];

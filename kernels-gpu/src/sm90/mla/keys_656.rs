@@ -23,8 +23,6 @@ pub(super) const BLOCK: u32 = PARTS * KEYS;
 /// Loader warps, which take 32 keys in turn; with the scheduler warp they form the producer warpgroup.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const LOADERS: u32 = 3;
-/// Threads of the producer warpgroup.
-pub(super) const FEEDERS: u32 = 128;
 
 /// A registry table of such kernels, from the `Offsets` and `THREADS` in scope.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -77,7 +75,7 @@ macro_rules! entries {
             use ::cuda_std::{barrier, griddep, setmaxnreg, shared, thread};
             use $crate::{
                 common::{decode::produce::Header, variant::Standard},
-                sm90::mla::{keys_656::FEEDERS, load::load_656},
+                sm90::mla::{config::FEEDERS, load::load_656},
             };
             let variant = Standard::<false>(p.attention.variant);
             let s = Shared::<$stages> { base: shared::dynamic_shared_address() };

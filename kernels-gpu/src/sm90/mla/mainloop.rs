@@ -1,10 +1,10 @@
 //! The consumer warpgroups: products, softmax, and the exchange of weights between them.
 
-use cuda_std::{barrier, fence, mbarrier, mma, shared, thread, warp, wgmma};
+use cuda_std::{barrier, fence, mbarrier, mma, setmaxnreg, shared, thread, warp, wgmma};
 
 use super::{
     super::{pipeline::Pipeline, uniform},
-    config::{QUERY_SLABS, query_slabs},
+    config::{CONSUMERS, FEEDERS, QUERY_SLABS, REGISTERS, query_slabs},
     epilogue::finish,
     load::QueryPlace as _,
     products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply, slabs},
@@ -52,11 +52,11 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
     }
 }
 
-/// Works through all units, as the consumer of half `c` of the columns and the owner of every other block. `S` and `P`
-/// are a thread's logits and packed weight words of a block.
+/// Works through all units, as the consumer of half of the columns and the owner of every other block. `S` and `P` are a
+/// thread's logits and packed weight words of a block.
 ///
 /// # Safety
-/// A whole warpgroup comes here, and the other one with the other half; the barriers are initialised.
+/// All warps of both consumers come here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
     T: Half,
@@ -69,12 +69,17 @@ pub(super) unsafe fn consume<
     p: &LatentParams,
     variant: &V,
     s: Shared<KEYS, STAGES>,
-    c: u32,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
     const { assert!(S as u32 == KEYS / 2 && P == S / 2) };
+    // SAFETY: whole warpgroups. One code for both halves `c`: instructions that are in no cache arrive at about one in
+    // 2 ns.
+    let c = unsafe {
+        setmaxnreg::increase::<{ REGISTERS[1] }>();
+        uniform((thread::thread_idx_x() - FEEDERS) / (CONSUMERS / 2))
+    };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() % 128;
     // SAFETY: whole warps here and in everything below.

@@ -27,14 +27,15 @@
 //! follows the values, or it has a pool of its own (`apart` in the parameters). Only loaders see the difference.
 //!
 //! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
-//! Tiles of up to 32 rows have kernels of their own: [`few_rows`]. So do keys of 656 bytes (8-bit numbers with scales):
-//! [`swap_ab`], and [`narrow`] for few rows, with shared parts in `keys_656.rs`. What [`few_rows`] and [`swap_ab`]
-//! share is in `swapped.rs`.
+//! Tiles of up to 32 rows have kernels of their own: [`few_rows`]; their entries are made as those here, in `keys_16.rs`.
+//! So do keys of 656 bytes (8-bit numbers with scales): [`swap_ab`], and [`narrow`] for few rows, with shared parts in
+//! `keys_656.rs`. What [`few_rows`] and [`swap_ab`] share is in `swapped.rs`.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 pub mod few_rows;
+mod keys_16;
 mod keys_656;
 #[cfg(target_arch = "nvptx64")]
 mod load;
@@ -61,85 +62,41 @@ const PREFETCH_DISTANCE: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
+    use cuda_std::setmaxnreg;
 
     use super::{
-        config::{CONSUMERS, Keys, REGISTERS, THREADS, table},
+        config::{REGISTERS, THREADS, table},
+        keys_16::{Keys, entries},
         load::{claim_with_queries, load, load_rows},
         mainloop::consume,
         shared::{Half, Shared},
     };
-    use crate::{
-        abi::LatentParams,
-        common::{decode::produce::Header, half, variant::Standard},
-        sm90::uniform,
-    };
+    use crate::abi::LatentParams;
+
+    type SharedOf<const ROWS: u32, const KEYS: u32, const STAGES: u32> = Shared<KEYS, STAGES>;
 
     /// The warp that claims units.
     const SCHEDULER: u32 = 2;
 
-    macro_rules! entries {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
-        }) => { $( const _: () = {
-            /// Logits and packed weight words per thread and block.
-            const S: usize = $keys / 2;
-            const P: usize = S / 2;
-            const KEYS: Keys = Keys::$loads;
-            /// See the module's documentation.
-            ///
-            /// # Safety
-            /// The parameters describe memory as [`LatentParams`] says.
-            #[kernel(
-                name = ["mla_", $kind, $rows, "x", $keys, "_", $element],
-                max_threads = THREADS,
-                min_blocks = 1,
-                tensor_maps = maps
-            )]
-            pub unsafe fn entry(p: LatentParams) {
-                let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$keys, $stages> { base: shared::dynamic_shared_address() };
-                let thread = thread::thread_idx_x();
-                // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
-                unsafe {
-                    let first = match thread / 32 {
-                        SCHEDULER => Header::first(&p.attention, p.tiles),
-                        _ => Header::EMPTY,
-                    };
-                    if thread < 3 + p.apart {
-                        tma::prefetch_tensor_map(maps.add(thread as usize));
-                    }
-                    s.init(KEYS);
-                    barrier::bar_sync(0, THREADS);
-                    // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
-                    griddep::launch_dependents();
-                    if thread < THREADS - CONSUMERS {
-                        setmaxnreg::decrease::<{ REGISTERS[0] }>();
-                        match (thread / 32, KEYS) {
-                            (SCHEDULER, _) => claim_with_queries(&p, maps, s, first),
-                            (0, Keys::Pages) => load(&p, maps, Half::<false, _, _>(s)),
-                            (1, Keys::Pages) => load(&p, maps, Half::<true, _, _>(s)),
-                            (0, Keys::Rows) => load_rows(&p, Half::<false, _, _>(s), 0, [0, $keys]),
-                            // The right half has 5 slabs, the left one 4.
-                            (1, Keys::Rows) => {
-                                load_rows(&p, Half::<true, _, _>(s), 0, [0, $keys / 2])
-                            }
-                            (3, Keys::Rows) => {
-                                load_rows(&p, Half::<true, _, _>(s), 0, [$keys / 2, $keys])
-                            }
-                            _ => {}
-                        }
-                    } else {
-                        setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        // One code for both: instructions that are in no cache arrive at about one in 2 ns.
-                        let c = uniform((thread - (THREADS - CONSUMERS)) / (CONSUMERS / 2));
-                        consume::<half::$half, _, _, _, S, P>(&p, &variant, s, c);
-                        // A grid that waits for the end of this one also relies on the end of the grid before it.
-                        griddep::wait();
-                    }
-                }
+    #[inline(always)]
+    const fn maps_of(p: &LatentParams) -> u32 {
+        3 + p.apart
+    }
+
+    macro_rules! produce {
+        ($warp:expr, $loads:expr, $keys:literal; $p:ident, $variant:ident, $maps:ident, $s:ident, $first:ident) => {
+            setmaxnreg::decrease::<{ REGISTERS[0] }>();
+            match ($warp, $loads) {
+                (SCHEDULER, _) => claim_with_queries(&$p, $maps, $s, $first),
+                (0, Keys::Pages) => load(&$p, $maps, Half::<false, _, _>($s)),
+                (1, Keys::Pages) => load(&$p, $maps, Half::<true, _, _>($s)),
+                (0, Keys::Rows) => load_rows(&$p, Half::<false, _, _>($s), 0, [0, $keys]),
+                // The right half has 5 slabs, the left one 4.
+                (1, Keys::Rows) => load_rows(&$p, Half::<true, _, _>($s), 0, [0, $keys / 2]),
+                (3, Keys::Rows) => load_rows(&$p, Half::<true, _, _>($s), 0, [$keys / 2, $keys]),
+                _ => {}
             }
-        }; )* };
+        };
     }
 
     table!(items entries);

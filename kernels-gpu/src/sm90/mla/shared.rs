@@ -3,10 +3,13 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, Keys, Offsets, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes,
-    query_slabs, under_way,
+    CONSUMERS, Offsets, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes, query_slabs,
+    under_way,
 };
-use super::load::{Parts, QueryPlace};
+use super::{
+    keys_16::Keys,
+    load::{Parts, QueryPlace},
+};
 pub(super) use crate::sm90::unit::Unit;
 use crate::{
     abi::QueryRow,
@@ -164,13 +167,13 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self, keys: Keys) {
-        // All lanes of the loaders and consumers.
-        let all = keys.loaders() * 32 + CONSUMERS;
-        let of_unit = [(2, 32), (4, all), (6, 32), (7, 1), (8, 8)];
-        let [left, right] = match keys {
-            Keys::Pages => [1; 2],
-            Keys::Rows => [32, 2 * 32],
+        let (loaders, [left, right]) = match keys {
+            Keys::Pages => (2, [1; 2]),
+            Keys::Rows => (3, [32, 2 * 32]),
         };
+        // All lanes of the loaders and consumers.
+        let all = loaders * 32 + CONSUMERS;
+        let of_unit = [(2, 32), (4, all), (6, 32), (7, 1), (8, 8)];
         // Free: one arrival per warp. Only consumer 0 reads the left half; both access the weights in the right half.
         let of_stage = [(1, left), (2, right), (3, 4)];
         let arrivals = |index| match index < STAGE_BARRIERS {

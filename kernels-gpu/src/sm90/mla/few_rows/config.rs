@@ -1,7 +1,7 @@
 //! The table of these kernels, and their shared memory and threads.
 
 use crate::sm90::{
-    mla::config::{HEAD_DIM, Ring},
+    mla::config::{FEEDERS, HEAD_DIM, Ring},
     unit::UNIT_BYTES,
 };
 
@@ -24,30 +24,20 @@ pub(super) use table;
 mod rows {
     use super::{Offsets, PART_SLABS, THREADS};
     use crate::{
-        registry::{Element, KernelInfo, Loads},
-        sm90::mla::config::row,
+        registry::KernelInfo,
+        sm90::mla::{config::row, keys_16::rows},
     };
-
-    macro_rules! rows {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
-        }) => {
-            &[$(KernelInfo {
-                loads: Loads::$loads,
-                stands_in: matches!(Loads::$loads, Loads::Rows),
-                boxes: Some([[PART_SLABS, $keys]; 2]),
-                element: Element::$half,
-                rows: $rows,
-                keys: $keys,
-                stages: $stages,
-                shared_bytes: Offsets::new($rows, $stages).end,
-                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), THREADS)
-            }),*]
-        };
-    }
 
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn own_row(name: &'static str, [row_count, keys, stages]: [u32; 3]) -> KernelInfo {
+        KernelInfo {
+            boxes: Some([[PART_SLABS, keys]; 2]),
+            shared_bytes: Offsets::new(row_count, stages).end,
+            ..row(name, THREADS)
+        }
+    }
 }
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
@@ -71,8 +61,7 @@ pub(super) const GROUP_BYTES: u32 = PART_SLABS * 1024;
 pub(super) const CONSUMERS: u32 = 2;
 /// Blocks whose weights are kept: one in each consumer's P·V, and one whose weights are being computed.
 pub(super) const WEIGHED: u32 = 3;
-/// Threads of the producer warpgroup, and of a CTA.
-pub(super) const FEEDERS: u32 = 128;
+/// Threads of a CTA.
 pub(super) const THREADS: u32 = FEEDERS + CONSUMERS * 128;
 
 /// The first mbarrier of a stage.

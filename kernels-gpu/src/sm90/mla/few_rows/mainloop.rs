@@ -3,7 +3,7 @@
 use cuda_std::{barrier, fence, mbarrier, shared, thread, warp, wgmma};
 
 use super::{
-    config::{FEEDERS, GROUP_BYTES, KEYS, PART_SLABS, PARTS},
+    config::{GROUP_BYTES, KEYS, PART_SLABS, PARTS},
     epilogue::finish,
     products::{add, multiply},
     shared::Shared,
@@ -14,7 +14,7 @@ use crate::{
     common::{half::Half, variant::Variant},
     sm90::{
         mla::{
-            config::SLABS as HALF_SLABS,
+            config::{FEEDERS, SLABS as HALF_SLABS},
             load::{Parts as _, QueryPlace as _},
             shared::{Unit, Units as _},
             swapped::{

@@ -65,74 +65,40 @@ pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, shared, thread, tma};
-
     use super::{
-        config::{FEEDERS, THREADS, table},
+        config::{THREADS, table},
         mainloop::consume,
         queries::claim_rows,
         shared::Shared,
     };
     use crate::{
         abi::LatentParams,
-        common::{decode::produce::Header, half, variant::Standard},
         sm90::mla::{
-            config::Keys,
+            keys_16::{Keys, entries},
             load::{load, load_rows},
         },
     };
 
-    macro_rules! entries {
-        ($half:ident $element:literal {
-            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
-        }) => { $( const _: () = {
-            /// Logits per thread and block, and rows per thread.
-            const N: usize = $rows / 2;
-            const H: usize = N / 2;
-            const KEYS: Keys = Keys::$loads;
-            /// See the module's documentation.
-            ///
-            /// # Safety
-            /// The parameters describe memory as [`LatentParams`] says.
-            #[kernel(
-                name = ["mla_", $kind, $rows, "x", $keys, "_", $element],
-                max_threads = THREADS,
-                min_blocks = 1,
-                tensor_maps = maps
-            )]
-            pub unsafe fn entry(p: LatentParams) {
-                let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$rows, $stages> { base: shared::dynamic_shared_address() };
-                let thread = thread::thread_idx_x();
-                // SAFETY: the launch guarantees the parameters; roles are assigned to whole warps and warpgroups.
-                unsafe {
-                    let first = match thread / 32 {
-                        0 => Header::first(&p.attention, p.tiles),
-                        _ => Header::EMPTY,
-                    };
-                    if thread < 2 + 2 * p.apart {
-                        tma::prefetch_tensor_map(maps.add(thread as usize));
-                    }
-                    s.init(KEYS);
-                    barrier::bar_sync(0, THREADS);
-                    // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
-                    griddep::launch_dependents();
-                    if thread < FEEDERS {
-                        match (thread / 32, KEYS) {
-                            (0, _) => claim_rows(&p, &variant, maps, s, first),
-                            (1, Keys::Pages) => load(&p, maps, s),
-                            (_, Keys::Pages) => {}
-                            // Each of three warps copies one part of every block.
-                            (warp, Keys::Rows) => load_rows(&p, s, warp - 1, [0, $keys]),
-                        }
-                    } else {
-                        consume::<half::$half, _, _, _, N, H>(&p, &variant, s);
-                        // A grid that waits for the end of this one also relies on the end of the grid before it.
-                        griddep::wait();
-                    }
-                }
+    type SharedOf<const ROWS: u32, const KEYS: u32, const STAGES: u32> = Shared<ROWS, STAGES>;
+
+    /// The warp that claims units.
+    const SCHEDULER: u32 = 0;
+
+    #[inline(always)]
+    const fn maps_of(p: &LatentParams) -> u32 {
+        2 + 2 * p.apart
+    }
+
+    macro_rules! produce {
+        ($warp:expr, $loads:expr, $keys:literal; $p:ident, $variant:ident, $maps:ident, $s:ident, $first:ident) => {
+            match ($warp, $loads) {
+                (SCHEDULER, _) => claim_rows(&$p, &$variant, $maps, $s, $first),
+                (1, Keys::Pages) => load(&$p, $maps, $s),
+                (_, Keys::Pages) => {}
+                // Each of three warps copies one part of every block.
+                (warp, Keys::Rows) => load_rows(&$p, $s, warp - 1, [0, $keys]),
             }
-        }; )* };
+        };
     }
 
     table!(items entries);

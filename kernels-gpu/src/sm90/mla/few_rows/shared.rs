@@ -7,7 +7,8 @@ use super::config::{
 use crate::sm90::{
     arrivals,
     mla::{
-        config::{Keys, Ring},
+        config::Ring,
+        keys_16::Keys,
         load::{Parts, QueryPlace},
         shared::Units,
         swapped::Swapped,

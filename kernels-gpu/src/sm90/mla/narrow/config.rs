@@ -2,8 +2,8 @@
 
 use crate::sm90::{
     mla::{
-        config::{HEAD_DIM, Ring},
-        keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS, ROW_BYTES},
+        config::{FEEDERS, HEAD_DIM, Ring},
+        keys_656::{BLOCK, GROUPS, KEYS, PARTS, ROW_BYTES},
     },
     unit::UNIT_BYTES,
 };

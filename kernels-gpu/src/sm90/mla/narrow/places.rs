@@ -7,8 +7,8 @@ use super::{
     shared::Shared,
 };
 use crate::sm90::mla::{
-    config::VALUE_DIM,
-    keys_656::{BLOCK, FEEDERS, KEYS, ROW_BYTES, ROW_ROPE, ROW_SCALES},
+    config::{FEEDERS, VALUE_DIM},
+    keys_656::{BLOCK, KEYS, ROW_BYTES, ROW_ROPE, ROW_SCALES},
 };
 
 /// Bytes of half of a key's 8-bit numbers.

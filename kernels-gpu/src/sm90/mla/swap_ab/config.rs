@@ -2,8 +2,8 @@
 
 use crate::sm90::{
     mla::{
-        config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
-        keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, ROW_BYTES},
+        config::{FEEDERS, QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
+        keys_656::{BLOCK, GROUPS, KEYS, ROW_BYTES},
     },
     unit::UNIT_BYTES,
 };

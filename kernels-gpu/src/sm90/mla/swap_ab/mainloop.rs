@@ -16,8 +16,8 @@ use crate::{
     sm90::{
         meet,
         mla::{
-            config::VALUE_DIM,
-            keys_656::{BLOCK, FEEDERS, GROUPS, KEYS, PARTS, ROW_BYTES},
+            config::{FEEDERS, VALUE_DIM},
+            keys_656::{BLOCK, GROUPS, KEYS, PARTS, ROW_BYTES},
             load::{Places as _, QueryPlace as _},
             shared::{Unit, Units as _},
             swapped::{
