@@ -66,8 +66,7 @@ impl Strided {
         kv_heads: u32,
     ) -> Result<Self, ProblemError> {
         let KvStrides { page, head, .. } = strides;
-        let step = by_head(strides).map(|_| page / head);
-        let step = step.ok_or(ProblemError::UnevenHeads { page, head })?;
+        let (_, step) = by_head(strides).ok_or(ProblemError::UnevenHeads { page, head })?;
         let of_view = match u64::from(pages) {
             0 => 0,
             // The view ends with the heads of the last page.
@@ -171,14 +170,13 @@ impl PagesByHead {
     }
 }
 
-/// The strides of the parts of pages that belong to one head, as pages.
-pub(crate) fn by_head(strides: KvStrides) -> Option<KvStrides> {
+/// The strides of the parts of pages that belong to one head, as pages; and the number of such pages from one page of the
+/// pool to the next.
+pub(crate) fn by_head(strides: KvStrides) -> Option<(KvStrides, u32)> {
     let KvStrides { page, head, .. } = strides;
-    if head == 0 || !page.is_multiple_of(head) {
-        return None;
-    }
-    Some(KvStrides {
+    let of_head = KvStrides {
         page: head,
         ..strides
-    })
+    };
+    (head != 0 && page.is_multiple_of(head)).then(|| (of_head, page / head))
 }

@@ -57,15 +57,13 @@ impl<T: Element> KvView<'_, T> {
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self) -> Option<Self> {
-        let step = |s: KvStrides| s.page / s.head;
-        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
+        let ((k_strides, of_k), (v_strides, of_v)) =
+            (by_head(self.k_strides)?, by_head(self.v_strides)?);
         let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        (whole && self.rope.is_none() && step(self.k_strides) == step(self.v_strides)).then_some(
-            Self {
-                k_strides,
-                v_strides,
-                ..*self
-            },
-        )
+        (whole && self.rope.is_none() && of_k == of_v).then_some(Self {
+            k_strides,
+            v_strides,
+            ..*self
+        })
     }
 }

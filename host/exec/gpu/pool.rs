@@ -111,17 +111,14 @@ impl KvPool {
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
-        let step = |s: KvStrides| s.page / s.head;
-        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
+        let ((k_strides, step), (v_strides, of_v)) =
+            (by_head(self.k_strides)?, by_head(self.v_strides)?);
         let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        if !whole || self.rope.is_some() || step(self.k_strides) != step(self.v_strides) {
+        if !whole || self.rope.is_some() || step != of_v {
             return None;
         }
         // The view ends with the heads of the last page.
-        let last = self
-            .pages
-            .saturating_sub(1)
-            .checked_mul(step(self.k_strides))?;
+        let last = self.pages.saturating_sub(1).checked_mul(step)?;
         Some(Self {
             pages: last.checked_add(kv_heads)?,
             k_strides,
