@@ -1,0 +1,57 @@
+//! What the emulated GPU says of calls that are wrong.
+
+use std::sync::PoisonError;
+
+use half::bf16;
+use tandem_attn::{
+    Error,
+    exec::{
+        emulated::Emulated,
+        gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
+    },
+    plan::{Bound, PlanOptions, Planner},
+    problem::{Batch, KvLayout, PageTable, Spec},
+};
+
+use crate::{FAILURE, settings};
+
+/// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
+#[test]
+fn pages_outside_the_pool_are_reported() {
+    let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);
+    let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
+    let spec = Spec::new(4, 1, 64);
+    // Pages of 3 tokens are loaded row by row: the accelerator reads zeroes outside of its tensor.
+    let mut table = PageTable::new(3, 9);
+    table.push(&[1, 8], 5);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let (gpu, stream) = (emulated.gpu(), emulated.gpu().stream().expect("a stream"));
+    let pool = DeviceBuffer::from_slice(gpu, &[bf16::ONE; 2 * 3 * 64]).expect("memory");
+    let q = DeviceBuffer::from_slice(gpu, &[bf16::ONE; 4 * 64]).expect("memory");
+    let address = pool.address();
+    // What the caller says of the pool is not true: it has two pages.
+    let kv = KvPool::new(&spec, KvLayout::Nhd, 3, 9, address, address);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .expect("there is memory for it");
+    let q_tensor = q.tensor([1, 4, 64]);
+    let run = |workspace: &mut _, stream: Stream| {
+        // SAFETY: nothing but the emulator's own memory can be touched.
+        unsafe { gpu.run(workspace, &q_tensor, &[kv], &q_tensor, None, stream) }
+    };
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, *stream) }.expect("the bound is the plan's");
+    let failed = run(&mut workspace, *stream).and_then(|()| stream.synchronize());
+    let Err(Error::Driver { text, .. }) = failed else {
+        panic!("{failed:?}");
+    };
+    assert!(
+        text.contains("lie outside") && text.contains("line "),
+        "{text}"
+    );
+    emulated.forget_failure();
+    assert_eq!(stream.synchronize(), Ok(()));
+}

@@ -1,0 +1,39 @@
+//! Whole plans on the emulated GPU against naive attention in f64, and what it says of calls that are wrong.
+
+#[path = "../common/adversarial.rs"]
+mod adversarial;
+mod calls;
+#[path = "../common/latent_parts.rs"]
+mod latent_parts;
+mod logits;
+#[path = "../common/numeric.rs"]
+mod numeric;
+mod plans;
+mod pools;
+#[path = "../common/problems.rs"]
+mod problems;
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use tandem_attn::exec::emulated::{Schedule, Settings};
+
+/// The emulated driver is one of the process, and so is its failure: a test that provokes one writes, all others read.
+static FAILURE: RwLock<()> = RwLock::new(());
+
+fn no_failure() -> RwLockReadGuard<'static, ()> {
+    FAILURE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The settings of a [schedule](plans::Case::schedule).
+fn settings(schedule: u8, seed: u64) -> Settings {
+    let schedule = match schedule {
+        0 => |_| Schedule::RoundRobin,
+        1 => Schedule::Random,
+        _ => Schedule::Late,
+    };
+    Settings {
+        schedule,
+        seed,
+        ..Settings::default()
+    }
+}

@@ -1,0 +1,203 @@
+//! Plans of generated batches, and of batches for kernels that generated ones rarely choose.
+
+use half::{bf16, f16};
+use proptest::{prelude::*, strategy::ValueTree};
+use tandem_attn::{
+    exec::emulated::Emulated,
+    plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
+};
+
+use crate::{
+    no_failure,
+    numeric::{Tolerance, compare, to_f64},
+    problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant},
+    settings,
+};
+
+/// A batch, its heads, and how it is planned and run.
+#[derive(Clone, Debug)]
+pub struct Case {
+    spec: Spec,
+    batch: Batch,
+    options: PlanOptions,
+    layout: KvLayout,
+    /// 0: warps one after the other; 1: a random order; 2: copies as late as can be.
+    pub schedule: u8,
+    seed: u64,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let heads = (1..3_u32, 1..9_u32);
+    let dim = prop_oneof![Just(64_u32), Just(128)];
+    let split = prop_oneof![
+        Just(SplitMode::Makespan),
+        Just(SplitMode::Fixed { tokens: 32 })
+    ];
+    let merge = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
+    let pod = prop_oneof![
+        Just(PodMode::Serial),
+        Just(PodMode::Streams),
+        Just(PodMode::Fused)
+    ];
+    let queries = prop_oneof![3 => Just(1_u32), 1 => 2..5_u32, 2 => 20..70_u32];
+    let request = (1..120_u32, 0..4_usize, queries);
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    (
+        (heads, dim, variant(), any::<bool>()),
+        prop::collection::vec(request, 1..5),
+        prop_oneof![Just(16_u32), Just(8), Just(3)],
+        (split, merge, pod),
+        (layout, 0..3_u8, any::<u64>()),
+    )
+        .prop_map(
+            |((heads, dim, variant, sinks), requests, page, options, rest)| {
+                let ((kv_heads, group), (mut split, merge, pod)) = (heads, options);
+                if let SplitMode::Fixed { tokens } = &mut split {
+                    *tokens = tokens.next_multiple_of(page);
+                }
+                let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
+                spec.variant = variant;
+                spec.variant.sinks = sinks;
+                let (layout, schedule, seed) = rest;
+                Case {
+                    spec,
+                    batch: prefixed(&requests, page, false, seed),
+                    options: PlanOptions::default()
+                        .with_split(split)
+                        .with_merge_mode(merge)
+                        .with_pod(pod),
+                    layout,
+                    schedule,
+                    seed,
+                }
+            },
+        )
+}
+
+fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(case.schedule, case.seed)).expect("the emulator");
+    let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
+    let tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
+    let plan = Planner::new()
+        .plan(&spec, &case.batch, &emulated.device(), &case.options)
+        .expect("the case can be planned");
+    let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
+    let mut out = vec![T::from_f32(f32::NAN); tokens * q_heads * spec.head_dim_v as usize];
+    let mut lse = vec![f32::NAN; tokens * q_heads];
+    let sinks = sinks(&spec);
+    emulated
+        .run_heads(
+            &plan,
+            &tensors.q,
+            &tensors.views(),
+            &mut out,
+            Some(&mut lse),
+            &of_heads(&sinks),
+        )
+        .map_err(|error| TestCaseError::fail(error.to_string()))?;
+    let right = tensors.reference(&spec, &case.batch);
+    let mut tolerance = Tolerance::of(T::DTYPE);
+    tolerance.absolute = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let shape = [tokens, q_heads, spec.head_dim_v as usize];
+    compare("out", &shape, &to_f64(&out), &right.out, tolerance).map_err(TestCaseError::fail)?;
+    let tolerance = Tolerance {
+        absolute: 2e-4,
+        relative: 1e-5,
+    };
+    compare("lse", &shape[..2], &to_f64(&lse), &right.lse, tolerance).map_err(TestCaseError::fail)
+}
+
+/// Decodes, prefills, hybrids, splits, merges and shared prefixes, under all schedules.
+#[test]
+fn plans_on_the_emulator_are_the_reference() {
+    let mut runner = proptest::test_runner::TestRunner::new(cases(40));
+    let small = |case: Case| match case.seed % 3 {
+        0 => check::<f16, f16>(&case),
+        _ => check::<bf16, bf16>(&case),
+    };
+    runner.run(&case(), small).unwrap();
+}
+
+#[test]
+fn plans_over_8_bit_pages_are_the_reference() {
+    let mut runner = proptest::test_runner::TestRunner::new(cases(10));
+    runner
+        .run(&case(), |case| check::<bf16, F8E4M3>(&case))
+        .unwrap();
+}
+
+/// Each of two threads has turns of its own.
+#[test]
+fn threads_share_the_emulated_gpu() {
+    std::thread::scope(|scope| {
+        for schedule in 0..3 {
+            scope.spawn(move || {
+                let mut runner = proptest::test_runner::TestRunner::deterministic();
+                let mut one = case().new_tree(&mut runner).expect("a case").current();
+                one.schedule = schedule;
+                check::<bf16, bf16>(&one).expect("right");
+            });
+        }
+    });
+}
+
+/// Decodes, perhaps beside a prompt, in units enough for the kernels that read two KV heads at a time. Six query heads of a KV head leave
+/// two of a tile's eight rows empty.
+fn pairs(head_dim: u32, split: SplitMode, prompt: bool) -> Case {
+    let mut table = PageTable::new(16, 20);
+    let mut indptr = vec![0];
+    if prompt {
+        table.push(&[4, 1], 20);
+        indptr.push(20);
+    }
+    for keys in [105, 250, 17, 64] {
+        let pages: Vec<u32> = (0..16).map(|page| (page * 7 + keys) % 20).collect();
+        table.push(&pages[..keys.div_ceil(16) as usize], keys);
+        indptr.push(indptr[indptr.len() - 1] + 1);
+    }
+    let mut spec = Spec::new(12, 2, head_dim);
+    spec.variant.causal = false;
+    Case {
+        spec,
+        batch: Batch::new(indptr, table),
+        options: PlanOptions::default()
+            .with_split(split)
+            .with_merge_mode(MergeMode::Fused)
+            .with_pod(PodMode::Serial),
+        layout: KvLayout::Nhd,
+        schedule: 0,
+        seed: 0,
+    }
+}
+
+/// Nothing is read in the place of rows without a query that a copy may be writing.
+#[test]
+fn rows_without_a_query_of_pairs_of_kv_heads_read_nothing_behind_the_queries() {
+    check::<bf16, F8E4M3>(&pairs(64, SplitMode::Off, true)).unwrap();
+}
+
+/// Heads of 80 and 96 have kernels for pairs of KV heads alone. Their partial states have the columns of heads of 128.
+#[test]
+fn decodes_of_pairs_of_heads_that_others_pad_are_the_reference() {
+    for head_dim in [80, 96] {
+        for (split, schedule, prompt) in [
+            (SplitMode::Off, 0, true),
+            (SplitMode::Makespan, 1, false),
+            (SplitMode::Makespan, 2, false),
+        ] {
+            let case = Case {
+                schedule,
+                seed: 5,
+                ..pairs(head_dim, split, prompt)
+            };
+            check::<bf16, bf16>(&case).unwrap();
+        }
+        check::<f16, f16>(&pairs(head_dim, SplitMode::Off, false)).unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! Pools with scales, in mixed layouts, of several layers, and in two parts.
+
+use half::bf16;
+use tandem_attn::{
+    exec::{Cpu, emulated::Emulated},
+    kv::{KvScales, KvStrides, KvView},
+    plan::{DeviceDescription, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::F8E4M3,
+};
+
+use crate::{
+    latent_parts::Parts,
+    no_failure,
+    numeric::{Tolerance, compare, to_f64},
+    problems::{Tensors, prefixed},
+    settings,
+};
+
+/// A prompt and decodes of 8-bit keys, each times a scale of its own: a power of two, so that the prompt's keys lose nothing
+/// where they become 16 bits.
+#[test]
+fn scales_of_each_token_are_those_of_the_cpu() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(2, 7)).expect("the emulator");
+    let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let batch = prefixed(&[(70, 0, 40), (50, 2, 1), (33, 0, 1)], 8, false, 5);
+    let tensors = Tensors::<bf16, F8E4M3>::random(&spec, &batch, KvLayout::Nhd, 3);
+    let table = &batch.parts[0].table;
+    let strides = KvLayout::Nhd.strides(table.page_size, spec.kv_heads, 1);
+    let scales = |step: usize| -> Vec<f32> {
+        let count = (table.pool_pages * strides.page) as usize;
+        let exponent = |i: usize| (i * step % 5) as f32 - 2.0;
+        (0..count).map(|i| exponent(i).exp2()).collect()
+    };
+    let (k, v) = (scales(3), scales(7));
+    let of_tokens = KvScales::Token {
+        k: &k,
+        v: &v,
+        k_strides: strides,
+        v_strides: strides,
+    };
+    let views = [tensors.parts[0].view().with_scales(of_tokens)];
+    fn results(
+        (spec, batch, device): (&Spec, &Batch, DeviceDescription),
+        run: impl Fn(&Plan, &mut [bf16], &mut [f32]),
+    ) -> (Vec<f64>, Vec<f64>) {
+        let plan = Planner::new().plan(spec, batch, &device, &PlanOptions::default());
+        let plan = plan.expect("it can be planned");
+        let rows = (plan.total_q * spec.q_heads) as usize;
+        let (mut out, mut lse) = (vec![bf16::NAN; rows * 128], vec![f32::NAN; rows]);
+        run(&plan, &mut out, &mut lse);
+        (to_f64(&out), to_f64(&lse))
+    }
+    let (q, cpu) = (&tensors.q, Cpu::new());
+    let right = results((&spec, &batch, cpu.device()), |plan, out, lse| {
+        cpu.run(plan, q, &views, out, Some(lse))
+            .expect("it is right");
+    });
+    let got = results((&spec, &batch, emulated.device()), |plan, out, lse| {
+        let run = emulated.run(plan, q, &views, out, Some(lse));
+        run.expect("it is right");
+    });
+    let shape = [batch.total_q() as usize, 8, 128];
+    let mut tolerance = Tolerance::of(Dtype::BF16);
+    tolerance.absolute = 4.0 * 2.0 / 256.0;
+    compare("out", &shape, &got.0, &right.0, tolerance).unwrap();
+    tolerance.absolute = 2e-4;
+    compare("lse", &shape[..2], &got.1, &right.1, tolerance).unwrap();
+}
+
+/// Keys with the heads of a token side by side, values with those of a page.
+#[test]
+fn values_may_lie_in_another_layout_than_keys() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    for (dim_qk, dim_v) in [(64, 64), (128, 128), (192, 128), (256, 256)] {
+        let spec = Spec::new(4, 2, dim_qk).with_head_dim_v(dim_v);
+        let batch = prefixed(&[(70, 0, 40), (50, 2, 1)], 16, false, 3);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .expect("it can be planned");
+        let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+        let mut mixed = tensors.views()[0];
+        let [from, to] = [KvLayout::Nhd, KvLayout::Hnd].map(|layout| layout.strides(16, 2, dim_v));
+        let mut v = vec![bf16::ZERO; mixed.v.len()];
+        for index in 0..v.len() as u32 / dim_v {
+            let (page, token, head) = (index / 32, index / 2 % 16, index % 2);
+            let at = |strides: &KvStrides| {
+                let first = page * strides.page + token * strides.token + head * strides.head;
+                first as usize..(first + dim_v) as usize
+            };
+            v[at(&to)].copy_from_slice(&mixed.v[at(&from)]);
+        }
+        (mixed.v, mixed.v_strides) = (&v, to);
+        let mut out = vec![bf16::NAN; (plan.total_q * 4 * dim_v) as usize];
+        emulated
+            .run(&plan, &tensors.q, &[mixed], &mut out, None)
+            .expect("it runs");
+        let right = tensors.reference(&spec, &batch);
+        let shape = [plan.total_q, 4, dim_v].map(|extent| extent as usize);
+        let mut tolerance = Tolerance::of(Dtype::BF16);
+        tolerance.absolute = 1.0 / 256.0;
+        let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
+        assert_eq!(differs, Ok(()), "{dim_qk}, {dim_v}");
+    }
+}
+
+/// A page holds the keys and values of several layers. What a layer has of the last page ends before the page's stride does.
+#[test]
+fn pools_may_be_one_layer_of_many() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 4)).expect("the emulator");
+    let (spec, page) = (Spec::new(4, 2, 64), 8);
+    // The last page of the pool is in use.
+    let mut table = PageTable::new(page, 3);
+    table.push(&[1, 2], 13);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let dense = KvLayout::Nhd.strides(page, 2, 64);
+    let strides = KvStrides {
+        page: 4 * dense.page,
+        ..dense
+    };
+    let memory: Vec<bf16> = (0..3 * strides.page)
+        .map(|index| bf16::from_f32((index.wrapping_mul(0x9E37_79B1) >> 24) as f32 / 128.0 - 1.0))
+        .collect();
+    let q = &memory[..4 * 64];
+    for layer in [0, 1] {
+        let [k, v] = [2 * layer, 2 * layer + 1].map(|at| &memory[at * dense.page as usize..]);
+        let mut kv = KvView::new(&spec, KvLayout::Nhd, page, k, v);
+        (kv.k_strides, kv.v_strides) = (strides, strides);
+        let [mut out, mut right] = [[bf16::NAN; 4 * 64]; 2];
+        let cpu = Cpu::new().run(&plan, q, &[kv], &mut right, None);
+        assert_eq!(cpu, Ok(()), "layer {layer}");
+        let ran = emulated.run(&plan, q, &[kv], &mut out, None);
+        assert_eq!(ran, Ok(()), "layer {layer}");
+        let mut tolerance = Tolerance::of(Dtype::BF16);
+        tolerance.absolute = 1.0 / 256.0;
+        let differs = compare(
+            "out",
+            &[1, 4, 64],
+            &to_f64(&out),
+            &to_f64(&right),
+            tolerance,
+        );
+        assert_eq!(differs, Ok(()), "layer {layer}");
+    }
+}
+
+/// By kernels for few rows and for many, with keys loaded by pages and row by row.
+#[test]
+fn latent_keys_in_two_pools_are_those_of_one() {
+    let _no_failure = no_failure();
+    for (heads, page) in [(16, 8), (32, 32), (64, 16), (128, 16), (16, 1), (64, 1)] {
+        let spec = Spec::latent(heads, 512, 64);
+        let batch = prefixed(&[(70, 0, 1)], page, true, 5);
+        let emulated = Emulated::new(settings(2, 5)).unwrap();
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .unwrap();
+        let tensors: Tensors<bf16, bf16> = Tensors::random(&spec, &batch, KvLayout::Nhd, 5);
+        let parts = Parts::of(&spec, &tensors.parts[0], [[8, 0], [0, 16]]);
+        let run = |view| {
+            let mut out = vec![bf16::NAN; (heads * 512) as usize];
+            emulated
+                .run(&plan, &tensors.q, &[view], &mut out, None)
+                .unwrap();
+            out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let one = run(tensors.parts[0].view());
+        assert!(
+            run(parts.view(&spec)) == one,
+            "{heads} heads, pages of {page}"
+        );
+    }
+}
