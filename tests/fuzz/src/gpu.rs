@@ -1,30 +1,31 @@
 //! A case on a GPU, or on an emulated one.
 
-use std::ffi::c_void;
-
 use tandem_attn::{
     Error,
     exec::{
         emulated::{Schedule, Settings},
         gpu::{
-            Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, KvPool, KvScales, LaunchSet,
-            OwnedStream, RopePart, Workspace, WorkspaceOptions,
+            Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
+            Workspace, WorkspaceOptions,
         },
     },
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
-    problem::{Dtype, KvLayout, PageTable},
+    problem::PageTable,
     reference::Output,
 };
 
 use crate::{
-    case::{Case, Scales, Step},
+    case::{Case, Step},
     numeric::Rng,
     oracle,
     planned::{Planned, bound, planned},
-    refused::{self, Given},
+    refused,
     tally::{Failure, Tally},
-    world::{REQUESTS, World},
+    world::World,
 };
+
+mod given;
+mod workspace;
 
 /// In which order things happen on an emulated GPU.
 pub fn emulated(seed: u64) -> Settings {
@@ -176,92 +177,6 @@ impl<'a> Runner<'a> {
             }
         }
         Ok(())
-    }
-
-    fn pools(&self) -> [KvPool; 2] {
-        let (case, world, spec) = (self.case, &self.world, &self.case.spec);
-        let at = |place: usize| self.given.address() + place as u64;
-        let [k, v] = world.scales.each_ref().map(|place| at(place.start));
-        let (heads, pages) = (spec.kv_heads as usize, world.pages as usize);
-        let flat = |address, len| DeviceTensor::new(address, Dtype::F32, [len]);
-        let scales = match case.scales {
-            Scales::One => KvScales::One,
-            Scales::Tensor => KvScales::Tensor {
-                k: flat(k, 1),
-                v: flat(v, 1),
-            },
-            Scales::Head => KvScales::Head {
-                k: flat(k, heads),
-                v: flat(v, heads),
-            },
-            Scales::Request => {
-                let tensor =
-                    |address| DeviceTensor::new(address, Dtype::F32, [REQUESTS as usize, heads]);
-                KvScales::Request {
-                    k: tensor(k),
-                    v: tensor(v),
-                    of_token: DeviceArray::new(at(world.of_token.start), case.most_tokens()),
-                }
-            }
-            Scales::Token => {
-                let shape = [pages, case.page_size as usize, heads];
-                KvScales::Token {
-                    k: DeviceTensor::new(k, Dtype::F32, shape),
-                    v: DeviceTensor::new(v, Dtype::F32, shape),
-                }
-            }
-        };
-        [0, 1].map(|index| {
-            let [k, v] = world.cached_at[index].map(|place| self.cache.address() + place as u64);
-            let layout = &world.pools[index];
-            let mut pool = KvPool::new(spec, KvLayout::Nhd, case.page_size, world.pages, k, v)
-                .with_strides(layout.k, layout.v)
-                .with_scales(scales);
-            pool.rope = case.pools[index].two_pools.then_some(RopePart {
-                pool: k + u64::from(spec.head_dim_v * spec.kv_dtype.bytes()),
-                strides: layout.k,
-            });
-            pool
-        })
-    }
-
-    /// What a run of so many tokens is given, all of it right.
-    fn given(&self, parts: usize, tokens: usize) -> Given {
-        let (world, spec) = (&self.world, &self.case.spec);
-        let heads = spec.q_heads as usize;
-        let given = |place: usize| self.given.address() + place as u64;
-        let result = |place: usize| self.results.address() + place as u64;
-        let tensor = |address, dtype, dim: u32, stride| {
-            DeviceTensor::new(address, dtype, [tokens, heads, dim as usize]).with_stride(0, stride)
-        };
-        let [q_stride, out_stride] = world.strides;
-        let pools = self.pools();
-        Given {
-            q: tensor(
-                given(world.q.start),
-                spec.q_dtype,
-                spec.head_dim_qk,
-                q_stride,
-            ),
-            pools: (0..parts).map(|part| pools[part % 2]).collect(),
-            out: tensor(
-                result(world.out.start),
-                spec.out_dtype,
-                spec.head_dim_v,
-                out_stride,
-            ),
-            lse: Some(DeviceTensor::new(
-                result(world.lse.start),
-                Dtype::F32,
-                [tokens, heads],
-            )),
-            sinks: spec
-                .variant
-                .sinks
-                .then(|| DeviceArray::new(given(world.sinks.start), heads)),
-            slopes: spec.variant.hooks.map(|_| given(world.slopes.start)),
-            surplus: false,
-        }
     }
 
     fn append(&mut self, listed: usize, new: &[u32]) -> Result<(), String> {
@@ -453,83 +368,5 @@ impl<'a> Runner<'a> {
             self.judge(tokens, right, &mut first)?;
         }
         self.workspace(true, plan)
-    }
-
-    fn which(&self, captured: bool) -> &Workspace {
-        match &self.captured {
-            Some((workspace, _)) if captured => workspace,
-            _ => &self.eager,
-        }
-    }
-
-    /// Fills a workspace with garbage, but for what is zero between runs.
-    fn spoil(&self, captured: bool) -> Result<(), String> {
-        let workspace = self.which(captured);
-        let (layout, memory) = (workspace.layout(), workspace.memory());
-        let [from, to] = &layout.padded;
-        for place in [0..layout.partial_lse.end, from.start..to.end] {
-            let bytes = (place.end - place.start) as usize;
-            if bytes == 0 {
-                continue;
-            }
-            // SAFETY: inside the memory of the workspace, whose runs come in the order of the stream.
-            let code = unsafe {
-                let to = memory.address + place.start;
-                libcuda::cuMemsetD8Async(to, self.case.poison, bytes, *self.stream)
-            };
-            if code != libcuda::Code::SUCCESS {
-                return Err(format!("cuMemsetD8Async: {}", code.0));
-            }
-        }
-        Ok(())
-    }
-
-    /// States that no item has are as they were, and counters are zero again.
-    fn workspace(&self, captured: bool, plan: &Plan) -> Result<(), String> {
-        let workspace = self.which(captured);
-        let (layout, memory) = (workspace.layout(), workspace.memory());
-        let mut bytes = vec![0_u8; memory.len];
-        // SAFETY: so many bytes are there.
-        let code = unsafe {
-            libcuda::cuMemcpyDtoH(
-                bytes.as_mut_ptr().cast::<c_void>(),
-                memory.address,
-                bytes.len(),
-            )
-        };
-        if code != libcuda::Code::SUCCESS {
-            return Err(format!("cuMemcpyDtoH: {}", code.0));
-        }
-        let heads = u64::from(plan.spec.q_heads);
-        let of_slot = [
-            (layout.partial_out.end - layout.partial_out.start)
-                / u64::from(workspace.bound().slots.max(1)),
-            4 * heads,
-        ];
-        for (name, place, of_slot) in [
-            ("outputs", &layout.partial_out, of_slot[0]),
-            ("log-sums", &layout.partial_lse, of_slot[1]),
-        ] {
-            let unowned = place.start + u64::from(plan.slots) * of_slot;
-            let unowned = &bytes[unowned as usize..place.end as usize];
-            if let Some(at) = unowned.iter().position(|&byte| byte != self.case.poison) {
-                return Err(format!(
-                    "byte {at} behind the partial {name} was written: {} slots of {}",
-                    plan.slots,
-                    workspace.bound().slots
-                ));
-            }
-        }
-        for (name, place) in [
-            ("arrivals", &layout.arrivals),
-            ("tickets", &layout.tickets),
-            ("counters", &layout.counters),
-        ] {
-            let counters = &bytes[place.start as usize..place.end as usize];
-            if counters.iter().any(|&byte| byte != 0) {
-                return Err(format!("{name} are not zero after a run"));
-            }
-        }
-        Ok(())
     }
 }
