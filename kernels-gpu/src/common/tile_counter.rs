@@ -5,7 +5,7 @@ use core::mem::offset_of;
 
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
-    ptr,
+    ptr, warp,
 };
 
 use crate::abi::{AttentionParams, ConvertParams, LaunchRecord, PrefillParams, WorkItem};
@@ -44,6 +44,21 @@ impl AttentionParams {
                 ptr::store_u32(self.ticket as *mut u32, 0);
             }
             ticket
+        }
+    }
+
+    /// Claims the next unit of a CTA, in all lanes of a warp. Each of the `ctas` CTAs starts with a unit without
+    /// claiming it.
+    ///
+    /// # Safety
+    /// As [`ticket`](Self::ticket)'s; the lanes come together.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn next_unit(&self, lane: u32, ctas: u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let ticket = if lane == 0 { self.ticket() } else { 0 };
+            ctas + warp::warp_shuffle_idx(warp::FULL_MASK, ticket, 0, 32)
         }
     }
 }

@@ -3,6 +3,9 @@
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::shared;
 
+#[cfg(target_arch = "nvptx64")]
+use crate::common::decode::produce::Header;
+
 /// Bytes of a unit in shared memory: three vectors of four words.
 pub const UNIT_BYTES: u32 = 48;
 
@@ -43,6 +46,24 @@ impl Unit {
         blocks: 0,
         flags: 0,
     };
+
+    /// The unit of a header whose blocks of `keys` keys begin at key `first`.
+    #[inline(always)]
+    pub fn new(header: &Header, head: u32, first: u32, keys: u32) -> Self {
+        let item = &header.item;
+        Self {
+            tokens: item.rows,
+            head,
+            position: item.position,
+            table: item.table,
+            first,
+            kv_begin: item.kv_begin,
+            kv_end: item.kv_end,
+            // A unit without keys walks one block that is masked entirely.
+            blocks: ((item.kv_end - first + keys - 1) / keys).max(1),
+            flags: item.flags,
+        }
+    }
 
     /// Writes the unit to shared memory.
     ///

@@ -79,6 +79,25 @@ impl Claims {
     }
 }
 
+impl QueryRow {
+    /// The row with these words in memory.
+    #[inline(always)]
+    pub(crate) const fn from_words([token, position, slot, merge]: [u32; 4]) -> Self {
+        Self {
+            token,
+            position: position as i32,
+            slot,
+            merge,
+        }
+    }
+
+    /// Its words in memory.
+    #[inline(always)]
+    pub(crate) const fn words(self) -> [u32; 4] {
+        [self.token, self.position as u32, self.slot, self.merge]
+    }
+}
+
 /// A unit of the plan, in the registers of one lane or, broadcast, of all.
 #[derive(Clone, Copy)]
 pub struct Header {
@@ -166,14 +185,8 @@ impl Header {
         if item.is_gathered() {
             let index = u64::from(item.rows_begin + token);
             // SAFETY: a row is 16 bytes, aligned.
-            let [token, position, slot, merge] =
-                unsafe { ptr::load_nc_u32x4((params.rows + index * 16) as *const u32) };
-            QueryRow {
-                token,
-                position: position as i32,
-                slot,
-                merge,
-            }
+            let words = unsafe { ptr::load_nc_u32x4((params.rows + index * 16) as *const u32) };
+            QueryRow::from_words(words)
         } else {
             let offset = |first: u32, none: u32| if first == none { none } else { first + token };
             QueryRow {

@@ -52,13 +52,7 @@ impl Unit {
             header.item.cut(piece * p.tile_tokens, p.tile_tokens);
             let item = &header.item;
             if lane < item.rows {
-                let QueryRow {
-                    token,
-                    position,
-                    slot,
-                    merge,
-                } = header.load_row(a, lane);
-                shared::store_u32x4(s.token(lane), [token, position as u32, slot, merge]);
+                shared::store_u32x4(s.token(lane), header.load_row(a, lane).words());
             }
             warp::sync_warp(warp::FULL_MASK);
             let windowed = a.variant.window_left != i32::MAX;
@@ -110,11 +104,5 @@ impl Unit {
 #[inline(always)]
 pub(super) unsafe fn row(s: Shared, token: u32) -> QueryRow {
     // SAFETY: the caller's promise.
-    let [token, position, slot, merge] = unsafe { shared::load_u32x4(s.token(token)) };
-    QueryRow {
-        token,
-        position: position as i32,
-        slot,
-        merge,
-    }
+    QueryRow::from_words(unsafe { shared::load_u32x4(s.token(token)) })
 }

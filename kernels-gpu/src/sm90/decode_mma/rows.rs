@@ -91,14 +91,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     #[inline(always)]
     pub(super) unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the caller's promise.
-        unsafe {
-            let [token, position, slot, merge] = shared::load_u32x4(self.layout.token(slot, token));
-            QueryRow {
-                token,
-                position: position as i32,
-                slot,
-                merge,
-            }
-        }
+        QueryRow::from_words(unsafe { shared::load_u32x4(self.layout.token(slot, token)) })
     }
 }

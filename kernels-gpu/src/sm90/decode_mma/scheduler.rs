@@ -7,7 +7,7 @@ use super::{
     unit::Unit,
 };
 use crate::{
-    abi::{AttentionParams, DecodeParams, QueryRow},
+    abi::{AttentionParams, DecodeParams},
     common::decode::produce::{Claims, Header},
 };
 
@@ -238,14 +238,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         let source = a.rows + u64::from(item.rows_begin + row) * 16;
                         async_copy::copy_cg(layout.token(slot, row), source as *const u8);
                     } else {
-                        let QueryRow {
-                            token,
-                            position,
-                            slot: state,
-                            merge,
-                        } = header.load_row(a, row);
-                        let fields = [token, position as u32, state, merge];
-                        shared::store_u32x4(layout.token(slot, row), fields);
+                        let words = header.load_row(a, row).words();
+                        shared::store_u32x4(layout.token(slot, row), words);
                     }
                     row += span;
                 }

@@ -1,4 +1,5 @@
-//! Gathers a unit's queries, whose rows may lie anywhere, to shared memory in wgmma's swizzled layout.
+//! Gathers a unit's queries, whose rows may lie anywhere, to shared memory in wgmma's swizzled layout; and the addresses
+//! that kernels which do so have in common.
 
 use cuda_std::{async_copy, shared, warp};
 
@@ -71,3 +72,112 @@ impl Queries {
         }
     }
 }
+
+/// The type `Shared` of [`wide`](super::wide) and [`narrow`](super::narrow) tiles, with the addresses that both have, and
+/// the warp that helps to gather queries. It expects in scope `Shape`, `Unit` and `UNIT_BYTES`, and the addresses `row`
+/// and `rows_full` of `Shared`. A macro, because offsets are const functions of a `Shape`, and traits have none.
+macro_rules! shared_with_queries {
+    () => {
+        /// The base address and the layout.
+        #[derive(Clone, Copy)]
+        pub(super) struct Shared {
+            pub base: u32,
+            pub shape: Shape,
+        }
+
+        impl Shared {
+            #[inline(always)]
+            pub fn queries(self, slot: u32) -> u32 {
+                self.base + slot * self.shape.query_bytes()
+            }
+            /// The queries of a slot's unit.
+            #[inline(always)]
+            pub fn queries_of(
+                self,
+                slot: u32,
+                head: u32,
+                tokens: u32,
+            ) -> $crate::sm90::decode_wgmma::rows::Queries {
+                $crate::sm90::decode_wgmma::rows::Queries {
+                    target: self.queries(slot),
+                    slab_bytes: self.shape.slab_bytes(),
+                    rows: self.row(slot, 0),
+                    tokens,
+                    head,
+                    head_dim: self.shape.head_dim,
+                }
+            }
+            #[inline(always)]
+            pub fn keys(self, stage: u32) -> u32 {
+                self.base + self.shape.keys_offset() + stage * self.shape.block_bytes()
+            }
+            #[inline(always)]
+            pub fn values(self, stage: u32) -> u32 {
+                self.base + self.shape.values_offset() + stage * self.shape.block_bytes()
+            }
+            /// Reads a row of a unit.
+            ///
+            /// # Safety
+            /// The unit has the token, and its barrier completed.
+            #[inline(always)]
+            pub unsafe fn load_row(self, slot: u32, token: u32) -> $crate::abi::QueryRow {
+                // SAFETY: the unit has the token, and its barrier completed.
+                let words = unsafe { ::cuda_std::shared::load_u32x4(self.row(slot, token)) };
+                $crate::abi::QueryRow::from_words(words)
+            }
+            #[inline(always)]
+            pub fn unit(self, slot: u32) -> u32 {
+                self.base + self.shape.units_offset() + slot * UNIT_BYTES
+            }
+            #[inline(always)]
+            fn barrier(self, index: u32) -> u32 {
+                self.base + self.shape.barriers_offset() + 8 * index
+            }
+            /// The unit's description is written.
+            #[inline(always)]
+            pub fn unit_full(self, slot: u32) -> u32 {
+                self.barrier(slot)
+            }
+            /// The unit's rows and queries have arrived.
+            #[inline(always)]
+            pub fn queries_full(self, slot: u32) -> u32 {
+                self.barrier(2 + slot)
+            }
+            /// The slot is free: both loaders have read the unit, and all consumer warps have written its results.
+            #[inline(always)]
+            pub fn unit_free(self, slot: u32) -> u32 {
+                self.barrier(4 + slot)
+            }
+        }
+
+        /// Gathers the other half of each unit's queries.
+        ///
+        /// # Safety
+        /// A whole warp comes here; the barriers are initialised.
+        #[inline(always)]
+        pub(super) unsafe fn help_gather(p: &$crate::abi::DecodeParams, s: Shared) {
+            use ::cuda_std::{async_copy, fence, mbarrier};
+            use $crate::sm90::pipeline::Pipeline;
+            let mut slots = Pipeline::<2>::CONSUMER;
+            // SAFETY: a whole warp; the rows are written, and their slot is not freed before the queries have arrived.
+            unsafe {
+                loop {
+                    mbarrier::wait(s.rows_full(slots.stage), slots.parity);
+                    let unit = Unit::load(s.unit(slots.stage));
+                    if unit.tokens > 0 {
+                        s.queries_of(slots.stage, unit.head, unit.tokens)
+                            .gather(p, 1);
+                        async_copy::wait_all();
+                        fence::proxy_async_shared();
+                    }
+                    mbarrier::arrive(s.queries_full(slots.stage));
+                    if unit.tokens == 0 {
+                        return;
+                    }
+                    slots.advance();
+                }
+            }
+        }
+    };
+}
+pub(super) use shared_with_queries;

@@ -85,13 +85,7 @@ pub(super) trait Units: Copy {
     #[inline(always)]
     unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the unit has the token, and its barrier completed.
-        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
-        QueryRow {
-            token,
-            position: position as i32,
-            slot,
-            merge,
-        }
+        QueryRow::from_words(unsafe { shared::load_u32x4(self.row(slot, token)) })
     }
 }
 

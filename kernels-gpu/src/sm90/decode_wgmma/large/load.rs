@@ -16,7 +16,7 @@ use super::{
     shared::{Shared, Unit},
 };
 use crate::{
-    abi::{DecodeParams, QueryRow, WorkItem},
+    abi::{DecodeParams, WorkItem},
     common::{decode::produce::Header, tile_counter},
 };
 
@@ -44,18 +44,7 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
             let header = Header::load(a, p.kv_heads, unit);
             let item = &header.item;
             let first = item.kv_begin & !(p.piece_tokens - 1);
-            let described = Unit {
-                tokens: item.rows,
-                head: header.head,
-                position: item.position,
-                table: item.table,
-                first,
-                kv_begin: item.kv_begin,
-                kv_end: item.kv_end,
-                // A unit without keys walks one block that is masked entirely.
-                blocks: ((item.kv_end - first + BLOCK_KEYS - 1) / BLOCK_KEYS).max(1),
-                flags: item.flags,
-            };
+            let described = Unit::new(&header, header.head, first, BLOCK_KEYS);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
             if lane == 0 {
                 described.store(s.unit(slots.stage));
@@ -64,14 +53,8 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
             mbarrier::arrive(s.unit_full(slots.stage));
             let mut token = lane;
             while token < item.rows {
-                let QueryRow {
-                    token: of,
-                    position,
-                    slot,
-                    merge,
-                } = header.load_row(a, token);
-                let row = [of, position as u32, slot, merge];
-                shared::store_u32x4(s.row(slots.stage, token), row);
+                let words = header.load_row(a, token).words();
+                shared::store_u32x4(s.row(slots.stage, token), words);
                 token += 32;
             }
             mbarrier::arrive(s.rows_full(slots.stage));
@@ -81,8 +64,7 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
                 mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
-            let ticket = if lane == 0 { a.ticket() } else { 0 };
-            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            unit = a.next_unit(lane, ctas);
         }
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {

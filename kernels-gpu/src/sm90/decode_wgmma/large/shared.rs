@@ -53,13 +53,7 @@ impl Shared {
     #[inline(always)]
     pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the unit has the token, and its barrier completed.
-        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
-        QueryRow {
-            token,
-            position: position as i32,
-            slot,
-            merge,
-        }
+        QueryRow::from_words(unsafe { shared::load_u32x4(self.row(slot, token)) })
     }
     /// The rescale factor, at a block, of earlier outputs.
     #[inline(always)]

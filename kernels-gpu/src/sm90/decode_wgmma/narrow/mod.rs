@@ -37,9 +37,9 @@ mod entries {
 
     use super::{
         config::{Config, REGISTERS, Shape, table},
-        load::{gather, help_gather, load},
+        load::{gather, load},
         mainloop::consume,
-        shared::Shared,
+        shared::{Shared, help_gather},
     };
     use crate::{
         abi::DecodeParams,

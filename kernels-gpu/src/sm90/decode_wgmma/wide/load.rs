@@ -13,7 +13,7 @@ use super::{
     shared::{Shared, Unit},
 };
 use crate::{
-    abi::{DecodeParams, QueryRow, WorkItem},
+    abi::{DecodeParams, WorkItem},
     common::decode::produce::Header,
     common::variant::Variant,
 };
@@ -59,8 +59,7 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
                 mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
-            let ticket = if lane == 0 { a.ticket() } else { 0 };
-            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            unit = a.next_unit(lane, ctas);
             if unit < a.units {
                 header = Header::load(a, p.kv_heads, unit);
             }
@@ -72,33 +71,6 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
         mbarrier::arrive(s.unit_full(slots.stage));
         mbarrier::arrive(s.rows_full(slots.stage));
         mbarrier::arrive(s.queries_full(slots.stage));
-    }
-}
-
-/// Gathers the other half of each unit's queries.
-///
-/// # Safety
-/// A whole warp comes here; the barriers are initialised.
-#[inline(always)]
-pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
-    let mut slots = Pipeline::<2>::CONSUMER;
-    // SAFETY: a whole warp; the rows are written, and their slot is not freed before the queries have arrived.
-    unsafe {
-        loop {
-            mbarrier::wait(s.rows_full(slots.stage), slots.parity);
-            let unit = Unit::load(s.unit(slots.stage));
-            if unit.tokens > 0 {
-                s.queries_of(slots.stage, unit.head, unit.tokens)
-                    .gather(p, 1);
-                async_copy::wait_all();
-                fence::proxy_async_shared();
-            }
-            mbarrier::arrive(s.queries_full(slots.stage));
-            if unit.tokens == 0 {
-                return;
-            }
-            slots.advance();
-        }
     }
 }
 
@@ -115,14 +87,9 @@ unsafe fn list_rows<V: Variant>(
     // SAFETY: a whole warp, which owns the slot; the plan has these rows.
     unsafe {
         while token < header.item.rows {
-            let QueryRow {
-                token: of,
-                position,
-                slot: state,
-                merge,
-            } = header.load_row(&p.attention, token);
-            shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
-            let (first, last) = variant.visible_keys(position);
+            let row = header.load_row(&p.attention, token);
+            shared::store_u32x4(s.row(slot, token), row.words());
+            let (first, last) = variant.visible_keys(row.position);
             shared::store_u32x2(s.seen(slot, token), [first as u32, last as u32]);
             token += 32;
         }

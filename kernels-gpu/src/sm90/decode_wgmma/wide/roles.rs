@@ -4,9 +4,9 @@ use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgm
 
 use super::{
     Shape,
-    load::{gather, help_gather, load},
+    load::{gather, load},
     mainloop::consume,
-    shared::Shared,
+    shared::{Shared, help_gather},
 };
 use crate::{
     abi::DecodeParams,

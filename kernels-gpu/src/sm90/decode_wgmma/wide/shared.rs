@@ -2,12 +2,9 @@
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
-use super::super::rows::Queries;
+use super::super::rows::shared_with_queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
-use crate::{
-    abi::{QueryRow, WorkItem},
-    sm90::arrivals,
-};
+use crate::{abi::WorkItem, sm90::arrivals};
 
 /// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
@@ -71,66 +68,18 @@ impl Unit {
     }
 }
 
-/// The base address and the layout.
-#[derive(Clone, Copy)]
-pub(super) struct Shared {
-    pub base: u32,
-    pub shape: Shape,
-}
+shared_with_queries!();
 
 impl Shared {
-    #[inline(always)]
-    pub fn queries(self, slot: u32) -> u32 {
-        self.base + slot * self.shape.query_bytes()
-    }
-    /// The queries of a slot's unit.
-    #[inline(always)]
-    pub fn queries_of(self, slot: u32, head: u32, tokens: u32) -> Queries {
-        Queries {
-            target: self.queries(slot),
-            slab_bytes: self.shape.slab_bytes(),
-            rows: self.row(slot, 0),
-            tokens,
-            head,
-            head_dim: self.shape.head_dim,
-        }
-    }
-    #[inline(always)]
-    pub fn keys(self, stage: u32) -> u32 {
-        self.base + self.shape.keys_offset() + stage * self.shape.block_bytes()
-    }
-    #[inline(always)]
-    pub fn values(self, stage: u32) -> u32 {
-        self.base + self.shape.values_offset() + stage * self.shape.block_bytes()
-    }
-    /// The [`QueryRow`] of one of a unit's tokens.
+    /// The [`QueryRow`](crate::abi::QueryRow) of one of a unit's tokens.
     #[inline(always)]
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows() + token) * 16
-    }
-    /// Reads a row of a unit.
-    ///
-    /// # Safety
-    /// The unit has the token, and its barrier completed.
-    #[inline(always)]
-    pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
-        // SAFETY: the unit has the token, and its barrier completed.
-        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
-        QueryRow {
-            token,
-            position: position as i32,
-            slot,
-            merge,
-        }
     }
     /// The first and the last key that one of a unit's tokens sees by its position.
     #[inline(always)]
     pub fn seen(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.seen_offset() + (slot * self.shape.rows() + token) * 8
-    }
-    #[inline(always)]
-    pub fn unit(self, slot: u32) -> u32 {
-        self.base + self.shape.units_offset() + slot * UNIT_BYTES
     }
     /// One of a unit's [`Run`](super::runs::Run)s.
     #[inline(always)]
@@ -143,25 +92,6 @@ impl Shared {
     #[inline(always)]
     pub fn mask(self, stage: u32) -> u32 {
         self.base + self.shape.masks_offset() + stage * self.shape.mask_bytes()
-    }
-    #[inline(always)]
-    fn barrier(self, index: u32) -> u32 {
-        self.base + self.shape.barriers_offset() + 8 * index
-    }
-    /// The unit's description is written.
-    #[inline(always)]
-    pub fn unit_full(self, slot: u32) -> u32 {
-        self.barrier(slot)
-    }
-    /// The unit's rows and queries have arrived.
-    #[inline(always)]
-    pub fn queries_full(self, slot: u32) -> u32 {
-        self.barrier(2 + slot)
-    }
-    /// The slot is free: both loaders have read the unit, and all consumer warps have written its results.
-    #[inline(always)]
-    pub fn unit_free(self, slot: u32) -> u32 {
-        self.barrier(4 + slot)
     }
     /// A block with values outside its item has arrived; its loader then zeroes these.
     #[inline(always)]

@@ -11,10 +11,7 @@ use super::super::{
     PREFETCH_DISTANCE,
     shared::{Unit, Units},
 };
-use crate::{
-    abi::{LatentParams, QueryRow},
-    common::decode::produce::Header,
-};
+use crate::{abi::LatentParams, common::decode::produce::Header};
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -44,18 +41,7 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
             let item = &header.item;
             let shift = p.piece_tokens.trailing_zeros();
             let first = item.kv_begin >> shift << shift;
-            let described = Unit {
-                tokens: item.rows,
-                head: header.head * p.heads.get(),
-                position: item.position,
-                table: item.table,
-                first,
-                kv_begin: item.kv_begin,
-                kv_end: item.kv_end,
-                // A unit without keys walks one block that is masked entirely.
-                blocks: ((item.kv_end - first + U::KEYS - 1) / U::KEYS).max(1),
-                flags: item.flags,
-            };
+            let described = Unit::new(&header, header.head * p.heads.get(), first, U::KEYS);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
             if lane == 0 {
                 described.store(s.unit(slots.stage));
@@ -64,14 +50,8 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
             mbarrier::arrive(s.unit_full(slots.stage));
             let mut token = lane;
             while token < item.rows {
-                let QueryRow {
-                    token: of,
-                    position,
-                    slot,
-                    merge,
-                } = header.load_row(a, token);
-                let row = [of, position as u32, slot, merge];
-                shared::store_u32x4(s.row(slots.stage, token), row);
+                let words = header.load_row(a, token).words();
+                shared::store_u32x4(s.row(slots.stage, token), words);
                 token += 32;
             }
             mbarrier::arrive(s.rows_full(slots.stage));
@@ -81,8 +61,7 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
                 mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
-            let ticket = if lane == 0 { a.ticket() } else { 0 };
-            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            unit = a.next_unit(lane, ctas);
             if unit < a.units {
                 header = Header::load(a, p.tiles, unit);
             }
