@@ -4,6 +4,8 @@ pub mod cache;
 pub mod decode;
 pub mod divisor;
 pub mod half;
+#[cfg(target_arch = "nvptx64")]
+pub mod logits;
 pub mod math;
 #[cfg(target_arch = "nvptx64")]
 pub mod prefill_tile;

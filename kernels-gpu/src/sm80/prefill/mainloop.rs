@@ -13,8 +13,9 @@ use crate::{
     abi::GatherPrefillParams,
     common::{
         half::Half,
+        logits::{hide_after, hide_before, hide_strangers_from, mask, transform},
         prefill_tile::Tile,
-        softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
+        softmax::Rows,
         variant::Variant,
     },
 };

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     abi::LatentParams,
     common::{
-        softmax::{hide_after, hide_before},
+        logits::{hide_after, hide_before},
         variant::Variant,
     },
 };

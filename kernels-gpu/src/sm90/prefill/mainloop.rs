@@ -16,11 +16,9 @@ use super::{
 use crate::{
     abi::PrefillParams,
     common::half::Half,
+    common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
-    common::softmax::{
-        Rows, hide_after, hide_before, hide_strangers_from, largest_sum, lean, mask, transform,
-        weights_as_they_are,
-    },
+    common::softmax::{Rows, largest_sum, weights_as_they_are},
     common::variant::{Pair, Query, Variant},
 };
 

@@ -19,7 +19,8 @@ use crate::{
     abi::{DIRECT, DecodeParams},
     common::{
         half::Half,
-        softmax::{Rows, hide_after, hide_before, hide_strangers_from, largest_sum},
+        logits::{hide_after, hide_before, hide_strangers_from},
+        softmax::{Rows, largest_sum},
         state::{sink_of, with_sink},
         variant::Variant,
     },

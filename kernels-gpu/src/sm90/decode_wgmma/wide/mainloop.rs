@@ -15,7 +15,8 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::half::Half,
-    common::softmax::{Rows, hide_other_branches},
+    common::logits::hide_other_branches,
+    common::softmax::Rows,
     common::variant::{Pair, Query, Variant},
 };
 

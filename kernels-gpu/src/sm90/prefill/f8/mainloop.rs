@@ -16,8 +16,8 @@ use super::{
 use crate::{
     abi::PrefillParams,
     common::half::Half,
+    common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
-    common::softmax::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::variant::{Pair, Query, Variant},
 };
 
