@@ -227,6 +227,10 @@ def arguments():
     unknown = [name for name in args.peers if name not in PEERS]
     if unknown:
         parser.error(f"unknown peers {unknown}: known are {', '.join(PEERS)}")
+    if "--seconds" in args.bench:
+        parser.error("--bench: give --seconds to this program, for all implementations")
+    if not 0 <= args.seconds <= 3600:
+        parser.error("--seconds: give 0 to 3600")
     if not args.list and not args.workload:
         parser.error("a workload file is needed")
     return args

@@ -166,6 +166,37 @@ fn tiles_of_a_prompt_are_cut_at_the_same_keys_and_launched_piece_after_piece() {
     assert_eq!((begins.len(), plan.items.len()), (3, 14), "{begins:?}");
 }
 
+/// Tiles of a prompt with a window begin at keys of their own, but are cut at the same ones, which are those of pages.
+#[test]
+fn windows_do_not_move_cuts() {
+    let spec = Spec::new(64, 8, 128).with_window_left(40_000);
+    let plan = plan_for(&spec, &[(64, 65_536)], &PlanOptions::default());
+    let tiles = plan.items.iter().filter(|item| item.kv_end < 65_000);
+    let mut cuts: Vec<u32> = tiles.map(|item| item.kv_end).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    assert!((1..8).contains(&cuts.len()), "{cuts:?}");
+    assert!(cuts.iter().all(|cut| cut.is_multiple_of(128)), "{cuts:?}");
+}
+
+/// Chunks may begin at multiples of 128 tokens, whatever the group: tiles of 128 rows hold a power of two of heads.
+#[test]
+fn with_fixed_splits_tiles_divide_128_tokens() {
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 4096 });
+    let f8 = |spec: Spec| spec.with_kv_dtype(Dtype::F8E4M3).with_compute(Compute::F8);
+    for (group, heads) in [(1, 1), (3, 1), (5, 1), (6, 2), (7, 1), (8, 8)] {
+        for spec in [
+            Spec::new(2 * group, 2, 256),
+            f8(Spec::new(2 * group, 2, 128)),
+        ] {
+            for length in [300, 3000] {
+                let plan = plan_for(&spec, &[(length, length)], &options);
+                assert_eq!(plan.groups[0].pack, heads, "{spec:?}");
+            }
+        }
+    }
+}
+
 /// Fixed pieces are the same in any order.
 #[test]
 fn fixed_pieces_of_prompts_are_launched_one_after_the_other() {

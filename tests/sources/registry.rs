@@ -10,7 +10,7 @@ use std::{
 use kernels_gpu::registry::{Arch, Entry, KERNELS, KernelId, Op, Sm, entries};
 use tandem_attn::{
     plan::{DeviceDescription, Kernel, PlanError, tiles::TileTable},
-    problem::Spec,
+    problem::{Compute, Dtype, Spec},
 };
 
 /// Registers and spilled bytes of each kernel of the static report, by architecture and name.
@@ -56,7 +56,8 @@ fn the_compiler_kept_what_the_planner_relies_on() {
             row.registers
         );
         // Prefills in 8 bits spill most of what a tile takes, and a few words of a block. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
-        let most = if row.products_of_8_bits { 750 } else { 320 };
+        // A soft cap and the stores of a partial tile's rows, once in a tile, take the most.
+        let most = if row.products_of_8_bits { 800 } else { 320 };
         if spills > most {
             spilling.push((arch, name, spills));
         }
@@ -161,8 +162,13 @@ fn tiles_follow_rows_keys_and_heads() {
     assert_eq!(prefill(&wide_group, 5000), (192, 80, 8));
     assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (192, 80, 8));
     assert_eq!(prefill(&Spec::new(64, 8, 64), 5000), (192, 112, 8));
-    // Blocks of 80 keys end elsewhere than tiles of 128 tokens.
-    assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 4));
+    // Heads of 256 and products of 8 bits have tiles of 128 rows only.
+    assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 8));
+    assert_eq!(prefill(&Spec::new(28, 4, 256), 5000), (128, 80, 7));
+    let f8 = |spec: Spec| spec.with_kv_dtype(Dtype::F8E4M3).with_compute(Compute::F8);
+    assert_eq!(prefill(&f8(wide_group), 1000), (128, 128, 8));
+    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 20), (128, 128, 16));
+    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 1000), (128, 128, 8));
     // The largest divisor of the group.
     assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 6);
     assert_eq!(prefill(&Spec::new(36, 4, 256), 5000).2, 3);

@@ -73,7 +73,7 @@ impl Gpu {
             });
         }
         if !converts {
-            // Also said of a pool of the first columns alone, if the pool of the others is missing.
+            // This error is also returned if the pool holds the first columns alone and the pool of the others is missing.
             let columns = if pool.rope.is_some() {
                 spec.head_dim_v
             } else {

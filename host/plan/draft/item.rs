@@ -102,10 +102,11 @@ impl Draft {
         self.kv_end - self.kv_begin
     }
 
-    /// Whether both are tiles of one prompt.
+    /// Whether both are tiles of one prompt, and see some of the same keys.
     pub fn shares_prompt(&self, other: &Self) -> bool {
         let of = |draft: &Self| (draft.kernel, draft.part, draft.table);
-        self.kernel == Kernel::Prefill && of(self) == of(other)
+        let overlap = self.kv_begin < other.kv_end && other.kv_begin < self.kv_end;
+        self.kernel == Kernel::Prefill && of(self) == of(other) && overlap
     }
 
     /// Time on every resident CTA in picoseconds, if the units are spread evenly.

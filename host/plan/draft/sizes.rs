@@ -10,7 +10,7 @@ use crate::plan::{
 };
 
 /// Fixed cost of a tile (start and end) in picoseconds: of a usual one, and of a wide one. With these and [`WIDE`] the choice
-/// was best in 66 measured batches (docs/notes/prefill.md).
+/// was 0.06 % slower than the better one in the mean of 66 batches (docs/notes/prefill.md).
 const ENDS: [u64; 2] = [2_600_000, 3_200_000];
 
 /// Time of the keys in a wide tile, in percent of what the cost model says.

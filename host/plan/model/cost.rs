@@ -11,8 +11,8 @@ use crate::{
 /// Speed of prefills with 8-bit products, relative to 16 bits: 802 and 817 to 847 TFLOP/s against 771 and 770.
 const F8_OVER_F16: f64 = 1.05;
 
-/// Tiles that are assumed to read the same keys at about the same time: those of a prompt. All but the first find them
-/// in L2.
+/// Number of tiles that are assumed to read the same keys at about the same time: those of a prompt. All but the first find
+/// them in L2.
 const fn readers(kernel: Kernel) -> f64 {
     match kernel {
         Kernel::Prefill => 2.0,

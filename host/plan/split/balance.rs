@@ -35,8 +35,8 @@ const ALL_BUSY: u64 = 40;
 /// Pieces of unequal size must save 1/128 of the bound.
 const MARGIN: u64 = 128;
 
-/// Times to try for pieces of equal size, in percent of the bound. CTAs are faster while others are idle: fewer pieces
-/// may be better than evenly loaded CTAs.
+/// Times to try for pieces of equal size, in percent of the bound. CTAs of decodes are faster while others are idle: fewer
+/// pieces may be better than evenly loaded CTAs. Equal pieces of the tiles of a prompt read the same keys.
 const EVEN: [u32; 7] = [100, 104, 108, 112, 125, 150, 200];
 
 /// Equal pieces are tried if there are at most this many units per CTA.

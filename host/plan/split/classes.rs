@@ -205,7 +205,9 @@ impl DraftClasses {
         let share = u64::from(self.contention.ctas_sharing);
         if share > 1 {
             for class in &mut self.classes {
-                class.unit.key *= if class.draft.is_gathered() { share } else { 1 };
+                let times = if class.draft.is_gathered() { share } else { 1 };
+                class.unit.key *= times;
+                class.unit.key_apart *= times;
             }
         }
     }

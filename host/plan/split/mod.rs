@@ -129,9 +129,9 @@ impl Splitter {
                 } else {
                     unit.cut(end - begin)
                 };
-                // Piece after piece of a prompt, so that its tiles read the same keys at about the same time.
+                // Prompts are launched piece after piece, so that their tiles read the same keys at about the same time.
                 let start = if draft.kernel == Kernel::Prefill && !whole {
-                    u64::from(begin / chunk) * NTH
+                    u64::from(begin / chunk - draft.kv_begin / chunk) * NTH
                 } else {
                     0
                 };

@@ -94,6 +94,7 @@ fn with_fixed_splits_a_prompt_in_chunks_is_the_whole_prompt() {
             None,
         ),
         (Spec::new(4, 1, 256), 100, [64, 150], None),
+        (Spec::new(7, 1, 256), 100, [128, 200], None),
         (Spec::new(8, 2, 64), 250, [128, 256], Some(Arch::Sm80)),
     ] {
         let case = |begin: u32, end: u32| {

@@ -60,6 +60,7 @@ fn h200() -> DeviceDescription {
             keys: None,
             by_q_len: vec![
                 step(None, 128, Some(8)).of_heads(256),
+                step(Some(64), 128, None).of_products(Compute::F8),
                 step(None, 128, Some(8)).of_products(Compute::F8),
                 step(Some(64), 128, None),
                 step(Some(4095), 128, Some(1)),

@@ -19,6 +19,9 @@ use crate::{
 /// Prefills of more new tokens than this take a kernel that shares SMs. Shorter ones are rare, and limited by latency.
 const SHORT: u32 = 64;
 
+/// Rows of the tiles for which chunks may begin at multiples of as many tokens.
+const CHUNK: u32 = 128;
+
 /// Prefills of more new tokens than this run alone: they take long, and gain more from the fastest kernel than from
 /// hiding decodes.
 const LONG: u32 = 4096;
@@ -56,6 +59,14 @@ pub(in crate::plan) struct SharedKernels {
     pub decode_slowdown: f64,
 }
 
+/// Makes the tokens of a tile of 128 rows divide 128, by a power of two of heads per tile: chunks that begin at multiples of
+/// 128 then have the tiles of the whole prompt.
+fn align_to_chunks(step: &mut PrefillTile) {
+    if step.tile.m == CHUNK && step.up_to > SHORT {
+        step.pack = 1 << step.pack.trailing_zeros();
+    }
+}
+
 impl TileTable {
     /// The kernels that plans with these options use outside of hybrid batches.
     ///
@@ -75,7 +86,10 @@ impl TileTable {
         spec: &Spec,
         rule: KernelRule,
     ) -> Result<(Self, Option<SharedKernels>), PlanError> {
-        let alone = Self::new(device, spec, rule.decode_tile)?;
+        let mut alone = Self::new(device, spec, rule.decode_tile)?;
+        if rule.fixed {
+            alone.prefill.iter_mut().for_each(align_to_chunks);
+        }
         let shares = rule.fixed && !rule.merges && rule.decode_tile.is_none();
         let shared = match shares {
             true => alone.with_shared(device, spec),
@@ -104,11 +118,7 @@ impl TileTable {
             tables.min_by(|a, b| a.0.prefill_slowdown.total_cmp(&b.0.prefill_slowdown))?;
         let mut tiles = self.clone();
 
-        // With a power of two of heads per tile, the tokens of a tile divide 128: chunks that begin at multiples of 128
-        // have the tiles of the whole prompt.
-        for step in &mut beside.prefill {
-            step.pack = 1 << step.pack.trailing_zeros();
-        }
+        beside.prefill.iter_mut().for_each(align_to_chunks);
         let prefill = *beside.prefill(LONG);
         tiles.prefill = self.with_prefill(prefill)?;
 

@@ -28,8 +28,8 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Normalises the warp's 16 rows. Stores them over the warp's queries, for the [writer](write); directly to memory,
-/// with one stage of queries; or as a partial state of split-KV.
+/// Normalises the warp's 16 rows. Stores them over the warp's queries, for the [writer](write), and, if the tile is partial,
+/// from there to memory; directly to memory, with one stage of queries; or as a partial state of split-KV.
 ///
 /// # Safety
 /// A whole warp comes here, after the last product with its queries; the stage holds its tile.
@@ -127,7 +127,8 @@ pub(super) unsafe fn finish_tile<
         }
     }
 
-    // Stores to global memory come last: otherwise the fence above would wait for them.
+    // Other stores to global memory come last: otherwise the fence above would wait for them. It waits for the rows of
+    // partial tiles, whose place in shared memory the next queries take.
     let mut h = 0;
     while h < 2 {
         let row = first_row + lane / 4 + 8 * h as u32;
@@ -234,7 +235,8 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The writer warp: stores finished tiles while the consumers compute the next. While it has nothing to write it
+/// The writer warp: stores whole tiles while the consumers compute the next; partial tiles are stored already. While it has
+/// nothing to write it
 /// [converts](super::convert) 8-bit pages.
 ///
 /// # Safety
@@ -335,8 +337,8 @@ fn rows_of_whole(p: &PrefillParams, s: Shared) -> u32 {
     p.pack.div(s.shape.rows()) * p.pack.get()
 }
 
-/// Stores the warp's rows of a partial tile from shared memory, those that exist. The writer would take longer for a whole
-/// tile by itself than the consumers take to compute that of a short prompt.
+/// Stores the warp's rows of a partial tile from shared memory, those that exist. The writer alone took 4.7 µs for 100 rows;
+/// the consumers compute a tile of 100 keys in 3 to 5 µs.
 ///
 /// # Safety
 /// A whole warp comes here, after staging its 16 rows from `first_row` on.
