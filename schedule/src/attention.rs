@@ -11,6 +11,9 @@ use tandem_attn::{
     problem::{Batch, PageTable, Spec},
 };
 
+/// What cutting prefills along their keys adds to a step, as the planner counts it.
+const PREFILL_CUT_NS: f64 = 3500.0;
+
 /// Time to read a key that another request of the step also reads, relative to a key from memory. It comes from L2: 9.2
 /// TB/s on an H200 that reads memory at 4.5 TB/s (PAT's trees without packing, `docs/notes/serving.md`).
 const FROM_L2: f64 = 0.49;
@@ -211,6 +214,7 @@ impl AttentionModel {
                 + repeated as f64 * (FROM_L2 * kernel.read_ns).max(rows_ns)
                 + kernel.tail_ns;
         }
+        let mut longest = 0.0_f64;
         for &Chunk { tokens, keys } in &shape.chunks {
             let kernel = &self.prefill;
             // Each packed head of a group adds rows.
@@ -222,8 +226,14 @@ impl AttentionModel {
             let rows = kernel.m.min(all_rows.next_multiple_of(64));
             let fixed = f64::from(tiles - 1) * kernel.units_per_item * kernel.fixed_ns;
             time.prefill_ns += kernel.item_ns(rows, seen) + fixed;
+            let ctas = f64::from(self.device.resident_ctas(Kernel::Prefill));
+            let of_unit = f64::from(keys) * f64::from(rows) * kernel.row_ns * ctas;
+            longest = longest.max(of_unit / kernel.units_per_item);
         }
         if !shape.chunks.is_empty() {
+            // Few tiles do not fill the device. They are cut along their keys where that saves more than it costs.
+            let cut = time.prefill_ns + PREFILL_CUT_NS + self.device.merge_ns;
+            time.prefill_ns = time.prefill_ns.max(longest.min(cut));
             time.prefill_ns += self.prefill.tail_ns;
         }
         time

@@ -17,7 +17,7 @@ use tandem_attn::{
 /// The closed form agrees with the planner within a quarter on the batches that matter.
 #[test]
 fn the_estimate_is_close_to_the_plan() {
-    // One device without packed heads in prefills, and one with them.
+    // One device whose SMs a short chunk does not fill, and one with wide tiles.
     for (name, heads) in [("a100", [16, 4]), ("h200", [32, 8])] {
         close_to_the_plan(name, heads);
     }
