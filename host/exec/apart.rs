@@ -2,7 +2,7 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use crate::Error;
+use crate::{Error, problem::Spec};
 
 /// Checks that the rows of `[pages, tokens, heads]` with these strides are apart. The axes may be nested in any order; the
 /// stride of each must span the rows of all inner ones. Rows that overlap would be overwritten, on a GPU in any order.
@@ -53,6 +53,17 @@ pub(super) fn check_pool(
     } = strides;
     let shape = wide([pages, page_size, heads]);
     check_apart(tensor, shape, row as usize, wide([page, token, head]))
+}
+
+/// The same for the pools of keys and of values.
+pub(super) fn check_sides(
+    spec: &Spec,
+    pages: u32,
+    [k_strides, v_strides]: [KvStrides; 2],
+) -> Result<(), Error> {
+    let (heads, k, v) = (spec.kv_heads, spec.head_dim_qk, spec.head_dim_v);
+    check_pool("the key pool", pages, heads, k, k_strides)?;
+    check_pool("the value pool", pages, heads, v, v_strides)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use kernels_gpu::abi::NO_SLOT;
 use super::Cpu;
 use crate::{
     Error,
-    exec::apart::{check_apart, check_pool},
+    exec::apart::{check_apart, check_sides},
     kv::KvViewMut,
     problem::{Integer, ProblemError, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
@@ -55,7 +55,7 @@ impl Cpu {
             });
         }
         pool.view().check(spec, 0, page_size, pool_pages)?;
-        check_sides(spec, pool_pages, pool)?;
+        check_sides(spec, pool_pages, [pool.k_strides, pool.v_strides])?;
         let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
         let sides = [
             ("k", k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
@@ -150,13 +150,6 @@ impl Cpu {
         copy(rows, slots, pool);
         Ok(())
     }
-}
-
-/// Checks that the rows of both pools are apart.
-fn check_sides<T>(spec: &Spec, pages: u32, pool: &KvViewMut<'_, T>) -> Result<(), Error> {
-    let (k, v) = (spec.head_dim_qk, spec.head_dim_v);
-    check_pool("the key pool", pages, spec.kv_heads, k, pool.k_strides)?;
-    check_pool("the value pool", pages, spec.kv_heads, v, pool.v_strides)
 }
 
 /// Where a token goes. None if it is not written.

@@ -5,7 +5,7 @@ use kernels_gpu::abi::KvStrides;
 use super::{DevicePtr, KvScales};
 use crate::{
     Error,
-    exec::apart::check_pool,
+    exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_head},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
 };
@@ -165,10 +165,7 @@ impl KvPool {
 
     /// Checks that no rows overlap, for calls that write them.
     pub(super) fn check_apart(&self, spec: &Spec) -> Result<(), Error> {
-        let (pages, heads) = (self.pages, spec.kv_heads);
-        let (k, v) = (spec.head_dim_qk, spec.head_dim_v);
-        check_pool("the key pool", pages, heads, k, self.k_strides)?;
-        check_pool("the value pool", pages, heads, v, self.v_strides)
+        check_sides(spec, self.pages, [self.k_strides, self.v_strides])
     }
 
     /// With other strides, for example for keys and values in one pool, or for one layer of a larger pool.

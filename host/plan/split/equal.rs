@@ -18,33 +18,21 @@ const NARROW: u32 = 16;
 /// same time, and memory is read once.
 pub fn equal_splits(problem: &Problem<'_>, until: u64, pieces: &mut Vec<Piece>) -> bool {
     pieces.clear();
-    let mut prompt = Prompt::default();
+    let mut cuts = Cuts::default();
     for (index, draft, unit) in problem.drafts() {
-        let is_prompt = draft.kernel == Kernel::Prefill;
-        // Of a prompt, cuts are multiples of the size, wherever its tiles begin.
-        let (size, from) = if is_prompt {
-            if !prompt.tiles.contains(&(index as usize)) {
-                prompt = match Prompt::of(problem, index as usize, until) {
-                    Some(prompt) => prompt,
-                    None => return false,
-                };
-            }
-            (prompt.size, 0)
-        } else if unit.whole() > until {
-            let fits = until.saturating_sub(unit.fixed_cut) / unit.key;
-            match equal_size(draft, unit.keys, fits, unit.shortest) {
-                Some(size) => (size, draft.kv_begin),
+        if !cuts.tiles.contains(&(index as usize)) {
+            cuts = match Cuts::of(problem, index as usize, until) {
+                Some(cuts) => cuts,
                 None => return false,
-            }
-        } else {
-            (unit.keys, draft.kv_begin)
-        };
+            };
+        }
+        let is_prompt = draft.kernel == Kernel::Prefill;
         let mut begin = draft.kv_begin;
         while begin < draft.kv_end {
-            let nth = (begin - from) / size;
-            let mut end = (nth + 1).saturating_mul(size).saturating_add(from);
+            let mut end = cuts.after(begin);
+            // No tile of a prompt is cut into a piece and a few keys.
             if is_prompt && end - begin < unit.shortest {
-                end = end.saturating_add(size);
+                end = end.saturating_add(cuts.size);
             }
             if is_prompt && end.saturating_add(unit.shortest) > draft.kv_end {
                 end = draft.kv_end;
@@ -56,7 +44,7 @@ pub fn equal_splits(problem: &Problem<'_>, until: u64, pieces: &mut Vec<Piece>) 
                 unit.cut(end - begin)
             };
             let start = if is_prompt {
-                u64::from(nth - prompt.begin / size) * NTH
+                u64::from(cuts.nth(begin) - cuts.nth(cuts.begin)) * NTH
             } else {
                 0
             };
@@ -84,23 +72,26 @@ fn equal_size(draft: &Draft, keys: u32, fits: u64, shortest: u32) -> Option<u32>
     Some(size.next_multiple_of(draft.split_alignment()))
 }
 
-/// The tiles of a prompt, and the keys of their pieces.
+/// Where drafts are cut: the tiles of a prompt, or one decode.
 #[derive(Debug, Default)]
-struct Prompt {
+struct Cuts {
     tiles: Range<usize>,
     /// The first key that any of them sees.
     begin: u32,
+    /// Cuts are multiples of the size from here: of a prompt from key 0, wherever its tiles begin.
+    origin: u32,
     size: u32,
 }
 
-impl Prompt {
-    /// The prompt of a draft. Its tiles are neighbours. None if pieces that take no longer than `until` would be too short.
+impl Cuts {
+    /// The cuts of a draft. The tiles of a prompt are neighbours. None if pieces that take no longer than `until` would be
+    /// too short.
     fn of(problem: &Problem<'_>, index: usize, until: u64) -> Option<Self> {
         let drafts = problem.drafts;
         let shares = |at: &usize| drafts[*at].shares_prompt(&drafts[index]);
         let before = (0..index).rev().take_while(shares).count();
-        let after = (index..drafts.len()).take_while(shares).count();
-        let tiles = index - before..index + after;
+        let after = (index + 1..drafts.len()).take_while(shares).count();
+        let tiles = index - before..index + after + 1;
         let units = tiles.clone().map(|at| problem.classes.unit_cost(at as u32));
         let longest = units.clone().map(|unit| unit.whole()).max()?;
         let keys = units.clone().map(|unit| unit.keys).max()?;
@@ -114,8 +105,28 @@ impl Prompt {
             // None is cut.
             u32::MAX
         };
-        let begin = drafts[tiles.clone()].iter().map(|draft| draft.kv_begin);
-        let begin = begin.min()?;
-        Some(Self { tiles, begin, size })
+        let begins = drafts[tiles.clone()].iter().map(|draft| draft.kv_begin);
+        let begin = begins.min()?;
+        let origin = match drafts[index].kernel {
+            Kernel::Prefill => 0,
+            Kernel::Decode => begin,
+        };
+        Some(Self {
+            tiles,
+            begin,
+            origin,
+            size,
+        })
+    }
+
+    /// The number of the piece that has a key.
+    const fn nth(&self, key: u32) -> u32 {
+        (key - self.origin) / self.size
+    }
+
+    /// The first cut after a key.
+    const fn after(&self, key: u32) -> u32 {
+        let cut = (self.nth(key) + 1).saturating_mul(self.size);
+        cut.saturating_add(self.origin)
     }
 }

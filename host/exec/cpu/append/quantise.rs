@@ -5,9 +5,10 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{Cpu, check_sides, check_slots, place};
+use super::{Cpu, check_slots, place};
 use crate::{
     Error,
+    exec::apart::check_sides,
     kv::{AppendScales, KvScales, KvViewMut, ScaleAt},
     problem::{Dtype, Integer, ProblemError, Spec},
     tensor::{Element, F8E4M3, F8E5M2, ShapeError, TensorMut, TensorRef, with_elements},
@@ -67,7 +68,7 @@ impl Cpu {
             });
         }
         pool.view().check(spec, 0, page_size, pool_pages)?;
-        check_sides(spec, pool_pages, pool)?;
+        check_sides(spec, pool_pages, [pool.k_strides, pool.v_strides])?;
         let (tokens, heads) = (slots.len(), spec.kv_heads);
         for (name, got, dim) in [
             ("k", k.len(), spec.head_dim_qk),

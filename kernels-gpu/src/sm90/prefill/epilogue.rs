@@ -236,8 +236,7 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
 }
 
 /// The writer warp: stores whole tiles while the consumers compute the next; partial tiles are stored already. While it has
-/// nothing to write it
-/// [converts](super::convert) 8-bit pages.
+/// nothing to write it [converts](super::convert) 8-bit pages.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is the tensor map of the outputs, and the barriers are initialised.
