@@ -215,6 +215,10 @@ fn figures(module: &CudaModule) -> Result<BTreeMap<(String, String), Figures>, E
 
 /// The names of instructions, as `nvdisasm` prints them.
 fn named(words: &[Word], module: &CudaModule, cubin: &Cubin) -> Result<String, Error> {
+    // A module with none of the chosen kernels: nvdisasm refuses an empty file.
+    if words.is_empty() {
+        return Ok(String::new());
+    }
     let path = cubin.path.with_extension("words");
     fs::write(&path, words.as_flattened())?;
     let text = output(
