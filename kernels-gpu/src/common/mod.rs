@@ -8,6 +8,8 @@ pub mod half;
 pub mod logits;
 pub mod math;
 #[cfg(target_arch = "nvptx64")]
+pub mod policy;
+#[cfg(target_arch = "nvptx64")]
 pub mod prefill_tile;
 #[cfg(target_arch = "nvptx64")]
 pub mod rotary;

@@ -18,7 +18,7 @@ use crate::{
             tile::{Keys, Rows},
         },
         half::Half,
-        tile_counter,
+        policy::Policies,
         variant::Variant,
     },
 };
@@ -249,16 +249,10 @@ unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     }
 }
 
-/// The L2 policy of a unit's keys, as in the Hopper kernels.
+/// The L2 policy of a unit's keys.
 #[inline(always)]
 unsafe fn policy(p: &GatherDecodeParams, unit: &Unit) -> u64 {
     // SAFETY: the launch's parameters are valid.
-    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
-    if unit.shared_keys {
-        ptr::evict_last_policy()
-    } else if long {
-        ptr::evict_unchanged_policy()
-    } else {
-        ptr::evict_first_policy()
-    }
+    let policies = unsafe { Policies::new(p.long, p.attention.record) };
+    policies.of(unit.shared_keys)
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     abi::{DecodeParams, KvStrides, WorkItem},
-    common::{cache, variant::Variant},
+    common::{cache, policy::Policies, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -25,8 +25,8 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, 
     pub maps: *const tma::TensorMap,
     /// Index among the loaders.
     pub index: u32,
-    /// Whether the launch reads several times what L2 holds.
-    pub long: bool,
+    /// The launch's L2 policies.
+    pub policies: Policies,
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     pub lane: u32,
 }
@@ -82,7 +82,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             assert!(cache::is_16_bits(CACHE) || bytes <= UNDER_WAY);
             bytes
         };
-        if cache::is_16_bits(CACHE) || self.long {
+        if cache::is_16_bits(CACHE) || self.policies.is_long {
             u32::MAX
         } else {
             UNDER_WAY / bytes
@@ -109,18 +109,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         ]
     }
 
-    /// L2 eviction policy for the keys of an item. Shared keys are evicted last, keys that are read once first. But
-    /// evict-first lines find little room among lines that were in L2 before, so a long launch uses `evict_unchanged`
-    /// to drive those out.
+    /// The L2 policy of an item's keys, by its flags.
     #[inline(always)]
     pub fn policy(&self, flags: u32) -> u64 {
-        if flags & WorkItem::SHARED_KEYS != 0 {
-            ptr::evict_last_policy()
-        } else if self.long {
-            ptr::evict_unchanged_policy()
-        } else {
-            ptr::evict_first_policy()
-        }
+        self.policies.of(flags & WorkItem::SHARED_KEYS != 0)
     }
 
     /// Page ids of a batch of [`IDS`] pieces of a unit, one per lane.

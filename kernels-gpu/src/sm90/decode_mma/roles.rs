@@ -11,7 +11,7 @@ use crate::{
     common::{
         cache::{Cache, Stored},
         half::Half,
-        tile_counter,
+        policy::Policies,
         variant::Variant,
     },
 };
@@ -97,7 +97,7 @@ pub unsafe fn run<
                 p,
                 maps,
                 index: warp_id - 1,
-                long: tile_counter::is_long(p.long, p.attention.record),
+                policies: Policies::new(p.long, p.attention.record),
                 layout,
                 lane,
             };

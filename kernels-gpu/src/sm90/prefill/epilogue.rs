@@ -1,7 +1,7 @@
 //! The epilogue: consumers normalise a tile and stage it in shared memory. The writer warp stores whole tiles, the consumers
 //! partial ones.
 
-use core::f32::consts::LN_2;
+use core::{f32::consts::LN_2, ops::Range};
 
 use cuda_std::{
     fence,
@@ -110,9 +110,9 @@ pub(super) unsafe fn finish_tile<
                 mma::stmatrix_x4(at, fragments);
                 j += 1;
             }
-            if partial {
+            if partial && !writer_stores_rows(s) {
                 warp::sync_warp(WARP);
-                write_rows(p, s, stage, &tile, [lane, first_row]);
+                write_rows(p, s, stage, &tile, lane, first_row..first_row + 16);
             }
         }
         // The writer stores whole tiles by TMA, which reads through the async proxy and later writes the next queries here.
@@ -282,8 +282,16 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
                 // queries visible here.
                 mbarrier::wait(s.queries_rounded(tiles.stage), tiles.parity);
             }
-            if tile.slot == DIRECT && s.shape.query_stages == 2 && tile.rows == whole && lane == 0 {
-                write_whole(p, map, s, tiles.stage, &tile);
+            if tile.slot == DIRECT && s.shape.query_stages == 2 {
+                if tile.rows != whole {
+                    if writer_stores_rows(s) {
+                        write_rows(p, s, tiles.stage, &tile, lane, 0..tile.rows);
+                        // TMA writes the next queries to the place that these ordinary loads have read.
+                        fence::proxy_async_shared();
+                    }
+                } else if lane == 0 {
+                    write_whole(p, map, s, tiles.stage, &tile);
+                }
             }
             mbarrier::arrive(s.tile_free(tiles.stage));
         }
@@ -336,30 +344,38 @@ fn rows_of_whole(p: &PrefillParams, s: Shared) -> u32 {
     p.pack.div(s.shape.rows()) * p.pack.get()
 }
 
-/// Stores the warp's rows of a partial tile from shared memory, those that exist. The writer alone took 4.7 µs for 100 rows;
-/// the consumers compute a tile of 100 keys in 3 to 5 µs.
+/// Whether partial tiles are stored by the writer warp and not by the consumers. The writer takes 4.7 µs for 100 rows, the
+/// consumers compute a tile of 100 keys in 3 to 5 µs. But consumers of 8-bit products have no registers left: they would
+/// spill more, and whole tiles would take 1.025 times as long.
+#[inline(always)]
+const fn writer_stores_rows(s: Shared) -> bool {
+    s.shape.bytes == 1
+}
+
+/// Stores rows of a partial tile from shared memory, those that exist.
 ///
 /// # Safety
-/// A whole warp comes here, after staging its 16 rows from `first_row` on.
+/// A whole warp comes here; the rows are staged, and visible to all of its lanes.
 #[inline(always)]
 unsafe fn write_rows(
     p: &PrefillParams,
     s: Shared,
     stage: u32,
     tile: &Tile,
-    [lane, first_row]: [u32; 2],
+    lane: u32,
+    rows: Range<u32>,
 ) {
     let a = &p.attention;
     let chunks = s.shape.value_dim / 8;
     let stride = head_stride(p, s);
     let mut i = lane;
-    while i < 16 * chunks {
-        let (row, chunk) = (first_row + i / chunks, i % chunks);
+    while i < (rows.end - rows.start) * chunks {
+        let (row, chunk) = (rows.start + i / chunks, i % chunks);
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
             let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
                 + u64::from(head * stride + moved(p, s, chunk * 8));
-            // SAFETY: this warp staged it; only this tile writes the row of the output.
+            // SAFETY: the row is staged; only this tile writes it to the output.
             unsafe {
                 let vector = shared::load_u32x4(staged(s, stage, row, chunk));
                 ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
-    common::{decode::produce::Header, tile_counter},
+    common::{decode::produce::Header, policy::Policies},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -117,16 +117,12 @@ unsafe fn unit_of(s: Shared, slot: u32, parity: u32) -> Unit {
     }
 }
 
-/// The L2 policy of a unit's keys: those that other CTAs also read are kept.
+/// The L2 policy of a unit's keys.
 #[inline(always)]
 unsafe fn policy_of(p: &DecodeParams, unit: &Unit) -> u64 {
     // SAFETY: the launch's parameters are valid.
-    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
-    match unit.flags & WorkItem::SHARED_KEYS != 0 {
-        true => ptr::evict_last_policy(),
-        false if long => ptr::evict_unchanged_policy(),
-        false => ptr::evict_first_policy(),
-    }
+    let policies = unsafe { Policies::new(p.long, p.attention.record) };
+    policies.of(unit.flags & WorkItem::SHARED_KEYS != 0)
 }
 
 /// The TMA coordinates of the box that starts at a key. Past the item's keys they are out of bounds, which gives zeros.

@@ -1,7 +1,7 @@
 //! The producer warpgroup: the warps that gather queries and those that load keys and values.
 
 use cuda_std::{
-    async_copy, fence, mbarrier, ptr, shared, thread,
+    async_copy, fence, mbarrier, shared, thread,
     tma::{self, TensorMap},
     warp,
 };
@@ -14,8 +14,7 @@ use super::{
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
-    common::decode::produce::Header,
-    common::variant::Variant,
+    common::{decode::produce::Header, policy::Policies, variant::Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -126,7 +125,10 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     let per_block = keys >> tokens.trailing_zeros();
     let mine = lane < per_block;
     let windowed = variant.params().window_left != i32::MAX;
-    let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
+    // Both policies are created before the loop; each block selects one.
+    // SAFETY: the launch's parameters are valid.
+    let policies = unsafe { Policies::new(p.long, p.attention.record) };
+    let (own, kept) = (policies.of(false), policies.of(true));
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     // Blocks with a tail use two barriers alternately: one tail is zeroed while the next block is loaded.
@@ -167,10 +169,9 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 }
             }
             corner[2] = (unit.head * p.half_per_head) as i32;
-            let policy = if walk.run.flags & WorkItem::SHARED_KEYS != 0 {
-                evict_last
-            } else {
-                evict_first
+            let policy = match walk.run.flags & WorkItem::SHARED_KEYS != 0 {
+                true => kept,
+                false => own,
             };
             let (full, free, target) = if VALUES {
                 (
