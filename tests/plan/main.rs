@@ -11,6 +11,7 @@ mod trees;
 
 mod as_data;
 mod balance;
+mod decodes;
 mod defects;
 mod fixed_splits;
 mod hybrid;

@@ -18,15 +18,22 @@ pub struct BatchInput<'a> {
     pub batch: &'a Batch,
     parts: &'a [PlannedPart],
     row_blocks: &'a [PlannedRowBlock],
+    /// Row blocks of at most this many query tokens are decodes.
+    most_decode_tokens: u32,
 }
 
 impl<'a> BatchInput<'a> {
     pub fn new(model: &'a Model, batch: &'a Batch, plan: &'a Plan) -> Self {
+        let (few, most) = (model.most_decode_tokens, model.most_tokens_of_decodes);
+        let mut tokens = plan.row_blocks.iter().map(|block| block.tokens);
+        // Beside shorter row blocks they are prefills: both kinds then run side by side, which is faster.
+        let are_decodes = most > few && tokens.all(|tokens| few < tokens && tokens <= most);
         Self {
             model,
             batch,
             parts: &plan.parts,
             row_blocks: &plan.row_blocks,
+            most_decode_tokens: if are_decodes { most } else { few },
         }
     }
 
@@ -37,6 +44,7 @@ impl<'a> BatchInput<'a> {
             batch,
             parts,
             row_blocks,
+            most_decode_tokens,
         } = self;
         let parts = batch.parts.iter().zip(parts).zip(0..);
         parts.map(move |((part, planned), index)| {
@@ -49,6 +57,7 @@ impl<'a> BatchInput<'a> {
                 first_page: planned.pages.start,
                 row_blocks: &row_blocks[blocks],
                 first_row_block: planned.row_blocks.start,
+                most_decode_tokens,
                 composed: batch.parts.len() > 1,
                 masked: !batch.ancestors.is_empty(),
             }
@@ -68,6 +77,7 @@ pub struct PartInput<'a> {
     /// The part's row blocks, and the index of the first one among the plan's row blocks.
     pub row_blocks: &'a [PlannedRowBlock],
     pub first_row_block: u32,
+    most_decode_tokens: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
     /// Whether a mask (`Batch::ancestors`) hides some of the last keys from query tokens.
@@ -84,7 +94,7 @@ impl PartInput<'_> {
             && !self.part.table.page_size.is_multiple_of(8)
             && self.model.tiles.has_prefills()
             && !self.model.device.is_cpu();
-        if q_len <= self.model.most_decode_tokens && !by_rows {
+        if q_len <= self.most_decode_tokens && !by_rows {
             Kernel::Decode
         } else {
             Kernel::Prefill

@@ -17,17 +17,19 @@ pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan
 /// Whether the CTAs of a plan merge faster than a separate kernel. In tiles of few rows, all warps merge at once; wider
 /// tiles merge row by row. With more than a few merges per SM, or with more than a few rows in a merge, the many CTAs of the
 /// kernel are faster: 1 × 1024 with 32/8 heads takes 7.5 µs either way in a graph, with 28/4 8.8 and 7.3, with 64/4 14.7 and
-/// 8.5.
+/// 8.5, and with 4 new tokens and 32/8 heads 20.0 and 14.2 after a flush.
 fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
-    // Of the query heads of a KV head.
-    const ELEMENTS: u32 = 512;
+    // Of the query heads of a KV head, for all tokens of a request: one CTA arrives last for all of them.
+    const ELEMENTS: u64 = 512;
     // With fixed splits, results must not depend on the rest of the batch, so the way of merging must not either.
     let fixed = options.split.is_fixed();
     let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;
-    let elements = plan.spec.group() * plan.spec.head_dim_v;
+    let tokens = plan.row_blocks.iter().map(|block| block.tokens).max();
+    let of_token = plan.spec.group() * plan.spec.head_dim_v;
+    let elements = u64::from(tokens.unwrap_or(0)) * u64::from(of_token);
     let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);
     !fixed
         && !plan.spec.latent

@@ -62,6 +62,10 @@ pub struct DeviceDescription {
     pub merge_state_ns: f64,
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
+    /// If all row blocks of a batch have more tokens than that, but at most this many rows (query tokens × query heads of a KV
+    /// head), they are decodes, too, except with fixed splits.
+    #[serde(default)]
+    pub decode_max_rows: u32,
     /// Costs of decodes.
     pub decode: DecodeDescription,
     /// Costs of prefills.

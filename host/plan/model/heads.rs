@@ -18,6 +18,8 @@ pub struct Model {
     /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
     /// they have only decode kernels.
     pub most_decode_tokens: u32,
+    /// The same in a batch whose row blocks are all longer than that.
+    pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
@@ -52,14 +54,22 @@ impl Model {
             }
         };
         let configs = device.pod.configs.iter().enumerate();
+        let most_decode_tokens = match (tiles.has_decodes(), tiles.has_prefills()) {
+            (false, _) => 0,
+            (true, true) => device.decode_max_tokens,
+            (true, false) => u32::MAX,
+        };
+        let in_rows = match (rule.fixed, tiles.has_decodes()) {
+            (false, true) => tiles
+                .decode_tokens()
+                .min(device.decode_max_rows / spec.group()),
+            _ => 0,
+        };
         Ok(Self {
             spec: *spec,
             rule,
-            most_decode_tokens: match (tiles.has_decodes(), tiles.has_prefills()) {
-                (false, _) => 0,
-                (true, true) => device.decode_max_tokens,
-                (true, false) => u32::MAX,
-            },
+            most_decode_tokens,
+            most_tokens_of_decodes: most_decode_tokens.max(in_rows),
             fused_tiles: configs
                 .map(|(index, config)| fused(index, config))
                 .collect(),

@@ -177,6 +177,7 @@ impl Case {
         let mut device = DeviceDescription::named("h200").expect("a known device");
         device.sms = self.sms;
         device.decode_max_tokens = 0;
+        device.decode_max_rows = 0;
         device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
             compute: None,

@@ -42,6 +42,7 @@ fn h200() -> DeviceDescription {
         merge_last_ns: 2500.0,
         merge_state_ns: 100.0,
         decode_max_tokens: 8,
+        decode_max_rows: 64,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: Vec::new(),
@@ -188,6 +189,7 @@ fn a100() -> DeviceDescription {
         merge_last_ns: 0.0,
         merge_state_ns: 0.0,
         decode_max_tokens: 8,
+        decode_max_rows: 0,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: Vec::new(),
@@ -266,6 +268,7 @@ fn cpu() -> DeviceDescription {
         merge_last_ns: 0.0,
         merge_state_ns: 0.0,
         decode_max_tokens: 8,
+        decode_max_rows: 0,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: vec![8, 16, 32, 64, 128],
