@@ -10,7 +10,7 @@ fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     plan_for(&Spec::new(32, 8, 128), requests, options)
 }
 
-fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
+pub fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     let device = DeviceDescription::named("h200").expect("described");
     let pages = |keys: u32| keys.div_ceil(16);
     let mut table = PageTable::new(16, requests.iter().map(|&(_, keys)| pages(keys)).sum());
@@ -205,4 +205,18 @@ fn fixed_pieces_of_prompts_are_launched_one_after_the_other() {
     let begins = pieces(&plan);
     assert_eq!(begins.len(), 32);
     assert!(begins.is_sorted_by_key(|keys| keys.0), "{begins:?}");
+}
+
+/// 368 tiles of one length for each of 4 KV heads are 11.15 rounds of 132 CTAs: only the tiles of the last round are cut.
+#[test]
+fn the_last_round_of_equal_tiles_is_cut() {
+    let mut spec = Spec::new(28, 4, 256);
+    spec.variant.causal = false;
+    let plan = plan_for(&spec, &[(6609, 6609)], &PlanOptions::default());
+    let whole = plan
+        .items
+        .iter()
+        .filter(|item| item.kv_end - item.kv_begin == 6609);
+    assert!(!plan.merges.is_empty());
+    assert!(whole.count() > 11 * 132 / 4 - 10);
 }

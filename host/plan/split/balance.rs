@@ -1,6 +1,7 @@
 //! Balance: cuts so that the last resident CTA finishes as early as possible.
 
 use super::{
+    attempt::{Apart, Attempt},
     classes::DraftClasses,
     equal::equal_splits,
     finish::{Done, Simulation, launch_bound, list_bound},
@@ -233,9 +234,9 @@ impl Balancer {
         };
         let mut found = false;
         let mut keep_if_better =
-            |simulation: &mut Simulation, pieces: &Vec<Piece>, margin: u64, apart: u64| {
+            |simulation: &mut Simulation, pieces: &Vec<Piece>, margin: u64, apart: Apart| {
                 let done = simulation.run(&problem, step.input.cost, pieces, enough);
-                let done = done.later_by(apart, enough);
+                let done = done.later_by(apart.time(&problem, pieces), enough);
                 let with_margin = Done {
                     merged: done.merged + margin,
                     ..done
@@ -252,7 +253,7 @@ impl Balancer {
             Kernel::Decode => load.contention.solo_speedup / 10,
             Kernel::Prefill => u32::MAX,
         };
-        let (mut margin, mut apart) = (0, 0);
+        let (mut margin, mut share_keys) = (0, false);
         if slowest > 100 {
             if load.count <= MOST_UNITS * u64::from(load.ctas) {
                 tried.clear();
@@ -264,15 +265,12 @@ impl Balancer {
                         && units(step.classes, attempt) <= most_units
                     {
                         tried.clone_from(attempt);
-                        keep_if_better(simulation, attempt, 0, 0);
+                        keep_if_better(simulation, attempt, 0, Apart::None);
                     }
                 }
             }
-            // Cut anywhere, the tiles of a prompt read different keys at any time, and memory is read for each of them.
             let are_of_a_prompt = |pair: &[Draft]| pair[0].shares_prompt(&pair[1]);
-            if kernel == Kernel::Prefill && step.drafts.windows(2).any(are_of_a_prompt) {
-                apart = (load.keys_apart - load.keys) / u64::from(load.ctas);
-            }
+            share_keys = kernel == Kernel::Prefill && step.drafts.windows(2).any(are_of_a_prompt);
             // Unequal pieces must save enough.
             margin = bound / MARGIN;
         }
@@ -286,6 +284,7 @@ impl Balancer {
                     }
                 };
                 if placed && units(step.classes, attempt) <= most_units {
+                    let apart = rule.apart(share_keys);
                     least = least.min(keep_if_better(simulation, attempt, margin, apart));
                     break;
                 }
@@ -306,12 +305,6 @@ impl Balancer {
             *at += 1;
         }
     }
-}
-
-/// Ways to cut into pieces of unequal size, in the order in which they are tried.
-enum Attempt {
-    WrapAround,
-    List,
 }
 
 /// The goal of the attempts.

@@ -36,6 +36,11 @@ impl UnitCost {
         self.fixed_cut + self.key * keys as u64
     }
 
+    /// What is added to the time of all units if no other reads these keys at about the same time.
+    pub const fn apart(&self, keys: u32) -> u64 {
+        (self.key_apart - self.key) * keys as u64 * self.units as u64
+    }
+
     /// An upper bound of [`unsplittable`](Self::unsplittable) for drafts that can be cut.
     pub const fn least_divisible(&self) -> u64 {
         self.cut(2 * self.shortest)

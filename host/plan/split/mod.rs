@@ -16,6 +16,7 @@ use super::{
     draft::Draft,
 };
 
+mod attempt;
 mod balance;
 mod classes;
 mod equal;
