@@ -380,7 +380,7 @@ fn what_is_not_computed_is_refused_and_named() {
             "stop",
             json!([""]),
             400,
-            "stop is a text, or up to 16 of them, none empty",
+            "stop is [\"\"]: give a text, or up to 16 of them, none empty",
         ),
         (
             "stream_options",
@@ -413,7 +413,7 @@ fn what_is_not_computed_is_refused_and_named() {
     for (path, status) in [("/v1/completions", 405), ("/nothing", 404)] {
         let (got, answer) = server.get(path);
         let error = &body(&answer)["error"];
-        assert_eq!((got, &error["code"]), (status, &json!(status)));
+        assert_eq!((got, &error["code"]), (status, &json!(status.to_string())));
         let message = error["message"].as_str().unwrap();
         let named = message.starts_with(&format!(
             "there is no GET {path} here, only POST /v1/completions"
@@ -421,7 +421,11 @@ fn what_is_not_computed_is_refused_and_named() {
         assert!(named, "{message}");
     }
     assert_eq!(server.get("/health"), (200, "ok\n".to_owned()));
-    assert_eq!(body(&server.get("/v1/models").1)["data"][0]["id"], MODEL);
+    let models = body(&server.get("/v1/models").1);
+    let model = &models["data"][0];
+    assert!(model["id"] == MODEL && model["created"].is_u64(), "{model}");
+    assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
+    assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
     assert_eq!(refused, 16, "each refusal of the handlers is counted");
 }
@@ -606,7 +610,7 @@ fn an_engine_that_fails_is_no_fault_of_requests() {
     let last = events(&answer).pop().unwrap();
     assert_eq!(
         (status, &last["error"]["code"]),
-        (200, &json!(503)),
+        (200, &json!("503")),
         "{answer}"
     );
     assert!(!answer.contains("[DONE]"), "{answer}");
@@ -614,7 +618,7 @@ fn an_engine_that_fails_is_no_fault_of_requests() {
     let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a"}));
     assert_eq!(
         (status, &body(&answer)["error"]["code"]),
-        (503, &json!(503))
+        (503, &json!("503"))
     );
     let begin = Instant::now();
     while server.get("/health").0 != 503 {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{
-    api::{Kind, Refusal, json as respond},
+    api::{Kind, Refusal, respond},
     metrics::Taken,
     runner::Piece,
 };
@@ -86,6 +86,12 @@ impl Assembly {
     }
 }
 
+/// Seconds since 1970.
+pub(super) fn seconds() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
+
 /// The fields around every text of an answer.
 pub(super) struct Labels {
     kind: Kind,
@@ -100,12 +106,11 @@ impl Labels {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             kind,
             id: format!("{prefix}-{index}"),
             model: model.to_owned(),
-            created: now.map_or(0, |now| now.as_secs()),
+            created: seconds(),
         }
     }
 

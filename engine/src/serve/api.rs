@@ -4,9 +4,9 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
+use super::fields::{self, Fields};
 use crate::{Error, Generation, Message, Sampling, Text};
 
 /// The endpoint of a request.
@@ -29,8 +29,13 @@ impl Refusal {
         Self { status, message }
     }
 
-    fn wrong(message: impl Into<String>) -> Self {
+    pub(super) fn wrong(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(super) fn no_model(name: &str, model: &str) -> Self {
+        let message = format!("there is no model {name:?} here, only {model:?}");
+        Self::new(StatusCode::NOT_FOUND, message)
     }
 
     pub(super) fn busy() -> Self {
@@ -46,8 +51,8 @@ impl Refusal {
             true => "server_error",
             false => "invalid_request_error",
         };
-        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
-        serde_json::json!({"error": error})
+        let code = self.status.as_str();
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}})
     }
 
     pub(super) fn failed(message: String) -> Self {
@@ -63,7 +68,7 @@ impl From<Error> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = json(self.status, &self.body());
+        let mut response = respond(self.status, &self.body());
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response
                 .headers_mut()
@@ -73,7 +78,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-pub(super) fn json(status: StatusCode, value: &Value) -> Response {
+pub(super) fn respond(status: StatusCode, value: &Value) -> Response {
     let kind = (header::CONTENT_TYPE, "application/json");
     (status, [kind], value.to_string()).into_response()
 }
@@ -136,109 +141,56 @@ impl Parameters {
     }
 }
 
-#[derive(Deserialize)]
-struct Body {
-    model: Option<String>,
-    #[serde(default, deserialize_with = "given")]
-    prompt: Option<PromptField>,
-    messages: Option<Vec<MessageField>>,
-    max_tokens: Option<u32>,
-    max_completion_tokens: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<u32>,
-    min_p: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<OneOrMany>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum PromptField {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-/// Reports what a prompt may be, in place of Rust type names.
-fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<PromptField>, D::Error> {
-    let wrong = |_| {
-        serde::de::Error::custom(
-            "prompt is a text or a list of token ids; give several prompts one by one",
-        )
-    };
-    PromptField::deserialize(field).map(Some).map_err(wrong)
-}
-
-#[derive(Deserialize)]
-struct MessageField {
-    role: String,
-    content: ContentField,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ContentField {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-#[derive(Deserialize)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-}
-
-/// Fields that do not affect the text.
-const BESIDE_THE_TEXT: [&str; 4] = ["user", "metadata", "store", "service_tier"];
-/// Fields that are accepted at the value at which they have no effect.
-const AT_REST: [(&str, f64); 4] = [
-    ("n", 1.0),
-    ("best_of", 1.0),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
-];
 const MOST_STOPS: usize = 16;
 
-pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refusal> {
-    let body: Body =
-        serde_json::from_slice(body).map_err(|error| Refusal::wrong(error.to_string()))?;
-    for (name, value) in &body.rest {
-        let rests = AT_REST
+/// A text or a list of token ids.
+fn prompt(value: &Value) -> Option<Prompt> {
+    match value {
+        Value::String(text) => Some(Prompt::Text(text.clone())),
+        Value::Array(ids) => ids
             .iter()
-            .any(|(rest, at)| rest == name && value.as_f64() == Some(*at));
-        let nothing = matches!(value, Value::Null | Value::Bool(false));
-        if !rests && !nothing && !BESIDE_THE_TEXT.contains(&name.as_str()) {
-            return Err(Refusal::wrong(format!(
-                "{name} is not computed here: leave it out"
-            )));
+            .map(fields::whole)
+            .collect::<Option<_>>()
+            .map(Prompt::Tokens),
+        _ => None,
+    }
+}
+
+/// A text, or a list of some.
+fn stops(value: &Value) -> Option<Vec<String>> {
+    let stops = match value {
+        Value::String(stop) => vec![stop.clone()],
+        Value::Array(stops) => stops.iter().map(fields::text).collect::<Option<Vec<_>>>()?,
+        _ => return None,
+    };
+    let right = stops.len() <= MOST_STOPS && !stops.iter().any(String::is_empty);
+    right.then_some(stops)
+}
+
+pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refusal> {
+    let mut fields = Fields::parse(body)?;
+    let named = fields.take("model", "give a text", fields::text)?;
+    if let Some(other) = named.filter(|name| name != model) {
+        return Err(Refusal::no_model(&other, model));
+    }
+    let rule = "give a text or a list of token ids; give several prompts one by one";
+    let given = fields.take("prompt", rule, |value| match value {
+        // Some clients always send a list of prompts.
+        Value::Array(prompts) if prompts.len() == 1 => {
+            prompt(value).or_else(|| prompt(&prompts[0]))
         }
-    }
-    if let Some(other) = body.model.filter(|name| name != model) {
-        let message = format!("there is no model {other:?} here, only {model:?}");
-        return Err(Refusal::new(StatusCode::NOT_FOUND, message));
-    }
-    let prompt = match (kind, body.prompt, body.messages) {
-        (Kind::Completion, Some(PromptField::Text(text)), None) => Prompt::Text(text),
-        (Kind::Completion, Some(PromptField::Tokens(tokens)), None) => Prompt::Tokens(tokens),
+        _ => prompt(value),
+    })?;
+    let messages = fields.take("messages", "give a list of messages", |value| {
+        value.as_array().cloned()
+    })?;
+    let prompt = match (kind, given, messages) {
+        (Kind::Completion, Some(prompt), None) => prompt,
+        (Kind::Chat, None, Some(messages)) if messages.is_empty() => {
+            return Err(Refusal::wrong(
+                "messages is empty: give at least one message",
+            ));
+        }
         (Kind::Chat, None, Some(messages)) => Prompt::Chat(
             messages
                 .into_iter()
@@ -250,79 +202,129 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         }
         (Kind::Chat, ..) => return Err(Refusal::wrong("a chat has messages, and no prompt")),
     };
-    let stop = match body.stop {
-        None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop],
-        Some(OneOrMany::Many(stops)) => stops,
-    };
-    if stop.len() > MOST_STOPS || stop.iter().any(String::is_empty) {
-        return Err(Refusal::wrong(format!(
-            "stop is a text, or up to {MOST_STOPS} of them, none empty"
-        )));
-    }
-    let stream = body.stream.unwrap_or(false);
-    if body.stream_options.is_some() && !stream {
+    let (max_tokens, stream, include_usage) = (
+        limit(&mut fields)?,
+        fields.flag("stream")?,
+        usage(&mut fields)?,
+    );
+    let stream = stream.unwrap_or(false);
+    if include_usage.is_some() && !stream {
         return Err(Refusal::wrong(
             "stream_options are for streams: set stream to true, or leave them out",
         ));
     }
-    let temperature = body.temperature.unwrap_or(1.0);
+    let stop = format!("give a text, or up to {MOST_STOPS} of them, none empty");
+    let top_k = |value: &Value| match value.as_i64() {
+        Some(-1) => Some(0),
+        _ => fields::whole(value),
+    };
     let parameters = Parameters {
-        max_tokens: body.max_completion_tokens.or(body.max_tokens),
+        max_tokens,
         // Defaults of OpenAI's interface.
         usual_tokens: match kind {
             Kind::Completion => 16,
             Kind::Chat => u32::MAX,
         },
         sampling: Sampling {
-            temperature,
-            top_k: body.top_k.unwrap_or(0),
-            top_p: body.top_p.unwrap_or(1.0),
-            min_p: body.min_p.unwrap_or(0.0),
-            seed: body
-                .seed
-                .map_or_else(|| fastrand::u64(..), |seed| seed as u64),
+            temperature: fields.number("temperature")?.unwrap_or(1.0),
+            top_k: fields
+                .take(
+                    "top_k",
+                    "give a number of tokens, or -1 or 0 for all",
+                    top_k,
+                )?
+                .unwrap_or(0),
+            top_p: fields.number("top_p")?.unwrap_or(1.0),
+            min_p: fields.number("min_p")?.unwrap_or(0.0),
+            seed: fields
+                .take("seed", "give a whole number of 64 bits", Value::as_i64)?
+                .map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
         },
-        stop,
+        stop: fields.take("stop", &stop, stops)?.unwrap_or_default(),
         stream,
-        include_usage: body
-            .stream_options
-            .and_then(|options| options.include_usage)
-            .unwrap_or(false),
+        include_usage: include_usage.unwrap_or(false),
     };
-    Ok(Asked { prompt, parameters })
+    match fields.rest(|name, value| fields::rests(kind, name, value)) {
+        Some(name) => Err(Refusal::wrong(format!(
+            "{name} is not computed here: leave it out"
+        ))),
+        None => Ok(Asked { prompt, parameters }),
+    }
+}
+
+/// The maximum number of tokens, by its new name or its old one.
+fn limit(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
+    let new = fields.count("max_completion_tokens")?;
+    let old = fields.count("max_tokens")?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => Err(Refusal::wrong(format!(
+            "max_completion_tokens is {new} and max_tokens is {old}: give one of them"
+        ))),
+        _ => Ok(new.or(old)),
+    }
+}
+
+/// Whether a stream ends with its usage; none if the request has no `stream_options`.
+fn usage(fields: &mut Fields) -> Result<Option<bool>, Refusal> {
+    let options = fields.take("stream_options", "give an object", |value| {
+        value.as_object().cloned()
+    })?;
+    let Some(options) = options else {
+        return Ok(None);
+    };
+    let mut options = Fields::new("stream_options.", options);
+    let include = options.flag("include_usage")?.unwrap_or(false);
+    match options.rest(|_, value| *value == json!(false)) {
+        Some(name) => Err(Refusal::wrong(format!(
+            "{name} is not computed here: leave it out"
+        ))),
+        None => Ok(Some(include)),
+    }
 }
 
 /// The chat templates of the supported families do not use the name of a speaker.
 const BESIDE_A_MESSAGE: &str = "name";
 
-fn message(field: MessageField) -> Result<Message, Refusal> {
-    for (name, value) in &field.rest {
-        let nothing = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(list) => list.is_empty(),
-            _ => false,
-        };
-        if !nothing && name != BESIDE_A_MESSAGE {
-            return Err(Refusal::wrong(format!(
-                "{name} of a message is not rendered here: leave it out"
-            )));
-        }
-    }
-    let content = match field.content {
-        ContentField::Text(text) => text,
-        ContentField::Parts(parts) => {
-            let texts = parts
-                .into_iter()
-                .map(|part| match (part.kind.as_str(), part.text) {
-                    ("text", Some(text)) => Ok(text),
-                    (other, _) => Err(Refusal::wrong(format!(
-                        "a part of type {other:?}: only text is read here"
-                    ))),
-                });
-            texts.collect::<Result<String, _>>()?
+fn message(value: Value) -> Result<Message, Refusal> {
+    let Value::Object(message) = value else {
+        return Err(Refusal::wrong(format!(
+            "{} is no message: give an object with role and content",
+            fields::shown(&value)
+        )));
+    };
+    let mut fields = Fields::new("", message);
+    let role = fields.need("role", "give a text, such as \"user\"", fields::text)?;
+    let rule = "give a text or a list of text parts";
+    let content = match fields.need("content", rule, |value| Some(value.clone()))? {
+        Value::String(text) => text,
+        Value::Array(parts) => parts.iter().map(part).collect::<Result<_, _>>()?,
+        other => {
+            let other = fields::shown(&other);
+            return Err(Refusal::wrong(format!("content is {other}: {rule}")));
         }
     };
-    let role = field.role;
-    Ok(Message { role, content })
+    let empty = |name: &str, value: &Value| *value == json!([]) || name == BESIDE_A_MESSAGE;
+    match fields.rest(empty) {
+        Some(name) => Err(Refusal::wrong(format!(
+            "{name} of a message is not rendered here: leave it out"
+        ))),
+        None => Ok(Message { role, content }),
+    }
 }
+
+/// The text of a part of a message.
+fn part(part: &Value) -> Result<String, Refusal> {
+    match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        (Some(other), _) if other != "text" => Err(Refusal::wrong(format!(
+            "a part of type {other:?}: only text is read here"
+        ))),
+        _ => Err(Refusal::wrong(format!(
+            "{} is no part of a message: give {{\"type\": \"text\", \"text\": …}}",
+            fields::shown(part)
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 //! | | |
 //! |---|---|
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | a text; with `"stream": true` as server-sent events |
-//! | `GET /v1/models` | the one model |
+//! | `GET /v1/models`, `GET /v1/models/NAME` | the one model |
 //! | `GET /health` | 200 while the engine runs, else 503 |
 //! | `GET /metrics` | Prometheus text |
 //!
@@ -13,6 +13,7 @@
 
 mod answer;
 mod api;
+mod fields;
 mod lanes;
 mod metrics;
 mod patience;
@@ -32,7 +33,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -97,6 +98,16 @@ struct Server {
     /// Maximum number of tokens of a request.
     request_tokens: u32,
     answers: AtomicU64,
+    /// When it started, in seconds since 1970.
+    started: u64,
+}
+
+impl Server {
+    /// The model in OpenAI's format.
+    fn model(&self) -> serde_json::Value {
+        let (id, created) = (&self.options.name, self.started);
+        serde_json::json!({"id": id, "object": "model", "created": created, "owned_by": "tandem"})
+    }
 }
 
 /// Serves on an address until `shutdown`, with its own runtime. `ready` receives the address; for port 0 it has the
@@ -163,6 +174,7 @@ pub async fn serve(
         lanes: Lanes::new(),
         request_tokens,
         answers: AtomicU64::new(0),
+        started: answer::seconds(),
     });
     let router = Router::new()
         .route(
@@ -174,6 +186,7 @@ pub async fn serve(
             post(|state, request| answer(state, Kind::Chat, request)),
         )
         .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
         .route("/health", get(health))
         .route("/metrics", get(metrics_text))
         .method_not_allowed_fallback(|request: Request| {
@@ -233,12 +246,15 @@ async fn nowhere(status: StatusCode, request: Request) -> Response {
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Response {
-    let model =
-        serde_json::json!({"id": server.options.name, "object": "model", "owned_by": "tandem"});
-    api::json(
-        StatusCode::OK,
-        &serde_json::json!({"object": "list", "data": [model]}),
-    )
+    let models = serde_json::json!({"object": "list", "data": [server.model()]});
+    api::respond(StatusCode::OK, &models)
+}
+
+async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Response {
+    match name == server.options.name {
+        true => api::respond(StatusCode::OK, &server.model()),
+        false => Refusal::no_model(&name, &server.options.name).into_response(),
+    }
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Response {

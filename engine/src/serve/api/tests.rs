@@ -1,0 +1,185 @@
+use super::*;
+
+fn parsed(kind: Kind, field: &str, value: Value) -> Result<Asked, String> {
+    let mut body = match kind {
+        Kind::Completion => json!({"prompt": "a"}),
+        Kind::Chat => json!({"messages": [{"role": "user", "content": "a"}]}),
+    };
+    body[field] = value;
+    parse(kind, body.to_string().as_bytes(), "tiny").map_err(|refusal| refusal.message)
+}
+
+fn refused(kind: Kind, field: &str, value: Value) -> String {
+    match parsed(kind, field, value.clone()) {
+        Ok(_) => panic!("{field}: {value} is taken"),
+        Err(message) => message,
+    }
+}
+
+/// `false` is not the default of every field: without this check these would be ignored.
+#[test]
+fn fields_that_are_switched_off_are_not_ignored() {
+    for (kind, field) in [
+        (Kind::Completion, "skip_special_tokens"),
+        (Kind::Completion, "add_special_tokens"),
+        (Kind::Chat, "add_generation_prompt"),
+        (Kind::Chat, "enable_thinking"),
+        (Kind::Chat, "unknown"),
+    ] {
+        let message = refused(kind, field, json!(false));
+        assert_eq!(
+            message,
+            format!("{field} is not computed here: leave it out")
+        );
+    }
+    let with = |options: Value| {
+        let body = json!({"prompt": "a", "stream": true, "stream_options": options});
+        parse(Kind::Completion, body.to_string().as_bytes(), "tiny")
+            .map_err(|refusal| refusal.message)
+    };
+    assert_eq!(
+        with(json!({"include_usage": true, "continuous_usage_stats": true}))
+            .err()
+            .unwrap(),
+        "stream_options.continuous_usage_stats is not computed here: leave it out"
+    );
+    assert!(with(json!({"include_usage": true, "include_obfuscation": false})).is_ok());
+    let body = json!({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 2}).to_string();
+    let both = parse(Kind::Completion, body.as_bytes(), "tiny")
+        .err()
+        .unwrap();
+    assert_eq!(
+        both.message,
+        "max_completion_tokens is 2 and max_tokens is 3: give one of them"
+    );
+}
+
+/// Clients send defaults of OpenAI's interface and of other servers.
+#[test]
+fn values_without_effect_are_taken() {
+    for (kind, field, value) in [
+        (Kind::Completion, "prompt", json!(["a"])),
+        (Kind::Completion, "prompt", json!([[1, 2]])),
+        (Kind::Completion, "suffix", json!("")),
+        (Kind::Completion, "echo", json!(false)),
+        (Kind::Completion, "add_special_tokens", json!(true)),
+        (Kind::Completion, "top_k", json!(-1)),
+        (Kind::Completion, "repetition_penalty", json!(1.0)),
+        (Kind::Chat, "logprobs", json!(false)),
+        (Kind::Chat, "add_special_tokens", json!(false)),
+        (Kind::Chat, "prompt", Value::Null),
+        (Kind::Chat, "tools", json!([])),
+        (Kind::Chat, "tool_choice", json!("auto")),
+        (Kind::Chat, "logit_bias", json!({})),
+        (Kind::Chat, "response_format", json!({"type": "text"})),
+        (Kind::Chat, "unknown", Value::Null),
+    ] {
+        let taken = parsed(kind, field, value.clone());
+        assert!(taken.is_ok(), "{field} {value}: {:?}", taken.err());
+    }
+    let Ok(Asked {
+        prompt: Prompt::Tokens(tokens),
+        ..
+    }) = parsed(Kind::Completion, "prompt", json!([7]))
+    else {
+        panic!("one token is a prompt of one token");
+    };
+    assert_eq!(tokens, [7]);
+}
+
+#[test]
+fn errors_have_the_field_and_its_value() {
+    for (kind, field, value, message) in [
+        (
+            Kind::Completion,
+            "max_tokens",
+            json!("4"),
+            "max_tokens is \"4\": give a whole number from 1 to 4294967295",
+        ),
+        (
+            Kind::Completion,
+            "max_tokens",
+            json!(-1),
+            "max_tokens is -1: give a whole number from 1 to 4294967295",
+        ),
+        (
+            Kind::Completion,
+            "temperature",
+            json!("0"),
+            "temperature is \"0\": give a number",
+        ),
+        (
+            Kind::Completion,
+            "stop",
+            json!(5),
+            "stop is 5: give a text, or up to 16 of them, none empty",
+        ),
+        (
+            Kind::Completion,
+            "seed",
+            json!(1.5),
+            "seed is 1.5: give a whole number of 64 bits",
+        ),
+        (
+            Kind::Completion,
+            "stream",
+            json!("true"),
+            "stream is \"true\": give true or false",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([]),
+            "messages is empty: give at least one message",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!("hi"),
+            "messages is \"hi\": give a list of messages",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!(["hi"]),
+            "\"hi\" is no message: give an object with role and content",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([{"role": "assistant", "content": null}]),
+            "content is missing: give a text or a list of text parts",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([{"role": "user", "content": [{"type": "text"}]}]),
+            "{\"type\":\"text\"} is no part of a message: give {\"type\": \"text\", \"text\": …}",
+        ),
+    ] {
+        assert_eq!(refused(kind, field, value), message, "{field}");
+    }
+    let long = refused(Kind::Completion, "prompt", json!([["a".repeat(1000)], 1]));
+    assert!(long.chars().count() < 150, "{long}");
+    for (body, message) in [
+        (
+            &b"{\"prompt\": \"a\", \"prompt\": \"b\"}"[..],
+            "\"prompt\" is there twice",
+        ),
+        (b"[]", "the body is no JSON object"),
+        (b"{\"prompt\": \"\xff\"}", "the body is no JSON object"),
+    ] {
+        let refusal = parse(Kind::Completion, body, "tiny").err().unwrap();
+        assert!(refusal.message.contains(message), "{}", refusal.message);
+    }
+}
+
+/// The types are those of OpenAI's interface: strict clients read an error with a number as its code as no error.
+#[test]
+fn errors_have_the_types_of_the_interface() {
+    let error = Refusal::wrong("x").body();
+    assert_eq!(
+        error["error"],
+        json!({"message": "x", "type": "invalid_request_error", "param": null, "code": "400"})
+    );
+}
