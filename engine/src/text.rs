@@ -1,6 +1,7 @@
 //! Tokenization, detokenization of streamed answers, and chat templates.
 
 mod chat;
+mod date;
 
 use std::{fs, io, path::Path};
 

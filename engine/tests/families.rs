@@ -3,6 +3,7 @@
 mod common;
 
 use std::{
+    fs,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
@@ -354,4 +355,15 @@ fn an_arrival_in_a_distant_future_is_waited_for() {
     assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(1));
     let waits = heard.recv_timeout(Duration::from_millis(500));
     assert_eq!(waits, Err(RecvTimeoutError::Timeout));
+}
+
+/// Templates of Mistral's models write today's date.
+#[test]
+fn a_template_may_ask_for_the_date() {
+    let copy = tempfile::tempdir().expect("a temporary folder");
+    let (from, to) = (folder("mistral"), copy.path());
+    fs::copy(from.join("tokenizer.json"), to.join("tokenizer.json")).expect("writable");
+    fs::write(to.join("chat_template.jinja"), "{{ strftime_now('%Y') }}").expect("writable");
+    let year = Text::read(to).expect("sound").render(&[]).expect("known");
+    assert!(year.parse::<u32>().is_ok_and(|year| year > 2000), "{year}");
 }

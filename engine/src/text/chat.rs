@@ -1,8 +1,11 @@
 //! Chat templates: Jinja, with the few functions that models' templates call.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
 
+use super::date::strftime;
 use crate::Error;
 
 /// One turn of a conversation.
@@ -37,6 +40,14 @@ impl ChatTemplate {
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |reason: String| {
             Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+        });
+        // Templates that write today's date call it.
+        environment.add_function("strftime_now", |format: &str| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            strftime(format, now.map_or(0, |now| now.as_secs())).map_err(|wrong| {
+                let reason = format!("strftime_now knows no {wrong}");
+                minijinja::Error::new(ErrorKind::InvalidOperation, reason)
+            })
         });
         environment
             .add_template_owned(NAME, source)
