@@ -58,6 +58,15 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// A weight that the model does not use.
+    #[error(
+        "the model's files have a tensor {name}, which a model with this config.json does not use, so its text would be \
+         wrong: correct model_type, num_hidden_layers or the biases in config.json"
+    )]
+    UnusedTensor {
+        /// Its name.
+        name: String,
+    },
     /// A weight whose shape contradicts the configuration.
     #[error("tensor {name} has the shape {got:?}, but config.json says {expected:?}")]
     TensorShape {

@@ -51,6 +51,8 @@ pub(crate) struct Traits {
 /// Which layers have the sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Window {
+    /// None.
+    None,
     /// All.
     All,
     /// From layer `max_window_layers` on, if `use_sliding_window` is true.
@@ -82,7 +84,7 @@ const PLAIN: Traits = Traits {
     activation: Activation::Silu,
     scales_embedding: false,
     own_scale: false,
-    window: Window::All,
+    window: Window::None,
     local_rope: false,
     defaults: Defaults {
         rope_theta: 10000.0,
@@ -104,7 +106,7 @@ const WITH_WINDOW: Defaults = Defaults {
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[Traits] = &[
     PLAIN,
-    Traits { family: Family::Mistral, model_type: "mistral", defaults: WITH_WINDOW, ..PLAIN },
+    Traits { family: Family::Mistral, model_type: "mistral", window: Window::All, defaults: WITH_WINDOW, ..PLAIN },
     Traits {
         family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, window: Window::Upper, defaults: WITH_WINDOW, ..PLAIN
     },

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     ops::Range,
     path::{Path, PathBuf},
@@ -161,6 +161,27 @@ impl Weights {
             self.place_of(name, shape)?;
         }
         Ok(shape.iter().product())
+    }
+
+    /// Checks that the text part of the files has only these tensors, by their names in a text-only model.
+    pub(crate) fn check_used(&self, used: &HashSet<String>) -> Result<(), Error> {
+        let Source::Files {
+            tensors, prefix, ..
+        } = &self.0
+        else {
+            return Ok(());
+        };
+        let inner = |name: &String| {
+            let inner = name.strip_prefix(prefix)?;
+            let name = format!("{}{inner}", PREFIXES[0]);
+            // Frequencies of the rotary embedding, which old files have, follow from the configuration.
+            let needless = used.contains(&name) || inner.ends_with(".inv_freq");
+            (!needless).then_some(name)
+        };
+        match tensors.keys().filter_map(inner).min() {
+            Some(name) => Err(Error::UnusedTensor { name }),
+            None => Ok(()),
+        }
     }
 
     /// The location of a tensor of this shape.

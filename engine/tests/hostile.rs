@@ -10,6 +10,7 @@ use std::fs;
 
 use common::{FAMILIES, folder};
 use damage::{damaged, damaged_tensors};
+use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Error, Text, Weights};
 
 fn fixture(family: &str, file: &str) -> Vec<u8> {
@@ -83,6 +84,42 @@ fn shapes_are_compared_before_memory_is_taken() {
     };
     assert_eq!(name, "model.layers.0.mlp.gate_proj.weight");
     assert_eq!(expected[0], 1 << 60);
+}
+
+/// A text without a layer or a bias that the files have would be wrong.
+#[test]
+fn tensors_that_would_be_ignored_are_refused() {
+    for (family, field, value, unused) in [
+        (
+            "llama3",
+            "num_hidden_layers",
+            json!(1),
+            "model.layers.1.input_layernorm.weight",
+        ),
+        (
+            "qwen2",
+            "model_type",
+            json!("llama"),
+            "model.layers.0.self_attn.k_proj.bias",
+        ),
+        (
+            "qwen3",
+            "model_type",
+            json!("llama"),
+            "model.layers.0.self_attn.k_norm.weight",
+        ),
+    ] {
+        let mut config: Value =
+            serde_json::from_slice(&fixture(family, "config.json")).expect("a fixture");
+        config[field] = value;
+        let architecture = Architecture::from_json(&config.to_string()).expect("sound");
+        let weights = Weights::open(&folder(family)).expect("a fixture");
+        let loaded = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| {});
+        let Err(Error::UnusedTensor { name }) = loaded else {
+            panic!("{family}: {loaded:?}");
+        };
+        assert_eq!(name, unused);
+    }
 }
 
 /// A configuration that still parses is loaded, with weights that may not fit it.

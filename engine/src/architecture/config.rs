@@ -69,7 +69,7 @@ struct GenerationConfig {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a token id or a list of them")]
 enum Ids {
     One(u32),
     Many(Vec<u32>),
@@ -271,6 +271,13 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     let layers = layers.collect();
 
     let eps = config.rms_norm_eps.unwrap_or(defaults.norm_eps);
+    if !(0.0..=1.0).contains(&eps) {
+        return Err(Error::Unsupported {
+            field: "rms_norm_eps",
+            got: eps.to_string(),
+            rule: "give a number from 0 to 1".to_owned(),
+        });
+    }
     let vocabulary = need("vocab_size", config.vocab_size.or(defaults.vocabulary))?;
     let intermediate = need("intermediate_size", config.intermediate_size)?;
     Ok(Architecture {
@@ -395,8 +402,23 @@ fn sliding_layers(
     if window.is_none() || switched_off {
         return Ok(vec![false; layers]);
     }
+    let refuse = |rule: &str| {
+        Err(Error::Unsupported {
+            field: "sliding_window",
+            got: window.unwrap_or_default().to_string(),
+            rule: rule.to_owned(),
+        })
+    };
+    match (traits.window, window) {
+        (Window::None, _) => return refuse("this family has no windows: set it to null"),
+        (_, Some(0)) => {
+            return refuse("every key would be hidden: give at least 1, or null for no window");
+        }
+        _ => {}
+    }
     let Some(types) = &config.layer_types else {
         let slides = |layer: usize| match traits.window {
+            Window::None => false,
             Window::All => true,
             Window::Upper => layer >= config.max_window_layers.unwrap_or(28),
             Window::AllButEach(usual) => {

@@ -107,7 +107,7 @@ impl CpuBackend {
         page_size: u32,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let model = Model::load(&architecture, &mut Host(weights), progress)?;
+        let model = Model::load(&architecture, weights, &mut Host(weights), progress)?;
         let cpu = Cpu::new();
         let kinds = architecture.kinds.iter().map(|kind| {
             let spec = kind.spec.with_dtype(Dtype::F32);

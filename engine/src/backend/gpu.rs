@@ -132,7 +132,7 @@ impl GpuBackend {
             .collect::<Result<Vec<[DeviceBuffer<bf16>; 2]>, tandem_attn::Error>>()?;
         let kinds = kinds(&gpu, a, &options, PlanOptions::default())?;
         let mut store = OnDevice::new(&gpu, weights);
-        let model = Model::load(a, &mut store, progress)?;
+        let model = Model::load(a, weights, &mut store, progress)?;
         if weights.are_random() {
             // Measurements start without prompts, so the caches get numbers between −1 and 1.
             for pool in pools.iter().flatten() {

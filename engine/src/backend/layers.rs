@@ -1,5 +1,7 @@
 //! The weights of a model by their role, in any kind of memory.
 
+use std::collections::HashSet;
+
 use tandem_attn::problem::Spec;
 
 use crate::{
@@ -20,25 +22,43 @@ pub(super) trait Store {
     ) -> Result<Self::Matrix, Error>;
 }
 
+fn shape(rows: usize, width: Option<usize>) -> Vec<usize> {
+    [rows].into_iter().chain(width).collect()
+}
+
 /// Concatenates tensors with the given numbers of rows in main memory.
 pub(super) fn stacked<T: Weight>(
     weights: &Weights,
     parts: &[(String, usize)],
     width: Option<usize>,
 ) -> Result<Vec<T>, Error> {
-    let shape = |rows: usize| match width {
-        Some(width) => vec![rows, width],
-        None => vec![rows],
-    };
     let mut elements = 0;
     for (part, rows) in parts {
-        elements += weights.elements(part, &shape(*rows))?;
+        elements += weights.elements(part, &shape(*rows, width))?;
     }
     let mut all = Vec::with_capacity(elements);
     for (part, rows) in parts {
-        weights.append(part, &shape(*rows), &mut all)?;
+        weights.append(part, &shape(*rows, width), &mut all)?;
     }
     Ok(all)
+}
+
+/// Checks that all tensors of a model are there with their shapes, and keeps their names.
+struct Check<'a> {
+    weights: &'a Weights,
+    used: HashSet<String>,
+}
+
+impl Store for Check<'_> {
+    type Matrix = ();
+
+    fn tensor(&mut self, parts: &[(String, usize)], width: Option<usize>) -> Result<(), Error> {
+        for (part, rows) in parts {
+            self.weights.elements(part, &shape(*rows, width))?;
+            self.used.insert(part.clone());
+        }
+        Ok(())
+    }
 }
 
 /// The weights of a layer. A matrix is `[outputs, inputs]`.
@@ -70,13 +90,28 @@ pub(super) struct Model<M> {
 
 impl<M> Model<M> {
     /// Reads all weights. `store` moves each tensor to where it stays; `progress` receives the number of layers loaded
-    /// so far.
+    /// so far. Before memory is taken, all tensors are checked. The model must use every tensor of its layers that the
+    /// files have: a text without the biases or layers of a model would be wrong.
     pub(super) fn load(
         architecture: &Architecture,
+        weights: &Weights,
         store: &mut impl Store<Matrix = M>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let a = architecture;
+        let mut check = Check {
+            weights,
+            used: HashSet::new(),
+        };
+        Model::read(architecture, &mut check, &mut |_| ())?;
+        weights.check_used(&check.used)?;
+        Self::read(architecture, store, progress)
+    }
+
+    fn read(
+        a: &Architecture,
+        store: &mut impl Store<Matrix = M>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Error> {
         let (hidden, vocabulary) = (a.hidden, a.vocabulary);
         let mut table = |name: &str| store.tensor(&[(name.to_owned(), vocabulary)], Some(hidden));
         let embedding = table("model.embed_tokens.weight")?;

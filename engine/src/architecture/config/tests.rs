@@ -112,9 +112,23 @@ fn what_would_be_computed_wrongly_is_refused() {
             ),
             "the model has quantization_config = awq; use the model in BF16",
         ),
+        (
+            with("1e-05", "-1.0"),
+            "the model has rms_norm_eps = -1; give a number from 0 to 1",
+        ),
+        (
+            with("\"vocab_size\"", "\"sliding_window\": 4096, \"vocab_size\""),
+            "the model has sliding_window = 4096; this family has no windows: set it to null",
+        ),
+        (
+            refused(&GEMMA.replace("\"sliding_window\": 1024", "\"sliding_window\": 0")),
+            "the model has sliding_window = 0; every key would be hidden: give at least 1, or null for no window",
+        ),
     ] {
         assert_eq!(message, expected);
     }
+    let ends = with("[128001, 128008, 128009]", "\"x\"");
+    assert!(ends.contains("a token id or a list of them"), "{ends}");
     assert!(matches!(
         Architecture::from_json("{"),
         Err(Error::Malformed { .. })
