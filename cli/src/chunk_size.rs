@@ -127,7 +127,15 @@ impl Args {
             requests,
             target_ns: self.target_ms.map(|ms| ms * 1e6),
         };
-        Ok((recommend(&cost, &expected), requests))
+        let mut advice = recommend(&cost, &expected);
+        if requests > fitting {
+            advice.reasons.push(format!(
+                "The memory has room for the keys and values of {}, not of {requests}: others would wait or be \
+                 preempted.",
+                counted(fitting as usize, "such request")
+            ));
+        }
+        Ok((advice, requests))
     }
 }
 
@@ -204,6 +212,15 @@ mod tests {
             "{text}"
         );
         run(&args).unwrap();
+    }
+
+    #[test]
+    fn more_requests_than_fit_the_memory_are_noted() {
+        let noted = |line: &str| {
+            let (advice, requests) = parse(line).advice().unwrap();
+            report(&advice, requests).contains("not of 100000:")
+        };
+        assert!(noted("--batch 100000") && !noted("--batch 100"));
     }
 
     #[test]

@@ -102,7 +102,8 @@ pub struct Candidate {
     pub step_ns: f64,
     /// Fraction of all decodes that run in a step together with a chunk.
     pub piggybacked: f64,
-    /// The P:D ratio at which chunks and decodes run out together: C / (B − 1).
+    /// The P:D ratio at which prompts and decodes run out together: the prompt tokens of a step for each of its B − 1
+    /// decodes.
     pub best_ratio: f64,
     /// Whether the step meets the target time between tokens.
     pub keeps_target: bool,
@@ -181,7 +182,7 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
         tokens_per_s: f64::from(prompt + generated) / request_ns * 1e9,
         step_ns: hybrid_ns,
         piggybacked: (piggybacked / generated_f).min(1.0),
-        best_ratio: f64::from(chunk) / f64::from(companions.max(1)),
+        best_ratio: f64::from(chunk - companions) / f64::from(companions.max(1)),
         keeps_target: target_ns.is_none_or(|target| hybrid_ns <= target),
     })
 }
@@ -250,13 +251,18 @@ impl Advice {
             ..
         } = *expected;
         let decodes = requests - 1;
+        // Ratios below 1 have too few digits otherwise.
+        let ratio = match best.best_ratio < 1.0 {
+            true => format!("{:.3}", best.best_ratio),
+            false => format!("{:.1}", best.best_ratio),
+        };
         let reasons = &mut self.reasons;
         reasons.push(format!(
             "A request has {prompt} prompt and {generated} generated tokens, P:D {:.1}; with {requests} \
-             requests at once, chunks and decodes of {} tokens run out together at P:D {:.1}.",
+             requests at once, prompts and decodes in steps of {} tokens run out together at P:D {}.",
             expected.ratio(),
             best.chunk,
-            best.best_ratio,
+            ratio,
         ));
         reasons.push(format!(
             "{:.0} % of the decodes ride along with a chunk, so they need no reading of the weights of \

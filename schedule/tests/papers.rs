@@ -9,6 +9,7 @@ use std::{path::PathBuf, time::Instant};
 use tandem_schedule::{
     Hardware, Limits, ModelDescription,
     attention::{Overlap, StepShape},
+    chunk::{Expected, recommend},
     cost::{CostModel, Parallel},
     metrics::Report,
     policy::{Orca, Policy, PrefillFirst, Sarathi, SarathiServe},
@@ -135,6 +136,24 @@ fn throughput_gains_are_those_of_the_paper() {
         }
     }
     assert!(off.is_empty(), "{off:?}");
+}
+
+/// SARATHI, Table 4: the P:D ratios of the peak gains, where a step of 256 tokens has B − 1 decodes.
+#[test]
+fn prompts_and_decodes_run_out_together_at_the_ratios_of_the_paper() {
+    let cost = cost("llama-13b", "a6000", 1, 1);
+    for (requests, paper) in [(6, 50.0), (5, 63.0), (3, 127.0), (10, 28.0)] {
+        let expected = Expected {
+            prompt: 1000,
+            generated: 20,
+            requests,
+            target_ns: None,
+        };
+        let candidates = recommend(&cost, &expected).candidates;
+        let of_256 = candidates.iter().find(|candidate| candidate.chunk == 256);
+        let here = of_256.expect("two tiles").best_ratio;
+        assert!((here - paper).abs() < 0.7, "B {requests}: {here} {paper}");
+    }
 }
 
 /// SARATHI, Figure 9: the gain peaks where chunks and decodes are used up together, P:D = C / (B − 1).
