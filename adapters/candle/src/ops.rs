@@ -76,6 +76,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
             k.dtype()
         );
     }
+    check_scales(layer.kv_scales)?;
     let op = Attend {
         plan: step.plan(&spec)?,
         attention: step.attention.clone(),
@@ -120,7 +121,20 @@ pub fn reshape_and_quantise(
     layer: &Layer,
 ) -> Result<()> {
     let scales = layer.kv_scales.unwrap_or([1.0; 2]);
+    check_scales(Some(scales))?;
     append(k, v, [k_cache, v_cache], slots, layer.layout, Some(scales))
+}
+
+/// Other scales would make every key or value 0, infinite or NaN.
+fn check_scales(scales: Option<[f32; 2]>) -> Result<()> {
+    match scales {
+        Some([k, v]) if !(k > 0.0 && v > 0.0 && (k + v).is_finite()) => {
+            bail!(
+                "the layer's scales are {k} for keys and {v} for values: give positive finite numbers"
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Copies rows; with scales, quantises them.

@@ -497,5 +497,20 @@ fn scales_and_types_of_caches_that_do_not_go_together_are_refused() -> Result<()
     let refusal = paged_attention(&q, &wide, &wide, &step, &layer);
     let text = refusal.expect_err("it is refused").to_string();
     assert!(text.contains("only caches of F8E4M3 have scales"), "{text}");
+    for (k, v) in [
+        (0.0, 1.0),
+        (1.0, f32::NAN),
+        (f32::INFINITY, 1.0),
+        (-1.0, 1.0),
+    ] {
+        let layer = layer.with_kv_scales(k, v);
+        for refusal in [
+            paged_attention(&q, &narrow, &narrow, &step, &layer).map(|_| ()),
+            reshape_and_quantise(&rows, &rows, &narrow, &narrow, &slots, &layer),
+        ] {
+            let text = refusal.expect_err("it is refused").to_string();
+            assert!(text.contains("give positive finite numbers"), "{text}");
+        }
+    }
     Ok(())
 }
