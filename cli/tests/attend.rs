@@ -341,7 +341,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 21] = [
+    let slips: [Slip; 22] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -414,6 +414,15 @@ fn bad_files_get_one_line_and_write_nothing() {
                 )
             },
             "sinks is there",
+        ),
+        (
+            |i| {
+                drop(
+                    i.tensors
+                        .insert("attn_mask", (Dtype::F32, vec![1], vec![0; 4])),
+                )
+            },
+            "attn_mask is there",
         ),
         (
             |i| {

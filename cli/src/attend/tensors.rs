@@ -145,10 +145,14 @@ fn in_file_names(message: &str) -> String {
         .replace("row block", "request")
 }
 
-/// Further arguments of FlashInfer that would change the result and are not supported.
-const NOT_TAKEN: [&str; 8] = [
+/// Further arguments of FlashInfer, and names of masks elsewhere, that would change the result and are not supported.
+const NOT_TAKEN: [&str; 12] = [
     "custom_mask",
     "packed_custom_mask",
+    "mask",
+    "attn_mask",
+    "attention_mask",
+    "attn_bias",
     "pos_encoding_mode",
     "alibi_slopes",
     "sinks",
