@@ -9,7 +9,8 @@ use super::StepError;
 ///
 /// Logits are divided by the temperature and become probabilities. Three filters are applied in turn: the `top_k` largest; of these,
 /// the fewest whose sum is at least `top_p` of the sum of all of them; of these, those that are at least `min_p` of the largest.
-/// Tokens with equal logits are kept or dropped together. One of the remaining tokens is drawn. NaN counts as −∞.
+/// Tokens with equal logits are kept or dropped together. One of the remaining tokens is drawn. NaN is below
+/// −∞.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0: the token with the largest logit; the first one if several are equal.
