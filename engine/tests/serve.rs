@@ -410,6 +410,18 @@ fn what_is_not_computed_is_refused_and_named() {
         response(server.send("/v1/completions", "application/json", "{\"prompt\": ")).0,
         400
     );
+    // Refused before the body is sent, and a body that breaks off.
+    for (head, status) in [
+        ("content-length: 9999999999", 413),
+        ("transfer-encoding: chunked", 400),
+    ] {
+        let mut stream = server.connect();
+        let asked = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n{head}\r\n\r\nzz\r\n"
+        );
+        stream.write_all(asked.as_bytes()).unwrap();
+        assert_eq!(response(stream).0, status, "{head}");
+    }
     for (path, status) in [("/v1/completions", 405), ("/nothing", 404)] {
         let (got, answer) = server.get(path);
         let error = &body(&answer)["error"];
@@ -427,7 +439,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
     assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 16, "each refusal of the handlers is counted");
+    assert_eq!(refused, 18, "each refusal of the handlers is counted");
 }
 
 /// Tool calls in a message would be dropped silently and change the conversation, so they are refused.

@@ -17,6 +17,7 @@ mod fields;
 mod lanes;
 mod metrics;
 mod patience;
+mod receive;
 mod runner;
 
 use std::{
@@ -32,9 +33,8 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
     extract::{Path, Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -286,8 +286,8 @@ async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request)
 
 async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
     let (head, body) = request.into_parts();
-    json_only(&head.headers)?;
-    let body = receive(body, &server.options).await?;
+    receive::json_only(&head.headers)?;
+    let body = receive::whole(body, &server.options).await?;
     let asked = api::parse(kind, &body, &server.options.name)?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let (text, prompt) = (Arc::clone(&server.text), asked.prompt);
@@ -309,40 +309,5 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     match asked.parameters.stream {
         true => Ok(answer.streamed(asked.parameters.include_usage)),
         false => Ok(answer.whole().await),
-    }
-}
-
-/// A web page can send other content types to a loopback address without a CORS preflight.
-fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
-    let kind = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|kind| kind.to_str().ok());
-    let kind = kind
-        .and_then(|kind| kind.split(';').next())
-        .unwrap_or_default();
-    match kind.trim().eq_ignore_ascii_case("application/json") {
-        true => Ok(()),
-        false => Err(Refusal::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "send the request with content-type: application/json",
-        )),
-    }
-}
-
-async fn receive(body: Body, options: &ServeOptions) -> Result<Vec<u8>, Refusal> {
-    let whole = axum::body::to_bytes(body, options.body_bytes);
-    match tokio::time::timeout(options.receive, whole).await {
-        Ok(Ok(bytes)) => Ok(bytes.into()),
-        Ok(Err(_)) => Err(Refusal::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!(
-                "a request has at most {} bytes, and arrives whole",
-                options.body_bytes
-            ),
-        )),
-        Err(_) => Err(Refusal::new(
-            StatusCode::REQUEST_TIMEOUT,
-            format!("a request arrives within {} s", options.receive.as_secs()),
-        )),
     }
 }
