@@ -27,7 +27,7 @@ mod window;
 
 use limits::requests;
 pub use machine::Machine;
-pub(crate) use machine::{at_least_1, positive, read_trace};
+pub(crate) use machine::{at_least_1, page_tokens, positive, read_trace};
 use machine::{at_most, not_negative};
 #[cfg(feature = "engine")]
 pub(crate) use machine::{described, is_file};
@@ -104,7 +104,7 @@ pub struct Args {
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = at_least_1)]
     batch: u32,
     /// Tokens in a page
-    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least_1)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = page_tokens)]
     page_size: u32,
     /// Compute every prompt from its first token, without a prefix cache
     #[arg(long)]
@@ -332,6 +332,7 @@ mod tests {
             "--budget 0",
             "--batch 0",
             "--page-size 0",
+            "--page-size 129",
             "--prompt 0",
             "--tensor 0",
         ] {

@@ -93,6 +93,9 @@ pub enum ScheduleError {
         /// Usable gigabytes.
         usable_gb: f64,
     },
+    /// Pages that no table can have.
+    #[error(transparent)]
+    Problem(#[from] tandem_attn::problem::ProblemError),
     /// A batch that could not be planned.
     #[error(transparent)]
     Plan(#[from] tandem_attn::plan::PlanError),

@@ -6,7 +6,7 @@ use crate::{
     Failure,
     backend::Choice,
     output::Force,
-    serve_sim::{at_least_1, positive},
+    serve_sim::{at_least_1, page_tokens, positive},
 };
 
 /// Serves a trace with a model of random weights and compares the times with a simulation.
@@ -95,7 +95,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
     /// Tokens in a page
-    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = at_least_1, requires = "serve")]
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens, requires = "serve")]
     pub page_size: u32,
     /// Wait for the tokens of each step before composing the next one
     #[arg(long, requires = "serve")]

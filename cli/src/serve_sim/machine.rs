@@ -98,10 +98,17 @@ pub(super) fn at_most(text: &str) -> Result<u32, String> {
 
 /// Parses a count that must be at least 1.
 pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(count @ 1..=MOST) => Ok(count),
-        _ => Err(format!("give a whole number from 1 to {MOST}")),
-    }
+    count_to(MOST, text)
+}
+
+/// Parses the tokens of a page: page tables have no larger pages.
+pub(crate) fn page_tokens(text: &str) -> Result<u32, String> {
+    count_to(128, text)
+}
+
+fn count_to(most: u32, text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|count| (1..=most).contains(count));
+    count.ok_or_else(|| format!("give a whole number from 1 to {most}"))
 }
 
 pub(crate) fn positive(text: &str) -> Result<f64, String> {

@@ -10,7 +10,7 @@ use super::{
 };
 use tandem_attn::{
     kv::{PagePool, PrefixCache},
-    problem::Batch,
+    problem::{Batch, PageTable},
 };
 
 /// Limits of a composer.
@@ -85,7 +85,7 @@ impl Composer {
     /// A composer over a pool of `pages` pages of `page_size` tokens.
     ///
     /// # Errors
-    /// [`ScheduleError::Limit`].
+    /// [`ScheduleError::Limit`], [`ScheduleError::Problem`] for pages of more than 128 tokens.
     pub fn new(
         limits: Limits,
         pages: u32,
@@ -98,7 +98,7 @@ impl Composer {
     /// Like [`new`](Self::new), with a policy chosen at run time.
     ///
     /// # Errors
-    /// [`ScheduleError::Limit`].
+    /// As [`new`](Self::new).
     pub fn with_policy(
         limits: Limits,
         pages: u32,
@@ -120,6 +120,7 @@ impl Composer {
                 });
             }
         }
+        PageTable::try_new(page_size, pages)?;
         let core = Core::new(limits, pages, page_size);
         Ok(Self { core, policy })
     }
