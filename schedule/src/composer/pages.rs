@@ -39,7 +39,8 @@ impl Core {
             let before_last = active.tokens.len().min(known as usize - 1);
             sequence = cache.acquire(pool, &active.tokens[..before_last]);
         }
-        let wanted = sequence.pages_for(pool, known - sequence.len()) + spare;
+        let pages = sequence.pages_for(pool, known - sequence.len());
+        let wanted = pages.saturating_add(spare);
         if !make_room(pool, cache.as_mut(), wanted) {
             sequence.release(pool);
             self.blocked_at = Some(self.releases);

@@ -85,7 +85,7 @@ proptest! {
         (step_tokens, step_requests, running) in (1..80_u32, 1..10_u32, 1..12_u32),
         (pages, page_size, host_pages) in (26..60_u32, 4..9_u32, prop_oneof![Just(0_u32), 10..40_u32]),
         (stages, ahead, prefix_cache, spare_pages) in
-            (1..4_usize, any::<bool>(), any::<bool>(), 0..4_u32),
+            (1..4_usize, any::<bool>(), any::<bool>(), prop_oneof![4 => 0..4_u32, 1 => Just(u32::MAX)]),
     ) {
         let limits = Limits {
             step_tokens, step_requests, running, host_pages, prefix_cache, spare_pages,
