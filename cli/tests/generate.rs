@@ -164,6 +164,19 @@ fn what_is_no_model_is_wrong_input() {
             && said.contains("601 tokens of prompt and answer are more than the 512 positions"),
         "{code}: {said}"
     );
+    for (option, value, message) in [
+        ("--cache", "16", "which has 1: give a larger --cache"),
+        (
+            "--temperature",
+            "-1",
+            "the temperature of the sampling is -1",
+        ),
+    ] {
+        let model = model("llama3");
+        let call = ["generate", &model, "a", option, value, "--backend", "cpu"];
+        let said = run(here.path(), &call).stderr;
+        assert!(said.contains(message), "{said}");
+    }
     std::fs::copy(
         Path::new(&model("llama3")).join("tokenizer.json"),
         here.path().join("tokenizer.json"),

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::problem::Dtype;
 use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
+use tandem_schedule::ScheduleError;
 
 use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1, table::visible};
 
@@ -166,16 +167,16 @@ fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SamplingArgs {
     /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
     temperature: f32,
     /// Sample from this number of most likely tokens; 0: from all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
     /// Sample from the most likely tokens whose probabilities sum to this value
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     top_p: f32,
     /// Sample from tokens whose probability is at least this fraction of the most likely token's
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
     min_p: f32,
     /// Equal seeds give equal texts
     #[arg(long, default_value_t = 0)]
@@ -215,6 +216,9 @@ impl From<Error> for Failure {
         match error {
             Error::Attention(error) => error.into(),
             Error::Read { path, error } => Self::Read { path, error },
+            Error::Schedule(ScheduleError::PoolTooSmall { wanted, total }) => Self::Input(format!(
+                "the request needs {wanted} pages of the KV cache, which has {total}: give a larger --cache or fewer tokens"
+            )),
             Error::NoCublasLt => Self::Backend(error.to_string()),
             Error::CublasLt { .. } | Error::Cuda { .. } => Self::Wrong(error.to_string()),
             _ => Self::Input(error.to_string()),
