@@ -96,6 +96,13 @@ fn mooncake(line: &str) -> Result<Arrival, String> {
             ));
         }
     }
+    // Each token of a block has its own id of 32 bits: otherwise different blocks would count as one.
+    const MOST_ID: u32 = u32::MAX / MOONCAKE_BLOCK;
+    if let Some(id) = line.hash_ids.iter().find(|&&id| id > MOST_ID) {
+        return Err(format!(
+            "{id} is among the hash_ids: number the blocks from 0 to {MOST_ID}"
+        ));
+    }
     let blocks = line.hash_ids.len() as u64 * u64::from(MOONCAKE_BLOCK);
     let prompt = if line.hash_ids.is_empty() {
         Prompt::Length(line.input_length)
@@ -279,6 +286,9 @@ mod tests {
         assert!(error(none).contains("line 1: output_length is 0"));
         let few = "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}";
         assert!(error(few).contains("too few for 513"));
+        let large =
+            "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[8388608]}";
+        assert!(error(large).contains("8388608 is among the hash_ids"));
         assert!(
             Trace::read("/no/such/trace")
                 .unwrap_err()
