@@ -44,7 +44,7 @@ unstable! {
         Rules, Tile, TileGroup, Unsupported,
     };
     use model::{
-        DecodeDescription, HeadRate, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
+        DecodeDescription, HeadRate, JointDescription, PrefillDescription, QueryStep, TileCost, WiderTile, tiles,
     };
     use views::{Defect, Schedule, Span, Traffic};
     use workspace::{MAX_LAUNCHES, WorkspaceLayout};

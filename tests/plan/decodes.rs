@@ -55,3 +55,30 @@ fn several_new_tokens_are_merged_in_a_kernel() {
     assert_eq!(mode(2), MergeMode::Kernel);
     assert_eq!(mode(4), MergeMode::Kernel);
 }
+
+/// Kernels for few rows take longer between short units than those for 64 rows.
+#[test]
+fn many_short_decodes_have_tiles_of_64_rows() {
+    let options = PlanOptions::default();
+    let rows = |heads, kv_heads, requests, keys| {
+        let spec = Spec::new(heads, kv_heads, 128);
+        kernels(&spec, &vec![(1, keys); requests], &options)
+    };
+    assert_eq!(rows(32, 8, 256, 300), [(true, 64)]);
+    for (requests, keys) in [(256, 100), (256, 1000), (32, 300)] {
+        assert_eq!(
+            rows(32, 8, requests, keys),
+            [(true, 8)],
+            "{requests} × {keys}"
+        );
+    }
+    assert_eq!(rows(64, 4, 64, 4096), [(true, 64)]);
+    assert_eq!(rows(64, 4, 16, 4096), [(true, 16)]);
+    // Of 8-bit keys there are no such tiles, and fixed splits do not look at the other requests.
+    let spec = Spec::new(64, 4, 128);
+    let many = [(1, 1000); 64];
+    let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+    assert_eq!(kernels(&of_8_bits, &many, &options), [(true, 16)]);
+    let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
+    assert_eq!(kernels(&spec, &many, &fixed), [(true, 16)]);
+}

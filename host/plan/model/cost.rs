@@ -2,7 +2,7 @@
 //!
 //! Times are integer picoseconds, so that sums do not depend on their order and plans repeat bit for bit.
 
-use super::{Contention, DeviceDescription, TileCost};
+use super::{Contention, DeviceDescription, TileCost, WiderTile};
 use crate::{
     plan::data::{Kernel, Tile},
     problem::{Compute, Spec},
@@ -26,6 +26,8 @@ pub struct CostModel {
     decode: KernelCost,
     /// Costs of decode tiles that differ from `decode`, by their rows.
     tiles: Vec<(u32, KernelCost)>,
+    /// Wider tiles for many decodes, by the rows of the smaller ones.
+    wider: Vec<(u32, WiderTile)>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
@@ -95,6 +97,7 @@ impl CostModel {
                 unit_ns: device.unit_ns(kernel),
                 queued_ns: None,
                 state_ns: None,
+                wider: None,
             };
             reaching(kernel, &tile)
         };
@@ -104,6 +107,10 @@ impl CostModel {
         let state_ns = tiles.clone().find_map(|tile| tile.state_ns);
         Self {
             decode: kernel(Kernel::Decode),
+            wider: tiles
+                .clone()
+                .filter_map(|tile| Some((tile.m, tile.wider?)))
+                .collect(),
             tiles: tiles
                 .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
                 .collect(),
@@ -132,6 +139,12 @@ impl CostModel {
             Kernel::Decode => of_rows().map_or(&self.decode, |tile| &tile.1),
             Kernel::Prefill => &self.prefill,
         }
+    }
+
+    /// The wider tile that many decodes take instead of one of `m` rows.
+    pub fn wider(&self, m: u32) -> Option<&WiderTile> {
+        let of_rows = |(rows, _): &&(u32, WiderTile)| *rows == m;
+        self.wider.iter().find(of_rows).map(|(_, tile)| tile)
     }
 
     /// How CTAs of a tile slow each other down.

@@ -126,6 +126,21 @@ pub struct TileCost {
     /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_ns: Option<f64>,
+    /// When all decodes of a step take a wider tile instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wider: Option<WiderTile>,
+}
+
+/// A wider tile for decodes that would fit a smaller one, and when it is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WiderTile {
+    /// Its rows.
+    pub rows: u32,
+    /// The fewest units for each resident CTA.
+    pub units: f64,
+    /// The fewest and the most keys of a unit, in the mean.
+    pub keys: [u32; 2],
 }
 
 /// Costs of joint tiles, whose rows see different keys.

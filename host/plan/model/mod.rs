@@ -12,7 +12,7 @@ pub use contention::Contention;
 pub use cost::CostModel;
 pub use device::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
-    QueryStep, TileCost,
+    QueryStep, TileCost, WiderTile,
 };
 pub use heads::Model;
 pub use hybrid::{PodConfig, PodDescription, Share};

@@ -10,6 +10,7 @@ use self::{
     load::OpLoad,
     order::LaunchOrder,
     sections::Sections,
+    widen::widen,
 };
 use super::{
     data::{Chunk, Kernel, SplitMode},
@@ -31,6 +32,7 @@ mod order;
 mod piece;
 mod problem;
 mod sections;
+mod widen;
 mod wrap_around;
 
 pub use fixed::{has_many_rows, keys_of_piece};
@@ -58,6 +60,10 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
+        // Where splits are fixed, nothing may depend on the other requests. Beside prefills, decodes have other kernels.
+        if !mode.is_fixed() && !input.hybrid {
+            widen(cost, input.tiles, drafts);
+        }
         self.classes
             .find(cost, drafts, !mode.is_fixed(), input.hybrid);
         self.pieces.clear();

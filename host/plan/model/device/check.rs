@@ -107,6 +107,17 @@ impl DeviceDescription {
                 within(&name, got, least..=most)?;
             }
         }
+        for tile in &self.decode.tiles {
+            let Some(wider) = tile.wider else { continue };
+            let name = format!("decode.tiles: wider.units of {} rows", tile.m);
+            within(&name, wider.units, 0.0..=1e9)?;
+            if wider.rows <= tile.m {
+                return wrong(format!(
+                    "decode.tiles: {} rows are not wider than {}",
+                    wider.rows, tile.m
+                ));
+            }
+        }
         for config in &self.pod.configs {
             config.check()?;
         }
@@ -193,6 +204,8 @@ mod tests {
         assert!(reason(|d| d.prefill.keys = Some(0)).contains("prefill.keys is 0: give"));
         assert!(reason(|d| d.merge_last_ns = f64::INFINITY).contains("merge_last_ns is inf"));
         assert!(reason(|d| d.decode.tiles[0].read = 1e-300).contains("read of 8 rows"));
+        let narrow = |d: &mut DeviceDescription| d.decode.tiles[0].wider.as_mut().unwrap().rows = 8;
+        assert!(reason(narrow).contains("8 rows are not wider than 8"));
         let joint = reason(|d| d.decode.joint.as_mut().unwrap().cut_ns = f64::NAN);
         assert!(
             joint.contains("decode.joint.cut_ns is NaN: give 0 to"),

@@ -3,7 +3,7 @@
 
 use super::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
-    QueryStep, TileCost,
+    QueryStep, TileCost, WiderTile,
 };
 use crate::{
     plan::{
@@ -300,6 +300,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: Some(300.0),
         state_ns: None,
+        wider: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -311,10 +312,26 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: None,
         state_ns: None,
+        wider: None,
+    };
+    let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
+    // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md).
+    let wider = |tile: TileCost, head_dim, units, keys| TileCost {
+        head_dim: Some(head_dim),
+        wider: Some(WiderTile {
+            rows: 64,
+            units,
+            keys,
+        }),
+        ..tile
     };
     vec![
-        few_rows(8, 200_000.0),
-        few_rows(16, 250_000.0),
+        wider(rows_8, 64, 3.8, [192, 700]),
+        wider(rows_8, 128, 3.8, [192, 700]),
+        rows_8,
+        wider(rows_16, 64, 1.4, [0, 1500]),
+        wider(rows_16, 128, 1.4, [0, u32::MAX]),
+        rows_16,
         TileCost {
             head_dim: Some(256),
             share: 1,
