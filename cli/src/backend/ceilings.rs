@@ -6,8 +6,10 @@ use rayon::prelude::*;
 
 use super::Ceilings;
 
+/// Loops of debug builds are many times as slow and measure nothing of use: tests run them, but do not wait for them.
+const DEBUG: bool = cfg!(debug_assertions);
 /// 256 MB in words: larger than most caches.
-const WORDS: usize = 32 << 20;
+const WORDS: usize = if DEBUG { 1 << 20 } else { 32 << 20 };
 /// Memory that the measurement needs: the source and the target of the copy.
 pub(super) const BYTES: u64 = 2 * (WORDS * size_of::<u64>()) as u64;
 /// Words that a thread processes at a time.
@@ -61,7 +63,7 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
 
 /// Independent sums: enough to hide the latency of a multiply-add on all machines.
 const SUMS: usize = 12;
-const STEPS: usize = 4 << 20;
+const STEPS: usize = if DEBUG { 1 << 16 } else { 4 << 20 };
 
 fn flops_per_second() -> f64 {
     let (multiply_add, lanes) = fastest();
