@@ -46,6 +46,9 @@ impl Bound {
         // Splits fill the resident CTAs. A column is one CTA for each unit of an item.
         let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
+        // Two CTAs of 64 rows share an SM, and each may leave a state of every token.
+        let in_rows = tiles.tokens_in_rows(device.decode_max_rows);
+        let of_column = SLOTS_PER_COLUMN.max(2 * wide(in_rows.min(limits.query_tokens)));
         let (items, states) = match options.split {
             SplitMode::Fixed { tokens: chunk } => {
                 let chunks = wide(limits.kv_len.div_ceil(chunk.max(1)).max(1));
@@ -53,7 +56,7 @@ impl Bound {
             }
             _ => (
                 4 * (whole + columns),
-                tokens * parts * wide(limits.states_per_token.max(2)) + SLOTS_PER_COLUMN * columns,
+                tokens * parts * wide(limits.states_per_token.max(2)) + of_column * columns,
             ),
         };
         let fit = PlanError::narrow;
@@ -83,7 +86,7 @@ impl Bound {
     }
 }
 
-/// Splits of decodes may add this many partial states for each column of CTAs that takes an item.
+/// Splits of decodes of few tokens may add this many partial states for each column of CTAs that takes an item.
 const SLOTS_PER_COLUMN: u64 = 32;
 
 /// Arrays start at multiples of this: a line of the L2 cache, and enough for any vector access.

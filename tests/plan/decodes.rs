@@ -1,11 +1,14 @@
 //! Which requests run as decodes, in which tiles, and where their partial states are merged.
 
 use tandem_attn::{
-    plan::{Kernel, MergeMode, PlanOptions, SplitMode, TileGroup},
-    problem::{Dtype, Spec},
+    plan::{
+        BatchLimits, Bound, DeviceDescription, Kernel, MergeMode, PlanOptions, Planner, SplitMode,
+        TileGroup,
+    },
+    problem::{Batch, Dtype, PageTable, Spec},
 };
 
-use crate::prompts::plan_for;
+use crate::prompts::{plan_for, plan_on};
 
 /// The kernels of a plan: whether each is one for decodes, and its rows.
 fn kernels(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Vec<(bool, u32)> {
@@ -35,6 +38,66 @@ fn few_new_tokens_beside_decodes_or_prompts_are_prefills() {
         let kernels = kernels(&spec, &[(16, 4096), other], &PlanOptions::default());
         assert!(kernels.iter().any(|&(decode, _)| !decode), "{other:?}");
     }
+}
+
+/// A slot of a batch that has no request now.
+#[test]
+fn requests_without_queries_do_not_count() {
+    let spec = Spec::new(32, 8, 128);
+    let requests = [(16, 4096), (0, 100), (16, 4096)];
+    let options = PlanOptions::default();
+    assert_eq!(kernels(&spec, &requests, &options), [(true, 64)]);
+}
+
+/// Kernels of 64 rows load parts of 8 tokens, and those that load one by one are of few rows.
+#[test]
+fn other_page_sizes_have_neither_few_new_tokens_nor_many_short_decodes_in_tiles_of_64() {
+    let options = PlanOptions::default();
+    for dim in [96, 128] {
+        let plan = plan_on(12, &Spec::new(32, 8, dim), &[(16, 4096); 4], &options);
+        assert_eq!(plan.groups[0].kernel, Kernel::Prefill, "{dim}");
+    }
+    let plan = plan_on(12, &Spec::new(64, 4, 128), &[(1, 1000); 64], &options);
+    assert_eq!(plan.groups[0].tile.m, 16);
+}
+
+/// Two CTAs of 64 rows on each SM leave a state of each of up to 64 tokens.
+#[test]
+fn a_bound_has_room_for_the_states_of_few_new_tokens() {
+    let device = DeviceDescription::named("h200").expect("described");
+    for (heads, kv_heads, new) in [(16, 8, 32), (2, 1, 32), (8, 8, 64), (4, 4, 64)] {
+        let spec = Spec::new(heads, kv_heads, 128);
+        let limits = BatchLimits::decodes(1, 65536, 16).with_query_tokens(new);
+        let options = PlanOptions::default();
+        let bound = Bound::new(&spec, &device, &options, &limits).expect("a bound");
+        let plan = plan_for(&spec, &[(new, 65536)], &options.with_bound(bound));
+        assert!(
+            plan.items.len() > 8,
+            "{heads}/{kv_heads}: {}",
+            plan.items.len()
+        );
+    }
+}
+
+/// A common prefix in tiles of 128 rows would leave a partial state of each row.
+#[test]
+fn few_new_tokens_read_a_common_prefix_each_by_itself() {
+    let device = DeviceDescription::named("h200").expect("described");
+    let mut table = PageTable::new(16, 64 + 24);
+    for request in 0..24 {
+        let pages: Vec<u32> = (0..64).chain([64 + request]).collect();
+        table.push(&pages, 65 * 16);
+    }
+    let batch = Batch::new(
+        (0..=24).map(|request| request * 16).collect::<Vec<_>>(),
+        table,
+    );
+    let spec = Spec::new(32, 8, 128);
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let plan = plan.expect("a plan");
+    plan.verify(&batch).expect("it is right");
+    assert_eq!((plan.groups.len(), plan.groups[0].tile.m), (1, 64));
+    assert_eq!((plan.items.len(), plan.slots), (24, 0));
 }
 
 /// Tiles of 64 rows are faster than those of 16 with heads of 256.

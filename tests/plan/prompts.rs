@@ -11,9 +11,22 @@ fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
 }
 
 pub fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
+    plan_on(16, spec, requests, options)
+}
+
+/// On pages of so many tokens.
+pub fn plan_on(
+    page_size: u32,
+    spec: &Spec,
+    requests: &[(u32, u32)],
+    options: &PlanOptions,
+) -> Plan {
     let device = DeviceDescription::named("h200").expect("described");
-    let pages = |keys: u32| keys.div_ceil(16);
-    let mut table = PageTable::new(16, requests.iter().map(|&(_, keys)| pages(keys)).sum());
+    let pages = |keys: u32| keys.div_ceil(page_size);
+    let mut table = PageTable::new(
+        page_size,
+        requests.iter().map(|&(_, keys)| pages(keys)).sum(),
+    );
     let (mut next, mut queries) = (0, vec![0]);
     for &(new, keys) in requests {
         let end = next + pages(keys);

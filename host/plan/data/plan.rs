@@ -102,8 +102,8 @@ pub struct PlannedRowBlock {
 /// Where partial states are merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MergeMode {
-    /// The faster one: fused where decodes of few rows have few merges of at most 512 elements for each KV head of a request
-    /// (new tokens × query heads × head dimension), otherwise the kernel. For options only: a plan has one of the other two.
+    /// The faster one: fused where decodes of few rows have few merges of at most 512 elements for each KV head (new tokens of
+    /// the longest row block × query heads × head dimension), otherwise the kernel. For options only: a plan has one of the other two.
     #[default]
     Auto,
     /// In a kernel after the others.

@@ -80,6 +80,8 @@ impl DecodeDrafter {
             let full = (end - begin) - u32::from(kv_len < capacity);
             let sharable = match options.packing {
                 PackRule::Off => 0,
+                // Too many rows for a tile of several requests.
+                _ if tokens > input.model.most_decode_tokens => 0,
                 _ => full,
             };
             self.members.push(Decode {

@@ -25,9 +25,14 @@ pub struct BatchInput<'a> {
 impl<'a> BatchInput<'a> {
     pub fn new(model: &'a Model, batch: &'a Batch, plan: &'a Plan) -> Self {
         let (few, most) = (model.most_decode_tokens, model.most_tokens_of_decodes);
-        let mut tokens = plan.row_blocks.iter().map(|block| block.tokens);
-        // Beside shorter row blocks they are prefills: both kinds then run side by side, which is faster.
-        let are_decodes = most > few && tokens.all(|tokens| few < tokens && tokens <= most);
+        let tokens = plan.row_blocks.iter().map(|block| block.tokens);
+        let mut tokens = tokens.filter(|&tokens| tokens > 0);
+        let mut parts = batch.parts.iter();
+        // Beside shorter row blocks they are prefills: both kinds then run side by side, which is faster. On pages of other sizes
+        // decodes have only kernels of few rows.
+        let are_decodes = most > few
+            && tokens.all(|tokens| few < tokens && tokens <= most)
+            && parts.all(|part| part.table.page_size.is_multiple_of(8));
         Self {
             model,
             batch,

@@ -21,7 +21,7 @@ pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan
 fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
-    // Of the query heads of a KV head, for all tokens of a request: one CTA arrives last for all of them.
+    // Of the query heads of a KV head, for all tokens of the longest row block: one CTA arrives last for all of them.
     const ELEMENTS: u64 = 512;
     // With fixed splits, results must not depend on the rest of the batch, so the way of merging must not either.
     let fixed = options.split.is_fixed();

@@ -59,11 +59,9 @@ impl Model {
             (true, true) => device.decode_max_tokens,
             (true, false) => u32::MAX,
         };
-        let in_rows = match (rule.fixed, tiles.has_decodes()) {
-            (false, true) => tiles
-                .decode_tokens()
-                .min(device.decode_max_rows / spec.group()),
-            _ => 0,
+        let in_rows = match rule.fixed {
+            true => 0,
+            false => tiles.tokens_in_rows(device.decode_max_rows),
         };
         Ok(Self {
             spec: *spec,

@@ -60,8 +60,9 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
-        // Where splits are fixed, nothing may depend on the other requests. Beside prefills, decodes have other kernels.
-        if !mode.is_fixed() && !input.hybrid {
+        // Where splits are fixed, nothing may depend on the other requests. Beside prefills, decodes have other kernels. Rules are
+        // compared in the tiles that the drafts have.
+        if !mode.is_fixed() && !input.hybrid && input.chunk.is_none() {
             widen(cost, input.tiles, drafts);
         }
         self.classes

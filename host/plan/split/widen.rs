@@ -7,7 +7,8 @@ use crate::plan::{
 };
 
 /// Moves all decodes to a wider tile if that is faster for so many units of their length. Kernels for few rows claim, list and
-/// combine each unit with all of their warps; those for 64 rows have less to do between units, and two CTAs on an SM.
+/// combine each unit with all of their warps; those for 64 rows have less to do between units, and two CTAs on an SM. On
+/// pages that are no multiple of 8 tokens, all kernels for 16-bit keys are of few rows.
 pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     let is_decode = |draft: &&Draft| draft.kernel == Kernel::Decode;
     let decodes = || drafts.iter().filter(is_decode);
@@ -19,6 +20,7 @@ pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     };
     if tiles.decode(wider.rows).is_none()
         || decodes().any(|draft| draft.tile.m != rows || draft.is_joint())
+        || decodes().any(|draft| !draft.page_size.is_multiple_of(8))
     {
         return;
     }

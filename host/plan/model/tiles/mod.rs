@@ -156,6 +156,12 @@ impl TileTable {
         self.decode.last().map_or(0, tokens)
     }
 
+    /// The most query tokens of decodes whose rows are at most these, and fit a tile.
+    #[must_use]
+    pub fn tokens_in_rows(&self, rows: u32) -> u32 {
+        self.decode_tokens().min(rows / self.group)
+    }
+
     /// Query heads of a KV head that a tile of decodes holds.
     #[must_use]
     pub const fn decode_pack(&self) -> u32 {

@@ -1,5 +1,5 @@
 //! The epilogue: consumers normalise a tile and stage it in shared memory. The writer warp stores whole tiles, the consumers
-//! partial ones.
+//! partial ones, except those of 8-bit products.
 
 use core::{f32::consts::LN_2, ops::Range};
 
@@ -235,7 +235,7 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The writer warp: stores whole tiles while the consumers compute the next; partial tiles are stored already. While it has
+/// The writer warp: stores whole tiles while the consumers compute the next; [partial ones](writer_stores_rows) mostly are stored already. While it has
 /// nothing to write it [converts](super::convert) 8-bit pages.
 ///
 /// # Safety

@@ -147,6 +147,11 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
         .with_pod(pod)
 }
 
+/// In tiles of few rows, even if so many units for so few SMs are faster in wider ones.
+fn in_tiles(m: u32) -> PlanOptions {
+    PlanOptions::default().with_decode_tile(Some(Tile { m, n: 32 }))
+}
+
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 /// More keys than fit in a ring of stages.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
@@ -192,7 +197,10 @@ pub fn scenarios() -> Vec<Scenario> {
             kv_heads: 2,
             ..scenario("decode, 8 rows", 4, 64, DECODES)
         },
-        scenario("decode, 16 rows", 12, 128, DECODES),
+        Scenario {
+            options: in_tiles(16),
+            ..scenario("decode, 16 rows", 12, 128, DECODES)
+        },
         scenario("decode, 64 rows", 40, 64, LONG),
         scenario("decode, 128 rows", 100, 64, DECODES),
         Scenario {
@@ -242,6 +250,7 @@ pub fn scenarios() -> Vec<Scenario> {
         latent("latent, many units of few heads", 16, 64, LATENTS),
         Scenario {
             kv_heads: 2,
+            options: in_tiles(8),
             ..scenario("decode, many units", 4, 64, MANY)
         },
         Scenario {
