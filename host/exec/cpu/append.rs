@@ -10,7 +10,7 @@ use crate::{
     Error,
     exec::apart::{check_apart, check_sides},
     kv::KvViewMut,
-    problem::{Integer, ProblemError, Spec},
+    problem::{Dtype, Integer, ProblemError, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
 
@@ -21,9 +21,9 @@ impl Cpu {
     /// [`NO_SLOT`] is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only.
     ///
     /// ```
-    /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{KvLayout, Spec}};
+    /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{Dtype, KvLayout, Spec}};
     ///
-    /// let spec = Spec::new(1, 1, 16);
+    /// let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
     /// let (mut k, mut v) = ([0.0_f32; 2 * 4 * 16], [0.0_f32; 2 * 4 * 16]); // two pages of four tokens
     /// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
     /// Cpu::append_paged_kv(&spec, 2, &[6], &[1.0; 16], &[2.0; 16], &mut pool)?;
@@ -32,8 +32,8 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Stride`] for a pool whose rows overlap, [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`];
-    /// nothing is written then.
+    /// [`Error::DtypesDiffer`] for a pool that has not the type of the spec's keys and values, [`Error::Shape`], [`Error::Stride`]
+    /// for a pool whose rows overlap, [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
     pub fn append_paged_kv<T: Element>(
         spec: &Spec,
         pool_pages: u32,
@@ -54,6 +54,7 @@ impl Cpu {
                 rule: "at least 1".into(),
             });
         }
+        check_dtype(spec, T::DTYPE)?;
         pool.view().check(spec, 0, page_size, pool_pages)?;
         check_sides(spec, pool_pages, [pool.k_strides, pool.v_strides])?;
         let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
@@ -150,6 +151,19 @@ impl Cpu {
         copy(rows, slots, pool);
         Ok(())
     }
+}
+
+/// Checks that the pool has the specification's type, as a run of attention over it will.
+fn check_dtype(spec: &Spec, got: Dtype) -> Result<(), Error> {
+    if got == spec.kv_dtype {
+        return Ok(());
+    }
+    Err(Error::DtypesDiffer {
+        tensor: "the KV pool",
+        got,
+        other: "the spec's KV",
+        expected: spec.kv_dtype,
+    })
 }
 
 /// Where a token goes. None if it is not written.

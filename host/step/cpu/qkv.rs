@@ -46,11 +46,11 @@ pub struct QkvStep<'a, T> {
 /// ```
 /// use tandem_attn::{
 ///     kv::{AppendScales, KvScales, KvViewMut},
-///     problem::{KvLayout, Spec},
+///     problem::{Dtype, KvLayout, Spec},
 ///     step::{Rope, cpu::{QkvStep, qkv}},
 /// };
 ///
-/// let spec = Spec::new(2, 1, 16);
+/// let spec = Spec::new(2, 1, 16).with_dtype(Dtype::F32);
 /// let (mut k, mut v) = ([0.0_f32; 4 * 16], [0.0_f32; 4 * 16]); // a page of four tokens
 /// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
 /// let rope = Rope::new(16, 10_000.0).table()?;

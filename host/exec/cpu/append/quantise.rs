@@ -5,7 +5,7 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{Cpu, check_slots, place};
+use super::{Cpu, check_dtype, check_slots, place};
 use crate::{
     Error,
     exec::apart::check_sides,
@@ -24,11 +24,11 @@ impl Cpu {
     /// use tandem_attn::{
     ///     Cpu,
     ///     kv::{AppendScales, KvScales, KvViewMut},
-    ///     problem::{KvLayout, Spec},
+    ///     problem::{Dtype, KvLayout, Spec},
     ///     tensor::{Element, F8E4M3},
     /// };
     ///
-    /// let spec = Spec::new(1, 1, 16);
+    /// let spec = Spec::new(1, 1, 16).with_kv_dtype(Dtype::F8E4M3);
     /// let (mut k, mut v) = ([F8E4M3(0); 2 * 4 * 16], [F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
     /// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
     /// let scales = AppendScales::Given(KvScales::Tensor { k: 0.5, v: 2.0 });
@@ -38,8 +38,9 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Dtype`], [`Error::Stride`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
-    /// rows that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes. Nothing is written then.
+    /// [`Error::Dtype`] for a pool that has not 8 bits, [`Error::DtypesDiffer`] for one that has not the type of the spec's keys and
+    /// values, [`Error::Shape`], [`Error::Stride`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for rows
+    /// that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes. Nothing is written then.
     pub fn append_quantised<S: Element, T: Element>(
         spec: &Spec,
         pool_pages: u32,
@@ -67,6 +68,7 @@ impl Cpu {
                 there: "such rows in append_latent_656",
             });
         }
+        check_dtype(spec, T::DTYPE)?;
         pool.view().check(spec, 0, page_size, pool_pages)?;
         check_sides(spec, pool_pages, [pool.k_strides, pool.v_strides])?;
         let (tokens, heads) = (slots.len(), spec.kv_heads);

@@ -22,7 +22,7 @@ proptest! {
         nhd in any::<bool>(),
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
     ) {
-        let spec = Spec::new(heads, heads, dims.0 * 16).with_head_dim_v(dims.1 * 16);
+        let spec = Spec::new(heads, heads, dims.0 * 16).with_head_dim_v(dims.1 * 16).with_dtype(Dtype::F32);
         let layout = if nhd { KvLayout::Nhd } else { KvLayout::Hnd };
         let mut free: Vec<u32> = (0..pages * page_size).collect();
         let slots: Vec<u32> = order
@@ -62,7 +62,8 @@ proptest! {
         let (mut k_narrow, mut v_narrow) = (empty(&k_pool), empty(&v_pool));
         let mut narrow = KvViewMut::new(&spec, layout, page_size, &mut k_narrow, &mut v_narrow);
         let scales = AppendScales::Given(KvScales::Head { k: &of_heads, v: &of_heads });
-        Cpu::append_quantised(&spec, pages, &slots, &k, &v, &mut narrow, scales).unwrap();
+        let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+        Cpu::append_quantised(&of_8_bits, pages, &slots, &k, &v, &mut narrow, scales).unwrap();
         for (first, dim, right) in [(0, spec.head_dim_qk, &k_narrow), (widths[0], spec.head_dim_v, &v_narrow)] {
             let [heads, dim, pages, page_size] = [heads, dim, pages, page_size].map(|extent| extent as usize);
             let rows = fused.get(first..).unwrap_or(&[]);
@@ -100,7 +101,7 @@ proptest! {
 
 #[test]
 fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
-    let good = Spec::new(1, 1, 16);
+    let good = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
     let call = |spec: Spec, page_size: u32, pages: u32, slots: &[u32], tokens: (usize, usize)| {
         let (mut k_pool, mut v_pool) = ([7.0_f32; 8 * 16], [7.0_f32; 8 * 16]);
         let mut pool = KvViewMut::new(&spec, KvLayout::Hnd, page_size, &mut k_pool, &mut v_pool);
@@ -148,6 +149,24 @@ fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
         call(headless, 4, 2, &[], (0, 0)),
         Error::Extent { got: 0, .. }
     ));
+    let differ = |got, expected| Error::DtypesDiffer {
+        tensor: "the KV pool",
+        got,
+        other: "the spec's KV",
+        expected,
+    };
+    let of_16_bits = call(Spec::new(1, 1, 16), 4, 2, &[0], (1, 1));
+    assert_eq!(of_16_bits, differ(Dtype::F32, Dtype::BF16));
+    let (mut k, mut v) = ([F8E4M3(7); 8 * 16], [F8E4M3(7); 8 * 16]);
+    let mut pool = KvViewMut::new(&good, KvLayout::Hnd, 4, &mut k, &mut v);
+    let (spec, scales) = (
+        good.with_kv_dtype(Dtype::F8E5M2),
+        AppendScales::Given(KvScales::One),
+    );
+    let (of_8_bits, row) = (differ(Dtype::F8E4M3, Dtype::F8E5M2), [1.0_f32; 16]);
+    let done = Cpu::append_quantised(&spec, 2, &[0], &row, &row, &mut pool, scales);
+    assert_eq!(done, Err(of_8_bits));
+    assert!(k.iter().chain(&v).all(|x| x.0 == 7));
     let no_page = call(good, 0, 2, &[], (0, 0));
     assert!(
         matches!(
@@ -247,7 +266,7 @@ fn pools_whose_rows_overlap_are_refused() {
     let to = TensorMut::strided(&mut latent, [2, 4, 656], [4 * 656, 640, 1]).unwrap();
     overlaps(Cpu::append_latent_656(&keys, &[1], to));
 
-    let spec = Spec::new(1, 1, 16);
+    let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
     let (mut k, mut v) = ([0.0_f32; 8 * 16], [0.0_f32; 8 * 16]);
     let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
     pool.v_strides.token = 0;
@@ -264,7 +283,7 @@ fn pools_whose_rows_overlap_are_refused() {
     pool.k_strides.page = 16;
     let scales = AppendScales::Given(KvScales::One);
     overlaps(Cpu::append_quantised(
-        &spec,
+        &spec.with_kv_dtype(Dtype::F8E4M3),
         2,
         &[1, 2],
         &elements,
