@@ -21,6 +21,8 @@
 //! # Ok::<(), tandem_attn::plan::PlanError>(())
 //! ```
 
+use std::{fmt, sync::Arc};
+
 pub(crate) mod conversion;
 mod data;
 mod draft;
@@ -61,5 +63,32 @@ unstable! {
             data::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets},
             model::{PodConfig, PodDescription, Share},
         };
+    }
+}
+
+/// The device and the options for which a plan was made. Plans that do the same are equal, whatever they were made for.
+#[derive(Clone, Default)]
+struct Origin(Option<(Arc<DeviceDescription>, PlanOptions)>);
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.as_ref().map(|(device, _)| &device.name);
+        f.debug_tuple("Origin").field(&name).finish()
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Origin {
+    /// Whether the plan was made for these.
+    fn is(&self, device: &DeviceDescription, options: &PlanOptions) -> bool {
+        let Self(Some((of_device, of_options))) = self else {
+            return false;
+        };
+        of_options == options && **of_device == *device
     }
 }

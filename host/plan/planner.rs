@@ -1,8 +1,11 @@
 //! The planner: makes a plan from a specification and a batch, and reuses its buffers.
 
+use std::sync::Arc;
+
 use kernels_gpu::registry::{KernelId, Loads};
 
 use super::{
+    Origin,
     data::{
         Bound, Kernel, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules,
         SplitMode, Unsupported, check_split, collect_tables,
@@ -78,6 +81,8 @@ impl Planner {
         if !kept.as_ref().is_some_and(same) {
             *kept = Some(Model::new(spec, device, options)?);
         }
+        // Set again when the plan is complete.
+        plan.origin = Origin(None);
         batch.check(spec)?;
         if let Some(model) = kept {
             check_heads(model, batch, options)?;
@@ -116,7 +121,11 @@ impl Planner {
                 break;
             }
         }
-        fits
+        fits?;
+        let model = &self.models[usize::from(options.split.is_fixed())];
+        let device = model.as_ref().map(|model| Arc::clone(&model.device));
+        plan.origin = Origin(device.map(|device| (device, *options)));
+        Ok(())
     }
 
     /// The stages of planning, after the tables are collected.

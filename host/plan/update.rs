@@ -28,8 +28,8 @@ impl Planner {
     /// Updates the plan for a batch. It keeps the plan if nothing changed, patches it if tables only grew within
     /// their last pages, and makes a new plan otherwise.
     ///
-    /// `plan` must have been made with the same specification, device and options. All page ids are compared. If the caller
-    /// knows that they did not change, [`Plan::grow`] saves this comparison.
+    /// A plan that was made for another specification, device or options, or that was read from a file, is made anew. All page
+    /// ids are compared. If the caller knows that none of these changed, [`Plan::grow`] saves the comparisons.
     ///
     /// # Errors
     /// As [`plan_into`](Self::plan_into).
@@ -45,6 +45,7 @@ impl Planner {
             plan.page_ids.get(pages(planned)) == Some(&part.table.indices[..])
         };
         let same = plan.spec == *spec
+            && plan.origin.is(device, options)
             && plan.parts.len() == batch.parts.len()
             && batch.parts.iter().zip(&plan.parts).all(same_pages);
         if same {

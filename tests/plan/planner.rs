@@ -728,3 +728,49 @@ fn new_keys_stay_out_of_shared_parts() {
     assert_eq!(common.table.indices, [0, 1]);
     assert_eq!(own.table.indices, [2, 2]);
 }
+
+/// A plan grows only for the device and the options for which it was made, whoever made it.
+#[test]
+fn an_update_for_another_device_or_other_options_plans_anew() {
+    let batch = |keys: u32| {
+        let mut table = PageTable::new(16, 1000);
+        table.push(&(0..1000).collect::<Vec<_>>(), keys);
+        Batch::new(vec![0, 1], table)
+    };
+    let [h200, h100] = ["h200", "h100"].map(|name| DeviceDescription::named(name).unwrap());
+    let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 512 });
+    let bound = Bound {
+        slots: 1,
+        ..Bound::of(
+            &Planner::new()
+                .plan(&Spec::new(8, 2, 128), &batch(15_990), &h200, &fixed)
+                .unwrap(),
+        )
+    };
+    let (spec, auto) = (Spec::new(8, 2, 128), PlanOptions::default());
+    let plan = Planner::new().plan(&spec, &batch(15_990), &h200, &auto);
+    let plan = plan.unwrap();
+    let updated = |device, options| {
+        let mut plan = plan.clone();
+        let done = Planner::new().update(&spec, &batch(15_991), device, options, &mut plan);
+        (done, plan)
+    };
+    assert_eq!(updated(&h200, &auto).0, Ok(Update::Patched));
+    for (device, options) in [(&h100, &auto), (&h200, &fixed)] {
+        let new = Planner::new().plan(&spec, &batch(15_991), device, options);
+        assert_eq!(
+            updated(device, options),
+            (Ok(Update::Planned), new.unwrap())
+        );
+    }
+    let (done, within) = updated(&h200, &auto.with_bound(bound));
+    assert_eq!(done, Ok(Update::Planned));
+    assert!(within.slots <= 1 && plan.slots > 1);
+
+    // What a file does not say is not taken for granted.
+    let text = serde_json::to_string(&plan).unwrap();
+    let mut read: Plan = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, plan);
+    let done = Planner::new().update(&spec, &batch(15_991), &h200, &auto, &mut read);
+    assert_eq!(done, Ok(Update::Planned));
+}

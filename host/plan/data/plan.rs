@@ -9,7 +9,7 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::PodPlan;
-use crate::problem::Spec;
+use crate::{plan::Origin, problem::Spec};
 
 /// Query rows × keys that one CTA works on at a time.
 #[derive(
@@ -155,6 +155,9 @@ pub struct Plan {
     pub merge_mode: MergeMode,
     /// How prefills and decodes run, if the plan has both.
     pub pod: Option<PodPlan>,
+    /// None for plans that were read from a file.
+    #[serde(skip)]
+    pub(in crate::plan) origin: Origin,
 }
 
 impl Plan {
@@ -179,6 +182,7 @@ impl Plan {
             fixed_splits: false,
             merge_mode: MergeMode::Kernel,
             pod: None,
+            origin: Origin(None),
         }
     }
 

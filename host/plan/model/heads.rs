@@ -1,5 +1,7 @@
 //! The tiles and costs for some heads on a device.
 
+use std::sync::Arc;
+
 use super::{
     CostModel, DeviceDescription, PodConfig, TileTable,
     tiles::{KernelRule, SharedKernels},
@@ -12,7 +14,7 @@ use crate::{
 /// What depends only on heads, device and options. A planner keeps it from batch to batch.
 #[derive(Debug)]
 pub struct Model {
-    pub device: DeviceDescription,
+    pub device: Arc<DeviceDescription>,
     pub spec: Spec,
     rule: KernelRule,
     /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
@@ -75,13 +77,13 @@ impl Model {
             wide: tiles.wide().filter(|_| !rule.fixed),
             tiles,
             cost: CostModel::new(device, spec),
-            device: device.clone(),
+            device: Arc::new(device.clone()),
         })
     }
 
     /// Whether the model was made from these arguments.
     pub fn is_of(&self, spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> bool {
-        self.spec == *spec && self.rule == options.into() && self.device == *device
+        self.spec == *spec && self.rule == options.into() && *self.device == *device
     }
 
     /// The configuration in which a hybrid batch runs fused.
