@@ -198,8 +198,8 @@ impl<'a, T: Element> KvView<'a, T> {
     /// Checks that every page of a table's pool is inside the slices.
     ///
     /// # Errors
-    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`], [`ShapeError::NotInParts`] or
-    /// [`ShapeError::NoRows656`].
+    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`], [`ShapeError::OneHead`],
+    /// [`ShapeError::NotInParts`] or [`ShapeError::NoRows656`].
     pub fn check(
         &self,
         spec: &Spec,
@@ -210,6 +210,15 @@ impl<'a, T: Element> KvView<'a, T> {
         let one = self.k.as_ptr() == self.v.as_ptr() && self.k_strides == self.v_strides;
         if spec.latent && !one {
             return Err(ShapeError::NotLatent { part });
+        }
+        // Pools with one row for each token: the rows of other heads would be those of the next tokens.
+        let one_row = |strides: KvStrides| match strides.page_size {
+            1 => strides.head == strides.page,
+            _ => strides.head == strides.token,
+        };
+        if spec.kv_heads > 1 && self.k_strides.head > 0 && one_row(self.k_strides) {
+            let kv_heads = spec.kv_heads;
+            return Err(ShapeError::OneHead { part, kv_heads });
         }
         let [key, rope] = self.key_parts(spec);
         let of_rope = self

@@ -186,6 +186,17 @@ pub enum ShapeError {
         /// The part.
         part: usize,
     },
+    /// A pool with one row for each token, for several KV heads.
+    #[error(
+        "the pool of part {part} has one row for each token, but the spec has {kv_heads} KV heads: use KvView::latent with \
+         Spec::latent only, and KvView::new or KvView::paired for other heads"
+    )]
+    OneHead {
+        /// The part.
+        part: usize,
+        /// KV heads of the specification.
+        kv_heads: u32,
+    },
     /// The last elements of keys in a pool of their own, for keys that have no such elements.
     #[error(
         "part {part} has a pool for elements that only the keys have (the field `rope`){}: use KvView::latent_parts with \

@@ -96,6 +96,28 @@ fn latent_attention_wants_one_pool() {
         cpu.run(&plan, &tensors.q, &[two], &mut out, None),
         Err(ShapeError::NotLatent { part: 0 }.into())
     );
+
+    // Several KV heads have a row each. The pool has more rows than are read, so that no row is missing.
+    for page_size in [1, 16] {
+        let spec = Spec::new(4, 2, 32);
+        let mut table = PageTable::new(page_size, 64);
+        table.push(&[0], 1);
+        let problem = Problem {
+            batch: Batch::new(vec![0, 1], table),
+            ..tiny(&spec)
+        };
+        let pool = vec![bf16::ONE; 65 * 16 * 32];
+        let view = KvView::latent(&spec, page_size, &pool);
+        let (q, mut out) = ([bf16::ONE; 4 * 32], [bf16::ZERO; 4 * 32]);
+        let of_heads = ShapeError::OneHead {
+            part: 0,
+            kv_heads: 2,
+        };
+        assert_eq!(
+            cpu.run(&plan_of(&problem), &q, &[view], &mut out, None),
+            Err(of_heads.into())
+        );
+    }
 }
 
 #[test]
