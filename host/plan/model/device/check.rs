@@ -163,12 +163,25 @@ impl DeviceDescription {
         if let Some(late) = for_all.clone().find(only_for_some) {
             return wrong(format!("prefill.by_q_len: {late:?} must come first"));
         }
-        let bounds = query_steps.iter().map(|up_to| up_to.unwrap_or(u32::MAX));
-        if !bounds.is_sorted() || query_steps.last().is_none_or(Option::is_some) {
+        if query_steps.last().is_none_or(Option::is_some) {
             return wrong(
-                "prefill.by_q_len: the steps must ascend and the last must have no bound"
+                "prefill.by_q_len: the last step must be for all heads and have no bound"
                     .to_owned(),
             );
+        }
+        // The first leaf that includes a number decides: one behind a larger or equal bound for the same heads never would.
+        // Numbers above the last bound for some heads have the leaves for all.
+        for (index, step) in by_q_len.iter().enumerate() {
+            let alike = |other: &&QueryStep| {
+                (other.head_dim, other.compute) == (step.head_dim, step.compute)
+            };
+            let bound = |step: &QueryStep| step.up_to.unwrap_or(u32::MAX);
+            let mut before = by_q_len[..index].iter().filter(alike);
+            if let Some(before) = before.find(|before| bound(before) >= bound(step)) {
+                return wrong(format!(
+                    "prefill.by_q_len: {before:?} includes all numbers of {step:?}: the bounds for the same heads must ascend"
+                ));
+            }
         }
         let nothing = |step: &&QueryStep| step.rows == 0 || step.pack == Some(0);
         if let Some(step) = by_q_len.iter().find(nothing) {
@@ -198,6 +211,14 @@ mod tests {
         assert!(
             reason(|d| d.prefill.by_q_len.last_mut().unwrap().up_to = Some(9)).contains("no bound")
         );
+        // The leaves for some heads among themselves, and those for all.
+        for leaf in [1, 3] {
+            let twice = match leaf {
+                1 => reason(|d| d.prefill.by_q_len.swap(1, 2)),
+                _ => reason(|d| d.prefill.by_q_len.swap(3, 4)),
+            };
+            assert!(twice.contains("must ascend"), "{twice}");
+        }
         assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
         assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
         assert!(reason(|d| d.decode.ctas_per_sm = 0).contains("ctas_per_sm is 0: give 1 to 64"));
