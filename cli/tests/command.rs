@@ -211,12 +211,12 @@ fn broken_files_are_pointed_at() {
         (
             "\"q_len\": 64",
             "\"q_len\": 300",
-            "300 queries and only 200 keys",
+            "requests[0]: q_len is 300 and kv_len 200: count",
         ),
         (
             "\"page_size\": 16",
             "\"page_size\": 0",
-            "page size of 1 to 128",
+            "page_size is 0: give 1 to 128",
         ),
     ];
     for (right, wrong, message) in cases {

@@ -147,24 +147,21 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
 /// Reads the cases of a file.
 pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
     let file: Fields = json::read(name, text)?;
-    let place = |index: usize| format!("{name}: cases[{index}]");
+    let wrong = |reason: String| Failure::Input(format!("{name}: {reason}"));
     match &file.cases {
-        None => Ok(vec![file.case(&Fields::default(), name)?]),
-        Some(_) if file.requests.is_some() || file.tree.is_some() => Err(Failure::Input(format!(
-            "{name}: requests and tree stand in the cases where there are cases"
-        ))),
+        None => Ok(vec![file.case(&Fields::default()).map_err(wrong)?]),
+        Some(_) if file.requests.is_some() || file.tree.is_some() => Err(wrong(
+            "requests and tree stand in the cases where there are cases".to_owned(),
+        )),
         Some(cases) => {
-            let nested = cases.iter().position(|case| case.cases.is_some());
-            if let Some(index) = nested {
-                return Err(Failure::Input(format!(
-                    "{}: a case has no cases of its own",
-                    place(index)
-                )));
-            }
-            let cases = cases.iter().enumerate();
-            cases
-                .map(|(index, case)| case.case(&file, &place(index)))
-                .collect()
+            let of_case = |(index, case): (usize, &Fields)| {
+                case.case(&file).map_err(|reason| {
+                    let line = json::line_of(text, "cases", index);
+                    let line = line.map_or(String::new(), |line| format!(":{line}"));
+                    Failure::Input(format!("{name}{line}: cases[{index}]: {reason}"))
+                })
+            };
+            cases.iter().enumerate().map(of_case).collect()
         }
     }
 }
@@ -191,10 +188,14 @@ impl Case {
 }
 
 impl Fields {
-    fn case(&self, file: &Self, place: &str) -> Result<Case, Failure> {
-        let need = |value: Option<u32>, field: &str| {
-            value.ok_or_else(|| Failure::Input(format!("{place}: {field} is missing")))
-        };
+    /// The case, or what is wrong with it.
+    fn case(&self, file: &Self) -> Result<Case, String> {
+        // Only a case has a file around it.
+        if self.cases.is_some() && file.cases.is_some() {
+            return Err("a case has no cases of its own".to_owned());
+        }
+        let need =
+            |value: Option<u32>, field: &str| value.ok_or_else(|| format!("{field} is missing"));
         let heads = need(self.heads.or(file.heads), "heads")?;
         let kv_heads = need(self.kv_heads.or(file.kv_heads), "kv_heads")?;
         let head_dim = need(self.head_dim.or(file.head_dim), "head_dim")?;
@@ -218,28 +219,33 @@ impl Fields {
             spec.rotary = variant.rotary.map(|rotary| rotary.of(head_dim));
             spec.scale = variant.sm_scale.unwrap_or(spec.scale);
         }
-        spec.check()
-            .map_err(|error| Failure::Input(format!("{place}: {error}")))?;
+        spec.check().map_err(|error| error.to_string())?;
         let requests = self.requests.clone().unwrap_or_default();
         if requests.iter().all(|requests| requests.count == 0) && self.tree.is_none() {
-            return Err(Failure::Input(format!(
-                "{place}: give requests, a tree, or both"
-            )));
+            return Err("give requests, a tree, or both".to_owned());
         }
-        let too_wide = |requests: &&Requests| requests.branches > 0 && requests.q_len > 64;
-        if let Some(Requests { q_len, .. }) = requests.iter().find(too_wide) {
-            return Err(Failure::Input(format!(
-                "{place}: a tree of {q_len} drafted tokens: give at most 64, or no branches"
-            )));
+        for (index, one) in requests.iter().enumerate() {
+            let Requests { q_len, kv_len, .. } = *one;
+            let wrong = |reason: String| Err(format!("requests[{index}]: {reason}"));
+            if one.branches > 0 && q_len > 64 {
+                return wrong(format!(
+                    "q_len is {q_len}, a tree of so many drafted tokens: give at most 64, or no branches"
+                ));
+            }
+            if one.count > 0 && q_len > kv_len && spec.variant.causal {
+                return wrong(format!(
+                    "q_len is {q_len} and kv_len {kv_len}: count the new tokens in kv_len, too"
+                ));
+            }
         }
         let trees = requests.iter().any(|one| one.branches > 0);
         let tokens = requests.iter().fold(0_u64, |sum, one| {
             sum.saturating_add(u64::from(one.q_len) * u64::from(one.count))
         });
         if trees && tokens > MOST_BESIDE_TREES {
-            return Err(Failure::Input(format!(
-                "{place}: {tokens} query tokens in a batch with trees of drafted tokens: at most {MOST_BESIDE_TREES} are taken"
-            )));
+            return Err(format!(
+                "requests: {tokens} query tokens in a batch with trees of drafted tokens: at most {MOST_BESIDE_TREES} are taken"
+            ));
         }
         let mut case = Case {
             name: String::new(),
@@ -254,8 +260,7 @@ impl Fields {
             by_head: None,
         };
         if let Some(pages) = self.pages_by_head.or(file.pages_by_head) {
-            case.choose_by_head(pages)
-                .map_err(|reason| Failure::Input(format!("{place}: {reason}")))?;
+            case.choose_by_head(pages)?;
         }
         case.name = match &self.name {
             Some(name) => visible(name, false),

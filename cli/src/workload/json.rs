@@ -41,6 +41,38 @@ pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64
     }
 }
 
+/// The line of an object in a list that is a field of the outermost object of a JSON text.
+pub(crate) fn line_of(text: &str, list: &str, index: usize) -> Option<usize> {
+    let (mut line, mut depth, mut last, mut before) = (1, 0, Vec::new(), None);
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\n' => line += 1,
+            b'"' => {
+                last.clear();
+                while let Some(byte) = bytes.next().filter(|&byte| byte != b'"') {
+                    last.push(byte);
+                    if byte == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            b'{' | b'[' => {
+                match before {
+                    None if depth == 1 && last == list.as_bytes() => before = Some(0),
+                    Some(before) if depth == 2 && before == index => return Some(line),
+                    Some(number) if depth == 2 => before = Some(number + 1),
+                    _ => {}
+                }
+                depth += 1;
+            }
+            b'}' | b']' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// An error `name:line:column: path: what`, and the line with a mark below it.
 fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failure {
     let (line, column) = (error.line(), error.column());

@@ -146,13 +146,18 @@ impl Case {
             (self.tokens(), "query tokens", MAX_TOKENS),
         ] {
             if count > most {
-                return Err(wrong(format!("{count} {what}: give at most {most}")));
+                return Err(wrong(format!(
+                    "requests and tree: {count} {what}: give at most {most}"
+                )));
             }
         }
+        if self.page_size == 0 {
+            return Err(wrong("page_size is 0: give 1 to 128".to_owned()));
+        }
         let pages = self.pages();
-        if self.page_size == 0 || pages > MAX_PAGES {
+        if pages > MAX_PAGES {
             return Err(wrong(format!(
-                "{pages} pages of {} tokens: give a page size of 1 to 128, and at most {MAX_PAGES} pages",
+                "requests and tree: {pages} pages of {} tokens: give at most {MAX_PAGES}, or a larger page_size",
                 self.page_size
             )));
         }

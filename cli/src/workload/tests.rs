@@ -227,3 +227,35 @@ fn huge_cases_are_refused_before_memory_is() {
     let error = case.batch().unwrap_err().to_string();
     assert!(error.contains("pages of 1 tokens"), "{error}");
 }
+
+/// What is wrong with a case is found after its file was read, and has a line nevertheless.
+#[test]
+fn errors_of_a_case_have_its_line_and_its_field() {
+    let error = |case: &str| {
+        let text = format!(
+            "{{\"name\": \"[{{\\\"cases\", \"heads\": 8,\n\"kv_heads\": 2, \"head_dim\": 64, \"cases\": [\n\
+             {{\"name\": \"}}\", \"requests\": [{{\"q_len\": 1, \"kv_len\": 9}}]}},\n{case}]}}"
+        );
+        parse("test", &text).unwrap_err().to_string()
+    };
+    for (case, says) in [
+        ("{}", "give requests"),
+        (
+            r#"{"kv_heads": 3}"#,
+            "8 query heads cannot share 3 KV heads",
+        ),
+        (r#"{"cases": []}"#, "no cases of its own"),
+        (
+            r#"{"requests": [{"q_len": 1, "kv_len": 1}, {"q_len": 65, "kv_len": 99, "branches": 2}]}"#,
+            "requests[1]: q_len is 65",
+        ),
+        (
+            r#"{"requests": [{"q_len": 9, "kv_len": 8}]}"#,
+            "requests[0]: q_len is 9 and kv_len 8",
+        ),
+    ] {
+        let error = error(case);
+        assert!(error.starts_with("test:4: cases[1]: "), "{error}");
+        assert!(error.contains(says), "{error}");
+    }
+}
