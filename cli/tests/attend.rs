@@ -299,6 +299,8 @@ fn metadata_is_heeded() {
                 ("window_left", "-1"),
                 ("format", "pt"),
                 ("pos_encoding_mode", "NONE"),
+                ("rope_theta", "1e4"),
+                ("window_right", "-1"),
                 ("k_scale", "1.0"),
             ],
             plain(),
@@ -341,7 +343,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 22] = [
+    let slips: [Slip; 24] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -406,6 +408,8 @@ fn bad_files_get_one_line_and_write_nothing() {
             |i| note(i, "pos_encoding_mode", "ALIBI"),
             "computed without it",
         ),
+        (|i| note(i, "rope_theta", "1e4"), "rope_theta is there"),
+        (|i| note(i, "window_right", "0"), "window_right is there"),
         (
             |i| {
                 drop(
@@ -473,4 +477,17 @@ fn bad_files_get_one_line_and_write_nothing() {
     expect("not a whole safetensors file");
     std::fs::write(&path, b"{}").unwrap();
     expect("not a whole safetensors file");
+}
+
+#[test]
+fn the_emulator_is_refused_for_what_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("in.safetensors");
+    input(Layout::Nhd, Dtype::F32).0.write(&file);
+    let attend = "attend --input in.safetensors --output out.safetensors --backend emulated";
+    let said = run(directory.path(), &attend.split(' ').collect::<Vec<_>>());
+    assert_eq!(said.code, 2);
+    let says = "only `tandem trace`";
+    assert!(said.stderr.contains(says), "{}", said.stderr);
+    assert_eq!(files(directory.path()), ["in.safetensors"]);
 }

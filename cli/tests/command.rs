@@ -52,7 +52,11 @@ fn the_emulator_measures_nothing() {
         &["bench", "hybrid.json", "--backend", "emulated"],
     );
     assert_eq!(said.code, 2);
-    assert!(said.stderr.contains("tandem trace"), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("only `tandem trace`"),
+        "{}",
+        said.stderr
+    );
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 

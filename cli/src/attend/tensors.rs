@@ -146,7 +146,7 @@ fn in_file_names(message: &str) -> String {
 }
 
 /// Further arguments of FlashInfer, and names of masks elsewhere, that would change the result and are not supported.
-const NOT_TAKEN: [&str; 12] = [
+const NOT_TAKEN: [&str; 15] = [
     "custom_mask",
     "packed_custom_mask",
     "mask",
@@ -154,6 +154,9 @@ const NOT_TAKEN: [&str; 12] = [
     "attention_mask",
     "attn_bias",
     "pos_encoding_mode",
+    "rope_theta",
+    "rope_scale",
+    "window_right",
     "alibi_slopes",
     "sinks",
     "q_scale",
@@ -213,7 +216,12 @@ impl Metadata<'_> {
 
     /// Whether the metadata has this name with a value that changes the result.
     fn asks_for(&self, name: &str) -> bool {
-        let nothing = |note: &String| note == "NONE" || note.trim().parse() == Ok(1.0_f32);
+        // The mode decides whether there is a rotary embedding at all.
+        let of_mode = name.starts_with("rope_") && self.0.contains_key("pos_encoding_mode");
+        let neutral = if name == "window_right" { -1.0 } else { 1.0 };
+        let nothing = |note: &String| {
+            of_mode || note == "NONE" || note.trim().parse() == Ok::<f32, _>(neutral)
+        };
         self.0.get(name).is_some_and(|note| !nothing(note))
     }
 

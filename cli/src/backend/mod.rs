@@ -34,7 +34,7 @@ pub enum Choice {
     Cpu,
     /// The first NVIDIA GPU.
     Gpu,
-    /// Refused, because times on an emulated GPU are meaningless.
+    /// Refused: only `tandem trace` runs on an emulated GPU.
     #[value(hide = true)]
     Emulated,
 }
@@ -147,11 +147,11 @@ pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
     }
 }
 
-/// The error for running or measuring on the emulator.
+/// The error of commands that do not run on the emulator: no time on it means anything, and steps take minutes.
 pub(crate) fn emulated() -> Failure {
     Failure::Input(
-        "times of an emulated GPU mean nothing: `tandem trace` (--features emulator) draws what kernels do on it, \
-         and --backend cpu or gpu measures"
+        "only `tandem trace` (--features emulator) runs on an emulated GPU, and draws what kernels do there: give \
+         --backend cpu or gpu"
             .to_owned(),
     )
 }
