@@ -202,13 +202,17 @@ pub enum Error {
         limit: u32,
     },
     /// An index that points outside what it indexes.
-    #[error("{array}[{index}] is {got}: give a number below {limit}, the number of {of}")]
+    #[error(
+        "{array}[{index}] is {got}: give a number {}below {limit}, the number of {of}{}",
+        if *.got < 0 { "from 0 and " } else { "" },
+        if *.got < 0 { ", or -1 for a token that is not written" } else { "" }
+    )]
     IndexOutOfRange {
         /// The array of indices.
         array: &'static str,
         /// The place in it.
         index: usize,
-        /// What stands there.
+        /// What stands there. Only slots can be negative.
         got: i64,
         /// One past the largest index.
         limit: u64,

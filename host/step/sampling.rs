@@ -58,10 +58,14 @@ impl Sampling {
             seed,
         } = *self;
         let rule = |what, got: f32, holds: bool, rule| {
-            let got = got.into();
             match holds {
                 true => Ok(()),
-                false => Err(StepError::Sampling { what, got, rule }),
+                // The f64 of its shortest decimal number, which is what was written: 1e-5, and not 9.999999747e-6.
+                false => Err(StepError::Sampling {
+                    what,
+                    got: got.to_string().parse().unwrap_or_else(|_| got.into()),
+                    rule,
+                }),
             }
         };
         rule(

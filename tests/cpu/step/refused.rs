@@ -137,6 +137,17 @@ fn samplings_that_mean_nothing() {
     }
 }
 
+/// As it was written, and not as the nearest number of 32 bits is in 64.
+#[test]
+fn a_wrong_number_of_a_sampling_is_printed_as_it_was_given() {
+    let cold = Sampling {
+        temperature: 1e-5,
+        ..Sampling::GREEDY
+    };
+    let error = cold.draw(0).unwrap_err().to_string();
+    assert!(error.contains("is 0.00001: it must be"), "{error}");
+}
+
 /// Two tokens of one head each for queries, keys and values.
 fn attempt(
     change: impl FnOnce(&mut Spec, &mut QkvStep<'_, f32>, &mut Vec<u32>, &mut usize),

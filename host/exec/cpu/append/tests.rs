@@ -230,6 +230,11 @@ fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() 
             }
         );
     }
+    assert_eq!(
+        fails(&good, &[0, -2, 1]).to_string(),
+        "slots[1] is -2: give a number from 0 and below 8, the number of tokens in the pool, or -1 for a token that is not \
+         written"
+    );
     // The first entry whose place is already taken, whatever the order of the places.
     let twice = append_slots(&[5, 3, -1, -1, 5, 3]);
     assert!(
