@@ -93,6 +93,30 @@ pub enum ScheduleError {
         /// Usable gigabytes.
         usable_gb: f64,
     },
+    /// A range of lengths that is empty or too wide to draw from.
+    #[error("lengths from {min} to {max}: give at least 1 and at most {most} lengths")]
+    Lengths {
+        /// The smallest length.
+        min: u32,
+        /// The largest length.
+        max: u32,
+        /// Maximum number of lengths.
+        most: u32,
+    },
+    /// An exponent of Zipf's law that is not finite.
+    #[error("theta is {got}: give a finite number")]
+    Theta {
+        /// The exponent.
+        got: f64,
+    },
+    /// A request that never arrives.
+    #[error("arrivals[{index}] is at {at_s} s: give a finite time")]
+    Arrival {
+        /// The request.
+        index: usize,
+        /// Its arrival time in seconds.
+        at_s: f64,
+    },
     /// Pages that no table can have.
     #[error(transparent)]
     Problem(#[from] tandem_attn::problem::ProblemError),

@@ -67,8 +67,15 @@ impl Trace {
     }
 
     /// Replaces the arrival times with those of a Poisson process of `requests_per_s`. The order stays.
+    ///
+    /// # Panics
+    /// If `requests_per_s` is not above 0.
     #[must_use]
     pub fn with_poisson_arrivals(mut self, requests_per_s: f64, seed: u64) -> Self {
+        assert!(
+            requests_per_s > 0.0,
+            "at {requests_per_s} requests per second none arrives: give a rate above 0"
+        );
         let mut random = Random::new(seed);
         let mut now = 0.0;
         for arrival in &mut self.arrivals {
@@ -79,8 +86,15 @@ impl Trace {
     }
 
     /// Divides arrival times by `times`.
+    ///
+    /// # Panics
+    /// If `times` is not above 0.
     #[must_use]
     pub fn sped_up(mut self, times: f64) -> Self {
+        assert!(
+            times > 0.0,
+            "no request arrives {times} times as fast: give a number above 0"
+        );
         for arrival in &mut self.arrivals {
             arrival.at_s /= times;
         }
@@ -110,6 +124,7 @@ impl Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ScheduleError;
 
     #[test]
     fn arrivals_and_lengths_follow_their_distributions() {
@@ -121,7 +136,7 @@ mod tests {
             Trace::uniform(20_000, 10, 1).with_poisson_arrivals(4.0, 7)
         );
 
-        let zipf = Zipf::new(1024, 4096, 0.4);
+        let zipf = Zipf::new(1024, 4096, 0.4).unwrap();
         let trace = Trace::zipf(20_000, &zipf, 10.0, 7);
         let (prompt, generated) = trace.mean_lengths();
         assert!(
@@ -132,5 +147,34 @@ mod tests {
         let expected = 1024.0 + 3073.0 * 0.6 / 1.6;
         let mean = prompt + generated;
         assert!((mean / expected - 1.0).abs() < 0.02, "{mean} {expected}");
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_drawn_are_refused() {
+        for (min, max) in [(2, 1), (1, u32::MAX), (0, u32::MAX)] {
+            let error = Zipf::new(min, max, 0.4).unwrap_err();
+            assert_eq!(
+                error,
+                ScheduleError::Lengths {
+                    min,
+                    max,
+                    most: 1 << 24
+                }
+            );
+        }
+        let steep = Zipf::new(1, 2, f64::NAN).unwrap_err().to_string();
+        assert!(steep.contains("theta is NaN"), "{steep}");
+    }
+
+    #[test]
+    #[should_panic(expected = "at 0 requests per second none arrives")]
+    fn a_rate_of_0_is_refused() {
+        drop(Trace::uniform(2, 1, 1).with_poisson_arrivals(0.0, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "NaN times as fast")]
+    fn a_speed_that_is_no_number_is_refused() {
+        drop(Trace::uniform(2, 1, 1).sped_up(f64::NAN));
     }
 }

@@ -192,7 +192,7 @@ fn uniform_steps_keep_a_pipeline_full() {
         tensor.max_requests(4096)
     );
     let requests = 10_000;
-    let trace = Trace::zipf(requests, &Zipf::new(1024, 4096, 0.4), 10.0, 1);
+    let trace = Trace::zipf(requests, &Zipf::new(1024, 4096, 0.4).unwrap(), 10.0, 1);
     let staged = |policy: Box<dyn Policy>| {
         let limits = Limits {
             running: 27 * 8,

@@ -95,7 +95,8 @@ impl<'a> Simulation<'a> {
 /// Simulates a trace.
 ///
 /// # Errors
-/// If the composer cannot be created or a batch cannot be planned. Requests that the composer refuses are only counted.
+/// If the composer cannot be created, a batch cannot be planned, or an arrival time is not finite. Requests that the composer
+/// refuses are only counted.
 pub fn simulate(trace: &Trace, simulation: Simulation<'_>) -> Result<Report, ScheduleError> {
     simulate_with(trace, simulation, |_| ())
 }
@@ -214,6 +215,12 @@ impl<'a> Engine<'a> {
             return Err(ScheduleError::Ahead {
                 stages: cost.parallel().pipeline,
             });
+        }
+        // The simulation would end before them.
+        let mut times = trace.arrivals.iter().map(|arrival| arrival.at_s);
+        if let Some(index) = times.position(|at_s| !at_s.is_finite()) {
+            let at_s = trace.arrivals[index].at_s;
+            return Err(ScheduleError::Arrival { index, at_s });
         }
         let pages = pages.unwrap_or_else(|| cost.pages(page_size));
         let name = policy.name();

@@ -109,6 +109,19 @@ fn a_prefix_that_each_reads_comes_from_l2() {
     );
 }
 
+/// They would be missing in the report.
+#[test]
+fn requests_that_never_arrive_are_refused() {
+    let cost = cost();
+    for at_s in [f64::INFINITY, f64::NAN] {
+        let mut trace = Trace::uniform(3, 100, 2);
+        trace.arrivals[2].at_s = at_s;
+        let simulation = Simulation::new(&cost, Limits::default(), SarathiServe);
+        let error = simulate(&trace, simulation).unwrap_err().to_string();
+        assert!(error.contains("arrivals[2] is at"), "{error}");
+    }
+}
+
 #[test]
 fn simulating_with_plans_gives_nearly_the_same() {
     let trace = Trace::uniform(12, 2000, 40).with_poisson_arrivals(4.0, 3);

@@ -1,5 +1,7 @@
 //! Random numbers that are equal on every machine, and lengths drawn with them.
 
+use crate::ScheduleError;
+
 /// A small random number generator (SplitMix64). Its numbers do not depend on the machine or on other crates' versions.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
@@ -39,13 +41,18 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// A distribution over the lengths `min..=max`.
+    /// A distribution over the lengths `min..=max`. Each takes 8 bytes.
     ///
-    /// # Panics
-    /// If `min` is above `max`.
-    #[must_use]
-    pub fn new(min: u32, max: u32, theta: f64) -> Self {
-        assert!(min <= max, "no length is in {min}..={max}");
+    /// # Errors
+    /// [`ScheduleError::Lengths`] for no length and for more than 2²⁴ of them, [`ScheduleError::Theta`].
+    pub fn new(min: u32, max: u32, theta: f64) -> Result<Self, ScheduleError> {
+        let most = 1 << 24;
+        if min > max || max - min >= most {
+            return Err(ScheduleError::Lengths { min, max, most });
+        }
+        if !theta.is_finite() {
+            return Err(ScheduleError::Theta { got: theta });
+        }
         let mut sum = 0.0;
         let cumulative = (1..=max - min + 1)
             .map(|rank| {
@@ -53,7 +60,7 @@ impl Zipf {
                 sum
             })
             .collect();
-        Self { min, cumulative }
+        Ok(Self { min, cumulative })
     }
 
     /// Draws a length.
