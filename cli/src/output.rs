@@ -15,17 +15,30 @@ use crate::{
 /// Held while a file is being put in place.
 static WRITING: Mutex<()> = Mutex::new(());
 
+/// What the first Ctrl-C does instead of ending the process.
+static FIRST: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(None);
+
 /// The exit code after Ctrl-C, as in shells.
 const INTERRUPTED: i32 = 130;
 
 /// Delays Ctrl-C while a file is being written, so that files are whole or absent and no temporary file is left.
 pub fn finish_writing_when_interrupted() {
     let installed = ctrlc::set_handler(|| {
+        let first = FIRST.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(act) = first {
+            return act();
+        }
         let _written = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         std::process::exit(INTERRUPTED);
     });
     // Without a handler, Ctrl-C still ends the process at once; at worst a temporary file is left.
     drop(installed);
+}
+
+/// Lets the first Ctrl-C (or SIGTERM) from now on call `act`; the second ends the process.
+#[cfg(feature = "engine")]
+pub fn when_first_interrupted(act: impl FnOnce() + Send + 'static) {
+    *FIRST.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
 }
 
 /// Writes a file through a temporary file in the same directory. Links are followed. Pipes and devices such as

@@ -113,11 +113,17 @@ impl Server {
     }
 }
 
+impl Server {
+    fn stop(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.stop.take().unwrap().send(());
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || thread::panicking());
+        self.stop();
+        let ended = self.thread.take().map(thread::JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || thread::panicking());
     }
 }
 
@@ -834,4 +840,52 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
         u64::from(PAGES)
     );
     assert_eq!(server.get("/health").0, 200);
+}
+
+/// The answer under way ends, other requests are refused, and a connection without a request does not delay the end.
+#[test]
+fn a_server_that_stops_says_so_and_ends_with_the_last_answer() {
+    let mut server = Server::start("llama3", Limits::default(), |options| {
+        options.grace = WAIT;
+    });
+    let _idle = server.connect();
+    let asked = json!({"prompt": "Prompts", "max_tokens": 3}).to_string();
+    let (first, rest) = asked.split_at(9);
+    let mut client = server.connect();
+    let length = asked.len();
+    write!(
+        client,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{first}"
+    )
+    .unwrap();
+    let mut goes_on = [0; 25];
+    client.read_exact(&mut goes_on).unwrap();
+    assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+
+    server.stop();
+    let begin = Instant::now();
+    // A connection that is accepted just before the stop is closed without an answer.
+    let health = || {
+        let (mut stream, mut said) = (server.connect(), String::new());
+        let request = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let sent = stream.write_all(request.as_bytes());
+        let _ = sent.and_then(|()| stream.read_to_string(&mut said));
+        said
+    };
+    while !health().starts_with("HTTP/1.1 503") {
+        assert!(begin.elapsed() < WAIT);
+    }
+    let stopping = (503, "the server is stopping\n".to_owned());
+    assert_eq!(server.get("/health"), stopping);
+    let other = json!({"prompt": "Prompts", "max_tokens": 3});
+    let (status, refused) = server.post("/v1/completions", &other);
+    assert_eq!(status, 503);
+    assert!(refused.contains("the server is stopping"), "{refused}");
+
+    client.write_all(rest.as_bytes()).unwrap();
+    let (status, answer) = response(client);
+    assert_eq!(status, 200, "{answer}");
+    server.thread.take().unwrap().join().unwrap();
+    assert!(begin.elapsed() < WAIT / 2);
 }

@@ -8,7 +8,11 @@ use tandem_engine::{
 };
 
 use super::ModelArgs;
-use crate::{Failure, output::print, serve_sim::at_least_1};
+use crate::{
+    Failure,
+    output::{print, when_first_interrupted},
+    serve_sim::at_least_1,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,9 +41,12 @@ pub struct Args {
     /// cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = at_least_1)]
     send_timeout: u32,
+    /// Seconds that answers under way may take after Ctrl-C or SIGTERM; a second one stops at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    grace: u32,
 }
 
-/// Runs the subcommand until the process is interrupted.
+/// Runs the subcommand until the process is interrupted and the answers under way have ended.
 ///
 /// # Errors
 /// [`Failure::Input`] for an invalid model or an address that cannot be listened on, [`Failure::Backend`].
@@ -60,13 +67,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let device = engine.device();
     let mut options = ServeOptions::new(name.clone());
     options.send = Duration::from_secs(args.send_timeout.into());
+    options.grace = Duration::from_secs(args.grace.into());
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let grace = args.grace;
+    when_first_interrupted(move || {
+        eprintln!("stopping: answers under way have {grace} s to end; Ctrl-C again stops at once");
+        let _ = stop.send(());
+    });
     let ready = |address| print(&format!("{name} on {device}, at http://{address}/v1\n"));
     serve::run(
         args.listen,
         engine,
         text,
         options,
-        std::future::pending(),
+        // If the sender is dropped, nothing asks to stop.
+        async { stopped.await.unwrap_or(()) },
         ready,
     )
     .map_err(|error| Failure::Input(format!("cannot listen on {}: {error}", args.listen)))

@@ -4,12 +4,13 @@
 //! |---|---|
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | a text; with `"stream": true` as server-sent events |
 //! | `GET /v1/models`, `GET /v1/models/NAME` | the one model |
-//! | `GET /health` | 200 while the engine runs, else 503 |
+//! | `GET /health` | 200 while the engine runs and takes requests, else 503 |
 //! | `GET /metrics` | Prometheus text |
 //!
 //! One thread has the engine. Requests that do not fit into the queue are refused (429). If a client disconnects, its request
 //! is cancelled before the next step. A slow client keeps only the text that waits for it; a client that reads nothing is
-//! disconnected. Requests for features that are not implemented are refused (400).
+//! disconnected. Requests for features that are not implemented are refused (400). A server that stops refuses new requests (503)
+//! and ends when the last answer does, or after the grace period.
 
 mod answer;
 mod api;
@@ -44,8 +45,9 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpSocket},
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     task::JoinSet,
+    time::Instant,
 };
 
 use crate::{Engine, Text};
@@ -69,7 +71,7 @@ pub struct ServeOptions {
     /// How long a client may accept no byte that is sent to it. After that its connection is closed and its request
     /// cancelled.
     pub send: Duration,
-    /// How long answers may continue once the server begins to stop.
+    /// How long answers may continue once the server begins to stop. New requests are refused meanwhile.
     pub grace: Duration,
 }
 
@@ -98,6 +100,8 @@ struct Server {
     /// Maximum number of tokens of a request.
     request_tokens: u32,
     answers: AtomicU64,
+    /// Whether the server begins to stop.
+    stopping: watch::Sender<bool>,
     /// When it started, in seconds since 1970.
     started: u64,
 }
@@ -110,7 +114,7 @@ impl Server {
     }
 }
 
-/// Serves on an address until `shutdown`, with its own runtime. `ready` receives the address; for port 0 it has the
+/// Serves on an address until `shutdown` and as [`serve`] after it, with its own runtime. `ready` receives the address; for port 0 it has the
 /// port that the system chose.
 ///
 /// # Errors
@@ -154,7 +158,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves on a listener until `shutdown`. After that, answers under way have the grace period to end.
+/// Serves on a listener until `shutdown`. After that, answers under way have the [grace period](ServeOptions::grace) to end.
+/// Until the last of them has ended, the server refuses new requests with 503 and says so in `/health`.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -174,6 +179,7 @@ pub async fn serve(
         lanes: Lanes::new(),
         request_tokens,
         answers: AtomicU64::new(0),
+        stopping: watch::Sender::new(false),
         started: answer::seconds(),
     });
     let router = Router::new()
@@ -193,13 +199,20 @@ pub async fn serve(
             nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
         })
         .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
-        .with_state(server);
+        .with_state(Arc::clone(&server));
     let service = TowerToHyperService::new(router);
 
     let permits = Arc::new(Semaphore::new(connections));
-    let mut open = JoinSet::new();
+    // Connections from before the stop, and those that are told about it.
+    let (mut open, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::pin!(shutdown);
+    let end = tokio::time::sleep(Duration::MAX);
+    tokio::pin!(end);
     loop {
+        let stopping = *server.stopping.borrow();
+        if stopping && open.is_empty() {
+            break;
+        }
         let accepted = async {
             let permit = Arc::clone(&permits)
                 .acquire_owned()
@@ -210,7 +223,13 @@ pub async fn serve(
         let (accepted, permit) = tokio::select! {
             accepted = accepted => accepted,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
-            () = &mut shutdown => break,
+            Some(_) = late.join_next(), if !late.is_empty() => continue,
+            () = &mut shutdown, if !stopping => {
+                server.stopping.send_replace(true);
+                end.as_mut().reset(Instant::now() + grace);
+                continue;
+            }
+            () = &mut end, if stopping => break,
         };
         let Ok((stream, _)) = accepted else {
             // Usually too many files are open: wait until some are closed.
@@ -221,18 +240,28 @@ pub async fn serve(
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(receive)
+            .keep_alive(!stopping)
             .max_buf_size(64 << 10);
         let connection =
             http.serve_connection(TokioIo::new(Patience::new(stream, send)), service.clone());
-        open.spawn(async move {
+        let mut stops = server.stopping.subscribe();
+        let connections = if stopping { &mut late } else { &mut open };
+        connections.spawn(async move {
+            tokio::pin!(connection);
             // A client that goes away is not an error of the server.
-            let _ = connection.await;
+            let mut ended = false;
+            if !stopping {
+                tokio::select! {
+                    _ = &mut connection => ended = true,
+                    _ = stops.wait_for(|stopping| *stopping) => connection.as_mut().graceful_shutdown(),
+                }
+            }
+            if !ended {
+                let _ = connection.await;
+            }
             drop(permit);
         });
     }
-    drop(listener);
-    let rest = async { while open.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(grace, rest).await;
 }
 
 /// Answers requests for an unknown path or method.
@@ -258,13 +287,11 @@ async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> R
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Response {
+    let unavailable = |why| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     match server.runner.is_alive() {
+        true if *server.stopping.borrow() => unavailable("the server is stopping\n"),
         true => (StatusCode::OK, "ok\n").into_response(),
-        false => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the engine has failed: see the log\n",
-        )
-            .into_response(),
+        false => unavailable("the engine has failed: see the log\n"),
     }
 }
 
@@ -285,6 +312,12 @@ async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request)
 }
 
 async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
+    if *server.stopping.borrow() {
+        return Err(Refusal::failed(
+            "the server is stopping: send the request to another one, or when it runs again"
+                .to_owned(),
+        ));
+    }
     let (head, body) = request.into_parts();
     receive::json_only(&head.headers)?;
     let body = receive::whole(body, &server.options).await?;
