@@ -28,6 +28,7 @@ mod padding;
 mod spec;
 mod variant;
 
+pub(crate) use advice::Quantity;
 pub use batch::{Batch, PageTable, Part};
 pub use dtype::Dtype;
 pub use error::ProblemError;
@@ -46,11 +47,11 @@ pub(crate) const MAX_PAGE_SIZE: u32 = 128;
 
 pub(crate) const MAX_POSITION: u32 = i32::MAX as u32 - 1;
 
-pub(crate) fn fits(what: &'static str, got: u64, limit: u64) -> Result<(), ProblemError> {
+pub(crate) fn fits(what: Quantity, got: u64, limit: u64) -> Result<(), ProblemError> {
     if got <= limit {
         Ok(())
     } else {
-        Err(ProblemError::TooLarge { what, got, limit })
+        Err(what.too_large(got, limit))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
+use crate::problem::{self, Batch, PageTable, ProblemError, Quantity, Spec};
 
 /// Page lists of requests by KV head, and the batch that computes them.
 ///
@@ -72,7 +72,11 @@ impl Strided {
             // The view ends with the heads of the last page.
             pages => (pages - 1) * u64::from(step) + u64::from(kv_heads),
         };
-        problem::fits("pages × heads of the pool", of_view, u32::MAX.into())?;
+        problem::fits(
+            Quantity::Pool("pages × heads of the pool"),
+            of_view,
+            u32::MAX.into(),
+        )?;
         Ok(Self {
             step,
             pages: of_view as u32,

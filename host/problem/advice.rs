@@ -1,18 +1,37 @@
 //! What to do about a quantity that is too large.
 
-/// The advice of [`ProblemError::TooLarge`](super::ProblemError::TooLarge) for a quantity of this name.
-pub(super) fn about(what: &str) -> &'static str {
-    let has = |word: &str| what.contains(word);
-    if has("stride") {
-        "put rows, heads and pages closer together"
-    } else if has("query heads × head dimension") {
-        "use fewer or smaller heads"
-    } else if has("of a row block") {
-        "give the request fewer keys"
-    } else if has("slot") || has("pool") || has("pages") || what == "tokens in a page" {
-        "use a smaller pool"
-    } else {
-        "split the batch"
+use super::ProblemError;
+
+/// A quantity that 32 bits count, with its name, by what makes it smaller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Quantity {
+    Batch(&'static str),
+    Heads(&'static str),
+    Keys(&'static str),
+    Page(&'static str),
+    Pool(&'static str),
+    Stride(&'static str),
+    Table(&'static str),
+}
+
+impl Quantity {
+    /// The error of a quantity past its limit.
+    pub(crate) const fn too_large(self, got: u64, limit: u64) -> ProblemError {
+        let (what, advice) = match self {
+            Self::Batch(what) => (what, "split the batch"),
+            Self::Heads(what) => (what, "use fewer or smaller heads"),
+            Self::Keys(what) => (what, "give the request fewer keys"),
+            Self::Page(what) => (what, "use smaller pages"),
+            Self::Pool(what) => (what, "use a smaller pool"),
+            Self::Stride(what) => (what, "put rows, heads and pages closer together"),
+            Self::Table(what) => (what, "use a smaller table"),
+        };
+        ProblemError::TooLarge {
+            what,
+            got,
+            limit,
+            advice,
+        }
     }
 }
 
@@ -38,6 +57,11 @@ mod tests {
         table.push(&[u32::MAX - 1], 3);
         let slot = table.slots(0, 0..1).unwrap_err();
         assert!(said(slot).ends_with("use a smaller pool"));
+        let wide = Spec::new(1 << 20, 1 << 20, 64);
+        let mut pages = PageTable::new(128, 1);
+        pages.push(&[0], 1);
+        let page = Batch::new(vec![0, 1], pages).check(&wide).unwrap_err();
+        assert!(said(page).ends_with("use smaller pages"));
         let many = Batch::of_top_k(1 << 20, 1 << 20).unwrap_err();
         assert!(said(many).ends_with("split the batch"));
     }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Dtype, MAX_HEAD_DIM, MAX_PAGE_SIZE, MAX_POSITION, advice};
+use super::{Dtype, MAX_HEAD_DIM, MAX_PAGE_SIZE, MAX_POSITION};
 
 /// A description that cannot be computed. Every message carries the values and says what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
@@ -439,7 +439,7 @@ pub enum ProblemError {
         page: u32,
     },
     /// A quantity that does not fit the 32-bit offsets of a plan.
-    #[error("{what} is {got}, past {limit}: {}", advice::about(.what))]
+    #[error("{what} is {got}, past {limit}: {advice}")]
     TooLarge {
         /// The quantity.
         what: &'static str,
@@ -447,5 +447,7 @@ pub enum ProblemError {
         got: u64,
         /// The largest that fits.
         limit: u64,
+        /// What to do about it.
+        advice: &'static str,
     },
 }

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use kernels_gpu::{Hooks, HooksName, abi::VariantParams, variants::SIGMOID};
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, Variant, fits};
+use super::{Compute, Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, Quantity, Variant, fits};
 use crate::{kv::LATENT_656_BYTES, step::Rope};
 
 /// The heads of one attention layer.
@@ -296,7 +296,11 @@ impl Spec {
                 return Err(ProblemError::HeadDim { name, got });
             }
             let width = u64::from(q_heads) * u64::from(got);
-            fits("query heads × head dimension", width, u32::MAX.into())?;
+            fits(
+                Quantity::Heads("query heads × head dimension"),
+                width,
+                u32::MAX.into(),
+            )?;
         }
         if self.latent && (kv_heads != 1 || self.head_dim_v > self.head_dim_qk) {
             return Err(ProblemError::Latent {

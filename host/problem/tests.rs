@@ -293,7 +293,8 @@ fn everything_wrong_with_a_batch_is_named() {
         E::TooLarge {
             what: "keys of a row block and after it",
             got: 9 + u64::from(u32::MAX),
-            limit: MAX_POSITION.into()
+            limit: MAX_POSITION.into(),
+            advice: "give the request fewer keys"
         }
     );
     assert_eq!(
@@ -315,7 +316,8 @@ fn everything_wrong_with_a_batch_is_named() {
         E::TooLarge {
             what: "query tokens × query heads",
             got: 1 << 32,
-            limit: i32::MAX as u64
+            limit: i32::MAX as u64,
+            advice: "split the batch"
         }
     );
 }
@@ -332,7 +334,8 @@ fn more_work_than_costs_can_count_is_refused() {
         ProblemError::TooLarge {
             what: "operations on all queries and keys",
             got: (((1 << 31) - 128) << 14) * 2 * 256 * 32,
-            limit: 1 << 58
+            limit: 1 << 58,
+            advice: "split the batch"
         }
     );
 }

@@ -7,7 +7,7 @@ use crate::{
     Error,
     kv::{KvTensors, KvView},
     plan::{Plan, PlannedPart},
-    problem::{Dtype, ProblemError},
+    problem::{Dtype, Quantity},
     tensor::{Element, ShapeError, Slice, TensorMut, TensorRef},
 };
 
@@ -155,11 +155,8 @@ fn kv_strides(tensor: &'static str, pool: &TensorRef<'_, 4>) -> Result<KvStrides
     let ([_, page_size, _, dim], strides) = (pool.shape(), pool.strides());
     check_together(tensor, dim, strides[3])?;
     let narrow = |stride: usize| {
-        u32::try_from(stride).map_err(|_| ProblemError::TooLarge {
-            what: "a stride of the KV pool",
-            got: stride as u64,
-            limit: u32::MAX.into(),
-        })
+        let what = Quantity::Stride("a stride of the KV pool");
+        u32::try_from(stride).map_err(|_| what.too_large(stride as u64, u32::MAX.into()))
     };
     Ok(KvStrides {
         page: narrow(strides[0])?,

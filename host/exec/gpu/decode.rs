@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, Padding, Spec},
+    problem::{Dtype, Padding, Quantity, Spec},
 };
 use walk::{Walk, slab};
 
@@ -345,7 +345,11 @@ fn parameters(
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides the page size, and at most the tokens of a box.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
-    let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
+    let mut outside = fits(
+        Quantity::Pool("pages × KV heads"),
+        walk.dims[4] as usize,
+        COUNTED,
+    )?;
     let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
     let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
     let mut shapes =
@@ -435,7 +439,11 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         arrivals: call.arrivals.map_or(0, |arrivals| arrivals.address),
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
-        units: fits("units", call.items.len.saturating_mul(per_item), COUNTED)?,
+        units: fits(
+            Quantity::Batch("units"),
+            call.items.len.saturating_mul(per_item),
+            COUNTED,
+        )?,
         ..call.extras.parameters(spec, q, pool, out, lse)?
     })
 }

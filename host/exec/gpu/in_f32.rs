@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Quantity, Spec},
 };
 
 /// Checks a tensor that attention kernels do not see.
@@ -49,13 +49,17 @@ fn check(
 fn parameters(from: &DeviceTensor<3>, to: &DeviceTensor<3>) -> Result<NarrowParams, Error> {
     let [tokens, heads, dim] = from.shape;
     let per_token = heads * dim / CHUNK as usize;
-    let what = "tokens × heads × head dimension / 8";
+    let what = Quantity::Batch("tokens × heads × head dimension / 8");
     Ok(NarrowParams {
         from: from.address,
         to: to.address,
         chunks: fits(what, tokens.saturating_mul(per_token), COUNTED)?,
         chunks_per_token: Divisor::new(fits(what, per_token, COUNTED)?),
-        from_token: fits("the token stride of q", from.strides[0], u32::MAX)?,
+        from_token: fits(
+            Quantity::Stride("the token stride of q"),
+            from.strides[0],
+            u32::MAX,
+        )?,
         reserved: 0,
     })
 }

@@ -12,7 +12,11 @@ use super::{
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
-    Error, exec::apart::check_pool, kv::latent_parts::rope_dim, problem::Spec, tensor::ShapeError,
+    Error,
+    exec::apart::check_pool,
+    kv::latent_parts::rope_dim,
+    problem::{Quantity, Spec},
+    tensor::ShapeError,
 };
 
 /// The shapes of a launch's tensor maps.
@@ -142,7 +146,10 @@ impl Gpu {
             rope_map = Some(maps.make("the rope pool", rope.pool, shape)?);
         }
         let (halves, outside) = match by_rows {
-            true => (None, fits("pages", pool.pages as usize, COUNTED)?),
+            true => (
+                None,
+                fits(Quantity::Pool("pages"), pool.pages as usize, COUNTED)?,
+            ),
             false => {
                 let walk = Walk::new(&columns, pool.pages, strides, pool.dtype)?;
                 let mut half = |(slabs, tokens)| {
@@ -150,7 +157,10 @@ impl Gpu {
                     maps.make("the pool", pool.k, shape)
                 };
                 let halves = [half(boxes[0])?, half(boxes[1])?];
-                (Some(halves), fits("pages", walk.dims[4] as usize, COUNTED)?)
+                (
+                    Some(halves),
+                    fits(Quantity::Pool("pages"), walk.dims[4] as usize, COUNTED)?,
+                )
             }
         };
         // If keys are loaded one by one, these maps are not used.

@@ -15,7 +15,12 @@ use super::{
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, exec::apart::check_pool, kv::LATENT_656_BYTES, problem::Dtype};
+use crate::{
+    Error,
+    exec::apart::check_pool,
+    kv::LATENT_656_BYTES,
+    problem::{Dtype, Quantity},
+};
 
 /// Elements that a lane loads (16 bits each) or stores (8 bits each) at a time.
 const VECTOR: usize = 8;
@@ -108,13 +113,21 @@ fn parameters(
         k: QuantiseTensor {
             source: rows.address,
             pool: pool.k,
-            source_token: fits("a stride", source_token / VECTOR, u32::MAX)?,
+            source_token: fits(
+                Quantity::Stride("a stride"),
+                source_token / VECTOR,
+                u32::MAX,
+            )?,
             page: pool.k_strides.page / VECTOR as u32,
             token: pool.k_strides.token / VECTOR as u32,
             ..QuantiseTensor::zeroed()
         },
-        pool_slots: fits("tokens in the pool", pool_slots as usize, COUNTED)?,
-        rows: fits("new tokens", tokens, COUNTED)?,
+        pool_slots: fits(
+            Quantity::Pool("tokens in the pool"),
+            pool_slots as usize,
+            COUNTED,
+        )?,
+        rows: fits(Quantity::Batch("new tokens"), tokens, COUNTED)?,
         page_size: Divisor::new(page_size),
         kv_heads: Divisor::new(1),
         ..QuantiseParams::zeroed()

@@ -17,7 +17,11 @@ use super::{
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, exec::check_merged_heads, problem::Dtype};
+use crate::{
+    Error,
+    exec::check_merged_heads,
+    problem::{Dtype, Quantity},
+};
 
 /// Partial states in device memory, both dense and f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,18 +147,22 @@ fn parameters(
         record: 0,
         sinks: 0,
         chunks: fits(
-            "merged rows × heads × head dimension / 8",
+            Quantity::Batch("merged rows × heads × head dimension / 8"),
             rows.len.saturating_mul(chunks_per_row),
             COUNTED,
         )?,
         chunks_per_row: Divisor::new(fits(
-            "query heads × head dimension / 8",
+            Quantity::Heads("query heads × head dimension / 8"),
             chunks_per_row,
             COUNTED,
         )?),
         chunks_per_head: Divisor::new((head_dim / CHUNK) as u32),
         q_heads: q_heads as u32,
-        out_token_stride: fits("the token stride of out", out.strides[0], u32::MAX)?,
+        out_token_stride: fits(
+            Quantity::Stride("the token stride of out"),
+            out.strides[0],
+            u32::MAX,
+        )?,
         add_up: 0,
     })
 }

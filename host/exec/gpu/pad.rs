@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, Padding},
+    problem::{Dtype, Padding, Quantity},
 };
 
 /// The tensor map of a pool whose heads are padded. A place is a head of a page.
@@ -65,7 +65,7 @@ impl PaddedPool {
             padding,
             strides: *strides,
             places_per_page,
-            places: fits("pages × heads of a page", places, COUNTED)?,
+            places: fits(Quantity::Pool("pages × heads of a page"), places, COUNTED)?,
         })
     }
 
@@ -130,11 +130,15 @@ impl Pad<'_> {
         let chunks = some.len() * heads * chunks_per_head as usize;
         let first =
             |tensor: &DeviceTensor<3>| tensor.address + (some.start * tensor.strides[0]) as u64 * 2;
-        let wide = |stride: usize| fits("the token stride", stride, u32::MAX);
+        let wide = |stride: usize| fits(Quantity::Stride("the token stride"), stride, u32::MAX);
         Ok(PadParams {
             from: first(from),
             to: first(to),
-            chunks: fits("tokens × heads × head dimension / 8", chunks, COUNTED)?,
+            chunks: fits(
+                Quantity::Batch("tokens × heads × head dimension / 8"),
+                chunks,
+                COUNTED,
+            )?,
             chunks_per_head: Divisor::new(chunks_per_head),
             heads: Divisor::new(heads as u32),
             from_token: wide(from.strides[0])?,

@@ -18,7 +18,10 @@ use super::{
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, problem::Spec};
+use crate::{
+    Error,
+    problem::{Quantity, Spec},
+};
 use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the tensors that it uses.
@@ -222,7 +225,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
-        units: fits("items × query heads", units, COUNTED)?,
+        units: fits(Quantity::Batch("items × query heads"), units, COUNTED)?,
         ..call.extras.parameters(spec, q, pool, out, call.lse)?
     })
 }

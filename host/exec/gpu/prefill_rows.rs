@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, ProblemError, Spec},
+    problem::{Dtype, Quantity, Spec},
 };
 
 impl Gpu {
@@ -110,8 +110,8 @@ pub(super) fn vectors(
         u64::from(u32::MAX),
     );
     if got > limit {
-        let what = "vectors of 16 bytes in the KV pool";
-        return Err(ProblemError::TooLarge { what, got, limit }.into());
+        let what = Quantity::Pool("vectors of 16 bytes in the KV pool");
+        return Err(what.too_large(got, limit).into());
     }
     Ok(KvStrides {
         page: strides.page / elements,

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Error,
     exec::apart::check_pool,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Quantity, Spec},
 };
 
 /// The source of the scales when keys and values are appended.
@@ -111,7 +111,11 @@ impl Gpu {
     ) -> Result<(), Error> {
         let kernel = self.pass(Op::Quantise, element(dtype))?;
         let lanes = params.k.lanes_log.max(params.v.lanes_log);
-        let threads = fits("threads", (params.rows as usize) << lanes, COUNTED)?;
+        let threads = fits(
+            Quantity::Batch("threads"),
+            (params.rows as usize) << lanes,
+            COUNTED,
+        )?;
         let mut launch = Launch::new(threads.div_ceil(THREADS), THREADS);
         launch.grid[1] = sides;
         // SAFETY: the kernel takes `QuantiseParams`, and the caller vouches for what they point to.
@@ -131,10 +135,10 @@ fn row_parameters(
     let [page, token, head, _] = pool.strides;
     pool.check_dense("the pool", 3)?;
     let strides = KvStrides {
-        page: narrow("a stride of the pool", page)?,
-        token: narrow("a stride of the pool", token)?,
-        head: narrow("a stride of the pool", head)?,
-        page_size: narrow("tokens in a page", page_size)?,
+        page: narrow(Quantity::Stride("a stride of the pool"), page)?,
+        token: narrow(Quantity::Stride("a stride of the pool"), token)?,
+        head: narrow(Quantity::Stride("a stride of the pool"), head)?,
+        page_size: narrow(Quantity::Page("tokens in a page"), page_size)?,
     };
     check_page_size(strides.page_size)?;
     let format = format(pool.dtype)?;
@@ -151,7 +155,7 @@ fn row_parameters(
         scales.check_address("scales", 4)?;
         if scales.shape[0] != 1 {
             scales.check_extent("scales", "KV heads", 0, heads, "in the pool, or one")?;
-            scale_strides.head = narrow("a stride of scales", scales.strides[0])?;
+            scale_strides.head = narrow(Quantity::Stride("a stride of scales"), scales.strides[0])?;
         }
         address = scales.address;
     }
@@ -159,7 +163,7 @@ fn row_parameters(
         name: "rows",
         pool_name: "the pool",
         source: rows,
-        dim: narrow("elements in a head", dim)?,
+        dim: narrow(Quantity::Heads("elements in a head"), dim)?,
         pool: pool.address,
         strides,
         scales: address,
@@ -167,8 +171,8 @@ fn row_parameters(
     };
     check_pool(
         "the pool",
-        fits("pages", pages, u32::MAX)?,
-        fits("KV heads", heads, u32::MAX)?,
+        fits(Quantity::Pool("pages"), pages, u32::MAX)?,
+        fits(Quantity::Heads("KV heads"), heads, u32::MAX)?,
         side.dim,
         strides,
     )?;
@@ -179,18 +183,18 @@ fn row_parameters(
         k: side,
         v: side,
         pool_slots: fits(
-            "tokens in the pool",
+            Quantity::Pool("tokens in the pool"),
             pages.saturating_mul(page_size),
             COUNTED,
         )?,
         rows: fits(
-            "new tokens × KV heads",
+            Quantity::Batch("new tokens × KV heads"),
             slots.len.saturating_mul(heads),
             COUNTED,
         )?,
         mode: GIVEN,
         page_size: Divisor::new(strides.page_size),
-        kv_heads: Divisor::new(narrow("KV heads", heads.max(1))?),
+        kv_heads: Divisor::new(narrow(Quantity::Heads("KV heads"), heads.max(1))?),
         format,
     })
 }
@@ -270,9 +274,13 @@ fn parameters(
         of_token,
         k: k_side.parameters(tokens, heads)?,
         v: v_side.parameters(tokens, heads)?,
-        pool_slots: fits("tokens in the pool", pool_slots as usize, COUNTED)?,
+        pool_slots: fits(
+            Quantity::Pool("tokens in the pool"),
+            pool_slots as usize,
+            COUNTED,
+        )?,
         rows: fits(
-            "new tokens × KV heads",
+            Quantity::Batch("new tokens × KV heads"),
             tokens.saturating_mul(heads),
             COUNTED,
         )?,
@@ -336,7 +344,7 @@ impl Side<'_> {
                     rule: format!("a multiple of {NUMBERS}"),
                 });
             }
-            Ok(fits("a stride", got, u32::MAX)? / NUMBERS)
+            Ok(fits(Quantity::Stride("a stride"), got, u32::MAX)? / NUMBERS)
         };
         let pool = self.pool_name;
         Ok(QuantiseTensor {

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     Error,
     kv::check_in_row,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Quantity, Spec},
     tensor::ShapeError,
 };
 
@@ -88,13 +88,17 @@ impl KvScales {
                     tensor.check_extent(name, "KV heads", 2, heads, of_spec)?;
                 }
                 let token = |tensor: &DeviceTensor<3>| {
-                    fits("a stride of scales", tensor.strides[1], COUNTED)
+                    fits(
+                        Quantity::Stride("a stride of scales"),
+                        tensor.strides[1],
+                        COUNTED,
+                    )
                 };
                 let mut params = pair(k, v, |tensor| [tensor.strides[0], tensor.strides[2]])?;
                 params.k_strides.token = token(k)?;
                 params.v_strides.token = token(v)?;
                 for tensor in [k, v] {
-                    reach("the scales of a page", tensor, [1, 2])?;
+                    reach(Quantity::Stride("the scales of a page"), tensor, [1, 2])?;
                 }
                 Ok(params)
             }
@@ -123,7 +127,11 @@ impl KvScales {
                 }
                 let params = pair(k, v, |tensor| tensor.strides)?;
                 for tensor in [k, v] {
-                    reach("the scales of all requests", tensor, [0, 1])?;
+                    reach(
+                        Quantity::Stride("the scales of all requests"),
+                        tensor,
+                        [0, 1],
+                    )?;
                 }
                 Ok(ScaleParams {
                     of_token: of_token.address,
@@ -201,7 +209,7 @@ impl KvScales {
 
 /// Checks that 32 bits can count the reach of two axes.
 fn reach<const RANK: usize>(
-    what: &'static str,
+    what: Quantity,
     tensor: &DeviceTensor<RANK>,
     axes: [usize; 2],
 ) -> Result<(), Error> {
@@ -232,8 +240,8 @@ fn pair<const RANK: usize>(
         tensor.check_address(name, 4)?;
         let [page, head] = strides(tensor);
         Ok(KvStrides {
-            page: fits("a stride of scales", page, COUNTED)?,
-            head: fits("a stride of scales", head, COUNTED)?,
+            page: fits(Quantity::Stride("a stride of scales"), page, COUNTED)?,
+            head: fits(Quantity::Stride("a stride of scales"), head, COUNTED)?,
             token: 0,
             page_size: 0,
         })

@@ -7,7 +7,7 @@ use kernels_gpu::divisor::Divisor;
 use super::driver::DevicePtr;
 use crate::{
     Error,
-    problem::{Dtype, ProblemError},
+    problem::{Dtype, ProblemError, Quantity},
 };
 
 /// The alignment of addresses for vector loads, in bytes.
@@ -271,14 +271,10 @@ pub(super) fn check_address(
 pub(super) const COUNTED: u32 = Divisor::LIMIT - 1;
 
 /// Converts a number to the 32 bits of kernel parameters, if it is at most `limit`.
-pub(super) fn fits(what: &'static str, got: usize, limit: u32) -> Result<u32, ProblemError> {
+pub(super) fn fits(what: Quantity, got: usize, limit: u32) -> Result<u32, ProblemError> {
     match u32::try_from(got) {
         Ok(fitting) if fitting <= limit => Ok(fitting),
-        _ => Err(ProblemError::TooLarge {
-            what,
-            got: got as u64,
-            limit: limit.into(),
-        }),
+        _ => Err(what.too_large(got as u64, limit.into())),
     }
 }
 

@@ -10,7 +10,7 @@ use std::{collections::HashMap, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ProblemError, Spec, fits};
+use super::{ProblemError, Quantity, Spec, fits};
 
 /// The most operations of a batch: minutes on the fastest GPU. Sums of costs, with all their weights, then stay within
 /// 64 bits.
@@ -80,7 +80,11 @@ impl Batch {
     /// [`ProblemError::TooLarge`] if there are too many keys.
     pub fn of_top_k(tokens: u32, k: u32) -> Result<Self, ProblemError> {
         let all = u64::from(tokens) * u64::from(k);
-        fits("query tokens × their keys", all, u32::MAX.into())?;
+        fits(
+            Quantity::Batch("query tokens × their keys"),
+            all,
+            u32::MAX.into(),
+        )?;
         // These page ids stand for the indices that are passed to the run.
         let mut table = PageTable::new(1, all as u32);
         for token in 0..tokens {
@@ -113,7 +117,11 @@ impl Batch {
             return Err(ProblemError::Indices { got, k });
         }
         let tokens = got / k as usize;
-        fits("query tokens", tokens as u64, i32::MAX as u64)?;
+        fits(
+            Quantity::Batch("query tokens"),
+            tokens as u64,
+            i32::MAX as u64,
+        )?;
         let mut table = PageTable::new(1, pool_tokens);
         for chosen in indices.chunks_exact(k as usize) {
             let there = chosen.iter().filter(|&&index| index != -1);
@@ -189,7 +197,11 @@ impl Batch {
             }
         }
         let rows = u64::from(total_q) * u64::from(spec.q_heads);
-        fits("query tokens × query heads", rows, i32::MAX as u64)?;
+        fits(
+            Quantity::Batch("query tokens × query heads"),
+            rows,
+            i32::MAX as u64,
+        )?;
         for (index, part) in self.parts.iter().enumerate() {
             part.check(index, total_q)?;
             let masked = !self.ancestors.is_empty();
@@ -197,7 +209,7 @@ impl Batch {
             let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
             let page =
                 u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);
-            fits("elements of a page", page, u32::MAX.into())?;
+            fits(Quantity::Page("elements of a page"), page, u32::MAX.into())?;
         }
         self.check_work(spec)?;
         if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
@@ -228,7 +240,11 @@ impl Batch {
             return Ok(());
         }
         let exact = work(Part::pairs);
-        fits("operations on all queries and keys", exact, MAX_WORK)
+        fits(
+            Quantity::Batch("operations on all queries and keys"),
+            exact,
+            MAX_WORK,
+        )
     }
 
     /// Checks that the keys of the new tokens (the last keys of each row block, one per query) may be written: a page

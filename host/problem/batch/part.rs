@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{MAX_POSITION, ProblemError, Spec, fits},
-    PageTable, check_indptr,
+    PageTable, Quantity, check_indptr,
 };
 
 /// One block-sparse matrix of a batch (FlashInfer's composable formats: a batch is the ⊕ of its parts).
@@ -133,7 +133,7 @@ impl Part {
         for (row_block, &after) in self.keys_after.iter().enumerate() {
             let position = u64::from(self.kv_len(row_block)) + u64::from(after);
             fits(
-                "keys of a row block and after it",
+                Quantity::Keys("keys of a row block and after it"),
                 position,
                 MAX_POSITION.into(),
             )?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{Integer, MAX_PAGE_SIZE, MAX_POSITION, ProblemError, fits},
-    check_indptr,
+    Quantity, check_indptr,
 };
 
 /// Block-sparse rows: for each row block of queries, the pages that hold its keys, in order (CSR).
@@ -134,12 +134,20 @@ impl PageTable {
         kv_len: u32,
     ) -> Result<(), ProblemError> {
         check_page_size(0, self.page_size)?;
-        fits("keys of a row block", kv_len.into(), MAX_POSITION.into())?;
+        fits(
+            Quantity::Keys("keys of a row block"),
+            kv_len.into(),
+            MAX_POSITION.into(),
+        )?;
         let (row_block, page_size) = (self.row_blocks(), self.page_size);
         let needed = kv_len.div_ceil(page_size);
         let first = self.indices.len();
         let end = first as u64 + u64::from(needed);
-        fits("the number of page ids", end, u32::MAX.into())?;
+        fits(
+            Quantity::Batch("the number of page ids"),
+            end,
+            u32::MAX.into(),
+        )?;
 
         let pages = pages.into_iter().map(Integer::value);
         let mut wrong = None;
@@ -207,7 +215,7 @@ impl PageTable {
             let page = u64::from(pages[(position / self.page_size) as usize]);
             let slot = page * u64::from(self.page_size) + u64::from(position % self.page_size);
             // The largest 32-bit number is the slot of tokens that are not written.
-            fits("a slot", slot, u64::from(u32::MAX) - 1)?;
+            fits(Quantity::Pool("a slot"), slot, u64::from(u32::MAX) - 1)?;
             Ok(slot as u32)
         };
         positions.map(slot).collect()
@@ -243,7 +251,7 @@ impl PageTable {
         } = self;
         check_page_size(part, page_size)?;
         fits(
-            "the number of page ids",
+            Quantity::Batch("the number of page ids"),
             self.indices.len() as u64,
             u32::MAX.into(),
         )?;
@@ -294,7 +302,11 @@ impl PageTable {
                 });
             }
             let keys = u64::from(pages) * u64::from(page_size);
-            fits("keys of a row block", keys, MAX_POSITION.into())?;
+            fits(
+                Quantity::Keys("keys of a row block"),
+                keys,
+                MAX_POSITION.into(),
+            )?;
         }
         Ok(())
     }

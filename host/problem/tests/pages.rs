@@ -93,6 +93,7 @@ fn slots_are_where_the_positions_lie() {
         what: "a slot",
         got: last,
         limit: last - 1,
+        advice: "use a smaller pool",
     };
     assert_eq!(far.slots(0, 14..15), Ok(vec![u32::MAX - 1]));
     assert_eq!(far.slots(0, 15..16), Err(no_slot));

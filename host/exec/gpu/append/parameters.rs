@@ -16,7 +16,7 @@ use crate::{
             tensor::{COUNTED, fits},
         },
     },
-    problem::{Dtype, ProblemError, Spec},
+    problem::{Dtype, Quantity, Spec},
 };
 
 /// Keys or values of one call.
@@ -74,11 +74,11 @@ pub(super) fn row_parameters(
     pool: &DeviceTensor<4>,
 ) -> Result<(AppendParams, u32), Error> {
     let [pages, page_size, heads, head_dim] = pool.shape;
-    let page_size = fits("tokens in a page", page_size, u32::MAX)?;
+    let page_size = fits(Quantity::Page("tokens in a page"), page_size, u32::MAX)?;
     check_page_size(page_size)?;
     pool.check_dense("the pool", 3)?;
     let [page, token, head, _] = pool.strides;
-    let stride = |got| fits("a stride of the pool", got, u32::MAX);
+    let stride = |got| fits(Quantity::Stride("a stride of the pool"), got, u32::MAX);
     let side = Side {
         name: "rows",
         pool_name: "the pool",
@@ -90,10 +90,14 @@ pub(super) fn row_parameters(
             head: stride(head)?,
             page_size,
         },
-        head_dim: fits("elements in a head", head_dim, u32::MAX)?,
+        head_dim: fits(Quantity::Heads("elements in a head"), head_dim, u32::MAX)?,
     };
     side.check(heads, pool.dtype, slots.len)?;
-    both_parameters(&[side], fits("pages", pages, u32::MAX)?, slots)
+    both_parameters(
+        &[side],
+        fits(Quantity::Pool("pages"), pages, u32::MAX)?,
+        slots,
+    )
 }
 
 /// The parameters for keys, values or both, which were checked, and the bytes of a vector.
@@ -105,18 +109,16 @@ fn both_parameters(
     let (first, last) = (&sides[0], &sides[sides.len() - 1]);
     slots.check_address("slots", 4)?;
     for side in sides {
-        let heads = fits("KV heads", side.source.shape[1], u32::MAX)?;
+        let heads = fits(Quantity::Heads("KV heads"), side.source.shape[1], u32::MAX)?;
         check_pool(side.pool_name, pages, heads, side.head_dim, side.strides)?;
     }
     let page_size = first.strides.page_size;
     let pool_slots = u64::from(pages) * u64::from(page_size);
     if pool_slots >= u64::from(Divisor::LIMIT) {
-        return Err(ProblemError::TooLarge {
-            what: "tokens in the pool",
-            got: pool_slots,
-            limit: u64::from(Divisor::LIMIT) - 1,
-        }
-        .into());
+        let what = Quantity::Pool("tokens in the pool");
+        return Err(what
+            .too_large(pool_slots, u64::from(Divisor::LIMIT) - 1)
+            .into());
     }
     let vector = match sides.iter().try_for_each(|side| side.check_vectors(16)) {
         Ok(()) => 16,
@@ -230,7 +232,11 @@ impl Side<'_> {
         let in_vectors = |elements: usize| elements * element / vector as usize;
         let per_head = in_vectors(self.head_dim as usize);
         let per_token = heads * per_head;
-        let vectors_per_token = fits("KV heads × head dimension", per_token, COUNTED)?;
+        let vectors_per_token = fits(
+            Quantity::Heads("KV heads × head dimension"),
+            per_token,
+            COUNTED,
+        )?;
         let [source_token, source_head, _] = self.source.strides;
         // Heads that are contiguous in source and pool are copied as one long row.
         let dim = self.head_dim as usize;
@@ -238,13 +244,21 @@ impl Side<'_> {
         Ok(AppendTensor {
             source: self.source.address,
             pool: self.pool,
-            source_token: fits("the token stride", in_vectors(source_token), u32::MAX)?,
-            source_head: fits("the head stride", in_vectors(source_head), u32::MAX)?,
+            source_token: fits(
+                Quantity::Stride("the token stride"),
+                in_vectors(source_token),
+                u32::MAX,
+            )?,
+            source_head: fits(
+                Quantity::Stride("the head stride"),
+                in_vectors(source_head),
+                u32::MAX,
+            )?,
             page: in_vectors(self.strides.page as usize) as u32,
             token: in_vectors(self.strides.token as usize) as u32,
             head: in_vectors(self.strides.head as usize) as u32,
             vectors: fits(
-                "new tokens × KV heads × head dimension",
+                Quantity::Batch("new tokens × KV heads × head dimension"),
                 tokens.saturating_mul(per_token),
                 COUNTED,
             )?,

@@ -10,7 +10,10 @@ use super::{
     },
     PrefillCall,
 };
-use crate::{Error, problem::Spec};
+use crate::{
+    Error,
+    problem::{Quantity, Spec},
+};
 
 /// How a tensor map can describe a pool with heads of `dim` elements: with heads side by side in a token (true), or
 /// filling a page one after the other (false). None if it cannot.
@@ -73,7 +76,11 @@ pub(super) fn page_coordinates(
         step_in_token: 0,
         step_per_page: heads,
         step_per_head: 1,
-        outside: fits("pages × KV heads", pages as usize * heads as usize, COUNTED)?,
+        outside: fits(
+            Quantity::Pool("pages × KV heads"),
+            pages as usize * heads as usize,
+            COUNTED,
+        )?,
     })
 }
 

@@ -20,7 +20,11 @@ use super::{
     },
     Rank,
 };
-use crate::{Error, problem::Dtype, shard::RankError};
+use crate::{
+    Error,
+    problem::{Dtype, Quantity},
+    shard::RankError,
+};
 
 /// A launch that was checked.
 pub(super) struct RankStep {
@@ -68,7 +72,7 @@ impl Merge {
             check(self, &rows, out, lse)?;
         }
         let per_row = self.q_heads * self.head_dim / CHUNK as usize;
-        let what = "merged rows × heads × head dimension / 8";
+        let what = Quantity::Batch("merged rows × heads × head dimension / 8");
         let chunks = fits(what, rows.len().saturating_mul(per_row), COUNTED)?;
         let of_each = |value: &dyn Fn(usize) -> u64| {
             let mut all = [0; MAX_GROUP];
@@ -90,7 +94,11 @@ impl Merge {
             chunks_per_head: Divisor::new(self.head_dim as u32 / CHUNK),
             q_heads: self.q_heads as u32,
             out_token_stride: match out {
-                Some(out) => fits("the token stride of out", out.strides[0], u32::MAX)?,
+                Some(out) => fits(
+                    Quantity::Stride("the token stride of out"),
+                    out.strides[0],
+                    u32::MAX,
+                )?,
                 None => 0,
             },
             first_token: rows.start as u32,

@@ -13,7 +13,10 @@ use super::{
     launch::Launch,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, problem::Dtype};
+use crate::{
+    Error,
+    problem::{Dtype, Quantity},
+};
 
 impl Gpu {
     /// The launch of a kernel of a step. On Hopper it may start while the launch before it on the stream still runs: these
@@ -74,11 +77,15 @@ fn vectors(tensor: &'static str, got: usize) -> Result<u32, Error> {
             rule: format!("a multiple of {VECTOR}"),
         });
     }
-    Ok(fits("a stride", got, u32::MAX)? / VECTOR)
+    Ok(fits(Quantity::Stride("a stride"), got, u32::MAX)? / VECTOR)
 }
 
 /// Vectors of all rows.
 fn count(tokens: usize, width: usize) -> Result<u32, Error> {
     let vectors = tokens.saturating_mul(width / VECTOR as usize);
-    Ok(fits("tokens × width / 8", vectors, COUNTED)?)
+    Ok(fits(
+        Quantity::Batch("tokens × width / 8"),
+        vectors,
+        COUNTED,
+    )?)
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Quantity, Spec},
     step::{Pairing, RmsNorm, RopeTable},
 };
 
@@ -134,7 +134,11 @@ impl Gpu {
         });
         let of_token = params.groups.get() << params.lanes_log;
         let count = slots.len.saturating_mul(of_token as usize);
-        let count = fits("tokens × heads × head dimension / 16", count, COUNTED)?;
+        let count = fits(
+            Quantity::Batch("tokens × heads × head dimension / 16"),
+            count,
+            COUNTED,
+        )?;
         let quantises = pool.dtype != step.qkv.dtype;
         let kernel = self.pass(Op::QkvStep { heads, quantises }, element(step.qkv.dtype))?;
         let mut launch = self.step_launch(count.div_ceil(threads(heads)), threads(heads));
@@ -231,7 +235,7 @@ fn parameters(
         source_token: vectors("qkv", step.qkv.strides[0])?,
         q_token: vectors("q", q.strides[0])?,
         q_head: vectors("q", q.strides[1])?,
-        tokens: fits("tokens", tokens, COUNTED)?,
+        tokens: fits(Quantity::Batch("tokens"), tokens, COUNTED)?,
         q_heads: spec.q_heads,
         kv_heads: spec.kv_heads,
         lanes,
@@ -298,7 +302,11 @@ impl Target {
                 true => GIVEN,
                 false => mode(scales, pool)?,
             },
-            slots: fits("tokens in the pool", slots as usize, COUNTED)?,
+            slots: fits(
+                Quantity::Pool("tokens in the pool"),
+                slots as usize,
+                COUNTED,
+            )?,
         })
     }
 }

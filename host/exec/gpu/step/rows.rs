@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Error,
+    problem::Quantity,
     step::{Activation, RmsNorm},
 };
 
@@ -76,7 +77,10 @@ impl Gpu {
         };
         let kernel = self.pass(op, element(x.dtype))?;
         let threads = of_row.div_ceil(per_thread).next_multiple_of(32);
-        let mut launch = self.step_launch(fits("tokens", tokens, i32::MAX as u32)?, threads);
+        let mut launch = self.step_launch(
+            fits(Quantity::Batch("tokens"), tokens, i32::MAX as u32)?,
+            threads,
+        );
         launch.shared = norm::SHARED_BYTES;
         let parameters = NormParams {
             x: x.address,
@@ -175,7 +179,7 @@ impl Gpu {
             out: out.address,
             table_row: vectors("the table", table.strides[0])?,
             out_token: vectors("out", out.strides[0])?,
-            vocabulary: fits("rows of the table", vocabulary, COUNTED)?,
+            vocabulary: fits(Quantity::Table("rows of the table"), vocabulary, COUNTED)?,
             vectors: count(ids.len, width)?,
             scale,
             per_token: Divisor::new(count(1, width)?),

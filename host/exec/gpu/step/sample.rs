@@ -14,7 +14,11 @@ use super::super::{
     registry::element,
     tensor::{VECTOR_BYTES, fits},
 };
-use crate::{Error, problem::Dtype, step::Draw};
+use crate::{
+    Error,
+    problem::{Dtype, Quantity},
+    step::Draw,
+};
 
 impl Gpu {
     /// Draws a token from each row of `logits` (`[rows, vocabulary]` in BF16, F16 or F32) into `ids` (`[rows]`), as the row
@@ -91,7 +95,7 @@ impl Gpu {
         };
         // Only Hopper's build of the kernel has clusters.
         let cluster = if self.arch() == "sm_90a" { CLUSTER } else { 1 };
-        let rows = fits("rows", rows, i32::MAX as u32 / CLUSTER)?;
+        let rows = fits(Quantity::Batch("rows"), rows, i32::MAX as u32 / CLUSTER)?;
         let mut launch = self.step_launch(rows * cluster, THREADS);
         (launch.shared, launch.cluster) = (SHARED_BYTES, cluster);
         // SAFETY: the kernel takes `SampleParams`, and the caller vouches for what they point to.

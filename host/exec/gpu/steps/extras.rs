@@ -12,7 +12,7 @@ use crate::{
         DeviceArray, DeviceTensor, Gpu, KvPool,
         tensor::{COUNTED, fits},
     },
-    problem::{Padding, Spec},
+    problem::{Padding, Quantity, Spec},
     tensor::{ShapeError, check_softmax},
 };
 
@@ -103,8 +103,16 @@ impl Extras {
             group: spec.group(),
             k_strides: pool.k_strides,
             v_strides: pool.v_strides,
-            q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
-            out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
+            q_token_stride: fits(
+                Quantity::Stride("the token stride of q"),
+                q.strides[0],
+                COUNTED,
+            )?,
+            out_token_stride: fits(
+                Quantity::Stride("the token stride of out"),
+                out.strides[0],
+                COUNTED,
+            )?,
             variant: spec.variant_params(),
             scales: pool.scales.parameters(spec, pool, q.shape[0])?,
             sinks: self.sinks.map_or(0, |sinks| sinks.address),
