@@ -155,7 +155,7 @@ fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
 
 /// Optimisation does not affect whether a command builds and runs; without it, the two take 50 s, not 150 s. What unpacks
 /// the kernels needs it.
-const BARELY_OPTIMISED: [&str; 5] = [
+const NOT_OPTIMISED: [&str; 5] = [
     "--config=profile.release.opt-level=0",
     "--config=profile.release.debug=false",
     "--config=profile.release.codegen-units=16",
@@ -177,7 +177,7 @@ fn try_commands(root: &Path) -> Result<(), Error> {
             "cargo add tandem-attn --features cuda" | "cargo xtask test" => continue,
             "cargo run --release" => run_command(
                 bare("cargo")?
-                    .args(BARELY_OPTIMISED)
+                    .args(NOT_OPTIMISED)
                     .args(["run", "--release", "--quiet", "--", "demo", "--svg"])
                     .arg(empty.join("demo.svg"))
                     .current_dir(workspace())
@@ -185,7 +185,7 @@ fn try_commands(root: &Path) -> Result<(), Error> {
             )?,
             "cargo install tandem-cli --features cuda" => run_command(
                 bare("cargo")?
-                    .args(BARELY_OPTIMISED)
+                    .args(NOT_OPTIMISED)
                     .args([
                         "install",
                         "--features=cuda",

@@ -128,7 +128,11 @@ pub fn reshape_and_quantise(
 /// Other scales would make every key or value 0, infinite or NaN.
 fn check_scales(scales: Option<[f32; 2]>) -> Result<()> {
     match scales {
-        Some([k, v]) if !(k > 0.0 && v > 0.0 && (k + v).is_finite()) => {
+        Some([k, v])
+            if [k, v]
+                .iter()
+                .any(|scale| !(*scale > 0.0 && scale.is_finite())) =>
+        {
             bail!(
                 "the layer's scales are {k} for keys and {v} for values: give positive finite numbers"
             )

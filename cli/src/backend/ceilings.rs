@@ -8,7 +8,7 @@ use super::Ceilings;
 
 /// Loops of debug builds are many times as slow and measure nothing of use: tests run them, but do not wait for them.
 const DEBUG: bool = cfg!(debug_assertions);
-/// 256 MB in words: larger than most caches.
+/// In words: 256 MB, larger than most caches; in debug builds 8 MB.
 const WORDS: usize = if DEBUG { 1 << 20 } else { 32 << 20 };
 /// Memory that the measurement needs: the source and the target of the copy.
 pub(super) const BYTES: u64 = 2 * (WORDS * size_of::<u64>()) as u64;

@@ -268,7 +268,7 @@ pub async fn serve(
 async fn nowhere(status: StatusCode, request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
     let message = format!(
-        "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health \
+        "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, GET /health \
          and GET /metrics"
     );
     Refusal::new(status, message).into_response()
