@@ -40,7 +40,7 @@ pub use host::{CheckOwn, Hooks, HooksName};
 ///
 /// variant_kernels! { pub const GROWING: "growing" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Growing; }
 ///
-/// assert_eq!(GROWING.kernels().count(), 2 * (5 + 6 + 6 + 3));
+/// assert_eq!(GROWING.kernels().count(), 2 * (5 + 5 + 6 + 3));
 /// ```
 ///
 /// Families are those of the registry. `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are
