@@ -7,12 +7,12 @@
 use serde::{Deserialize, Serialize};
 
 use tandem_attn::{
-    plan::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner, tiles::TileTable},
+    plan::{
+        DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner, PrefillDescription,
+        tiles::TileTable,
+    },
     problem::{Batch, PageTable, Spec},
 };
-
-/// What cutting prefills along their keys adds to a step, as the planner counts it.
-const PREFILL_CUT_NS: f64 = 3500.0;
 
 /// Time to read a key that another request of the step also reads, relative to a key from memory. It comes from L2: 9.2
 /// TB/s on an H200 that reads memory at 4.5 TB/s (PAT's trees without packing, `docs/notes/serving.md`).
@@ -232,7 +232,8 @@ impl AttentionModel {
         }
         if !shape.chunks.is_empty() {
             // Few tiles do not fill the device. They are cut along their keys where that saves more than it costs.
-            let cut = time.prefill_ns + PREFILL_CUT_NS + self.device.merge_ns;
+            let cut =
+                time.prefill_ns + f64::from(PrefillDescription::CUT_NS) + self.device.merge_ns;
             time.prefill_ns = time.prefill_ns.max(longest.min(cut));
             time.prefill_ns += self.prefill.tail_ns;
         }

@@ -15,7 +15,7 @@ mod problems;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use tandem_attn::exec::emulated::{Schedule, Settings};
+use tandem_attn::exec::emulated::Settings;
 
 /// The emulated driver is one of the process, and so is its failure: a test that provokes one writes, all others read.
 static FAILURE: RwLock<()> = RwLock::new(());
@@ -26,14 +26,5 @@ fn no_failure() -> RwLockReadGuard<'static, ()> {
 
 /// The settings of a [schedule](plans::Case::schedule).
 fn settings(schedule: u8, seed: u64) -> Settings {
-    let schedule = match schedule {
-        0 => |_| Schedule::RoundRobin,
-        1 => Schedule::Random,
-        _ => Schedule::Late,
-    };
-    Settings {
-        schedule,
-        seed,
-        ..Settings::default()
-    }
+    Settings::in_order(schedule.into(), seed)
 }

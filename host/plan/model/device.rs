@@ -198,6 +198,9 @@ pub struct HeadRate {
 }
 
 impl PrefillDescription {
+    /// Time that cutting prefills adds to a step of any device in addition to the merge: partial states are written and read.
+    pub const CUT_NS: u32 = 3500;
+
     /// The part of the device's throughput that heads reach.
     pub(in crate::plan) fn part_of(&self, head_dim: u32) -> f64 {
         let mut rates = self.of_heads.iter();

@@ -18,6 +18,7 @@ use super::{
 use crate::plan::{
     data::Kernel,
     draft::{Draft, WORTH_CUTTING},
+    model::PrefillDescription,
 };
 
 /// The makespan that attempts aim at grows by 1/64 from attempt to attempt.
@@ -25,10 +26,6 @@ const STEP: u64 = 64;
 
 /// A makespan of up to this many times the bound is early enough.
 const EARLY_ENOUGH: f64 = 1.09;
-
-/// Time that cutting prefills adds to a step in addition to the merge, in picoseconds: partial states are written and
-/// read.
-const PREFILL_CUT: u64 = 3_500_000;
 
 /// If all SMs are busy, their clock is 1/40 lower than if some are idle.
 const ALL_BUSY: u64 = 40;
@@ -347,7 +344,7 @@ fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) ->
     };
     let in_parts = |draft: &Draft| draft.kernel == kernel && draft.leaves_partial;
     if kernel == Kernel::Prefill && !drafts.iter().any(in_parts) {
-        return merge + PREFILL_CUT + uncut / ALL_BUSY;
+        return merge + u64::from(PrefillDescription::CUT_NS) * 1000 + uncut / ALL_BUSY;
     }
     merge
 }

@@ -2,12 +2,9 @@
 
 use tandem_attn::{
     Error,
-    exec::{
-        emulated::{Schedule, Settings},
-        gpu::{
-            Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
-            Workspace, WorkspaceOptions,
-        },
+    exec::gpu::{
+        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
+        Workspace, WorkspaceOptions,
     },
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::PageTable,
@@ -26,20 +23,6 @@ use crate::{
 
 mod given;
 mod workspace;
-
-/// In which order things happen on an emulated GPU.
-pub fn emulated(seed: u64) -> Settings {
-    let schedule: fn(u64) -> Schedule = match seed % 3 {
-        0 => |_| Schedule::RoundRobin,
-        1 => Schedule::Random,
-        _ => Schedule::Late,
-    };
-    Settings {
-        schedule,
-        seed,
-        ..Settings::default()
-    }
-}
 
 /// The memory of a case on the device, and what runs there.
 struct Runner<'a> {

@@ -88,7 +88,7 @@ impl Place {
             Self::Cpu => cpu::run(case),
             Self::Gpu(gpu) => gpu::run(case, gpu),
             Self::Emulated(gpu) => {
-                ptx_gpu::configure(gpu::emulated(case.seed));
+                ptx_gpu::configure(ptx_gpu::Settings::in_order(case.seed, case.seed));
                 let done = gpu::run(case, gpu);
                 if done.is_err() {
                     ptx_gpu::forget_failure();

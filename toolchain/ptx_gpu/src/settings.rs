@@ -21,6 +21,23 @@ pub struct Settings {
     pub trace: Option<u32>,
 }
 
+impl Settings {
+    /// With one of three orders of warps, for tests: in turn for 0, at random for 1, each as far as it can for 2, and again from 3 on.
+    #[must_use]
+    pub fn in_order(number: u64, seed: u64) -> Self {
+        let schedule: fn(u64) -> Schedule = match number % 3 {
+            0 => |_| Schedule::RoundRobin,
+            1 => Schedule::Random,
+            _ => Schedule::Late,
+        };
+        Self {
+            schedule,
+            seed,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
