@@ -11,6 +11,7 @@ pub(crate) enum Quantity {
     Page(&'static str),
     Pool(&'static str),
     Stride(&'static str),
+    #[cfg(feature = "cuda")]
     Table(&'static str),
 }
 
@@ -24,6 +25,7 @@ impl Quantity {
             Self::Page(what) => (what, "use smaller pages"),
             Self::Pool(what) => (what, "use a smaller pool"),
             Self::Stride(what) => (what, "put rows, heads and pages closer together"),
+            #[cfg(feature = "cuda")]
             Self::Table(what) => (what, "use a smaller table"),
         };
         ProblemError::TooLarge {

@@ -80,7 +80,7 @@ impl DecodeDrafter {
             let full = (end - begin) - u32::from(kv_len < capacity);
             let sharable = match options.packing {
                 PackRule::Off => 0,
-                // Too many rows for a tile of several requests.
+                // In a tile of several requests each of so many rows would leave a partial state.
                 _ if tokens > input.model.most_decode_tokens => 0,
                 _ => full,
             };

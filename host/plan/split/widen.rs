@@ -10,18 +10,18 @@ use crate::plan::{
 /// combine each unit with all of their warps; those for 64 rows have less to do between units, and two CTAs on an SM. On
 /// pages that are no multiple of 8 tokens, all kernels for 16-bit keys are of few rows.
 pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
-    let is_decode = |draft: &&Draft| draft.kernel == Kernel::Decode;
-    let decodes = || drafts.iter().filter(is_decode);
+    let is_decode = |draft: &Draft| draft.kernel == Kernel::Decode;
+    let decodes = || drafts.iter().filter(|draft| is_decode(draft));
     let Some(rows) = decodes().next().map(|first| first.tile.m) else {
         return;
     };
     let Some(wider) = cost.wider(rows) else {
         return;
     };
-    if tiles.decode(wider.rows).is_none()
-        || decodes().any(|draft| draft.tile.m != rows || draft.is_joint())
-        || decodes().any(|draft| !draft.page_size.is_multiple_of(8))
-    {
+    let moves = |draft: &Draft| {
+        draft.tile.m == rows && !draft.is_joint() && draft.page_size.is_multiple_of(8)
+    };
+    if tiles.decode(wider.rows).is_none() || !decodes().all(moves) {
         return;
     }
     let (mut units, mut keys) = (0, 0);
@@ -33,9 +33,7 @@ pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     let ctas = f64::from(cost.resident_ctas(Kernel::Decode));
     let [least, most] = wider.keys.map(u64::from);
     if units as f64 >= wider.units * ctas && (least * units..=most * units).contains(&keys) {
-        let of_decode = drafts
-            .iter_mut()
-            .filter(|draft| draft.kernel == Kernel::Decode);
-        of_decode.for_each(|draft| draft.tile.m = wider.rows);
+        let moved = drafts.iter_mut().filter(|draft| is_decode(draft));
+        moved.for_each(|draft| draft.tile.m = wider.rows);
     }
 }

@@ -102,16 +102,17 @@ impl DeviceDescription {
                 ("unit_ns", tile.unit_ns, 0.0, 1e9),
                 ("queued_ns", tile.queued_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("state_ns", tile.state_ns.unwrap_or(0.0), 0.0, 1e9),
+                (
+                    "wider.units",
+                    tile.wider.map_or(0.0, |wider| wider.units),
+                    0.0,
+                    1e9,
+                ),
             ] {
                 let name = format!("decode.tiles: {name} of {} rows", tile.m);
                 within(&name, got, least..=most)?;
             }
-        }
-        for tile in &self.decode.tiles {
-            let Some(wider) = tile.wider else { continue };
-            let name = format!("decode.tiles: wider.units of {} rows", tile.m);
-            within(&name, wider.units, 0.0..=1e9)?;
-            if wider.rows <= tile.m {
+            if let Some(wider) = tile.wider.filter(|wider| wider.rows <= tile.m) {
                 return wrong(format!(
                     "decode.tiles: {} rows are not wider than {}",
                     wider.rows, tile.m

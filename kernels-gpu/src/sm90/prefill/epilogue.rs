@@ -235,8 +235,8 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The writer warp: stores whole tiles while the consumers compute the next; [partial ones](writer_stores_rows) mostly are stored already. While it has
-/// nothing to write it [converts](super::convert) 8-bit pages.
+/// The writer warp: stores whole tiles while the consumers compute the next. Partial tiles are stored already, except
+/// [those of 8-bit products](writer_stores_rows). While it has nothing to write it [converts](super::convert) 8-bit pages.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is the tensor map of the outputs, and the barriers are initialised.
