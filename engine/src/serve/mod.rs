@@ -203,7 +203,7 @@ pub async fn serve(
     let service = TowerToHyperService::new(router);
 
     let permits = Arc::new(Semaphore::new(connections));
-    // Connections from before the stop, and those that are told about it.
+    // Connections accepted before the stop, and those accepted after it, whose requests get 503.
     let (mut open, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::pin!(shutdown);
     let end = tokio::time::sleep(Duration::MAX);
