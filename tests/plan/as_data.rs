@@ -5,6 +5,7 @@ use crate::problems::{Problem, Tensors, cases, problem, small_problem};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
+    abi::WorkItem,
     exec::Cpu,
     plan::{
         BatchLimits, Bound, BrokenPlan, DeviceDescription, Plan, PlanOptions, Planner,
@@ -143,6 +144,29 @@ fn an_item_without_rows_is_refused() {
         plan.groups[0].items.end += 1;
     });
     assert_eq!((broken.index, broken.field, broken.got), (1, "rows", 0));
+}
+
+/// The rows of joint items are taken apart by their runs.
+#[test]
+fn a_run_that_does_not_name_rows_is_refused() {
+    let mut table = PageTable::new(16, 400);
+    for request in 0..2 {
+        let pages: Vec<u32> = (0..128).chain([128 + request]).collect();
+        table.push(&pages, 2060);
+    }
+    let batch = Batch::new(vec![0, 1, 2], table);
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let options = PlanOptions::default();
+    let plan = Planner::new().plan(&spec, &batch, &device, &options);
+    let mut plan = plan.unwrap();
+    let joint = plan.items.iter().position(WorkItem::is_joint);
+    let joint = joint.expect("both share 2,048 keys");
+    let run = joint + plan.items[joint].slot as usize;
+    assert!(plan.without_joint_items().is_ok());
+    (plan.items[run].flags, plan.items[run].rows_begin) = (0, 1 << 20);
+    let broken = plan.without_joint_items().unwrap_err();
+    assert_eq!((broken.index, broken.field, broken.got), (run, "flags", 0));
 }
 
 proptest! {

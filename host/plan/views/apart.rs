@@ -95,6 +95,10 @@ impl Plan {
             if item.is_joint() && !inside(first_run, item.merge, self.items.len()) {
                 return Err(broken("items", index, "slot", item.slot));
             }
+            let mut runs = (first_run as usize..).zip(self.runs_of(index));
+            if let Some((run, item)) = runs.find(|(_, run)| !run.is_gathered()) {
+                return Err(broken("items", run, "flags", item.flags));
+            }
             let rows = u64::from(item.rows_begin);
             if item.is_gathered() && !inside(rows, item.rows, self.rows.len()) {
                 return Err(broken("items", index, "rows_begin", item.rows_begin));
