@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18409341,
+            17105689,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9205784,
+            8718360,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11021004,
+            10821069,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5293488,
+            5219760,
         )),
     },
     Module {

@@ -75,7 +75,7 @@ macro_rules! decode_mma_of_variant {
         const _: () = {
             use $crate::{
                 common::{cache::BITS16, half},
-                sm90::decode_mma::{producers, run, warps},
+                sm90::decode_mma::{producers, row_blocks, run, warps},
             };
 
             $crate::variant_entry! {
@@ -95,7 +95,7 @@ macro_rules! decode_mma_of_variant {
                     { warps($dim, $rows, BITS16) },
                     BITS16,
                     { $dim / 16 },
-                    { $rows / 8 },
+                    { row_blocks(BITS16) },
                     { $dim / 32 },
                 >(&p, maps, variant)
             }

@@ -89,7 +89,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + lane * per_lane) * 4
     }
 
-    /// A row of this warp's own state.
+    /// One of the warp's rows of its own state.
     ///
     /// # Safety
     /// The warp's state is stored.
@@ -105,10 +105,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// `warp` modulo `WARPS`; below 2 · `WARPS`.
+    /// `turn` modulo the chunks at a time, below twice as many.
     #[inline(always)]
-    pub(super) fn wrap(&self, warp: u32) -> u32 {
-        if warp >= WARPS { warp - WARPS } else { warp }
+    pub(super) fn wrap(&self, turn: u32) -> u32 {
+        let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+        if turn >= at_a_time {
+            turn - at_a_time
+        } else {
+            turn
+        }
+    }
+
+    /// The warp that has the same rows as this one, of the chunks of `turn`.
+    #[inline(always)]
+    fn same_rows(&self, turn: u32) -> u32 {
+        self.wrap(turn) * Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK + self.block()
     }
 
     /// The weights of the warps' states in the combined state, for all rows at once. Lane `l` holds shares
@@ -122,7 +133,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         first: u32,
         shares: u32,
     ) -> Weights<ROW_BLOCKS> {
-        const { assert!(WARPS <= 4 * SHARE_STEPS as u32) };
+        let most = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+        const { assert!(Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME <= 4 * SHARE_STEPS as u32) };
         let mut weights = Weights::NONE;
         let mut block = 0;
         while block < ROW_BLOCKS {
@@ -130,12 +142,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let mut lse = [f32::NEG_INFINITY; SHARE_STEPS];
             let mut softmax = Softmax::EMPTY;
             let mut i = 0;
-            while i < SHARE_STEPS && 4 * i < WARPS as usize {
+            while i < SHARE_STEPS && 4 * i < most as usize {
                 let share = self.lane / 8 + 4 * i as u32;
                 if share < shares {
                     // SAFETY: inside the warp's state.
                     lse[i] = unsafe {
-                        shared::load_f32(self.layout.state_lse(self.wrap(first + share)) + row * 4)
+                        let warp = self.same_rows(first + share);
+                        shared::load_f32(self.layout.state_lse(warp) + row * 4)
                     };
                 }
                 let _ = softmax.raise(lse[i]);
@@ -151,7 +164,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let _ = softmax.raise(max);
             i = 0;
-            while i < SHARE_STEPS && 4 * i < WARPS as usize {
+            while i < SHARE_STEPS && 4 * i < most as usize {
                 weights.of[block][i] = softmax.weight(lse[i]);
                 softmax.sum += weights.of[block][i];
                 i += 1;
@@ -163,7 +176,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let norm = softmax.norm();
             i = 0;
-            while i < SHARE_STEPS && 4 * i < WARPS as usize {
+            while i < SHARE_STEPS && 4 * i < most as usize {
                 weights.of[block][i] *= norm;
                 i += 1;
             }
@@ -173,7 +186,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         weights
     }
 
-    /// Combines a row's states over all warps that share the unit, in the order of their last chunks.
+    /// Combines the states of one of the warp's rows over all warps that have the row, in the order of their last chunks.
     ///
     /// # Safety
     /// The lanes come together; the states are stored.
@@ -202,16 +215,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             state.lse = warp::warp_shuffle_idx(ALL, lse, row % 8, 32);
             // All loads are issued before the first is used.
             let mut outs = [[0.0; PER_LANE]; 4 * SHARE_STEPS];
+            let most = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
             let mut share = 0;
-            while share < WARPS {
+            while share < most {
                 if share < shares {
-                    let warp = self.wrap(first + share);
+                    let warp = self.same_rows(first + share);
                     outs[share as usize] = load_shared(layout.state_out(warp) + offset);
                 }
                 share += 1;
             }
             share = 0;
-            while share < WARPS {
+            while share < most {
                 let lane = share % 4 * 8 + row % 8;
                 let weight = warp::warp_shuffle_idx(ALL, of[share as usize / 4], lane, 32);
                 let mut i = 0;

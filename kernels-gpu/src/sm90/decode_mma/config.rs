@@ -165,11 +165,18 @@ pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
         (_, _, cache::E4M3_PAIRS | cache::E4M3_PAIRS_BY_TOKEN) => 8,
         // Six stages fit beside the states of six warps, one stage per warp.
         (_, _, cache::BITS16_PAIRS) => 6,
-        (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
-        (64 | 128, 8, _) => 8,
-        (256, 16, _) => 2,
+        (64, _, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
+        (128, 16, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
+        (64 | 128, _, _) => 8,
         _ => 4,
     }
+}
+
+/// Blocks of 8 rows of a consumer warp: one of each KV head. (If a tile has 16 rows of a head, two warps share a chunk. One
+/// warp for both would be half as many warps, because of its registers, and each waits for its own latencies.)
+#[must_use]
+pub const fn row_blocks(cache: u32) -> usize {
+    cache::kv_heads(cache) as usize
 }
 
 /// Elements of a row that a lane writes. If the head dimension is no multiple of 64, the last lanes have none.
@@ -256,10 +263,8 @@ mod tests {
         ] {
             let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
             assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
-            assert!(
-                shape.stages.is_multiple_of(warps(dim, rows, cache)),
-                "{dim} {rows}"
-            );
+            let at_a_time = warps(dim, rows, cache) / (rows / 8);
+            assert!(shape.stages.is_multiple_of(at_a_time), "{dim} {rows}");
             let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
             let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
             assert!(

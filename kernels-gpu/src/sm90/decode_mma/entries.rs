@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 
 use super::{
-    config::{of_flags, per_lane, producers, warps},
+    config::{of_flags, per_lane, producers, row_blocks, warps},
     roles::run,
 };
 use crate::{
@@ -31,7 +31,7 @@ macro_rules! entries {
             unsafe {
                 run::<
                     half::$half, Standard<CAP>, $dim, { $rows * kv_heads(CACHE) }, { warps($dim, $rows, CACHE) }, CACHE,
-                    { $dim / 16 }, { $rows * kv_heads(CACHE) as usize / 8 }, { per_lane($dim) },
+                    { $dim / 16 }, { row_blocks(CACHE) }, { per_lane($dim) },
                 >(&params, maps, Standard(params.attention.variant));
             }
         }

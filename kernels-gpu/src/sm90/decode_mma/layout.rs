@@ -47,10 +47,10 @@ pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
 /// Merges that can be deferred to the end of the CTA.
 pub const MERGES: u32 = 16;
 
-/// The named barriers at which the warps of a unit synchronise: all but barrier 0, that of `__syncthreads`. (Before any
+/// The first named barrier at which the warps of a unit synchronise; barrier 0 is that of `__syncthreads`. (Before any
 /// unit, four of them also serve the start of the CTA.)
 const FIRST_MEETING: u32 = 1;
-const MEETINGS: u32 = 16 - FIRST_MEETING;
+const NAMED_BARRIERS: u32 = 16;
 
 /// Shared addresses of everything in a CTA's shared memory.
 #[derive(Clone, Copy, Debug)]
@@ -64,14 +64,32 @@ pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Layout<DIM, ROWS, WARPS, CACHE>
 {
+    /// Consumer warps that share a chunk: each has 8 rows of a KV head.
+    pub const PER_CHUNK: u32 = ROWS / cache::kv_heads(CACHE) / 8;
+    /// Chunks that the consumer warps work on at a time.
+    pub const AT_A_TIME: u32 = WARPS / Self::PER_CHUNK;
+    /// Named barriers for the warps of one chunk, if there are several.
+    const OF_CHUNKS: u32 = if Self::PER_CHUNK > 1 {
+        Self::AT_A_TIME
+    } else {
+        0
+    };
+    /// Named barriers for the warps of a unit that has several chunks.
+    const MEETINGS: u32 = NAMED_BARRIERS - FIRST_MEETING - Self::OF_CHUNKS;
     /// Slots: units that can be in flight.
     pub const UNITS: u32 = {
-        let fit = 16384 / (DIM * ROWS);
+        // Fewer with twelve warps, beside whose states three stages more fit.
+        let memory = if WARPS == 12 && DIM > 64 {
+            12288
+        } else {
+            16384
+        };
+        let fit = memory / (DIM * ROWS);
         // There must be a named barrier for each slot.
         let most = if cache::is_16_bits(CACHE) {
             16
         } else {
-            MEETINGS
+            Self::MEETINGS
         };
         if fit < most { fit } else { most }
     };
@@ -98,7 +116,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     const UNIT: u32 = Self::QUERIES + ROWS * 16 + IDS * 4 + 64;
     /// Stride in f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
     pub const PITCH: u32 = DIM + 4;
-    const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
+    const STATE: u32 = Self::OWN_ROWS * (Self::PITCH + 4) * 4;
+    /// Rows of a consumer warp.
+    pub const OWN_ROWS: u32 = ROWS / Self::PER_CHUNK;
     /// Bytes of the sines, cosines and angles for rotary embeddings, in kernels that apply them.
     const TURNING: u32 = if CACHE == cache::BITS16_TURNED {
         turning_bytes(DIM)
@@ -111,19 +131,19 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         + WARPS * Self::STATE
         + Self::TURNING;
 
-    /// The number of stages that fit into `bytes` of shared memory: a multiple of the consumer warps, so that a stage
-    /// always belongs to the same warp. (So no warp is more than one phase ahead of a stage that it waits for. An
+    /// The number of stages that fit into `bytes` of shared memory: a multiple of the chunks at a time, so that a stage
+    /// always belongs to the same warps. (So no warp is more than one phase ahead of a stage that it waits for. An
     /// mbarrier knows only the parity of a phase, and would take the phase two before for the awaited one.)
     /// [`meeting`](Self::meeting) limits the number further.
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
         let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + Self::SCALES + 16 + PAIR);
         let most = if cache::is_16_bits(CACHE) {
-            2 * MEETINGS - 1 - WARPS
+            2 * Self::MEETINGS - 1 - Self::AT_A_TIME
         } else {
             u32::MAX
         };
-        (if fit < most { fit } else { most }) / WARPS * WARPS
+        (if fit < most { fit } else { most }) / Self::AT_A_TIME * Self::AT_A_TIME
     }
 
     /// The named barrier of a unit that several warps share. Each of these warps has one of the unit's last chunks;
@@ -134,9 +154,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// 2 and by less than 2 · `MEETINGS`:
     /// - At least 2: units that several warps share have at least two chunks, one from each loader.
     /// - Less than 2 · `MEETINGS`: a warp that waits at the barrier, or has yet to reach it, has not taken its next
-    ///   chunk, which comes `WARPS` after its last. So the chunk `stages` after that one is not loaded into the same
-    ///   stage, and the same loader, one of two, loads nothing later. Hence no chunk from `chunk + WARPS + stages` on
-    ///   is taken meanwhile, and [`stages`](Self::stages) keeps `WARPS + stages` below 2 · `MEETINGS`.
+    ///   chunk, which comes `AT_A_TIME` after its last. So the chunk `stages` after that one is not loaded into the same
+    ///   stage, and the same loader, one of two, loads nothing later. Hence no chunk from `chunk + AT_A_TIME + stages` on
+    ///   is taken meanwhile, and [`stages`](Self::stages) keeps `AT_A_TIME + stages` below 2 · `MEETINGS`.
     ///
     /// With more than two loaders, as other caches have, the second condition does not hold: loaders may be further
     /// ahead of each other. There each slot has its own barrier. There are no more slots than barriers, and a slot is
@@ -145,10 +165,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     #[must_use]
     pub const fn meeting(chunk: u32, slot: u32) -> u32 {
         if cache::is_16_bits(CACHE) {
-            FIRST_MEETING + chunk / 2 % MEETINGS
+            FIRST_MEETING + chunk / 2 % Self::MEETINGS
         } else {
             FIRST_MEETING + slot
         }
+    }
+
+    /// The named barrier of the warps that share a chunk; `turn` is the chunk's place among those at a time.
+    #[inline(always)]
+    #[must_use]
+    pub const fn sharers(turn: u32) -> u32 {
+        FIRST_MEETING + Self::MEETINGS + turn
     }
 
     /// Bytes of shared memory for this number of stages.
@@ -211,7 +238,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.units() + Self::UNITS * Self::UNIT
     }
 
-    /// The output of a warp's state: `ROWS` rows of f32, [`Self::PITCH`] apart.
+    /// The output of a warp's state: [`Self::OWN_ROWS`] rows of f32, [`Self::PITCH`] apart.
     #[inline(always)]
     pub fn state_out(&self, warp: u32) -> u32 {
         self.states() + warp * Self::STATE
@@ -220,7 +247,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// The LSEs of a warp's state, base 2.
     #[inline(always)]
     pub fn state_lse(&self, warp: u32) -> u32 {
-        self.state_out(warp) + ROWS * Self::PITCH * 4
+        self.state_out(warp) + Self::OWN_ROWS * Self::PITCH * 4
     }
 
     /// Sines and cosines of a chunk's keys, and angles: see `common::decode::turn`.
@@ -253,7 +280,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.started() + 8 + stage * PAIR
     }
 
-    /// Completes when every lane of the warp that uses the chunk has arrived.
+    /// Completes when every lane of the warps that use the chunk has arrived.
     #[inline(always)]
     pub fn stage_empty(&self, stage: u32) -> u32 {
         self.stage_full(stage) + 8
@@ -317,7 +344,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let (in_stages, in_slots) = (barrier > 0 && barrier < stages, barrier >= stages);
                 let arrivals = 1
                     + (warps * 32 - 1) * (barrier == 0) as u32
-                    + 31 * (in_stages && barrier % 2 == 0) as u32
+                    + (32 * Self::PER_CHUNK - 1) * (in_stages && barrier % 2 == 0) as u32
                     + 32 * (cache::by_token(CACHE) && in_stages && barrier % 2 == 1) as u32
                     + 32 * (in_slots && of_slot == 0) as u32
                     + ((WARPS + loaders(DIM, WARPS, CACHE)) * 32 - 1)

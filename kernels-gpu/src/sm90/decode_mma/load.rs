@@ -85,7 +85,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         if cache::is_16_bits(CACHE) || self.policies.is_long {
             u32::MAX
         } else {
-            UNDER_WAY / bytes
+            (UNDER_WAY + bytes / 2) / bytes
         }
     }
 
@@ -302,9 +302,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 mbarrier::arrive(layout.unit_empty(slot.index));
                 slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }
-            const { assert!(WARPS.is_multiple_of(loaders(DIM, WARPS, CACHE))) };
-            let mut warps = 0;
-            while warps < WARPS {
+            let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+            const {
+                let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+                assert!(at_a_time.is_multiple_of(loaders(DIM, WARPS, CACHE)));
+            }
+            let mut ended = 0;
+            while ended < at_a_time {
                 mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
                 if lane == 0 {
                     Descriptor::EXIT.store(layout.descriptor(stage.index));
@@ -314,7 +318,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
                 stage.advance(Self::LOADERS, layout.stages);
-                warps += Self::LOADERS;
+                ended += Self::LOADERS;
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::{
         decode::{
             products::LaneOffsets,
             results::Results,
-            tile::{Chunk, Keys, Rows},
+            tile::{Chunk, Keys, Rows, Sharers},
         },
         divisor::Divisor,
         half::Half,
@@ -70,7 +70,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     {
         const {
             assert!(DIM_BLOCKS as u32 * 16 == DIM && per_lane(DIM) == PER_LANE);
-            assert!(ROW_BLOCKS as u32 * 8 == ROWS);
+            assert!(ROW_BLOCKS as u32 * 8 == Layout::<DIM, ROWS, WARPS, CACHE>::OWN_ROWS);
             assert!(!V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
             assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
         }
@@ -80,7 +80,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let turning = unsafe { self.fill_turning(turns) };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
-        place.advance(self.warp, layout.stages);
+        let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+        place.advance(self.turn(), layout.stages);
         // With rotary embeddings: whether the warp's next chunk is of the same unit; that chunk's slot and first key.
         let (mut goes_on, mut slot, mut first) = (false, 0, 0);
         // SAFETY: addresses are the plan's; the waits order accesses with those of the producers and of other
@@ -108,7 +109,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     break;
                 }
                 slot = descriptor.slot;
-                let begins = descriptor.chunk < WARPS;
+                let begins = descriptor.chunk < at_a_time;
                 if begins && !<Stored<T, CACHE>>::TURNS {
                     mbarrier::wait(layout.unit_full(slot), descriptor.parity);
                 }
@@ -140,7 +141,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                             lane,
                         );
                     }
-                    if descriptor.chunk == 0 && self.params.arrivals != 0 {
+                    if descriptor.chunk == 0 && self.block() == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
                         let first = unit.head * cache::kv_heads(CACHE);
                         self.results().expect(merge, first);
@@ -158,6 +159,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     end: unit.end,
                     ancestors: self.params.ancestors,
                 };
+                let sharers = Sharers {
+                    warps: Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK,
+                    index: self.block(),
+                    barrier: Layout::<DIM, ROWS, WARPS, CACHE>::sharers(self.turn()),
+                };
                 // Not computed in each of the two cases below: it is more code than the rest of the loop.
                 let turned = if <Stored<T, CACHE>>::TURNS {
                     rows.turned_logits::<Stored<T, CACHE>>(&offsets, chunk, self.lane, turning)
@@ -166,7 +172,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 };
                 if descriptor.masked {
                     rows.attend::<Stored<T, CACHE>, V, true>(
-                        variant, self.lane, &offsets, chunk, keys, turned,
+                        variant, self.lane, &offsets, chunk, keys, turned, sharers,
                     );
                     // Orders the zeros written to the values before the TMA copy of the next chunk that overwrites
                     // them.
@@ -174,12 +180,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     cuda_std::fence::proxy_async_shared();
                 } else {
                     rows.attend::<Stored<T, CACHE>, V, false>(
-                        variant, self.lane, &offsets, chunk, keys, turned,
+                        variant, self.lane, &offsets, chunk, keys, turned, sharers,
                     );
                 }
                 mbarrier::arrive(layout.stage_empty(place.index));
-                let ends = descriptor.chunk + WARPS >= unit.chunks;
-                (goes_on, first) = (!ends, descriptor.first + WARPS * KEYS);
+                let ends = descriptor.chunk + at_a_time >= unit.chunks;
+                (goes_on, first) = (!ends, descriptor.first + at_a_time * KEYS);
                 if ends {
                     // Derived values are recomputed at the end of a unit; otherwise they would occupy registers in the
                     // loop.
@@ -193,7 +199,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     rows.clear();
                     here.end_of_share::<T, V, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
-                place.advance(WARPS, layout.stages);
+                place.advance(at_a_time, layout.stages);
             }
             if self.params.arrivals != 0 {
                 self.late_merges::<T, V>();
@@ -230,15 +236,23 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             chunks,
             ..
         } = *unit;
-        // The unit's last chunks went to one warp each.
-        let shares = chunks.min(WARPS);
+        let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
+        let (per_chunk, own_rows) = (
+            Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK,
+            Layout::<DIM, ROWS, WARPS, CACHE>::OWN_ROWS,
+        );
+        // The unit's last chunks went to a warp each, or to a warp for each 8 rows.
+        let shares = chunks.min(at_a_time);
         let share = chunk - (chunks - shares);
-        let first = self.wrap(self.warp + WARPS - share);
+        let first = self.wrap(self.turn() + at_a_time - share);
         // SAFETY: the slot stays filled until this warp arrives at its `unit_empty` barrier below.
         unsafe {
             let sequence = Unit::load_sequence(layout.unit(slot));
-            let meeting =
-                Layout::<DIM, ROWS, WARPS, CACHE>::meeting(sequence + chunks - shares, slot);
+            let meeting = if per_chunk > 1 && shares == 1 {
+                Layout::<DIM, ROWS, WARPS, CACHE>::sharers(self.turn())
+            } else {
+                Layout::<DIM, ROWS, WARPS, CACHE>::meeting(sequence + chunks - shares, slot)
+            };
             warp::sync_warp(ALL);
             let merges = self.params.arrivals != 0;
             let index = if merges {
@@ -248,21 +262,29 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             };
             let merge = self.results().look_up(index);
             let weights = if shares > 1 {
-                meet(meeting, shares);
+                meet(meeting, shares * per_chunk);
                 self.weights::<ROW_BLOCKS>(first, shares)
             } else {
                 Weights::NONE
             };
             let (results, heads) = (self.results(), self.params.group);
-            let mut row = share;
-            while row < tokens * heads {
+            // Rows in the order of the queries in memory; a warp that has 8 of the tile's rows has 8 that are adjacent there.
+            let begin = self.block() * own_rows;
+            let end = if per_chunk > 1 {
+                (tokens * heads).min(begin + own_rows)
+            } else {
+                tokens * heads
+            };
+            let mut row = begin + share;
+            while row < end {
                 let (token, in_unit, in_tile) = self.of_dense(row);
+                let own = in_tile - begin;
                 // The state of a warp alone is that of the unit; combining it with a weight of 1 would give the same
                 // bits.
                 let state = if shares > 1 {
-                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, in_tile, first, shares)
+                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, own, first, shares)
                 } else {
-                    self.own_state::<PER_LANE>(in_tile)
+                    self.own_state::<PER_LANE>(own)
                 };
                 let info = self.row(slot, token);
                 results.write::<T, V, PER_LANE>(info, head * heads + in_unit, state);
@@ -270,20 +292,24 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             // Behind this barrier, all warps have read the states, which may be overwritten, and have written their
             // results, which can be merged.
-            if shares > 1 {
-                barrier::bar_sync(meeting, shares * 32);
+            if shares * per_chunk > 1 {
+                barrier::bar_sync(meeting, shares * per_chunk * 32);
             } else {
                 warp::sync_warp(ALL);
             }
-            if merges && share == 0 {
+            if merges && share == 0 && self.block() == 0 {
                 self.merge::<T, V>(index, merge, head);
             }
             // Orders the reads of the queries before the bulk copy that overwrites them.
             #[cfg(target_feature = "sm_90")]
             cuda_std::fence::proxy_async_shared();
-            // Each lane arrives. The barrier counts all consumer warps, so the first one also arrives for those without
-            // a share.
-            let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
+            // Each lane arrives. The barrier counts all consumer warps, so those of the first share also arrive for those
+            // without one.
+            let arrivals = if share == 0 {
+                at_a_time + 1 - shares
+            } else {
+                1
+            };
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }
     }

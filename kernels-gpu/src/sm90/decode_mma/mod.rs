@@ -2,8 +2,8 @@
 //!
 //! A CTA has three to five producer warps. The *scheduler* claims units and lists them ahead of all other warps, so
 //! that the stream of keys does not wait for tickets, items, rows and page ids. Two to four *loaders* follow the list
-//! and keep the ring of stages full; they take chunks in turn. The consumer warps take the chunks in turn, too. All of
-//! them share a long unit and combine their states in shared memory at its end. A short unit goes to one warp, whose
+//! and keep the ring of stages full; they take chunks in turn. The consumer warps take the chunks in turn, too; two warps
+//! share a chunk if the tile has 16 rows, and each has 8 of them. All of them share a long unit and combine their states in shared memory at its end. A short unit goes to one warp, whose
 //! latencies overlap with the work of the other warps.
 //!
 //! [`layout`] is the layout of shared memory, `unit` what the producers write there. `load` and `open` are the loaders,
@@ -39,7 +39,7 @@ mod unit;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;
-pub use config::{Shape, per_lane, producers, shape, warps};
+pub use config::{Shape, per_lane, producers, row_blocks, shape, warps};
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 pub use roles::run;

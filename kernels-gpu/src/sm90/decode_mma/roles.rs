@@ -9,7 +9,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::{
-        cache::{Cache, Stored},
+        cache::{self, Cache, Stored},
         half::Half,
         policy::Policies,
         variant::Variant,
@@ -48,7 +48,7 @@ pub unsafe fn run<
 ) where
     Stored<T, CACHE>: Cache,
 {
-    let producers = const { producers(DIM, ROWS, CACHE) };
+    let producers = const { producers(DIM, ROWS / cache::kv_heads(CACHE), CACHE) };
     // Warps after the scheduler that start the first loads of keys and queries: the loaders and one consumer. They wait
     // for global memory twice, for the item and for its page ids or rows, and initialise no barriers meanwhile.
     let openers = producers;

@@ -2,7 +2,7 @@
 
 use cuda_std::shared;
 
-use super::{mainloop::Consumer, unit::Unit};
+use super::{layout::Layout, mainloop::Consumer, unit::Unit};
 use crate::{
     abi::QueryRow,
     common::{
@@ -42,7 +42,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let pair = [first, self.group.get()];
         // SAFETY: the caller's promise.
         unsafe {
-            rows.start::<Stored<T, CACHE>>(self.layout.queries(slot), lane, pair, |row| {
+            let queries = self.layout.queries(slot)
+                + self.block() * Layout::<DIM, ROWS, WARPS, CACHE>::OWN_ROWS * DIM * 2;
+            rows.start::<Stored<T, CACHE>>(queries, lane, pair, |row| {
                 let (token, in_unit) = self.place(row);
                 // Rows that do not exist use the last token.
                 (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
@@ -56,10 +58,23 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.warp * 32 + self.lane
     }
 
-    /// The token of a tile's row, and its query head within the unit. With two KV heads, the first half of the rows is
-    /// of one head, the second half of the other.
+    /// The warp's place among the chunks at a time.
+    #[inline(always)]
+    pub(super) const fn turn(&self) -> u32 {
+        self.warp / Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK
+    }
+
+    /// Which rows of the tile the warp has: index among the warps that share a chunk.
+    #[inline(always)]
+    pub(super) const fn block(&self) -> u32 {
+        self.warp % Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK
+    }
+
+    /// The token of one of the warp's rows, and its query head within the unit. With two KV heads, the first half of the
+    /// rows is of one head, the second half of the other.
     #[inline(always)]
     pub(super) fn place(&self, row: u32) -> (u32, u32) {
+        let row = self.block() * Layout::<DIM, ROWS, WARPS, CACHE>::OWN_ROWS + row;
         let of_head = ROWS / cache::kv_heads(CACHE);
         let (token, in_group) = self.group.div_rem(row % of_head);
         (token, row / of_head * self.group.get() + in_group)

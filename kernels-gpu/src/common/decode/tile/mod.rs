@@ -6,7 +6,7 @@
 mod scales;
 mod weigh;
 
-use cuda_std::{shared, warp};
+use cuda_std::{barrier, shared, warp};
 
 use self::scales::TokenScales;
 use super::{
@@ -31,6 +31,17 @@ pub struct Chunk {
     pub scales: u32,
     /// Position of the first key.
     pub first: u32,
+}
+
+/// The warps that share a chunk, each with rows of its own.
+#[derive(Clone, Copy)]
+pub struct Sharers {
+    /// How many.
+    pub warps: u32,
+    /// This warp's index among them.
+    pub index: u32,
+    /// Their named barrier.
+    pub barrier: u32,
 }
 
 /// The keys of an item.
@@ -173,7 +184,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// keys pass the logits as `turned`.
     ///
     /// # Safety
-    /// The lanes come together; the chunk is loaded. With `MASKED`, its values may be overwritten.
+    /// The lanes of all sharers come together; the chunk is loaded. With `MASKED`, its values may be overwritten.
     #[inline(always)]
     pub unsafe fn attend<C: Cache, V: Variant, const MASKED: bool>(
         &mut self,
@@ -183,6 +194,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         chunk: Chunk,
         keys: Keys,
         turned: Logits<ROW_BLOCKS>,
+        sharers: Sharers,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -193,7 +205,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             };
             if MASKED {
                 // Memory past the last key may hold NaN, and 0 · NaN is NaN.
-                zero_values(chunk, lane, offsets.row_bytes, keys);
+                zero_values(chunk, lane, offsets.row_bytes, keys, sharers);
             }
             let kv_heads = if C::PAIRS { 2 } else { 1 };
             let load = |head| match C::BY_TOKEN {
@@ -249,14 +261,15 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
 /// Zeroes the values of a chunk that are not among `keys`.
 ///
 /// # Safety
-/// The lanes come together; nobody else uses the chunk.
+/// The lanes of all sharers come together; nobody else uses the chunk.
 #[inline(always)]
-unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys) {
+unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys, sharers: Sharers) {
     // A row has one line in each slab of its group, whatever the swizzle. An iteration handles as many lines as the
     // lanes cover.
     let width = if row_bytes < 128 { row_bytes } else { 128 };
     let (slabs, lanes) = (row_bytes / width, width / 16);
-    let mut line = lane / lanes;
+    let at_a_time = 32 / lanes;
+    let mut line = sharers.index * at_a_time + lane / lanes;
     while line < KEYS * slabs {
         let row = line / (8 * slabs) * 8 + line % 8;
         let position = chunk.first + row;
@@ -264,8 +277,13 @@ unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys) {
             // SAFETY: inside the chunk.
             unsafe { shared::store_u32x4(chunk.v + line * width + lane % lanes * 16, [0; 4]) };
         }
-        line += 32 / lanes;
+        line += sharers.warps * at_a_time;
     }
     // SAFETY: the lanes are together.
-    unsafe { warp::sync_warp(ALL) };
+    unsafe {
+        match sharers.warps {
+            1 => warp::sync_warp(ALL),
+            warps => barrier::bar_sync(sharers.barrier, warps * 32),
+        }
+    }
 }
