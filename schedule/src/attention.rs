@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::CacheType;
 use tandem_attn::{
     plan::{
         DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner, PrefillDescription,
@@ -96,6 +97,19 @@ impl Overlap {
     /// (prefill and decode equally long): 2 / 1.59 − 1.
     pub const POD: Self = Self::Pod { loss: 0.26 };
 
+    /// The same for caches of 8 bits, whose prefills and decodes run on separate SMs: the mean of the seven batches in
+    /// `docs/notes/fp8.md`, which take 1.07 times less time than one after the other.
+    pub const POD_8_BIT: Self = Self::Pod { loss: 0.83 };
+
+    /// The loss of prefill and decode that share the GPU, with caches of this type.
+    #[must_use]
+    pub const fn pod(cache_type: CacheType) -> Self {
+        match cache_type.is_8_bit() {
+            true => Self::POD_8_BIT,
+            false => Self::POD,
+        }
+    }
+
     /// Time of prefill and decode together.
     #[must_use]
     pub fn join(self, prefill_ns: f64, decode_ns: f64) -> f64 {
@@ -141,13 +155,20 @@ struct KernelTime {
 }
 
 impl KernelTime {
-    fn new(device: &DeviceDescription, spec: &Spec, kernel: Kernel, m: u32, pack: u32) -> Self {
+    fn new(
+        device: &DeviceDescription,
+        spec: &Spec,
+        bytes_per_key: u64,
+        kernel: Kernel,
+        m: u32,
+        pack: u32,
+    ) -> Self {
         let units_per_item = f64::from(spec.q_heads / pack);
         let unit_ns = device.unit_ns(kernel);
         Self {
             fixed_ns: unit_ns / f64::from(device.resident_ctas(kernel)),
             units_per_item,
-            read_ns: spec.kv_bytes_per_token() as f64 / device.read_bytes_per_ns,
+            read_ns: bytes_per_key as f64 / device.read_bytes_per_ns,
             row_ns: spec.flops_per_pair() as f64 / f64::from(spec.q_heads) / device.flops_per_ns
                 * units_per_item,
             m,
@@ -166,6 +187,14 @@ impl AttentionModel {
     /// A model for the given heads on a device.
     #[must_use]
     pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
+        Self::with_cache_type(device, spec, CacheType::Auto)
+    }
+
+    /// A model for the given heads, with keys and values in caches of a type.
+    #[must_use]
+    pub fn with_cache_type(device: &DeviceDescription, spec: &Spec, cache_type: CacheType) -> Self {
+        let bytes = cache_type.bytes_per_token(spec);
+        let spec = &cache_type.spec(*spec);
         let rows = spec.group();
         let tiles = TileTable::new(device, spec, None);
         let m = tiles.map_or(rows, |tiles| tiles.row_tile(1).max(1));
@@ -184,8 +213,8 @@ impl AttentionModel {
         Self {
             device: device.clone(),
             spec: *spec,
-            decode: KernelTime::new(device, spec, Kernel::Decode, m, rows),
-            prefill: KernelTime::new(device, spec, Kernel::Prefill, prefill_m, pack),
+            decode: KernelTime::new(device, spec, bytes, Kernel::Decode, m, rows),
+            prefill: KernelTime::new(device, spec, bytes, Kernel::Prefill, prefill_m, pack),
         }
     }
 

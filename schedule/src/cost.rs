@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Hardware, ModelDescription, ScheduleError,
+    CacheType, Hardware, ModelDescription, ScheduleError,
     attention::{AttentionModel, AttentionTime, Overlap, StepShape},
 };
 use tandem_attn::{
@@ -53,6 +53,9 @@ pub struct Measured {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Correction {
+    /// The type of the KV caches with which it was measured.
+    #[serde(skip_serializing_if = "is_auto")]
+    pub cache_type: CacheType,
     /// All linear layers of a stage, by tokens.
     pub linear: Vec<Measured>,
     /// Attention of one layer for prompt chunks alone, by predicted time.
@@ -65,6 +68,11 @@ pub struct Correction {
     /// Replaces the loss of [`Overlap::Pod`]; none keeps it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_loss: Option<f64>,
+}
+
+/// Whether the field is left out: files from before there were other types do not have it.
+fn is_auto(cache_type: &CacheType) -> bool {
+    *cache_type == CacheType::Auto
 }
 
 impl Correction {
@@ -93,6 +101,21 @@ impl Correction {
             return Err(wrong("`pod_loss` must be from 0 to 1".to_owned()));
         }
         Ok(table)
+    }
+
+    /// Checks that it was measured with KV caches of the type that a cost model has.
+    ///
+    /// # Errors
+    /// [`ScheduleError::OtherCacheType`].
+    pub fn check(&self, cost: &CostModel) -> Result<(), ScheduleError> {
+        let (measured, cache_type) = (self.cache_type, cost.cache_type);
+        match measured == cache_type {
+            true => Ok(()),
+            false => Err(ScheduleError::OtherCacheType {
+                measured,
+                cache_type,
+            }),
+        }
     }
 }
 
@@ -162,6 +185,7 @@ pub struct CostModel {
     model: ModelDescription,
     hardware: Hardware,
     parallel: Parallel,
+    cache_type: CacheType,
     overlap: Overlap,
     attention: AttentionModel,
     linear_ratios: Ratios,
@@ -206,6 +230,7 @@ impl CostModel {
             model: model.clone(),
             hardware: hardware.clone(),
             parallel,
+            cache_type: CacheType::Auto,
             overlap: Overlap::Serial,
             attention: AttentionModel::new(&hardware.device()?, &spec),
             linear_ratios: Ratios::default(),
@@ -223,6 +248,28 @@ impl CostModel {
             });
         }
         Ok(cost)
+    }
+
+    /// With KV caches of another type: more tokens fit, and attention reads fewer bytes.
+    ///
+    /// # Errors
+    /// [`ScheduleError::CacheType`] if the machine has no kernels for it.
+    pub fn with_cache_type(mut self, cache_type: CacheType) -> Result<Self, ScheduleError> {
+        let (device, spec) = (
+            self.hardware.device()?,
+            self.model.spec(self.parallel.tensor),
+        );
+        if cache_type.is_8_bit() {
+            let supported = device.supports(&cache_type.spec(spec));
+            supported.map_err(|error| ScheduleError::CacheType {
+                cache_type,
+                hardware: self.hardware.name.clone(),
+                reason: error.to_string(),
+            })?;
+        }
+        self.attention = AttentionModel::with_cache_type(&device, &spec, cache_type);
+        self.cache_type = cache_type;
+        Ok(self)
     }
 
     /// With another way in which prefill and decode attention share the GPU.
@@ -262,6 +309,19 @@ impl CostModel {
         &self.model
     }
 
+    /// The type of the KV caches.
+    #[must_use]
+    pub const fn cache_type(&self) -> CacheType {
+        self.cache_type
+    }
+
+    /// Bytes of the keys and values of one token in all layers.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        let of_layer = self.cache_type.bytes_per_token(&self.model.spec(1));
+        u64::from(self.model.layers) * of_layer
+    }
+
     /// The machine.
     #[must_use]
     pub const fn hardware(&self) -> &Hardware {
@@ -297,7 +357,7 @@ impl CostModel {
     fn kv_bytes_per_gpu(&self) -> f64 {
         let copies = f64::from(self.parallel.tensor.max(self.model.kv_heads))
             / f64::from(self.model.kv_heads);
-        self.model.kv_bytes_per_token() as f64 * copies / self.gpus()
+        self.kv_bytes_per_token() as f64 * copies / self.gpus()
     }
 
     /// Number of KV cache pages that fit next to the weights.

@@ -147,9 +147,20 @@ impl<'a> Draft<'a> {
         let Some(slot) = running.or_else(|| self.core.admit(self.step)) else {
             return 0;
         };
-        let tokens = tokens.min(self.core.at(slot).pending());
+        let active = self.core.at(slot);
+        let tokens = tokens.min(active.pending());
+        if !self.has_room_for_keys(active.computed + tokens) {
+            return 0;
+        }
         self.put(slot, tokens);
         tokens
+    }
+
+    /// Whether the prompt chunks of the step may have this many keys more.
+    fn has_room_for_keys(&self, keys: u32) -> bool {
+        let chunks = &self.step.shape.chunks;
+        let sum: u64 = chunks.iter().map(|chunk| u64::from(chunk.keys)).sum();
+        chunks.is_empty() || sum + u64::from(keys) <= u64::from(self.core.limits.chunk_keys)
     }
 
     fn running_prefill(&mut self) -> Option<u32> {

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::CacheType;
+
 /// Why a request was refused, or a description or trace not read. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
@@ -92,6 +94,30 @@ pub enum ScheduleError {
         wanted_gb: f64,
         /// Usable gigabytes.
         usable_gb: f64,
+    },
+    /// A type of KV caches for which the machine has no kernels.
+    #[error(
+        "{hardware} cannot read KV caches of type {cache_type} ({reason}): use the cache type auto, or e4m3 or e4m3-scaled \
+         on a Hopper GPU"
+    )]
+    CacheType {
+        /// The type.
+        cache_type: CacheType,
+        /// The hardware.
+        hardware: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// A correction that was measured with KV caches of another type.
+    #[error(
+        "the correction was measured with KV caches of type {measured}, and this is for caches of type {cache_type}: give \
+         the cache type {measured}, or measure again"
+    )]
+    OtherCacheType {
+        /// The type of the measurement.
+        measured: CacheType,
+        /// The type of the cost model.
+        cache_type: CacheType,
     },
     /// A range of lengths that is empty or too wide to draw from.
     #[error("lengths from {min} to {max}: give at least 1 and at most {most} lengths")]

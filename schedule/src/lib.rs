@@ -21,6 +21,7 @@
 //! ```
 
 pub mod attention;
+mod cache;
 pub mod chunk;
 mod composer;
 pub mod cost;
@@ -35,6 +36,7 @@ pub mod sim;
 mod step;
 pub mod trace;
 
+pub use cache::CacheType;
 pub use composer::{Composer, Finished, Limits, Sampled};
 pub use draft::{Draft, Workload};
 pub use error::ScheduleError;

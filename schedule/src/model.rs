@@ -124,7 +124,8 @@ impl ModelDescription {
         2 * (self.layers as u64 * self.layer_weights() + 2 * self.head_weights())
     }
 
-    /// Bytes of the keys and values of one token in all layers.
+    /// Bytes of the keys and values of one token in all layers, of 16 bits. For caches of other types see
+    /// [`CostModel::kv_bytes_per_token`](super::cost::CostModel::kv_bytes_per_token).
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
         2 * 2 * self.layers as u64 * self.kv_heads as u64 * self.head_dim as u64

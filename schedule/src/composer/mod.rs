@@ -20,6 +20,9 @@ pub struct Limits {
     pub step_tokens: u32,
     /// Maximum number of requests in a step.
     pub step_requests: u32,
+    /// Maximum number of keys of all prompt chunks of a step together. The first chunk of a step may have more. It limits
+    /// the memory of attention kernels that convert the keys of chunks.
+    pub chunk_keys: u32,
     /// Maximum number of requests that hold pages.
     pub running: u32,
     /// Maximum number of waiting requests (back-pressure).
@@ -39,6 +42,7 @@ impl Default for Limits {
         Self {
             step_tokens: 2048,
             step_requests: 256,
+            chunk_keys: u32::MAX,
             running: 256,
             waiting: usize::MAX,
             request_tokens: u32::MAX,

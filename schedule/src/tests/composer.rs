@@ -319,6 +319,34 @@ fn impossible_requests_are_refused_with_reasons() {
     );
 }
 
+/// Attention over caches of 8 bits converts the keys of all chunks of a step, and has room for so many.
+#[test]
+fn the_chunks_of_a_step_have_no_more_keys_than_there_is_room_for() {
+    let limits = Limits {
+        step_tokens: 512,
+        chunk_keys: 1000,
+        prefix_cache: false,
+        ..Limits::default()
+    };
+    let mut composer = Composer::new(limits, 10_000, 16, SarathiServe).unwrap();
+    for _ in 0..6 {
+        composer.submit(Request::of_length(300, 2)).unwrap();
+    }
+    // The keys of its last chunk are more than the limit, and it is computed nevertheless, alone.
+    composer.submit(Request::of_length(1100, 2)).unwrap();
+    let (mut step, mut most, mut computed) = (Step::default(), 0, 0);
+    while composer.compose(&mut step) {
+        let chunks = &step.shape().chunks;
+        let keys: u32 = chunks.iter().map(|chunk| chunk.keys).sum();
+        assert!(keys <= 1000 || chunks.len() == 1, "{chunks:?}");
+        most = most.max(chunks.len());
+        computed += chunks.iter().map(|chunk| chunk.tokens).sum::<u32>();
+        composer.complete(&step, |_| Sampled::Token(0));
+    }
+    assert_eq!((computed, most), (6 * 300 + 1100, 3));
+    assert!(composer.is_idle());
+}
+
 #[test]
 fn sarathi_composes_whole_tiles() {
     let limits = Limits {

@@ -18,15 +18,20 @@ use tandem_attn::{
 #[test]
 fn the_estimate_is_close_to_the_plan() {
     // One device whose SMs a short chunk does not fill, and one with wide tiles.
-    for (name, heads) in [("a100", [16, 4]), ("h200", [32, 8])] {
-        close_to_the_plan(name, heads);
+    for (name, heads, cache_type) in [
+        ("a100", [16, 4], CacheType::Auto),
+        ("h200", [32, 8], CacheType::Auto),
+        ("h200", [32, 8], CacheType::E4m3),
+        ("h200", [32, 8], CacheType::E4m3Scaled),
+    ] {
+        close_to_the_plan(name, heads, cache_type);
     }
 }
 
-fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
+fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2], cache_type: CacheType) {
     let spec = Spec::new(q_heads, kv_heads, 128);
     let device = DeviceDescription::named(name).unwrap();
-    let model = AttentionModel::new(&device, &spec);
+    let model = AttentionModel::with_cache_type(&device, &spec, cache_type);
     let mut planner = Planner::new();
     for (decodes, context) in [(0, 0), (8, 16_000), (32, 4096), (128, 1024)] {
         for (chunk, keys) in [
@@ -64,7 +69,7 @@ fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
                 let off = (estimate - planned).abs();
                 assert!(
                     off <= 0.25 * planned + 5_000.0,
-                    "{name}, {decodes}×{context} + {chunk} of {keys}, {half}: {estimate} beside {planned}"
+                    "{name}, {cache_type}, {decodes}×{context} + {chunk} of {keys}, {half}: {estimate} beside {planned}"
                 );
             }
         }
@@ -293,6 +298,73 @@ fn measurements_correct_the_model() {
     assert!((hybrid.attention_ns / joined - 1.0).abs() < 1e-9);
     assert!(Correction::from_json("{\"linear\": [{\"at\": 0, \"measured_ns\": 1}]}").is_err());
     assert!(Correction::from_json("{\"pod_loss\": 2}").is_err());
+}
+
+#[test]
+fn caches_of_8_bits_hold_more_tokens_and_are_read_faster() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let on = |hardware: &str, cache_type| {
+        let hardware = Hardware::named(hardware).unwrap();
+        let cost = CostModel::new(&model, &hardware, Parallel::default()).unwrap();
+        cost.with_cache_type(cache_type)
+    };
+    let [auto, e4m3, scaled] = CacheType::ALL.map(|cache_type| on("h200", cache_type).unwrap());
+    assert_eq!(
+        [&auto, &e4m3, &scaled].map(CostModel::kv_bytes_per_token),
+        [131_072, 65_536, 67_584]
+    );
+    assert!(e4m3.pages(16).abs_diff(2 * auto.pages(16)) <= 1);
+    assert!(scaled.pages(16) < e4m3.pages(16) && scaled.pages(16) > 19 * auto.pages(16) / 10);
+    let shape = StepShape::decodes(64, 4096);
+    let attention = |cost: &CostModel| cost.step(&shape).attention_ns;
+    let (auto, e4m3, scaled) = (attention(&auto), attention(&e4m3), attention(&scaled));
+    // Measured: 0.54 of 16 bits, and 1.04 of that with scales of each token (`docs/notes/fp8.md`).
+    assert!((0.48..0.6).contains(&(e4m3 / auto)), "{}", e4m3 / auto);
+    assert!((1.01..1.06).contains(&(scaled / e4m3)), "{}", scaled / e4m3);
+    // There are no kernels before Hopper.
+    let error = on("a100", CacheType::E4m3).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ScheduleError::CacheType {
+                cache_type: CacheType::E4m3,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let text = error.to_string();
+    assert!(text.contains("a100") && text.contains("auto"), "{text}");
+    assert!(on("a100", CacheType::Auto).is_ok());
+}
+
+#[test]
+fn a_correction_is_for_the_caches_with_which_it_was_measured() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("h200").unwrap();
+    let cost = CostModel::new(&model, &hardware, Parallel::default()).unwrap();
+    let costs = CacheType::ALL.map(|of| cost.clone().with_cache_type(of).unwrap());
+    for measured in CacheType::ALL {
+        let correction = Correction {
+            cache_type: measured,
+            ..Correction::default()
+        };
+        let json = serde_json::to_string(&correction).unwrap();
+        assert_eq!(
+            json.contains("cache_type"),
+            measured.is_8_bit(),
+            "older files lack the field"
+        );
+        assert_eq!(Correction::from_json(&json).unwrap(), correction);
+        for cost in &costs {
+            let checked = correction.check(cost);
+            assert_eq!(checked.is_ok(), cost.cache_type() == measured);
+            if let Err(error) = checked {
+                assert!(error.to_string().contains(measured.name()), "{error}");
+            }
+        }
+    }
+    assert!(Correction::from_json("{\"cache_type\": \"e3m4\"}").is_err());
 }
 
 #[test]
