@@ -9,7 +9,7 @@ use tandem_attn::{
     step::{Activation, RmsNorm, Rope},
 };
 
-use tandem_schedule::ModelDescription;
+use tandem_schedule::{CacheType, ModelDescription};
 
 use crate::{Error, Family};
 
@@ -155,9 +155,10 @@ impl Architecture {
         (self.layers.len() * layer + tables) as u64
     }
 
-    /// Bytes of the keys and values of one token in all layers, in the given element type.
+    /// Bytes of the keys and values of one token in all layers, in caches of the given type. `dtype` is the type in which
+    /// attention computes: F32 on the CPU, BF16 on a GPU.
     #[must_use]
-    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
-        self.layers.len() as u64 * self.spec().with_kv_dtype(dtype).kv_bytes_per_token()
+    pub fn kv_bytes_per_token(&self, cache_type: CacheType, dtype: Dtype) -> u64 {
+        self.layers.len() as u64 * cache_type.bytes_per_token(&self.spec().with_dtype(dtype))
     }
 }

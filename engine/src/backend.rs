@@ -7,9 +7,9 @@ mod gpu;
 mod layers;
 
 use tandem_attn::{kv::PageCopy, plan::PlanOptions, step::Draw};
-use tandem_schedule::StepInputs;
+use tandem_schedule::{CacheType, StepInputs};
 
-pub use cpu::CpuBackend;
+pub use cpu::{CpuBackend, CpuOptions};
 #[cfg(feature = "cuda")]
 pub use gpu::{GpuBackend, GpuOptions};
 
@@ -122,11 +122,19 @@ pub trait Backend: Send {
     /// Tokens in a page.
     fn page_size(&self) -> u32;
 
+    /// How its pools store keys and values.
+    fn cache_type(&self) -> CacheType;
+
     /// Maximum number of tokens of a step.
     fn step_tokens(&self) -> u32;
 
     /// Maximum number of requests of a step.
     fn step_requests(&self) -> u32;
+
+    /// Maximum number of keys of all prompt chunks of a step together; a step with one chunk may have more.
+    fn chunk_keys(&self) -> u32 {
+        u32::MAX
+    }
 
     /// Whether the host is free for other work while a step is computed.
     fn is_asynchronous(&self) -> bool;

@@ -7,7 +7,7 @@ use tandem_attn::{
     step::{Draw, Sampling},
 };
 use tandem_schedule::{
-    Composer, Limits, Request, RequestId, Sampled, ScheduleError, Step, StepInputs,
+    CacheType, Composer, Limits, Request, RequestId, Sampled, ScheduleError, Step, StepInputs,
     policy::{Policy, SarathiServe},
 };
 
@@ -161,6 +161,7 @@ impl Engine {
         }
         limits.step_tokens = limits.step_tokens.min(backend.step_tokens());
         limits.step_requests = limits.step_requests.min(backend.step_requests());
+        limits.chunk_keys = limits.chunk_keys.min(backend.chunk_keys());
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
         let request_tokens = limits.request_tokens;
@@ -439,6 +440,12 @@ impl Engine {
     #[must_use]
     pub fn device(&self) -> String {
         self.backend.name()
+    }
+
+    /// How the caches store keys and values.
+    #[must_use]
+    pub fn cache_type(&self) -> CacheType {
+        self.backend.cache_type()
     }
 
     /// The composer, with the requests and their pages.

@@ -6,12 +6,12 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use tandem_engine::{Architecture, CpuBackend, Engine, Event, Generation, Limits, Text, TextStream, Weights};
+//! use tandem_engine::{Architecture, CpuBackend, CpuOptions, Engine, Event, Generation, Limits, Text, TextStream, Weights};
 //!
 //! let folder = Path::new("Qwen3-0.6B");
 //! let (architecture, text) = (Architecture::read(folder)?, Text::read(folder)?);
 //! let weights = Weights::open(folder)?;
-//! let backend = CpuBackend::load(architecture, &weights, 256, 16, &mut |_| ())?;
+//! let backend = CpuBackend::load(architecture, &weights, &CpuOptions::default(), &mut |_| ())?;
 //! let mut engine = Engine::new(Box::new(backend), Limits::default())?;
 //!
 //! engine.submit(Generation::greedy(text.encode("Attention is", true)?, 32))?;
@@ -43,13 +43,13 @@ mod text;
 mod weights;
 
 pub use architecture::{Architecture, AttentionKind};
-pub use backend::{Backend, CpuBackend, MOST_UNDER_WAY, Part, StepTime, Work};
+pub use backend::{Backend, CpuBackend, CpuOptions, MOST_UNDER_WAY, Part, StepTime, Work};
 #[cfg(feature = "cuda")]
 pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};
 pub use error::Error;
 pub use family::Family;
 pub use tandem_attn::step::Sampling;
-pub use tandem_schedule::{Limits, RequestId};
+pub use tandem_schedule::{CacheType, Limits, RequestId};
 pub use text::{Message, Text, TextStream};
 pub use weights::{Weight, Weights};

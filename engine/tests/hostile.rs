@@ -8,7 +8,7 @@ mod numeric;
 
 use std::fs;
 
-use common::{FAMILIES, folder};
+use common::{FAMILIES, folder, options};
 use damage::{damaged, damaged_tensors};
 use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Error, Text, Weights};
@@ -78,7 +78,7 @@ fn shapes_are_compared_before_memory_is_taken() {
 
     let mut hostile = architecture("llama3");
     hostile.intermediate = 1 << 60;
-    let loaded = CpuBackend::load(hostile, &weights, 4, 16, &mut |_| {});
+    let loaded = CpuBackend::load(hostile, &weights, &options(4, 16), &mut |_| {});
     let Err(Error::TensorShape { name, expected, .. }) = loaded else {
         panic!("{loaded:?}");
     };
@@ -114,7 +114,7 @@ fn tensors_that_would_be_ignored_are_refused() {
         config[field] = value;
         let architecture = Architecture::from_json(&config.to_string()).expect("sound");
         let weights = Weights::open(&folder(family)).expect("a fixture");
-        let loaded = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| {});
+        let loaded = CpuBackend::load(architecture, &weights, &options(4, 16), &mut |_| {});
         let Err(Error::UnusedTensor { name }) = loaded else {
             panic!("{family}: {loaded:?}");
         };
@@ -137,7 +137,8 @@ fn damaged_configurations_are_refused_or_read() {
             };
             read += 1;
             if seed.is_multiple_of(20) {
-                let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| {});
+                let backend =
+                    CpuBackend::load(architecture, &weights, &options(4, 16), &mut |_| {});
                 loaded += u32::from(backend.is_ok());
             }
         }
@@ -201,7 +202,8 @@ fn damaged_weights_are_refused_or_read() {
         match Weights::open(folder.path()) {
             Ok(weights) => {
                 opened += 1;
-                let _ = CpuBackend::load(architecture.clone(), &weights, 4, 16, &mut |_| {});
+                let _ =
+                    CpuBackend::load(architecture.clone(), &weights, &options(4, 16), &mut |_| {});
             }
             Err(_) => refused += 1,
         }

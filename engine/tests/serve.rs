@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PAGES, answers, engine, expected_text, folder};
+use common::{PAGES, answers, engine, expected_text, folder, options};
 use serde_json::{Value, json};
 use tandem_attn::plan::PlanOptions;
 use tandem_engine::{
-    Architecture, Backend, CpuBackend, Engine, Error, Generation, Limits, Message, StepTime, Text,
-    Weights, Work,
+    Architecture, Backend, CacheType, CpuBackend, Engine, Error, Generation, Limits, Message,
+    StepTime, Text, Weights, Work,
     serve::{ServeOptions, run},
 };
 
@@ -314,7 +314,7 @@ fn without_a_limit_an_answer_has_what_is_left() {
 fn a_request_has_no_more_tokens_than_the_caches_hold() {
     let architecture = Architecture::read(&folder("llama3")).unwrap();
     let weights = Weights::open(&folder("llama3")).unwrap();
-    let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| ()).unwrap();
+    let backend = CpuBackend::load(architecture, &weights, &options(4, 16), &mut |_| ()).unwrap();
     let mut engine = Engine::new(Box::new(backend), Limits::default()).unwrap();
     assert_eq!(engine.request_tokens(), 65);
     let mut asked = |new| engine.submit(Generation::greedy(vec![5; 60], new));
@@ -579,6 +579,10 @@ impl Backend for Failing {
         self.0.page_size()
     }
 
+    fn cache_type(&self) -> CacheType {
+        self.0.cache_type()
+    }
+
     fn step_tokens(&self) -> u32 {
         self.0.step_tokens()
     }
@@ -620,7 +624,8 @@ impl Backend for Failing {
 fn an_engine_that_fails_is_no_fault_of_requests() {
     let architecture = Architecture::read(&folder("llama3")).unwrap();
     let weights = Weights::open(&folder("llama3")).unwrap();
-    let backend = CpuBackend::load(architecture, &weights, PAGES, 16, &mut |_| ()).unwrap();
+    let backend =
+        CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
     let engine = Engine::new(Box::new(Failing(backend, 0)), Limits::default()).unwrap();
     let server = Server::with_engine(engine, "llama3", |_| ());
     let asked = json!({"prompt": "a", "max_tokens": 100, "stream": true});

@@ -1,14 +1,16 @@
 //! Computes on CPU threads, in f32 throughout: for small models, tests and trials.
 
+mod pools;
+
 use std::{collections::VecDeque, time::Instant};
 
 use tandem_attn::{
     Cpu,
-    kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::PlanOptions,
-    problem::{Dtype, KvLayout},
+    problem::Dtype,
     step::{RopeTable, cpu as step},
 };
+use tandem_schedule::CacheType;
 
 use super::{
     Backend, MOST_UNDER_WAY, Part, StepTime, Work,
@@ -16,8 +18,31 @@ use super::{
     layers::{Layer, Model, Store, stacked},
 };
 use crate::{Architecture, Error, Weights};
+use pools::{Pages, Pool};
 
-/// A model in main memory. Weights, keys and values are in f32.
+/// Capacity of a [`CpuBackend`]. Loading allocates all memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CpuOptions {
+    /// Capacity of the KV cache in tokens.
+    pub cache_tokens: u32,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// How keys and values are stored.
+    pub cache_type: CacheType,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            cache_tokens: 4096,
+            page_size: 16,
+            cache_type: CacheType::Auto,
+        }
+    }
+}
+
+/// A model in main memory. Weights are in f32; so are keys and values, unless [`CpuOptions::cache_type`] says otherwise.
 #[derive(Debug)]
 pub struct CpuBackend {
     architecture: Architecture,
@@ -25,10 +50,10 @@ pub struct CpuBackend {
     cpu: Cpu,
     /// One for each kind of attention.
     kinds: Vec<(Plans, RopeTable)>,
-    /// For each layer, the key pool and the value pool.
-    pools: Vec<[Vec<f32>; 2]>,
-    pages: u32,
-    page_size: u32,
+    /// One for each layer.
+    pools: Vec<Pool>,
+    pages: Pages,
+    cache_type: CacheType,
     logits: Vec<f32>,
     buffers: Buffers,
     watch: Watch,
@@ -95,36 +120,37 @@ struct Buffers {
 }
 
 impl CpuBackend {
-    /// Loads a model and allocates `pages` pages of `page_size` tokens in each layer. `progress` receives the number of
-    /// layers loaded so far.
+    /// Loads a model and allocates its caches. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
     /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported.
     pub fn load(
         architecture: Architecture,
         weights: &Weights,
-        pages: u32,
-        page_size: u32,
+        options: &CpuOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
+        let cache_type = options.cache_type;
         let model = Model::load(&architecture, weights, &mut Host(weights), progress)?;
         let cpu = Cpu::new();
         let kinds = architecture.kinds.iter().map(|kind| {
-            let spec = kind.spec.with_dtype(Dtype::F32);
+            let spec = cache_type.spec(kind.spec.with_dtype(Dtype::F32));
             let plans = Plans::new(spec, cpu.device(), PlanOptions::default());
             Ok((plans, kind.rope.table()?))
         });
         let kinds = kinds.collect::<Result<_, tandem_attn::Error>>()?;
-        let spec = architecture.spec();
-        let elements = pages as usize * (page_size * spec.kv_heads * spec.head_dim_qk) as usize;
-        let pool = || [vec![0.0; elements], vec![0.0; elements]];
+        let pages = Pages {
+            count: options.cache_tokens.div_ceil(options.page_size.max(1)),
+            size: options.page_size,
+        };
+        let pool = |_| Pool::new(cache_type, architecture.spec(), pages);
         Ok(Self {
             model,
             cpu,
             kinds,
-            pools: architecture.layers.iter().map(|_| pool()).collect(),
+            pools: architecture.layers.iter().map(pool).collect(),
             pages,
-            page_size,
+            cache_type,
             logits: Vec::new(),
             buffers: Buffers::default(),
             watch: Watch {
@@ -163,12 +189,8 @@ impl CpuBackend {
         let mut branch_waits = false;
         for (index, layer) in self.model.layers.iter().enumerate() {
             let (plans, rope) = &self.kinds[a.layers[index]];
-            let [k, v] = &mut self.pools[index];
-            let mut pool = KvViewMut::new(&plans.spec, KvLayout::Nhd, self.page_size, k, v);
-            for copy in work.copies {
-                pool.copy_page(&plans.spec, copy.from, copy.to)
-                    .map_err(tandem_attn::Error::from)?;
-            }
+            let pool = &mut self.pools[index];
+            pool.copy(&plans.spec, work.copies)?;
             b.norm(a, &layer.norm_attention, branch_waits)?;
             watch.mark(Part::Norms);
             fit(&mut b.qkv, tokens * a.qkv_width());
@@ -184,21 +206,10 @@ impl CpuBackend {
                     .map(|[q, k]| step::QkNorm { norm: a.norm, q, k }),
                 rope: Some((rope, &inputs.positions)),
             };
-            let scales = AppendScales::Given(KvScales::One);
-            step::qkv(
-                &plans.spec,
-                &qkv,
-                &inputs.slots,
-                &mut b.q,
-                &mut pool,
-                self.pages,
-                scales,
-            )?;
+            pool.append(&plans.spec, &qkv, &inputs.slots, &mut b.q)?;
             watch.mark(Part::Append);
             fit(&mut b.attention, tokens * a.q_width());
-            let view: KvView<'_, f32> = pool.view();
-            self.cpu
-                .run(plans.last(), &b.q, &[view], &mut b.attention, None)?;
+            pool.attend(&self.cpu, plans.last(), &b.q, &mut b.attention)?;
             watch.mark(Part::Attention);
             b.feed(a, layer, watch)?;
             branch_waits = true;
@@ -346,11 +357,15 @@ impl Backend for CpuBackend {
     }
 
     fn pages(&self) -> u32 {
-        self.pages
+        self.pages.count
     }
 
     fn page_size(&self) -> u32 {
-        self.page_size
+        self.pages.size
+    }
+
+    fn cache_type(&self) -> CacheType {
+        self.cache_type
     }
 
     fn step_tokens(&self) -> u32 {

@@ -10,7 +10,8 @@ use std::{
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use tandem_engine::{
-    Architecture, Backend, CpuBackend, Engine, Event, Generation, Limits, Message, Weights,
+    Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
+    Message, Weights,
 };
 
 pub const FAMILIES: [&str; 5] = ["llama3", "qwen2", "qwen3", "mistral", "gemma3"];
@@ -64,14 +65,26 @@ pub fn expected(family: &str) -> Expected {
     }
 }
 
+/// Options for this number of pages.
+pub fn options(pages: u32, page_size: u32) -> CpuOptions {
+    let mut options = CpuOptions::default();
+    (options.cache_tokens, options.page_size) = (pages * page_size, page_size);
+    options
+}
+
 pub fn on_cpu(family: &str) -> Box<dyn Backend> {
-    let architecture = Architecture::read(&folder(family)).expect("a fixture");
-    let weights = Weights::open(&folder(family)).expect("a fixture");
+    of_folder(&folder(family), CacheType::Auto)
+}
+
+/// The model of a folder with caches of a type.
+pub fn of_folder(folder: &Path, cache_type: CacheType) -> Box<dyn Backend> {
+    let architecture = Architecture::read(folder).expect("a fixture");
+    let weights = Weights::open(folder).expect("a fixture");
     let mut layers = 0;
     let count = architecture.layers.len();
-    let backend = CpuBackend::load(architecture, &weights, PAGES, PAGE_SIZE, &mut |done| {
-        layers = done
-    });
+    let mut options = options(PAGES, PAGE_SIZE);
+    options.cache_type = cache_type;
+    let backend = CpuBackend::load(architecture, &weights, &options, &mut |done| layers = done);
     assert_eq!(layers, count);
     Box::new(backend.expect("a fixture"))
 }
