@@ -1,13 +1,15 @@
 //! Times decode steps at a given cache length and prompt steps on a GPU. Weights are random: they take as long as real
 //! ones.
 //!
-//! `cargo run --release -p tandem-engine --features cuda --example steps -- FOLDER [REQUESTS] [KEYS]`, where `FOLDER` has
-//! the `config.json` of a model.
+//! `cargo run --release -p tandem-engine --features cuda --example steps -- FOLDER [REQUESTS] [KEYS] [CACHE]`, where
+//! `FOLDER` has the `config.json` of a model, and `CACHE` is the type of the KV caches: auto, e4m3 or e4m3-scaled.
 
 use std::{env, error::Error, path::Path, time::Instant};
 
 use tandem_attn::{Error as AttentionError, exec::gpu::Gpu, problem::Dtype};
-use tandem_engine::{Architecture, Engine, Generation, GpuBackend, GpuOptions, Limits, Weights};
+use tandem_engine::{
+    Architecture, CacheType, Engine, Generation, GpuBackend, GpuOptions, Limits, Weights,
+};
 
 /// Tokens of a step, and of the prompts that are timed.
 const CHUNK: u32 = 8192;
@@ -19,6 +21,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let folder = arguments.next().ok_or("name the folder of a config.json")?;
     let mut number = |usual: u32| arguments.next().map_or(Ok(usual), |text| text.parse());
     let (requests, keys) = (number(64)?, number(4096)?);
+    let name = arguments.next().unwrap_or_else(|| "auto".to_owned());
+    let mut known = CacheType::ALL.into_iter();
+    let cache_type = known.find(|known| known.name() == name);
+    let cache_type = cache_type.ok_or("the type of caches is auto, e4m3 or e4m3-scaled")?;
     let a = Architecture::read(Path::new(&folder))?;
     let gpu = match Gpu::new(0) {
         Ok(gpu) => gpu,
@@ -30,7 +36,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     };
     let table = (a.vocabulary * a.hidden) as f64;
     let in_layers = a.weights() as f64 - table * if a.tied { 1.0 } else { 2.0 };
-    let per_token = a.kv_bytes_per_token(Dtype::BF16) as f64;
+    let per_token = a.kv_bytes_per_token(cache_type, Dtype::BF16) as f64;
     let spec = a.spec();
     let pair = spec.flops_per_pair() as f64 * a.layers.len() as f64;
 
@@ -38,6 +44,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let mut options = GpuOptions::default();
     options.step_tokens = CHUNK;
     options.step_requests = requests;
+    options.cache_type = cache_type;
     options.cache_tokens = requests * (keys + 2 * STEPS + 32) + CHUNK;
     let backend = GpuBackend::load(gpu, a, &Weights::random(1), &options, &mut |_| ())?;
     let limits = Limits {

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use tandem_schedule::ScheduleError;
+use tandem_schedule::{CacheType, ScheduleError};
 
 /// Why a model cannot be loaded or a step cannot be computed.
 #[derive(Debug, thiserror::Error)]
@@ -138,6 +138,20 @@ pub enum Error {
     HostPages {
         /// Pages on the host.
         got: u32,
+    },
+    /// A type of KV caches for which the device has no kernels.
+    #[error(
+        "{device} cannot serve this model with caches of type {cache_type}: {reason}. Use caches of type auto; 8-bit caches \
+         need a Hopper GPU, heads of 64, 128 or 256 with up to 16 query heads for each KV head, and pages of a multiple of 8 \
+         tokens, or the CPU"
+    )]
+    CacheType {
+        /// The type.
+        cache_type: CacheType,
+        /// The device.
+        device: String,
+        /// What is missing.
+        reason: String,
     },
     /// A library that is opened at run time and cannot be found.
     #[error(

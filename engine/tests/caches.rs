@@ -2,17 +2,18 @@
 
 mod common;
 
-use std::{fs, ops::Range, path::Path};
+use std::{fs, path::Path};
 
-use common::{FAMILIES, PAGE_SIZE, PAGES, answers, expected, folder, nearness, of_folder};
+use common::{FAMILIES, PAGES, answers, expected, folder, nearness, of_folder};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use tandem_attn::{
     kv::PageCopy,
     plan::{PlanOptions, SplitMode},
-    problem::{Batch, PageTable},
 };
-use tandem_engine::{Backend, CacheType, Engine, Generation, Limits, Sampling, Work};
+use tandem_engine::{
+    Architecture, Backend, CacheType, Engine, Error, Generation, Limits, Sampling, StepTime, Work,
+};
 use tandem_schedule::StepInputs;
 
 const OF_8_BITS: [CacheType; 2] = [CacheType::E4m3, CacheType::E4m3Scaled];
@@ -199,47 +200,9 @@ fn pages_that_are_used_again_hold_the_same_bits() {
 /// A copied page has the numbers and the scales of the other.
 #[test]
 fn copied_pages_hold_the_same_bits() {
-    let prompt = expected("llama3").prompt;
-    let draw = Sampling::GREEDY.draw(0).unwrap();
     for cache_type in CacheType::ALL {
-        // A step of some tokens after others, on these pages.
-        let step =
-            |backend: &mut dyn Backend, tokens: Range<u32>, on: &[u32], copies: &[PageCopy]| {
-                let mut table = PageTable::new(PAGE_SIZE, PAGES);
-                let pages = &on[..tokens.end.div_ceil(PAGE_SIZE) as usize];
-                table.push(pages, tokens.end);
-                let slot = |at: u32| on[(at / PAGE_SIZE) as usize] * PAGE_SIZE + at % PAGE_SIZE;
-                let inputs = StepInputs {
-                    batch: Batch::new(vec![0, tokens.len() as u32], table),
-                    slots: tokens.clone().map(slot).collect(),
-                    positions: tokens.clone().collect(),
-                    tokens: prompt[tokens.start as usize..tokens.end as usize].to_vec(),
-                    ..StepInputs::default()
-                };
-                let work = Work {
-                    inputs: &inputs,
-                    copies,
-                    rows: &[tokens.len() as u32 - 1],
-                    draws: &[draw],
-                    drawn: &[],
-                };
-                backend.begin(&work).unwrap();
-                backend.finish(&mut Vec::new()).unwrap();
-                backend.logits().unwrap()
-            };
         let mut backend = of_folder(&folder("llama3"), cache_type);
-        step(&mut *backend, 0..24, &[0, 1], &[]);
-        let right = step(&mut *backend, 24..25, &[0, 1], &[]);
-        let copies = [(0, 9), (1, 4)].map(|(from, to)| PageCopy { from, to });
-        assert!(
-            right == step(&mut *backend, 24..25, &[9, 4], &copies),
-            "{cache_type}"
-        );
-        // Pages that were not written differ, so the test sees what is read.
-        assert!(
-            right != step(&mut *backend, 24..25, &[20, 21], &[]),
-            "{cache_type}"
-        );
+        common::copied_pages_hold_the_same_bits(&mut *backend);
         let outside = PageCopy { from: 0, to: PAGES };
         let work = Work {
             inputs: &StepInputs::default(),
@@ -248,10 +211,8 @@ fn copied_pages_hold_the_same_bits() {
             draws: &[],
             drawn: &[],
         };
-        assert!(
-            backend.begin(&work).is_err(),
-            "{cache_type}: there is no such page"
-        );
+        let refused = backend.begin(&work);
+        assert!(refused.is_err(), "{cache_type}: there is no such page");
     }
 }
 
@@ -268,4 +229,91 @@ fn answers_survive_preemption() {
             assert_eq!(answers(&mut engine, &[one]), [together], "{cache_type}");
         }
     }
+}
+
+/// A backend that converts few keys of prompt chunks at a time.
+struct Narrow(Box<dyn Backend>, u32);
+
+impl Backend for Narrow {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn architecture(&self) -> &Architecture {
+        self.0.architecture()
+    }
+
+    fn pages(&self) -> u32 {
+        self.0.pages()
+    }
+
+    fn page_size(&self) -> u32 {
+        self.0.page_size()
+    }
+
+    fn cache_type(&self) -> CacheType {
+        self.0.cache_type()
+    }
+
+    fn step_tokens(&self) -> u32 {
+        self.0.step_tokens()
+    }
+
+    fn step_requests(&self) -> u32 {
+        self.0.step_requests()
+    }
+
+    fn chunk_keys(&self) -> u32 {
+        self.1
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.0.is_asynchronous()
+    }
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        let batch = &work.inputs.batch;
+        let chunks = (0..batch.requests()).filter(|&request| batch.q_len(request) > 1);
+        let keys: Vec<u64> = chunks.map(|request| batch.kv_len(request)).collect();
+        assert!(
+            keys.len() <= 1 || keys.iter().sum::<u64>() <= self.1.into(),
+            "{keys:?}"
+        );
+        self.0.begin(work)
+    }
+
+    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+        self.0.finish(tokens)
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>, Error> {
+        self.0.logits()
+    }
+
+    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
+        self.0.plan_with(options)
+    }
+
+    fn take_apart(&mut self, on: bool) {
+        self.0.take_apart(on);
+    }
+}
+
+/// Kernels for 8-bit caches convert the keys of prompt chunks, common beginnings included, and have room for a number of
+/// them.
+#[test]
+fn a_step_has_no_more_keys_of_chunks_than_the_backend_converts() {
+    let prompt = expected("llama3").prompt;
+    let asked = [1, 2, 3, 4, 5, 6].map(|end| greedy(&[&prompt[..40], &[end, 7, 8]].concat(), 4));
+    let [few, any] = [100, u32::MAX].map(|keys| {
+        let backend = of_folder(&folder("llama3"), CacheType::E4m3);
+        let backend = Box::new(Narrow(backend, keys));
+        let mut engine = Engine::new(backend, Limits::default()).unwrap();
+        answers(&mut engine, &asked[..1]);
+        let before = engine.steps();
+        (answers(&mut engine, &asked), engine.steps() - before)
+    });
+    assert_eq!(few.0, any.0);
+    // Six requests of 43 keys: two in a step.
+    assert_eq!((few.1, any.1), (6, 4));
 }

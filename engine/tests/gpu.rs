@@ -2,14 +2,16 @@
 
 mod common;
 
-use common::{FAMILIES, answers, expected, expected_text, folder, nearness};
+use common::{FAMILIES, answers, expected, expected_text, folder, nearness, of_folder};
 use tandem_attn::{
     Error as AttentionError,
     exec::gpu::Gpu,
     plan::{PlanOptions, SplitMode},
+    problem::Spec,
 };
 use tandem_engine::{
-    Architecture, Backend, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling, Weights,
+    Architecture, Backend, CacheType, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling,
+    Weights,
 };
 
 /// The GPU; none if there is none, unless the environment requires one.
@@ -29,20 +31,32 @@ fn gpu() -> Option<Gpu> {
 }
 
 fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
-    planning(gpu, family, graphs, PlanOptions::default())
+    let backend = backend(gpu, family, CacheType::Auto, graphs);
+    Engine::new(backend, Limits::default()).expect("limits that allow something")
 }
 
-fn planning(gpu: Gpu, family: &str, graphs: bool, planned: PlanOptions) -> Engine {
+fn planning(mut backend: Box<dyn Backend>, planned: PlanOptions) -> Engine {
+    backend.plan_with(planned).expect("there are kernels");
+    Engine::new(backend, Limits::default()).expect("limits that allow something")
+}
+
+fn backend(gpu: Gpu, family: &str, cache_type: CacheType, graphs: bool) -> Box<dyn Backend> {
     let architecture = Architecture::read(&folder(family)).expect("a fixture");
     let weights = Weights::open(&folder(family)).expect("a fixture");
     let mut options = GpuOptions::default();
     options.cache_tokens = 1024;
     options.step_tokens = 64;
     options.graphs = graphs;
+    options.cache_type = cache_type;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
-    let mut backend = backend.expect("a fixture");
-    backend.plan_with(planned).expect("there are kernels");
-    Engine::new(Box::new(backend), Limits::default()).expect("limits that allow something")
+    Box::new(backend.expect("a fixture"))
+}
+
+/// The types of caches for which the GPU has kernels: 8 bits on Hopper.
+fn cache_types(gpu: &Gpu) -> Vec<CacheType> {
+    let spec = Spec::new(4, 2, 64);
+    let has = |of: &CacheType| gpu.supports(&of.spec(spec)).is_ok();
+    CacheType::ALL.into_iter().filter(has).collect()
 }
 
 #[test]
@@ -84,6 +98,65 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
     }
 }
 
+/// Rounding to 8 bits and rounding to bf16 add up. The bounds are twice the sum of both distances, which were measured
+/// apart: 8 bits on the CPU in f32, and bf16 by `transformers`.
+#[test]
+fn caches_of_8_bits_are_as_near_as_on_the_cpu() {
+    for family in FAMILIES {
+        let Some(there) = gpu() else { return };
+        let (right, theirs) = (expected(family), expected_text(family).bf16);
+        for cache_type in cache_types(&there) {
+            if !cache_type.is_8_bit() {
+                continue;
+            }
+            let on_cpu = of_folder(&folder(family), cache_type);
+            let mut on_cpu = Engine::new(on_cpu, Limits::default()).unwrap();
+            let vocabulary = on_cpu.architecture().vocabulary;
+            let rounded = on_cpu.logits(&right.prompt, 48).unwrap();
+            let least = nearness(&rounded, &right.logits, vocabulary);
+            let Some(gpu) = gpu() else { return };
+            let on_gpu = backend(gpu, family, cache_type, true);
+            let mut on_gpu = Engine::new(on_gpu, Limits::default()).unwrap();
+            for chunk in [48, 13, 1] {
+                let got = on_gpu.logits(&right.prompt, chunk).unwrap();
+                let near = nearness(&got, &right.logits, vocabulary);
+                let to_cpu = nearness(&got, &rounded, vocabulary);
+                println!(
+                    "{family}, {cache_type}, chunks of {chunk}: cosine {:.6} at least {:.6}; on the CPU {:.6}, {:.6}; to the \
+                     CPU {:.6}, {:.6}",
+                    near.mean_cosine,
+                    near.least_cosine,
+                    least.mean_cosine,
+                    least.least_cosine,
+                    to_cpu.mean_cosine,
+                    to_cpu.least_cosine
+                );
+                let allowed = (1.0 - least.mean_cosine) + (1.0 - theirs.mean_cosine);
+                assert!(
+                    1.0 - near.mean_cosine < 2.0 * allowed
+                        && 1.0 - to_cpu.mean_cosine < 2.0 * allowed,
+                    "{family}, {cache_type}: {}, {}",
+                    near.mean_cosine,
+                    to_cpu.mean_cosine
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn copied_pages_hold_the_same_bits() {
+    let Some(there) = gpu() else { return };
+    for (cache_type, graphs) in cache_types(&there)
+        .into_iter()
+        .flat_map(|of| [(of, false), (of, true)])
+    {
+        let Some(gpu) = gpu() else { return };
+        let mut backend = backend(gpu, "llama3", cache_type, graphs);
+        common::copied_pages_hold_the_same_bits(&mut *backend);
+    }
+}
+
 #[test]
 fn graphs_write_what_launches_write() {
     for family in FAMILIES {
@@ -105,15 +178,19 @@ fn graphs_write_what_launches_write() {
             .collect();
         // Decodes with fixed splits use other kernels.
         let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
-        for planned in [PlanOptions::default(), fixed] {
+        let Some(there) = gpu() else { return };
+        for (planned, cache_type) in [PlanOptions::default(), fixed]
+            .into_iter()
+            .flat_map(|planned| cache_types(&there).into_iter().map(move |of| (planned, of)))
+        {
             let [launched, replayed] = [false, true].map(|graphs| {
-                let mut engine = planning(gpu()?, family, graphs, planned);
+                let mut engine = planning(backend(gpu()?, family, cache_type, graphs), planned);
                 Some(answers(&mut engine, &generations))
             });
             for (answer, generation) in replayed.iter().flatten().zip(&generations) {
                 assert_eq!(answer.len(), generation.max_new_tokens as usize);
             }
-            assert_eq!(launched, replayed, "{family}");
+            assert_eq!(launched, replayed, "{family}, {cache_type}");
         }
     }
 }

@@ -6,22 +6,22 @@
 
 mod blas;
 mod buffers;
+mod pools;
 mod slots;
 mod store;
 
 use std::collections::BTreeMap;
 
-use cudarc::driver::result::memcpy_dtod_async;
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{
         AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
         KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
-    kv::PageCopy,
     plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
-    problem::{Batch, KvLayout, Spec},
+    problem::{Batch, Spec},
 };
+use tandem_schedule::CacheType;
 
 use super::{
     Backend, Part, StepTime, Work,
@@ -31,6 +31,7 @@ use super::{
 use crate::{Architecture, Error, Weights};
 use blas::{Blas, Shape};
 use buffers::{Buffers, cuda};
+use pools::Pools;
 use slots::{Slot, Slots};
 use store::OnDevice;
 
@@ -42,6 +43,10 @@ pub struct GpuOptions {
     pub cache_tokens: u32,
     /// Tokens in a page.
     pub page_size: u32,
+    /// How keys and values are stored. 8-bit caches need a Hopper GPU, heads of 64, 128 or 256, and pages of a multiple of
+    /// 8 tokens. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
+    /// 128) for each kind of attention.
+    pub cache_type: CacheType,
     /// Maximum number of tokens of a step.
     pub step_tokens: u32,
     /// Maximum number of requests of a step.
@@ -55,6 +60,7 @@ impl Default for GpuOptions {
         Self {
             cache_tokens: 65_536,
             page_size: 16,
+            cache_type: CacheType::Auto,
             step_tokens: 1024,
             step_requests: 64,
             graphs: true,
@@ -68,7 +74,7 @@ pub struct GpuBackend {
     graphs: BTreeMap<usize, Captured>,
     kinds: Vec<Kind>,
     model: Model<DeviceBuffer<bf16>>,
-    pools: Vec<[DeviceBuffer<bf16>; 2]>,
+    pools: Pools,
     buffers: Buffers,
     slots: Slots,
     blas: Blas,
@@ -76,7 +82,6 @@ pub struct GpuBackend {
     gpu: Gpu,
     architecture: Architecture,
     options: GpuOptions,
-    pages: u32,
     /// Rows of the last step.
     rows: usize,
     /// Whether the parts of steps are timed.
@@ -102,7 +107,7 @@ impl GpuBackend {
     ///
     /// # Errors
     /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
-    /// or too little memory.
+    /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches.
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -112,32 +117,20 @@ impl GpuBackend {
     ) -> Result<Self, Error> {
         let (a, options) = (&architecture, *options);
         for kind in &a.kinds {
-            gpu.supports(&kind.spec)?;
+            pools::check(
+                &gpu.device(),
+                &kind.spec,
+                options.cache_type,
+                options.page_size,
+            )?;
         }
         let blas = Blas::new(&gpu)?;
-        let pages = options.cache_tokens.div_ceil(options.page_size);
-        let spec = a.spec();
-        let elements =
-            pages as usize * (options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
-        let pool = || {
-            Ok([
-                DeviceBuffer::zeroed(&gpu, elements)?,
-                DeviceBuffer::zeroed(&gpu, elements)?,
-            ])
-        };
-        let pools = a
-            .layers
-            .iter()
-            .map(|_| pool())
-            .collect::<Result<Vec<[DeviceBuffer<bf16>; 2]>, tandem_attn::Error>>()?;
+        let mut pools = Pools::new(&gpu, a, &options)?;
         let kinds = kinds(&gpu, a, &options, PlanOptions::default())?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         if weights.are_random() {
-            // Measurements start without prompts, so the caches get numbers between −1 and 1.
-            for pool in pools.iter().flatten() {
-                store.fill(pool, 3)?;
-            }
+            pools.fill(&gpu, weights, &mut store)?;
         }
         let buffers = Buffers::new(&gpu, a, &options)?;
         gpu.make_current()?;
@@ -154,7 +147,6 @@ impl GpuBackend {
             stream: gpu.stream()?,
             gpu,
             options,
-            pages,
             rows: 0,
             apart: false,
             architecture,
@@ -186,28 +178,6 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Copies the keys and values of pages in all layers.
-    fn copy_pages(&self, copies: &[PageCopy]) -> Result<(), Error> {
-        let spec = self.architecture.spec();
-        let bytes = 2 * (self.options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
-        for copy in copies {
-            for pool in self.pools.iter().flatten() {
-                let at = |page: u32| pool.address() + u64::from(page) * bytes as u64;
-                // SAFETY: the composer only names pages of the pool.
-                unsafe {
-                    memcpy_dtod_async(
-                        at(copy.to),
-                        at(copy.from),
-                        bytes,
-                        self.stream.as_raw().cast(),
-                    )
-                }
-                .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
-            }
-        }
-        Ok(())
-    }
-
     fn run(&mut self, work: &Work<'_>) -> Result<(), Error> {
         let (tokens, rows) = (work.inputs.tokens.len(), work.rows.len());
         let stream = *self.stream;
@@ -221,7 +191,7 @@ impl GpuBackend {
             self.buffers
                 .upload(work, bucket.unwrap_or(0), staged, stream)?;
         }
-        self.copy_pages(work.copies)?;
+        self.pools.copy(work.copies, stream)?;
         if let Some(bucket) = bucket
             && let Some(Captured::Warm) = self.graphs.get(&bucket)
         {
@@ -286,8 +256,6 @@ impl GpuBackend {
             gpu,
             slots,
             architecture: a,
-            options,
-            pages,
             ..
         } = self;
         let hidden = [tokens, a.hidden];
@@ -319,17 +287,9 @@ impl GpuBackend {
                 true => &mut kind.replayed,
                 false => &mut kind.launched,
             };
-            let [k, v] = &pools[index];
-            let pool = KvPool::new(
-                &plans.spec,
-                KvLayout::Nhd,
-                options.page_size,
-                *pages,
-                k.address(),
-                v.address(),
-            );
+            let cache = (pools.layer(index), pools.append_scales());
             step.norm(&layer.norm_attention, index > 0)?;
-            step.attention(layer, &plans.spec, &kind.rope, workspace, pool)?;
+            step.attention(layer, &plans.spec, &kind.rope, workspace, cache)?;
             step.feed(layer)?;
         }
         step.norm(&model.norm, !model.layers.is_empty())?;
@@ -398,7 +358,7 @@ impl Step<'_> {
         spec: &Spec,
         rope: &DeviceRope,
         workspace: &mut Workspace,
-        pool: KvPool,
+        (pool, scales): (KvPool, AppendScales),
     ) -> Result<(), Error> {
         let (a, b, tokens) = (self.a, self.b, self.tokens);
         self.mark(Part::Norms)?;
@@ -422,7 +382,6 @@ impl Step<'_> {
             }),
             rope: Some((rope, b.positions(tokens))),
         };
-        let scales = AppendScales::Given;
         let out = b.attention.tensor([tokens, heads, dim]);
         // SAFETY: see above; the plan comes from the planner.
         unsafe {
@@ -516,13 +475,20 @@ fn kinds(
     planning: PlanOptions,
 ) -> Result<Vec<Kind>, Error> {
     let kinds = a.kinds.iter().map(|kind| {
+        let spec = options.cache_type.spec(kind.spec);
         Ok(Kind {
             rope: gpu.rope(&kind.rope.table().map_err(tandem_attn::Error::from)?)?,
-            launched: plans(gpu, kind.spec, a, options, planning, false)?,
-            replayed: plans(gpu, kind.spec, a, options, planning, true)?,
+            launched: plans(gpu, spec, a, options, planning, false)?,
+            replayed: plans(gpu, spec, a, options, planning, true)?,
         })
     });
     kinds.collect()
+}
+
+/// The largest steps of decodes.
+fn limits(a: &Architecture, options: &GpuOptions) -> BatchLimits {
+    let longest = options.cache_tokens.min(a.positions);
+    BatchLimits::decodes(options.step_requests, longest, options.page_size)
 }
 
 /// Plans of one kind of attention, and their workspace.
@@ -535,8 +501,7 @@ fn plans(
     replayed: bool,
 ) -> Result<(Plans, Workspace), tandem_attn::Error> {
     let device = gpu.device();
-    let longest = options.cache_tokens.min(a.positions);
-    let mut limits = BatchLimits::decodes(options.step_requests, longest, options.page_size);
+    let mut limits = limits(a, options);
     let mut of_workspace = WorkspaceOptions::default();
     // A graph would run the launches for prefixes next to other keys in every step, needed or not, so it has none.
     let planning = match replayed {
@@ -544,7 +509,11 @@ fn plans(
         false => planning,
     };
     match replayed {
-        true => of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?),
+        true => {
+            // Decodes convert no keys.
+            limits = limits.with_prefill_keys(0);
+            of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?);
+        }
         false => limits = limits.with_query_tokens(options.step_tokens),
     }
     let planning = planning.with_bound(None);
@@ -566,11 +535,15 @@ impl Backend for GpuBackend {
     }
 
     fn pages(&self) -> u32 {
-        self.pages
+        self.pools.pages()
     }
 
     fn page_size(&self) -> u32 {
         self.options.page_size
+    }
+
+    fn cache_type(&self) -> CacheType {
+        self.options.cache_type
     }
 
     fn step_tokens(&self) -> u32 {
@@ -579,6 +552,13 @@ impl Backend for GpuBackend {
 
     fn step_requests(&self) -> u32 {
         self.options.step_requests
+    }
+
+    fn chunk_keys(&self) -> u32 {
+        match self.options.cache_type.is_8_bit() {
+            true => limits(&self.architecture, &self.options).prefill_keys,
+            false => u32::MAX,
+        }
     }
 
     fn is_asynchronous(&self) -> bool {

@@ -4,15 +4,21 @@
 
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use tandem_attn::{
+    kv::PageCopy,
+    problem::{Batch, PageTable},
+};
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
-    Message, Weights,
+    Message, Sampling, Weights, Work,
 };
+use tandem_schedule::StepInputs;
 
 pub const FAMILIES: [&str; 5] = ["llama3", "qwen2", "qwen3", "mistral", "gemma3"];
 pub const PAGES: u32 = 64;
@@ -151,4 +157,48 @@ pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>>
         step.expect("a step");
     }
     answers
+}
+
+/// The logits of the last token of a step: tokens of a request on these pages, after those before them.
+fn step(
+    backend: &mut dyn Backend,
+    prompt: &[u32],
+    tokens: Range<u32>,
+    on: &[u32],
+    copies: &[PageCopy],
+) -> Vec<f32> {
+    let mut table = PageTable::new(PAGE_SIZE, backend.pages());
+    let pages = &on[..tokens.end.div_ceil(PAGE_SIZE) as usize];
+    table.push(pages, tokens.end);
+    let slot = |at: u32| on[(at / PAGE_SIZE) as usize] * PAGE_SIZE + at % PAGE_SIZE;
+    let inputs = StepInputs {
+        batch: Batch::new(vec![0, tokens.len() as u32], table),
+        slots: tokens.clone().map(slot).collect(),
+        positions: tokens.clone().collect(),
+        tokens: prompt[tokens.start as usize..tokens.end as usize].to_vec(),
+        ..StepInputs::default()
+    };
+    let work = Work {
+        inputs: &inputs,
+        copies,
+        rows: &[tokens.len() as u32 - 1],
+        draws: &[Sampling::GREEDY.draw(0).expect("greedy")],
+        drawn: &[],
+    };
+    backend.begin(&work).expect("a step");
+    backend.finish(&mut Vec::new()).expect("a step");
+    backend.logits().expect("a step")
+}
+
+/// A token sees the same keys and values on copied pages, one of them half full.
+pub fn copied_pages_hold_the_same_bits(backend: &mut dyn Backend) {
+    let (prompt, of) = (expected("llama3").prompt, backend.cache_type());
+    step(backend, &prompt, 0..24, &[0, 1], &[]);
+    let mut decode = |on: &[u32], copies: &[PageCopy]| step(backend, &prompt, 24..25, on, copies);
+    let right = decode(&[0, 1], &[]);
+    let copies = [(0, 9), (1, 4)].map(|(from, to)| PageCopy { from, to });
+    assert!(right == decode(&[9, 4], &copies), "{of}");
+    assert!(right == decode(&[9, 4], &[]), "{of}");
+    // On pages that were not written it sees other keys.
+    assert!(right != decode(&[20, 21], &[]), "{of}");
 }

@@ -47,25 +47,34 @@ impl<'a> OnDevice<'a> {
             }
         };
         self.at = (self.at + STRIDE) % (noise.len() & !0x7f);
-        let (mut from, mut to) = (self.at, 0);
-        while to < buffer.len() {
-            let elements = (noise.len() - from).min(buffer.len() - to);
-            let address = |of: &DeviceBuffer<bf16>, at: usize| of.address() + 2 * at as u64;
-            // SAFETY: both ranges lie in their buffers, and the default stream is waited for before the next matrix is
-            // made.
-            unsafe {
-                memcpy_dtod_async(
-                    address(buffer, to),
-                    address(noise, from),
-                    2 * elements,
-                    Stream::DEFAULT.as_raw().cast(),
-                )
-            }
-            .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
-            (from, to) = (0, to + elements);
-        }
-        Ok(())
+        repeat(noise, self.at, buffer)
     }
+}
+
+/// Fills a buffer with numbers of another one, from index `from` on, and again from its beginning.
+pub(super) fn repeat<T>(
+    numbers: &DeviceBuffer<T>,
+    mut from: usize,
+    buffer: &DeviceBuffer<T>,
+) -> Result<(), Error> {
+    let mut to = 0;
+    while to < buffer.len() {
+        let elements = (numbers.len() - from).min(buffer.len() - to);
+        let bytes = |elements: usize| elements * size_of::<T>();
+        let address = |of: &DeviceBuffer<T>, at: usize| of.address() + bytes(at) as u64;
+        // SAFETY: both ranges lie in their buffers, and the default stream is waited for before the next matrix is made.
+        unsafe {
+            memcpy_dtod_async(
+                address(buffer, to),
+                address(numbers, from),
+                bytes(elements),
+                Stream::DEFAULT.as_raw().cast(),
+            )
+        }
+        .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
+        (from, to) = (0, to + elements);
+    }
+    Ok(())
 }
 
 impl Store for OnDevice<'_> {

@@ -1,0 +1,306 @@
+//! The page pools of a GPU: BF16, or E4M3 with or without a scale for each token and KV head.
+
+use cudarc::driver::result::memcpy_dtod_async;
+use half::bf16;
+use tandem_attn::{
+    exec::gpu::{AppendScales, DeviceBuffer, DevicePtr, Gpu, KvPool, KvScales, LaunchSet, Stream},
+    kv::PageCopy,
+    plan::{DeviceDescription, PlanOptions, pod::PodMode},
+    problem::{KvLayout, Spec},
+    tensor::{Element, F8E4M3},
+};
+use tandem_schedule::CacheType;
+
+use super::{
+    GpuOptions,
+    buffers::cuda,
+    store::{OnDevice, repeat},
+};
+use crate::{Architecture, Error, Weights};
+
+/// Random numbers of 8 bits from which pools are filled.
+const NOISE: usize = 1 << 24;
+
+/// The keys and values of all layers.
+pub(super) struct Pools {
+    layers: Vec<[Side; 2]>,
+    /// Heads, with the type of the pools.
+    spec: Spec,
+    cache_type: CacheType,
+    page_size: u32,
+    pages: u32,
+}
+
+/// The keys or the values of a layer.
+struct Side {
+    numbers: Numbers,
+    /// `[pages, page_size, kv_heads]`.
+    scales: Option<DeviceBuffer<f32>>,
+}
+
+/// `[pages, page_size, kv_heads, head_dim]`.
+enum Numbers {
+    Bf16(DeviceBuffer<bf16>),
+    E4m3(DeviceBuffer<F8E4M3>),
+}
+
+impl Numbers {
+    const fn address(&self) -> DevicePtr {
+        match self {
+            Self::Bf16(numbers) => numbers.address(),
+            Self::E4m3(numbers) => numbers.address(),
+        }
+    }
+}
+
+impl Pools {
+    /// Allocates pools for all layers of a model.
+    pub(super) fn new(gpu: &Gpu, a: &Architecture, options: &GpuOptions) -> Result<Self, Error> {
+        let (cache_type, page_size) = (options.cache_type, options.page_size);
+        let spec = cache_type.spec(*a.spec());
+        let pages = options.cache_tokens.div_ceil(page_size);
+        let rows = pages as usize * (page_size * spec.kv_heads) as usize;
+        let elements = rows * spec.head_dim_qk as usize;
+        let side = || -> Result<Side, tandem_attn::Error> {
+            Ok(Side {
+                numbers: match cache_type.is_8_bit() {
+                    false => Numbers::Bf16(DeviceBuffer::zeroed(gpu, elements)?),
+                    true => Numbers::E4m3(DeviceBuffer::zeroed(gpu, elements)?),
+                },
+                scales: match cache_type.is_scaled() {
+                    false => None,
+                    true => Some(DeviceBuffer::zeroed(gpu, rows)?),
+                },
+            })
+        };
+        let layers = a.layers.iter().map(|_| Ok([side()?, side()?]));
+        Ok(Self {
+            layers: layers.collect::<Result<_, tandem_attn::Error>>()?,
+            spec,
+            cache_type,
+            page_size,
+            pages,
+        })
+    }
+
+    pub(super) const fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// The pool of a layer, as calls take it.
+    pub(super) fn layer(&self, index: usize) -> KvPool {
+        let [k, v] = &self.layers[index];
+        let [of_k, of_v] = [k, v].map(|side| side.numbers.address());
+        let (layout, page_size) = (KvLayout::Nhd, self.page_size);
+        let pool = KvPool::new(&self.spec, layout, page_size, self.pages, of_k, of_v);
+        let shape = [self.pages, page_size, self.spec.kv_heads].map(|extent| extent as usize);
+        match (&k.scales, &v.scales) {
+            (Some(k), Some(v)) => pool.with_scales(KvScales::Token {
+                k: k.tensor(shape),
+                v: v.tensor(shape),
+            }),
+            _ => pool,
+        }
+    }
+
+    /// Where the scales of appended keys and values come from.
+    pub(super) const fn append_scales(&self) -> AppendScales {
+        match self.cache_type.is_scaled() {
+            true => AppendScales::Computed,
+            false => AppendScales::Given,
+        }
+    }
+
+    /// Copies pages in all layers, with their scales.
+    pub(super) fn copy(&self, copies: &[PageCopy], stream: Stream) -> Result<(), Error> {
+        let rows = u64::from(self.page_size * self.spec.kv_heads);
+        let row_bytes = u64::from(self.spec.head_dim_qk * self.spec.kv_dtype.bytes());
+        for copy in copies {
+            for side in self.layers.iter().flatten() {
+                let numbers = (side.numbers.address(), rows * row_bytes);
+                let scales = side.scales.as_ref();
+                let scales = scales.map(|scales| (scales.address(), rows * 4));
+                for (address, bytes) in [numbers].into_iter().chain(scales) {
+                    let at = |page: u32| address + u64::from(page) * bytes;
+                    // SAFETY: the composer only names pages of the pool.
+                    unsafe {
+                        memcpy_dtod_async(
+                            at(copy.to),
+                            at(copy.from),
+                            bytes as usize,
+                            stream.as_raw().cast(),
+                        )
+                    }
+                    .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the pools for measurements, which start without prompts: with numbers between −1 and 1.
+    pub(super) fn fill(
+        &mut self,
+        gpu: &Gpu,
+        weights: &Weights,
+        store: &mut OnDevice<'_>,
+    ) -> Result<(), Error> {
+        let sides = || self.layers.iter().flatten();
+        let (mut noise, mut at) = (None, 0);
+        for side in sides() {
+            match &side.numbers {
+                Numbers::Bf16(numbers) => store.fill(numbers, 3)?,
+                Numbers::E4m3(numbers) => {
+                    let noise = match &mut noise {
+                        Some(noise) => noise,
+                        none => none.insert(self.noise(gpu, weights)?),
+                    };
+                    repeat(noise, at, numbers)?;
+                    at = (at + 0x12_3400) % noise.len();
+                }
+            }
+        }
+        let rows = sides().find_map(|side| side.scales.as_ref().map(DeviceBuffer::len));
+        let scales = vec![1.0 / LARGEST; rows.unwrap_or(0)];
+        for side in self.layers.iter_mut().flatten() {
+            if let Some(of_side) = &mut side.scales {
+                of_side.write(0, &scales)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Random numbers between −1 and 1, or as large as the type allows if scales divide them by that.
+    fn noise(&self, gpu: &Gpu, weights: &Weights) -> Result<DeviceBuffer<F8E4M3>, Error> {
+        let factor = if self.cache_type.is_scaled() {
+            LARGEST
+        } else {
+            1.0
+        };
+        let numbers: Vec<f32> = weights.get("noise", &[NOISE / 3, 3])?;
+        let numbers = numbers.iter().map(|x| F8E4M3::from_f32(x * factor));
+        let numbers: Vec<F8E4M3> = numbers.collect();
+        Ok(DeviceBuffer::from_slice(gpu, &numbers)?)
+    }
+}
+
+/// The largest number of E4M3.
+const LARGEST: f32 = 448.0;
+
+/// Checks that a GPU has kernels for the heads of a model and for caches of a type.
+pub(super) fn check(
+    device: &DeviceDescription,
+    spec: &Spec,
+    cache_type: CacheType,
+    page_size: u32,
+) -> Result<(), Error> {
+    device.supports(spec)?;
+    if !cache_type.is_8_bit() {
+        return Ok(());
+    }
+    let refused = |reason: String| {
+        Err(Error::CacheType {
+            cache_type,
+            device: device.name.clone(),
+            reason,
+        })
+    };
+    let spec = cache_type.spec(*spec);
+    if !page_size.is_multiple_of(8) {
+        return refused(format!(
+            "pages have {page_size} tokens, and 8-bit kernels read 8 at a time"
+        ));
+    }
+    if let Err(error) = device.supports(&spec) {
+        return refused(error.to_string());
+    }
+    // The planner does not know the scales of a pool: at the launch, kernels for scales of each token take the place of
+    // those of the plan.
+    let planning = PlanOptions::default().with_pod(PodMode::Serial);
+    let kernels = LaunchSet::decodes_with(device, &spec, &planning)?;
+    let without = kernels.keys().iter().map(|key| key.kernel);
+    match without.clone().find(|kernel| kernel.by_token().is_none()) {
+        Some(kernel) if cache_type.is_scaled() => refused(format!(
+            "there is no kernel that does the same as {kernel} with scales of each token"
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_attn::plan::SplitMode;
+
+    use super::*;
+
+    fn on(device: &str, spec: &Spec, page_size: u32) -> [Result<(), Error>; 3] {
+        let device = DeviceDescription::named(device).unwrap();
+        CacheType::ALL.map(|cache_type| check(&device, spec, cache_type, page_size))
+    }
+
+    /// Heads of Llama 3, Qwen 2.5 and 3, Mistral and Gemma 3, with and without windows.
+    #[test]
+    fn the_families_have_kernels_on_hopper() {
+        for (q_heads, kv_heads, dim) in [
+            (32, 8, 128),
+            (32, 8, 64),
+            (64, 8, 128),
+            (28, 4, 128),
+            (14, 2, 64),
+            (16, 8, 128),
+            (8, 4, 256),
+            (4, 1, 256),
+            (16, 1, 128),
+        ] {
+            let spec = Spec::new(q_heads, kv_heads, dim);
+            for spec in [spec, spec.with_window_left(1023)] {
+                for checked in on("h200", &spec, 16)
+                    .into_iter()
+                    .chain(on("h100", &spec, 8))
+                {
+                    checked.unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+                }
+                // Also with the kernels of fixed splits.
+                let device = DeviceDescription::named("h200").unwrap();
+                let fixed = PlanOptions::default()
+                    .with_pod(PodMode::Serial)
+                    .with_split(SplitMode::Fixed { tokens: 256 });
+                let spec = CacheType::E4m3Scaled.spec(spec);
+                let set = LaunchSet::decodes_with(&device, &spec, &fixed).unwrap();
+                assert!(set.keys().iter().all(|key| key.kernel.by_token().is_some()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_kernels_is_refused_with_what_there_is() {
+        let llama = Spec::new(32, 8, 128);
+        for (device, spec, page_size, named) in [
+            ("a100", llama, 16, "F8E4M3"),
+            ("h200", llama, 4, "4 tokens"),
+            ("h200", Spec::new(32, 8, 80), 16, "80"),
+            ("h200", Spec::new(32, 8, 512), 16, "512"),
+            ("h200", Spec::new(32, 1, 128), 16, "32"),
+        ] {
+            let [auto, plain, scaled] = on(device, &spec, page_size);
+            auto.unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+            for (refused, of) in [(plain, CacheType::E4m3), (scaled, CacheType::E4m3Scaled)] {
+                let error = refused.expect_err("no kernels");
+                assert!(
+                    matches!(error, Error::CacheType { cache_type, .. } if cache_type == of),
+                    "{error:?}"
+                );
+                let text = error.to_string();
+                for part in [named, device, of.name(), "auto", "Hopper"] {
+                    assert!(text.contains(part), "{part} is not in: {text}");
+                }
+            }
+        }
+        // Kernels with scales of each token have no soft cap.
+        let mut capped = llama;
+        capped.variant.soft_cap = Some(30.0);
+        let [auto, plain, scaled] = on("h200", &capped, 16);
+        assert!(auto.is_ok() && plain.is_ok());
+        assert!(matches!(scaled, Err(Error::CacheType { .. })), "{scaled:?}");
+    }
+}
