@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand, builder::styling};
 pub mod attend;
 pub mod backend;
 pub mod bench;
+pub mod cache_type;
 pub mod check;
 pub mod chunk_size;
 pub mod compare;

@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_schedule::{
     Limits,
+    attention::Overlap,
     chunk::{ChunkSize, Expected},
     cost::CostModel,
     metrics::Report,
@@ -30,7 +31,7 @@ pub use machine::Machine;
 pub(crate) use machine::{at_least_1, page_tokens, positive, read_trace};
 use machine::{at_most, not_negative};
 #[cfg(feature = "engine")]
-pub(crate) use machine::{described, is_file};
+pub(crate) use machine::{correction, described, is_file};
 use policies::parts;
 use table::{file, heading, table};
 
@@ -196,8 +197,11 @@ impl Args {
     }
 
     fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {
-        let (policy_name, overlap) = parts(name)?;
-        let cost = cost.clone().with_overlap(overlap);
+        let (policy_name, pod) = parts(name)?;
+        let cost = cost.clone().with_overlap(match pod {
+            true => Overlap::pod(cost.cache_type()),
+            false => Overlap::Serial,
+        });
         let (prompt, generated) = trace.mean_lengths();
         let expected = Expected {
             prompt: prompt as u32,
@@ -316,6 +320,17 @@ mod tests {
         assert!(reason("--model gpt-5").contains("gpt-5"));
         assert!(reason("--device h800").contains("h800"));
         assert!(reason("--policy fifo").contains("fifo"));
+        let said = reason("--device a100 --cache-type e4m3");
+        assert!(said.contains("a100") && said.contains("auto"), "{said}");
+        let measured = directory.path().join("c.json");
+        std::fs::write(&measured, "{\"cache_type\": \"e4m3\"}").unwrap();
+        let said = reason(&format!("--correction {}", measured.display()));
+        assert!(
+            said.contains("c.json: ")
+                && said.contains("of type e4m3")
+                && said.contains("--cache-type"),
+            "{said}"
+        );
         let flags = |line: &str| {
             let words = format!("tandem {line}");
             Cli::try_parse_from(words.split_whitespace())

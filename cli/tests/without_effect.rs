@@ -41,6 +41,7 @@ fn flags_of_serving_need_it() {
         "--batch 2",
         "--cache 640",
         "--page-size 8",
+        "--cache-type e4m3",
         "--wait",
         "--correction c.json",
         "--calibration c.json",

@@ -373,7 +373,7 @@ impl Calibration {
     #[must_use]
     pub fn predicted_s(&self, cost: &CostModel, step: &MeasuredStep) -> f64 {
         let overlap = match step.pod {
-            true => Overlap::POD,
+            true => Overlap::pod(cost.cache_type()),
             false => Overlap::Serial,
         };
         let cost = cost

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::{
     Failure,
     backend::Choice,
+    cache_type,
     output::Force,
     serve_sim::{at_least_1, page_tokens, positive},
 };
@@ -94,6 +95,15 @@ pub struct Args {
     /// Capacity of the KV cache in tokens [default: what the hardware has left next to the weights; 65536 on the CPU]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
+    /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU
+    #[arg(
+        long,
+        visible_alias = "kv-cache-dtype",
+        value_enum,
+        default_value = "auto",
+        requires = "serve"
+    )]
+    pub cache_type: cache_type::Choice,
     /// Tokens in a page
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens, requires = "serve")]
     pub page_size: u32,

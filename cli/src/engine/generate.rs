@@ -6,7 +6,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
 
 use super::{ModelArgs, SamplingArgs};
-use crate::{Failure, input, output::print_styled, serve_sim::at_least_1, table::visible};
+use crate::{
+    Failure, cache_type::mention, input, output::print_styled, serve_sim::at_least_1,
+    table::visible,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -85,7 +88,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     eprintln!(
         "{}",
         summary(
-            &engine.device(),
+            &(engine.device() + &mention(engine.cache_type())),
             count,
             tokens,
             first,

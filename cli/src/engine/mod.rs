@@ -10,10 +10,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[cfg(feature = "cuda")]
 use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::problem::Dtype;
-use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
+use tandem_engine::{
+    Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
+    Weights,
+};
 use tandem_schedule::ScheduleError;
 
-use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1, table::visible};
+use crate::{Failure, backend::Choice, cache_type, memory, serve_sim::at_least_1, table::visible};
 
 /// Tokens in a page of the KV cache.
 const PAGE_SIZE: u32 = 16;
@@ -29,6 +32,14 @@ pub struct ModelArgs {
     /// Capacity of the KV cache in tokens, for all requests together [default: 4096, on a GPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
+    /// How the KV cache stores keys and values; 8 bits need a Hopper GPU, or the CPU
+    #[arg(
+        long,
+        visible_alias = "kv-cache-dtype",
+        value_enum,
+        default_value = "auto"
+    )]
+    cache_type: cache_type::Choice,
     /// Maximum tokens in a step; longer prompts are computed in chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
     budget: u32,
@@ -67,6 +78,7 @@ impl ModelArgs {
         let room = Room {
             cache: self.cache,
             page_size: PAGE_SIZE,
+            cache_type: self.cache_type.into(),
             step_tokens: self.budget,
             step_requests: self.batch,
         };
@@ -87,6 +99,7 @@ struct Room {
     /// Tokens of all requests; none for the default.
     cache: Option<u32>,
     page_size: u32,
+    cache_type: CacheType,
     step_tokens: u32,
     step_requests: u32,
 }
@@ -109,6 +122,7 @@ impl Room {
                 let mut options = tandem_engine::GpuOptions::default();
                 options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
                 options.page_size = self.page_size;
+                options.cache_type = self.cache_type;
                 options.step_tokens = self.step_tokens;
                 options.step_requests = self.step_requests;
                 let backend =
@@ -118,16 +132,19 @@ impl Room {
             #[cfg(not(feature = "cuda"))]
             Some(never) => match never {},
             None => {
-                let pages = self.cache.unwrap_or(4096).div_ceil(self.page_size);
+                let mut options = CpuOptions::default();
+                options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
+                options.page_size = self.page_size;
+                options.cache_type = self.cache_type;
+                let pages = options.cache_tokens.div_ceil(self.page_size);
                 let tokens = u64::from(pages) * u64::from(self.page_size);
-                let kv_bytes = architecture.kv_bytes_per_token(Dtype::F32);
+                let kv_bytes = architecture.kv_bytes_per_token(self.cache_type, Dtype::F32);
                 memory::check(
                     &format!("the model in f32, with caches of {tokens} tokens in main memory,"),
                     (4 * architecture.weights()).saturating_add(tokens.saturating_mul(kv_bytes)),
-                    "give a smaller --cache, or a smaller model",
+                    "give a smaller --cache, caches of 8 bits (--cache-type e4m3-scaled), or a smaller model",
                 )?;
-                let backend =
-                    CpuBackend::load(architecture, weights, pages, self.page_size, progress);
+                let backend = CpuBackend::load(architecture, weights, &options, progress);
                 Box::new(backend?)
             }
         };

@@ -19,7 +19,7 @@ use tandem_schedule::{
     Hardware, ModelDescription, Prompt,
     attention::Overlap,
     chunk::{ChunkSize, Expected},
-    cost::{Correction, CostModel, Parallel},
+    cost::{CostModel, Parallel},
     metrics::Report,
     policy::{self, Policy, PolicyOptions},
     sim::{AttentionSource, Simulation, simulate, standing_at},
@@ -33,7 +33,7 @@ use crate::{
     bench::serving::Args,
     memory,
     output::{self, Files, Force},
-    serve_sim::{chart, described, is_file, read_trace, table},
+    serve_sim::{chart, correction, described, is_file, read_trace, table},
     table::counted,
 };
 
@@ -72,6 +72,7 @@ pub fn run(
     };
     let (description, architecture) = model(&args.model, longest(&whole))?;
     let cost = CostModel::new(&description, &hardware(&args.device)?, Parallel::default())?;
+    let cost = cost.with_cache_type(args.cache_type.into())?;
     for name in &args.policy {
         Choices::of(name)?.policy(args, &cost, &trace)?;
     }
@@ -83,6 +84,7 @@ pub fn run(
     let room = Room {
         cache: Some(args.cache.unwrap_or(usual)),
         page_size: args.page_size,
+        cache_type: cost.cache_type(),
         step_tokens: args.most_tokens(&trace)?,
         step_requests: args.batch,
     };
@@ -96,7 +98,7 @@ pub fn run(
     let bar = bar();
     let calibration = match &args.correction {
         Some(path) => Calibration {
-            correction: described(path, Correction::from_json)?,
+            correction: correction(path, &cost)?,
             steps: Vec::new(),
         },
         None => {
@@ -406,7 +408,11 @@ impl Args {
         backend: &dyn Backend,
     ) -> Result<Simulation<'a>, Failure> {
         let policy = choices.policy(self, cost, trace)?;
-        let mut simulation = Simulation::with_policy(cost, choices.limits(self, trace), policy);
+        let limits = Limits {
+            chunk_keys: backend.chunk_keys(),
+            ..choices.limits(self, trace)
+        };
+        let mut simulation = Simulation::with_policy(cost, limits, policy);
         simulation.page_size = backend.page_size();
         simulation.pages = Some(backend.pages());
         simulation.ahead = self.ahead(backend);
@@ -468,7 +474,7 @@ fn predict(
 ) -> Result<Report, Failure> {
     let choices = Choices::of(name)?;
     let cost = cost.clone().with_overlap(match choices.pod {
-        true => Overlap::POD,
+        true => Overlap::pod(cost.cache_type()),
         false => Overlap::Serial,
     });
     let mut simulation = args.simulation(&choices, &cost, trace, backend)?;

@@ -10,6 +10,7 @@ use tandem_engine::{
 use super::ModelArgs;
 use crate::{
     Failure,
+    cache_type::mention,
     output::{print, when_first_interrupted},
     serve_sim::at_least_1,
 };
@@ -64,7 +65,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             |name| name.to_string_lossy().into_owned(),
         )
     });
-    let device = engine.device();
+    let device = engine.device() + &mention(engine.cache_type());
     let mut options = ServeOptions::new(name.clone());
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());

@@ -47,7 +47,7 @@ impl Args {
 
     /// Host pages for requests that are swapped out.
     pub(super) fn host_pages(&self, cost: &CostModel) -> u32 {
-        let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
+        let page_bytes = cost.kv_bytes_per_token() as f64 * f64::from(self.page_size);
         (self.swap_gb * 1e9 / page_bytes) as u32
     }
 }

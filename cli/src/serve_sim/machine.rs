@@ -8,7 +8,7 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use crate::{Failure, input, workload::json};
+use crate::{Failure, cache_type, input, workload::json};
 
 /// A model on a machine, for both scheduler commands.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,6 +25,14 @@ pub struct Machine {
     /// Number of pipeline stages
     #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
     pipeline: u32,
+    /// How KV caches store keys and values
+    #[arg(
+        long,
+        visible_alias = "kv-cache-dtype",
+        value_enum,
+        default_value = "auto"
+    )]
+    cache_type: cache_type::Choice,
     /// JSON file with measured times that correct the cost model
     #[arg(long, value_name = "FILE")]
     correction: Option<PathBuf>,
@@ -62,11 +70,24 @@ impl Machine {
             pipeline: self.pipeline,
         };
         let cost = CostModel::new(&model, &hardware, parallel)?;
+        let cost = cost.with_cache_type(self.cache_type.into())?;
         Ok(match &self.correction {
             None => cost,
-            Some(path) => cost.with_correction(&described(path, Correction::from_json)?),
+            Some(path) => {
+                let correction = correction(path, &cost)?;
+                cost.with_correction(&correction)
+            }
         })
     }
+}
+
+/// Reads a correction and checks that it is for the caches of a cost model.
+pub(crate) fn correction(path: &Path, cost: &CostModel) -> Result<Correction, Failure> {
+    let correction = described(path, Correction::from_json)?;
+    let checked = correction.check(cost);
+    checked
+        .map_err(|error| Failure::Input(format!("{}: {error} (--cache-type)", path.display())))?;
+    Ok(correction)
 }
 
 /// Reads a description from a file; errors name the file.

@@ -1,15 +1,13 @@
 //! Names of policies, and the flags that only some of them read.
 
-use tandem_schedule::attention::Overlap;
-
 use super::Args;
 use crate::Failure;
 
-/// The policy of a name, and how its attention runs.
-pub(super) fn parts(name: &str) -> Result<(&str, Overlap), Failure> {
+/// The policy of a name, and whether prefill and decode attention share the GPU.
+pub(super) fn parts(name: &str) -> Result<(&str, bool), Failure> {
     match name.split_once('+') {
-        None => Ok((name, Overlap::Serial)),
-        Some((policy, "pod")) => Ok((policy, Overlap::POD)),
+        None => Ok((name, false)),
+        Some((policy, "pod")) => Ok((policy, true)),
         Some((_, part)) => Err(Failure::Input(format!(
             "{name}: there is no +{part}; in simulations a policy may end in +pod"
         ))),

@@ -2,12 +2,16 @@
 
 use serde::Serialize;
 use tandem_schedule::{
+    CacheType,
     cost::{CostModel, Parallel},
     metrics::{Report, Summary},
     trace::Trace,
 };
 
-use crate::table::{Table, WIDTH, counted, digits, wrap};
+use crate::{
+    cache_type::mention,
+    table::{Table, WIDTH, counted, digits, wrap},
+};
 
 /// The model on its machine, and the requests: the heading of every output.
 pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
@@ -15,10 +19,11 @@ pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
     let Parallel { tensor, pipeline } = cost.parallel();
     [
         format!(
-            "{} on {} × {} (tensor {tensor}, pipeline {pipeline})",
+            "{} on {} × {} (tensor {tensor}, pipeline {pipeline}){}",
             cost.model().name,
             u64::from(tensor) * u64::from(pipeline),
             cost.hardware().name,
+            mention(cost.cache_type()),
         ),
         format!(
             "{}, {prompt:.0} prompt and {generated:.0} generated tokens in the mean",
@@ -140,6 +145,7 @@ pub(super) struct File<'a> {
     hardware: &'a str,
     tensor: u32,
     pipeline: u32,
+    cache_type: CacheType,
     requests: usize,
     mean_prompt_tokens: f64,
     mean_generated_tokens: f64,
@@ -205,6 +211,7 @@ pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]
         hardware: &cost.hardware().name,
         tensor,
         pipeline,
+        cache_type: cost.cache_type(),
         requests: trace.arrivals.len(),
         mean_prompt_tokens: prompt,
         mean_generated_tokens: generated,

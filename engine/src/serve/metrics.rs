@@ -11,10 +11,11 @@ use std::{
 
 use axum::http::StatusCode;
 
-use crate::Engine;
+use crate::{CacheType, Engine};
 
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
+    cache_type: CacheType,
     submitted: AtomicU64,
     completed: AtomicU64,
     cancelled: AtomicU64,
@@ -102,6 +103,13 @@ impl Histogram {
 }
 
 impl Metrics {
+    pub(super) fn new(cache_type: CacheType) -> Self {
+        Self {
+            cache_type,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn submitted(self: &Arc<Self>, prompt: usize) -> Taken {
         self.submitted.fetch_add(1, Relaxed);
         self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
@@ -238,6 +246,11 @@ impl fmt::Display for Metrics {
                 )?;
             }
         }
+        let (name, cache_type) = ("tandem_cache_info", self.cache_type);
+        writeln!(
+            f,
+            "# HELP {name} How the caches store keys and values.\n# TYPE {name} gauge\n{name}{{type=\"{cache_type}\"}} 1"
+        )?;
         self.first.write(
             f,
             "tandem_first_token_seconds",

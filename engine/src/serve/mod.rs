@@ -167,7 +167,7 @@ pub async fn serve(
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
 ) {
-    let metrics = Arc::new(Metrics::default());
+    let metrics = Arc::new(Metrics::new(engine.cache_type()));
     let (connections, grace) = (options.connections, options.grace);
     let (receive, send) = (options.receive, options.send);
     let request_tokens = engine.request_tokens();

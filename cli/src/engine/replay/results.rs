@@ -7,6 +7,7 @@ use tandem_engine::{
     replay::Replay,
 };
 use tandem_schedule::{
+    CacheType,
     cost::{Correction, CostModel},
     metrics::Report,
     trace::Trace,
@@ -59,6 +60,7 @@ struct File<'a> {
     budget: u32,
     batch: u32,
     page_size: u32,
+    cache_type: CacheType,
     ahead: bool,
     policies: Vec<Served<'a>>,
     correction: &'a Correction,
@@ -170,7 +172,7 @@ impl Results<'_> {
         let model = self.cost.model();
         let weights = u64::from(model.layers) * model.layer_weights() + model.head_weights();
         let keys = u64::from(lengths.decodes) * u64::from(lengths.keys);
-        (2 * weights + keys * model.kv_bytes_per_token()) as f64
+        (2 * weights + keys * self.cost.kv_bytes_per_token()) as f64
     }
 
     pub(super) fn json(&self, args: &Args) -> String {
@@ -208,6 +210,7 @@ impl Results<'_> {
             budget: args.budget,
             batch: args.batch,
             page_size: args.page_size,
+            cache_type: self.cost.cache_type(),
             ahead: self.ahead,
             policies: served.collect(),
             correction: &self.calibration.correction,

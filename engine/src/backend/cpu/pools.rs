@@ -83,7 +83,8 @@ impl<T: Element> Numbers<T> {
     fn new(cache_type: CacheType, spec: &Spec, pages: Pages) -> Self {
         let rows = pages.count as usize * (pages.size * spec.kv_heads) as usize;
         let elements = rows * spec.head_dim_qk as usize;
-        let side = || vec![T::from_f32(0.0); elements];
+        // The system hands out pages of zeros when they are first used.
+        let side = || bytemuck::zeroed_vec(elements);
         Self {
             pages,
             sides: [side(), side()],
