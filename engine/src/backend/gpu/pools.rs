@@ -229,7 +229,10 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
-    use tandem_attn::plan::SplitMode;
+    use tandem_attn::{
+        plan::{BatchLimits, Bound, Planner, SplitMode},
+        problem::{Batch, PageTable},
+    };
 
     use super::*;
 
@@ -268,6 +271,52 @@ mod tests {
                 let spec = CacheType::E4m3Scaled.spec(spec);
                 let set = LaunchSet::decodes_with(&device, &spec, &fixed).unwrap();
                 assert!(set.keys().iter().all(|key| key.kernel.by_token().is_some()));
+            }
+        }
+    }
+
+    /// Workspaces of graphs have no room for converted keys.
+    #[test]
+    fn decodes_convert_no_keys() {
+        let device = DeviceDescription::named("h200").unwrap();
+        let planning = PlanOptions::default().with_pod(PodMode::Serial);
+        let fixed = planning.with_split(SplitMode::Fixed { tokens: 256 });
+        for (heads, requests, keys) in [
+            ([32, 8, 128], 1, 30_000),
+            ([32, 8, 128], 64, 4096),
+            ([16, 1, 128], 7, 300),
+            ([32, 8, 64], 128, 2000),
+            ([8, 4, 256], 33, 17),
+        ] {
+            let [q_heads, kv_heads, dim] = heads;
+            let spec = CacheType::E4m3Scaled.spec(Spec::new(q_heads, kv_heads, dim));
+            let limits = BatchLimits::decodes(requests, keys, 16).with_prefill_keys(0);
+            for (planning, shared) in [planning, fixed].into_iter().flat_map(|p| [(p, 0), (p, 9)]) {
+                let bound = Bound::new(&spec, &device, &planning, &limits).unwrap();
+                assert_eq!(bound.converted_pages, 0);
+                let mut table = PageTable::new(16, 1 << 20);
+                for request in 0..requests {
+                    let page = |at: u32| {
+                        if at < shared {
+                            at
+                        } else {
+                            2000 * (1 + request) + at
+                        }
+                    };
+                    table.push(&(0..keys.div_ceil(16)).map(page).collect::<Vec<_>>(), keys);
+                }
+                let batch = Batch::new((0..=requests).collect(), table);
+                let options = planning.with_bound(bound);
+                let plan = Planner::new()
+                    .plan(&spec, &batch, &device, &options)
+                    .unwrap();
+                // The graph has the launches of this plan.
+                let set = LaunchSet::decodes_with(&device, &spec, &planning).unwrap();
+                assert_eq!(
+                    set.clone().and(&plan),
+                    set,
+                    "{heads:?}, {requests} × {keys}"
+                );
             }
         }
     }
