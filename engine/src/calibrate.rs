@@ -276,7 +276,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// `progress` receives the number of steps timed so far and of all. Afterwards the backend plans with default options.
 ///
 /// # Errors
-/// If the backend fails.
+/// If the backend fails; [`Error::Schedule`] if the cost model is for caches of another type.
 pub fn calibrate(
     backend: &mut dyn Backend,
     cost: &CostModel,
@@ -307,6 +307,7 @@ pub fn calibrate(
     let layer_ns = |seconds: f64| seconds * 1e9 / f64::from(layers);
     let (mut steps, mut correction) = (Vec::new(), Correction::default());
     correction.cache_type = backend.cache_type();
+    correction.check(cost)?;
     backend.plan_with(PlanOptions::default().with_pod(PodMode::Serial))?;
     for lengths in by_tokens {
         let step = timed(backend, lengths, false)?;

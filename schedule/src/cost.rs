@@ -279,7 +279,7 @@ impl CostModel {
         self
     }
 
-    /// Corrected with measurements.
+    /// Corrected with measurements. [`Correction::check`] says whether they were made with caches of the same type.
     #[must_use]
     pub fn with_correction(mut self, correction: &Correction) -> Self {
         let linear = |point: &Measured| {
