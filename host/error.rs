@@ -140,6 +140,15 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
+    /// A graph was launched for a plan that needs a launch which the graph does not contain.
+    #[error(
+        "the uploaded plan needs the launch {launch}, and the graph was captured without it: capture again with this plan, \
+         or capture all launches of the workspace's launch set"
+    )]
+    NotInGraph {
+        /// The launch.
+        launch: String,
+    },
     /// A graph was launched for a plan that the captured tensors or pools do not fit.
     #[error(
         "the uploaded plan needs {planned} {what}, and the graph was captured with {captured}: capture with tensors and \

@@ -1,6 +1,6 @@
 //! What captured graphs hold, compared with the plan that they would run.
 //!
-//! A graph keeps the tensors and pools of its runs, and reads the plan from the workspace. So each run within a capture
+//! A graph keeps the launches, tensors and pools of its runs, and reads the plan from the workspace. So each run within a capture
 //! leaves a [`Note`], and each launch of the graph compares its notes with the plan that is then in the workspace.
 
 use std::{
@@ -8,7 +8,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{KvPool, RunTensors, driver::Stream, launch_plan::PartNeeds};
+use super::{
+    KvPool, LaunchSet, LaunchSubset, RunTensors, driver::Stream, launch_plan::PartNeeds,
+    launch_set::LaunchKey,
+};
 use crate::Error;
 
 thread_local! {
@@ -16,35 +19,57 @@ thread_local! {
     static OPEN: RefCell<Vec<(Stream, Vec<Note>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the plan in a workspace needs of the tensors and pools of a run. Shared by the workspace and its graphs. The lock
+/// What the plan in a workspace needs of the launches, tensors and pools of a run. Shared by the workspace and its graphs. The lock
 /// only makes this sound for graphs on other threads: callers order uploads and launches themselves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Uploaded(Arc<Mutex<Needs>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Needs {
+    /// The launch set of the workspace, if it has one.
+    keys: Vec<LaunchKey>,
     /// Whether there is a plan.
     loaded: bool,
     tokens: u32,
+    /// Of the launch set.
+    launches: LaunchSubset,
     parts: Vec<PartNeeds>,
 }
 
 impl Uploaded {
+    /// There is no plan yet in a workspace with this launch set.
+    pub(super) fn new(set: Option<&LaunchSet>) -> Self {
+        let needs = Needs {
+            keys: set.map_or_else(Vec::new, |set| set.keys.clone()),
+            loaded: false,
+            tokens: 0,
+            launches: LaunchSubset::NONE,
+            parts: Vec::new(),
+        };
+        Self(Arc::new(Mutex::new(needs)))
+    }
+
     fn needs(&self) -> MutexGuard<'_, Needs> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// There is no plan any more.
     pub(super) fn clear(&self) {
-        self.needs().loaded = false;
+        let mut needs = self.needs();
+        (needs.loaded, needs.launches) = (false, LaunchSubset::NONE);
     }
 
-    /// There is a plan of so many query tokens and of these parts.
-    pub(super) fn set(&self, tokens: u32, parts: &[PartNeeds]) {
+    /// There is a plan of so many query tokens and of these parts, which needs these launches of the launch set.
+    pub(super) fn set(&self, tokens: u32, parts: &[PartNeeds], launches: LaunchSubset) {
         let mut needs = self.needs();
-        (needs.loaded, needs.tokens) = (true, tokens);
+        (needs.loaded, needs.tokens, needs.launches) = (true, tokens, launches);
         needs.parts.clear();
         needs.parts.extend_from_slice(parts);
+    }
+
+    /// The launches of the launch set that the plan needs.
+    pub(super) fn launches(&self) -> LaunchSubset {
+        self.needs().launches
     }
 
     /// # Errors
@@ -61,6 +86,8 @@ impl Uploaded {
 #[derive(Debug)]
 pub(super) struct Note {
     uploaded: Uploaded,
+    /// Its launches, of those of the launch set.
+    launches: LaunchSubset,
     /// Query tokens of its tensors.
     tokens: u32,
     /// Tokens in a page of its pools and the number of their pages.
@@ -68,7 +95,7 @@ pub(super) struct Note {
 }
 
 impl Note {
-    fn new(uploaded: &Uploaded, tensors: &RunTensors<'_>) -> Self {
+    fn new(uploaded: &Uploaded, launches: LaunchSubset, tensors: &RunTensors<'_>) -> Self {
         let pool = |pool: &KvPool| PartNeeds {
             page_size: pool.k_strides.page_size,
             // Indices instead of page ids are only checked by kernels.
@@ -76,6 +103,7 @@ impl Note {
         };
         Self {
             uploaded: uploaded.clone(),
+            launches,
             tokens: u32::try_from(tensors.q.shape[0]).unwrap_or(u32::MAX),
             pools: tensors.pools.iter().map(pool).collect(),
         }
@@ -84,17 +112,23 @@ impl Note {
     /// Whether another note says the same.
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.uploaded.0, &other.uploaded.0)
-            && (self.tokens, &self.pools) == (other.tokens, &other.pools)
+            && (self.launches, self.tokens, &self.pools)
+                == (other.launches, other.tokens, &other.pools)
     }
 
     /// Checks that the run can compute the plan that is in its workspace now.
     ///
     /// # Errors
-    /// [`Error::NoPlan`], [`Error::BeyondGraph`].
+    /// [`Error::NoPlan`], [`Error::NotInGraph`], [`Error::BeyondGraph`].
     pub(super) fn check(&self) -> Result<(), Error> {
         let needs = self.uploaded.needs();
         if !needs.loaded {
             return Err(Error::NoPlan);
+        }
+        if let Some(place) = needs.launches.beyond(self.launches) {
+            let key = needs.keys.get(place);
+            let launch = key.map_or_else(|| "that merges partial states".into(), LaunchKey::words);
+            return Err(Error::NotInGraph { launch });
         }
         let beyond = |what, planned, captured| Error::BeyondGraph {
             what,
@@ -128,9 +162,14 @@ pub(super) fn close() -> Vec<Note> {
     last.map_or_else(Vec::new, |(_, notes)| notes)
 }
 
-/// Notes a run on `stream`, if this thread captures. The stream may be another one that has joined a capture, so a run on
+/// Notes a run of these launches on `stream`, if this thread captures. The stream may be another one that has joined a capture, so a run on
 /// a stream of no capture counts for all that are open.
-pub(super) fn note(uploaded: &Uploaded, tensors: &RunTensors<'_>, stream: Stream) {
+pub(super) fn note(
+    uploaded: &Uploaded,
+    launches: LaunchSubset,
+    tensors: &RunTensors<'_>,
+    stream: Stream,
+) {
     OPEN.with_borrow_mut(|open| {
         let known = open.iter().any(|(captured, _)| *captured == stream);
         for (captured, notes) in open {
@@ -138,7 +177,7 @@ pub(super) fn note(uploaded: &Uploaded, tensors: &RunTensors<'_>, stream: Stream
                 continue;
             }
             // The layers of a model say the same.
-            let note = Note::new(uploaded, tensors);
+            let note = Note::new(uploaded, launches, tensors);
             if !notes.iter().any(|other| note.is(other)) {
                 notes.push(note);
             }
@@ -151,6 +190,7 @@ mod tests {
     use super::*;
     use crate::{
         exec::gpu::DeviceTensor,
+        plan::DeviceDescription,
         problem::{Dtype, KvLayout, Spec},
     };
 
@@ -164,7 +204,7 @@ mod tests {
     fn upload(uploaded: &Uploaded, tokens: u32, parts: &[(u32, u32)]) {
         let part = |&(page_size, pages): &(u32, u32)| PartNeeds { page_size, pages };
         let parts: Vec<_> = parts.iter().map(part).collect();
-        uploaded.set(tokens, &parts);
+        uploaded.set(tokens, &parts, LaunchSubset::NONE);
     }
 
     /// Notes a run of so many tokens over a pool of so many pages of 16.
@@ -172,7 +212,8 @@ mod tests {
         let spec = Spec::new(8, 2, 128);
         let q = DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
         let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, pages, A, A)];
-        note(uploaded, &RunTensors::new(&q, &pools, &q), on);
+        let tensors = RunTensors::new(&q, &pools, &q);
+        note(uploaded, LaunchSubset::ALL, &tensors, on);
     }
 
     fn check(notes: &[Note]) -> Result<(), Error> {
@@ -181,7 +222,7 @@ mod tests {
 
     #[test]
     fn plans_beyond_what_was_captured_are_refused() {
-        let uploaded = Uploaded::default();
+        let uploaded = Uploaded::new(None);
         assert_eq!(uploaded.check(), Err(Error::NoPlan));
         upload(&uploaded, 2, &[(16, 10)]);
         open(stream(1));
@@ -223,8 +264,51 @@ mod tests {
     }
 
     #[test]
+    fn plans_that_need_a_launch_which_was_left_out_are_refused() {
+        let spec = Spec::new(8, 2, 128);
+        let device = DeviceDescription::named("h200").unwrap();
+        let set = LaunchSet::decodes(&device, &spec).unwrap();
+        let uploaded = Uploaded::new(Some(&set));
+        assert_eq!(uploaded.launches(), LaunchSubset::NONE);
+        let (keys, merges) = (set.keys(), set.keys().len());
+        let q = DeviceTensor::new(A, Dtype::BF16, [1, 8, 128]);
+        let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, 20, A, A)];
+        let tensors = RunTensors::new(&q, &pools, &q);
+        let capture = |launches: &[LaunchSubset]| {
+            open(stream(1));
+            for &launches in launches {
+                note(&uploaded, launches, &tensors, stream(1));
+            }
+            close()
+        };
+        let of = |places: &[usize]| {
+            let mut subset = LaunchSubset::NONE;
+            places.iter().for_each(|&place| subset.add(place));
+            subset
+        };
+        let held = of(&[1, merges]);
+        assert_eq!(capture(&[held, held, LaunchSubset::ALL]).len(), 2);
+        let notes = capture(&[LaunchSubset::ALL, held]);
+        for fits in [&[1, merges][..], &[1], &[merges], &[]] {
+            uploaded.set(1, &[], of(fits));
+            assert_eq!(check(&notes), Ok(()), "{fits:?}");
+        }
+        for (needed, place) in [(of(&[0, 1]), 0), (of(&[1, 2, merges]), 2)] {
+            uploaded.set(1, &[], needed);
+            let launch = keys[place].words();
+            assert_eq!(check(&notes), Err(Error::NotInGraph { launch }));
+        }
+        let without_merges = capture(&[of(&[1])]);
+        uploaded.set(1, &[], held);
+        let error = check(&without_merges).unwrap_err().to_string();
+        assert!(error.contains("merges partial states"), "{error}");
+        uploaded.clear();
+        assert_eq!(uploaded.launches(), LaunchSubset::NONE);
+    }
+
+    #[test]
     fn each_run_of_a_graph_has_its_own_limits() {
-        let (one, other) = (Uploaded::default(), Uploaded::default());
+        let (one, other) = (Uploaded::new(None), Uploaded::new(None));
         open(stream(1));
         run(&one, 8, 20, stream(1));
         run(&one, 8, 30, stream(1));
@@ -243,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_run_counts_for_the_capture_that_has_it() {
-        let uploaded = Uploaded::default();
+        let uploaded = Uploaded::new(None);
         run(&uploaded, 1, 20, stream(1));
         open(stream(1));
         open(stream(2));

@@ -1,10 +1,13 @@
-//! The launches of a captured CUDA graph, which are the same for all plans. Needs no GPU.
+//! The launches that captured CUDA graphs contain, which are the same for all plans. Needs no GPU.
+
+mod subset;
 
 use kernels_gpu::{
     abi::LaunchRecord,
     registry::{KernelId, Loads, Op},
 };
 
+pub use self::subset::LaunchSubset;
 use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
@@ -13,7 +16,7 @@ use crate::{
 };
 
 /// Identifies an attention launch of a run, for all plans. A captured graph has one launch for each key
-/// of its [`LaunchSet`].
+/// of its [`LaunchSet`], or for those that a plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaunchKey {
     /// The kernel.
@@ -24,9 +27,18 @@ pub struct LaunchKey {
     pub part: u32,
 }
 
+impl LaunchKey {
+    /// The launch in words, for errors.
+    pub(super) fn words(&self) -> String {
+        let Self { kernel, pack, part } = self;
+        format!("of {kernel} for part {part} with {pack} query heads in a tile")
+    }
+}
+
 /// The launches that a captured CUDA graph contains. A plan that needs another launch is refused.
 ///
-/// A launch without work costs about two microseconds, so include only launches that plans will need.
+/// A launch without work costs about two microseconds, so include only launches that plans will need, or capture graphs
+/// with [the launches that a plan needs](super::Workspace::launch_only_needed).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchSet {
     pub(super) keys: Vec<LaunchKey>,
@@ -219,11 +231,10 @@ impl LaunchSet {
         records.fill(LaunchRecord::default());
         for launch in &launch_plan.launches {
             let Some(at) = self.place(launch) else {
-                let LaunchKey { kernel, pack, part } = launch.key;
                 return Err(Error::NotCaptured {
                     launch: format!(
-                        "of {kernel} for part {part} with {pack} query heads in a tile (LaunchSet::and adds the launches \
-                         of a plan, LaunchSet::all has those of most plans)"
+                        "{} (LaunchSet::and adds the launches of a plan, LaunchSet::all has those of most plans)",
+                        launch.key.words()
                     ),
                 });
             };
@@ -248,6 +259,17 @@ impl LaunchSet {
         }
         records[self.keys.len()].count = launch_plan.left;
         Ok(())
+    }
+
+    /// The launches that have work, by their records. A pair is one launch: if one of the two has work, both are needed.
+    pub(super) fn needed(&self, records: &[LaunchRecord]) -> LaunchSubset {
+        let mut needed = LaunchSubset::of(&records[..=self.keys.len()]);
+        for pair in &self.pairs {
+            if pair.iter().any(|&place| needed.has(place)) {
+                pair.iter().for_each(|&place| needed.add(place));
+            }
+        }
+        needed
     }
 }
 

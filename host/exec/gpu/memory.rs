@@ -316,11 +316,13 @@ impl Graph {
     /// # Safety
     /// The safety conditions of the captured calls hold for each launch: the memory, workspaces and GPU handles that they used live
     /// until the work is done, and uploads come before it, both in the order of the calls and on the stream. If another thread
-    /// made captured runs, it is also up to the caller that plans fit their tensors and pools.
+    /// made captured runs, it is also up to the caller that plans fit their tensors and pools, and need no launch that
+    /// [`Workspace::launch_only_needed`](super::Workspace::launch_only_needed) left out.
     ///
     /// # Errors
-    /// [`Error::BeyondGraph`] for a plan with more query tokens than the captured tensors, or with page ids beyond, or
-    /// another page size than, the captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
+    /// [`Error::NotInGraph`] for a plan that needs a launch which the graph does not contain; [`Error::BeyondGraph`] for a
+    /// plan with more query tokens than the captured tensors, or with page ids beyond, or another page size than, the
+    /// captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
     pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
         self.runs.iter().try_for_each(Note::check)?;
         let _current = Current::enter(self.context.raw())?;

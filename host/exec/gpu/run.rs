@@ -41,7 +41,8 @@ impl Gpu {
     ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
     ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
     ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
-    ///   the pools of then do not have.
+    ///   the pools of then do not have, nor with one that needs launches which
+    ///   [`Workspace::launch_only_needed`] left out then.
     ///
     /// # Errors
     /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
@@ -92,7 +93,7 @@ impl Gpu {
                 self.launch_run(workspace, stream)?;
             }
         }
-        captured::note(&workspace.uploaded, tensors, stream);
+        captured::note(&workspace.uploaded, workspace.launched(), tensors, stream);
         Ok(())
     }
 

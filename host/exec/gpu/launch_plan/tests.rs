@@ -7,11 +7,18 @@ use crate::{
 };
 
 pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
+    let requests: Vec<_> = queries.iter().map(|&queries| (queries, 8000)).collect();
+    plan_of(&requests, options)
+}
+
+/// A plan of requests with so many new tokens and keys.
+pub(crate) fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     let mut table = PageTable::new(16, 4000);
     let mut qo_indptr = vec![0];
-    for (index, queries) in queries.iter().enumerate() {
+    for (index, &(queries, keys)) in requests.iter().enumerate() {
         let first = 500 * index as u32;
-        table.push(&(first..first + 500).collect::<Vec<_>>(), 8000);
+        let pages = first..first + keys.div_ceil(16);
+        table.push(&pages.collect::<Vec<_>>(), keys);
         qo_indptr.push(qo_indptr[index] + queries);
     }
     let device = DeviceDescription::named("h200").unwrap();

@@ -4,8 +4,9 @@ use kernels_gpu::registry::Arch;
 
 use super::*;
 use crate::{
-    exec::gpu::launch_plan::tests::{launch_plan, plan, plan_with},
-    plan::{MergeMode, PodMode},
+    exec::gpu::launch_plan::tests::{launch_plan, plan, plan_of, plan_with},
+    plan::{MergeMode, Planner, PodMode},
+    problem::{Batch, PageTable},
 };
 
 #[test]
@@ -84,4 +85,104 @@ fn plans_with_fixed_splits_have_launches() {
     let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
     let error = set.records(&launch_plan(&decodes), &mut records);
     assert!(matches!(error, Err(Error::NotCaptured { .. })), "{error:?}");
+}
+
+/// The places in the set of what a plan needs; the merging kernel is behind the last key.
+fn needed(set: &LaunchSet, plan: &Plan) -> Vec<usize> {
+    let mut launches = LaunchPlan::default();
+    launches.fill(plan, set.merge_mode).unwrap();
+    let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+    set.records(&launches, &mut records).unwrap();
+    let needed = set.needed(&records);
+    let places = (0..=set.keys().len()).filter(|&place| needed.has(place));
+    places.collect()
+}
+
+#[test]
+fn a_plan_needs_the_launches_that_have_work() {
+    let decodes = plan(&[1, 1], MergeMode::Kernel);
+    let (device, spec) = (DeviceDescription::named("h200").unwrap(), decodes.spec);
+    let set = LaunchSet::decodes(&device, &spec).unwrap();
+    let merges = set.keys().len();
+    assert!(merges > 2 && !decodes.merges.is_empty(), "{decodes}");
+    let places = |plan: &Plan| {
+        let launches = launch_plan(plan).launches.into_iter();
+        let place = |launch: GroupLaunch| set.keys().iter().position(|key| *key == launch.key);
+        launches.map(move |launch| place(launch).unwrap())
+    };
+    let of_decodes: Vec<_> = places(&decodes).chain([merges]).collect();
+    assert_eq!(of_decodes.len(), 2);
+    assert_eq!(needed(&set, &decodes), of_decodes);
+    // Larger tiles, and some more of them.
+    let drafts = plan(&[1, 1, 4, 8], MergeMode::Kernel);
+    let mut of_drafts: Vec<_> = places(&drafts).chain([merges]).collect();
+    of_drafts.sort_unstable();
+    assert!(of_drafts.len() > 2 && of_drafts != of_decodes, "{drafts}");
+    assert_eq!(needed(&set, &drafts), of_drafts);
+    // Decodes that merge themselves leave nothing to the merging kernel, and short ones have nothing to merge.
+    let fused = set.clone().with_merge_mode(MergeMode::Fused);
+    assert_eq!(needed(&fused, &decodes), of_decodes[..1]);
+    let short = plan_of(&[(1, 64); 8], &PlanOptions::default());
+    assert!(short.merges.is_empty(), "{short}");
+    assert_eq!(needed(&set, &short), places(&short).collect::<Vec<_>>());
+    assert!(needed(&set, &Plan::empty(spec)).is_empty());
+}
+
+/// The launch of the set does the work, not the one that the plan names.
+#[test]
+fn a_plan_needs_the_launch_that_cuts_its_tiles() {
+    let decodes = plan(&[1, 1], MergeMode::Kernel);
+    let named = launch_plan(&decodes).launches[0].key;
+    let kernel = named.kernel.on(Arch::Sm80).expect("it has one");
+    let other = LaunchKey { part: 1, ..named };
+    let set = LaunchSet::new().with(other);
+    let set = set.with(LaunchKey { kernel, ..named });
+    assert_eq!(needed(&set, &decodes), [1, 2]);
+}
+
+/// A prefill and a decode in one launch, of which a plan may have only one.
+#[test]
+fn a_plan_that_needs_half_of_a_pair_needs_both() {
+    let options = PlanOptions::default().with_pod(PodMode::Tickets);
+    let hybrid = plan_with(&[1, 1, 500], &options);
+    let set = LaunchSet::new().and(&hybrid);
+    assert_eq!(set.pairs.len(), 1, "{hybrid}");
+    let [prefill, decode] = set.pairs[0];
+    let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+    for place in [prefill, decode] {
+        records.fill(LaunchRecord::default());
+        records[place].count = 1;
+        let needed = set.needed(&records);
+        let both = needed.has(prefill) && needed.has(decode);
+        assert!(both && !needed.has(set.keys().len()));
+    }
+    records.fill(LaunchRecord::default());
+    assert_eq!(set.needed(&records), LaunchSubset::NONE);
+}
+
+/// Each part of a batch has launches of its own.
+#[test]
+fn a_plan_needs_no_launches_of_parts_that_it_lacks() {
+    let mut table = PageTable::new(16, 1000);
+    for own in [90, 91] {
+        let shared = 0..80;
+        table.push(&shared.chain([own]).collect::<Vec<_>>(), 1290);
+    }
+    let whole = Batch::new(vec![0, 1, 2], table);
+    let spec = Spec::new(32, 8, 128);
+    let device = DeviceDescription::named("h200").unwrap();
+    let plan = |batch: &Batch| {
+        let options = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
+        let plan = Planner::new().plan(&spec, batch, &device, &options);
+        plan.unwrap()
+    };
+    let [two_parts, one_part] = [&whole.clone().share_prefixes(), &whole].map(plan);
+    let set = LaunchSet::new().and(&two_parts).and(&one_part);
+    let of_part = |plan: &Plan, part| {
+        let places = needed(&set, plan).into_iter();
+        let of_part = |&place: &usize| set.keys.get(place).is_some_and(|key| key.part == part);
+        places.filter(of_part).count()
+    };
+    assert!(of_part(&two_parts, 0) > 0 && of_part(&two_parts, 1) > 0);
+    assert!(of_part(&one_part, 0) > 0 && of_part(&one_part, 1) == 0);
 }

@@ -64,16 +64,18 @@ impl Making<'_> {
             kv_heads_together: 0,
             converted: 0..0,
         };
+        let launched = workspace.launched();
         let launches: Vec<_> = set.keys.iter().map(launch).collect();
         self.groups(&launches, &set.pairs, steps)?;
-        if workspace.bound.merges > 0 {
+        if workspace.bound.merges > 0 && launched.has(set.keys.len()) {
             let rows = workspace.left_merges().len;
             steps.push(self.merge(rows, Some(set.keys.len()))?);
         }
         Ok(())
     }
 
-    /// The launches of all groups. A pair of prefill and decode is one launch, if there is a kernel for both.
+    /// The launches of all groups, without those that are left out. A pair of prefill and decode is one launch, if there is
+    /// a kernel for both.
     fn groups(
         &mut self,
         launches: &[GroupLaunch],
@@ -81,7 +83,9 @@ impl Making<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(), Error> {
         let pod = self.gpu.pod(&self.workspace.spec);
-        for (index, launch) in launches.iter().enumerate() {
+        let launched = self.workspace.launched();
+        let kept = launches.iter().enumerate();
+        for (index, launch) in kept.filter(|&(index, _)| launched.has(index)) {
             let pair = pairs.iter().find(|pair| pair.contains(&index));
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
                 let step = self.group(index, launch, None)?;

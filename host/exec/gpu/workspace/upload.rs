@@ -13,6 +13,7 @@ use crate::{
         driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
         inspect::{Known, inspect},
         launch_plan::LaunchPlan,
+        launch_set::LaunchSubset,
     },
     plan::{Bound, MAX_LAUNCHES, MergeMode, Plan},
     problem::{Spec, Variant},
@@ -40,6 +41,7 @@ impl Workspace {
     /// [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.uploaded.clear();
+        self.only_needed = false;
         self.run.forget();
         if plan.spec != self.spec {
             let [workspace, plan] = differences(&self.spec, &plan.spec);
@@ -58,6 +60,7 @@ impl Workspace {
         self.launch_plan.fill(plan, merge_mode)?;
         check_launches(self.launch_plan.launches.len())?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
+        let mut needed_launches = LaunchSubset::NONE;
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
                 return Err(Error::NotCaptured {
@@ -73,6 +76,7 @@ impl Workspace {
                 });
             }
             set.records(&self.launch_plan, &mut records)?;
+            needed_launches = set.needed(&records);
         }
         let _current = Current::enter(self.context.raw())?;
         let captured = self.captured();
@@ -132,7 +136,7 @@ impl Workspace {
             self.known = Known::of(plan);
         }
         let LaunchPlan { total_q, parts, .. } = &self.launch_plan;
-        self.uploaded.set(*total_q, parts);
+        self.uploaded.set(*total_q, parts, needed_launches);
         Ok(())
     }
 
