@@ -7,6 +7,8 @@
 
 #[path = "fake_driver/failing.rs"]
 mod failing;
+#[path = "fake_driver/needed.rs"]
+mod needed;
 
 use std::{
     ffi::c_void,
