@@ -1,8 +1,9 @@
 //! Computes on an NVIDIA GPU in bf16: matrix products with cuBLASLt, everything else with the kernels of tandem-attn.
 //!
-//! Steps that contain only decodes run from CUDA graphs. There is one graph per bucket of requests (a power of two);
-//! padding tokens fill the bucket and write to no page. Other steps launch kernel by kernel. Everything is on one
-//! stream: a step is enqueued while the previous one runs, and reads the drawn tokens of that step on the device.
+//! Steps that contain only decodes run from CUDA graphs. Requests are padded to a bucket (a power of two) with tokens that
+//! write to no page. A bucket has one graph for each choice of attention kernels that its plans need, up to a limit. Other
+//! steps launch kernel by kernel. Everything is on one stream: a step is enqueued while the previous one runs, and reads
+//! the drawn tokens of that step on the device.
 
 mod blas;
 mod buffers;
@@ -16,7 +17,8 @@ use half::bf16;
 use tandem_attn::{
     exec::gpu::{
         AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
-        KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
+        KvPool, LaunchSet, LaunchSubset, OwnedStream, QkNorm, QkvStep, Stream, Workspace,
+        WorkspaceOptions,
     },
     plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
     problem::{Batch, Spec},
@@ -95,11 +97,25 @@ struct Kind {
     replayed: (Plans, Workspace),
 }
 
-/// State of a bucket of decodes.
-enum Captured {
-    /// The bucket ran once, so libraries have loaded what they load on first use. Next, it can be captured.
-    Warm,
-    Graph(Graph),
+/// Graphs of a bucket that contain only what plans need. Two or three are usual; a model with two kinds of attention and
+/// requests with common prefixes may have more. Plans that need yet other launches share a graph with all launches: it is
+/// a few microseconds slower in each layer, which is less than capturing again and again.
+const GRAPHS_OF_BUCKET: usize = 8;
+
+/// The graphs of a bucket of decodes. The bucket ran once, so libraries have loaded what they load on first use.
+#[derive(Default)]
+struct Captured {
+    /// By the launches that the plans of each kind of attention need.
+    needed: BTreeMap<Vec<LaunchSubset>, Graph>,
+    /// With all launches of the launch sets, if there are too many others.
+    whole: Option<Graph>,
+}
+
+impl Captured {
+    /// The graph for plans that need these launches.
+    fn graph(&self, needed: &[LaunchSubset]) -> Option<&Graph> {
+        self.needed.get(needed).or(self.whole.as_ref())
+    }
 }
 
 impl GpuBackend {
@@ -192,19 +208,21 @@ impl GpuBackend {
                 .upload(work, bucket.unwrap_or(0), staged, stream)?;
         }
         self.pools.copy(work.copies, stream)?;
-        if let Some(bucket) = bucket
-            && let Some(Captured::Warm) = self.graphs.get(&bucket)
-        {
-            let graph = self.capture(bucket)?;
-            self.graphs.insert(bucket, Captured::Graph(graph));
+        let needed = self.kinds.iter();
+        let needed: Vec<_> = needed
+            .map(|kind| kind.replayed.1.needed_launches())
+            .collect();
+        if let Some(bucket) = bucket {
+            self.capture_once(bucket, &needed)?;
         }
         self.slots.next()?.begins(stream)?;
-        match bucket.map(|bucket| (bucket, self.graphs.get(&bucket))) {
-            None => self.forward(tokens, rows, false, stream)?,
+        let graphs = bucket.and_then(|bucket| self.graphs.get(&bucket));
+        match (bucket, graphs.and_then(|graphs| graphs.graph(&needed))) {
+            (None, _) => self.forward(tokens, rows, false, stream)?,
             // SAFETY: all memory that the graph uses lives in `self`, and the uploads come earlier on the same stream.
-            Some((_, Some(Captured::Graph(graph)))) => unsafe { graph.launch(stream)? },
-            Some((bucket, _)) => {
-                self.graphs.insert(bucket, Captured::Warm);
+            (_, Some(graph)) => unsafe { graph.launch(stream)? },
+            (Some(bucket), None) => {
+                self.graphs.insert(bucket, Captured::default());
                 self.forward(bucket, bucket, true, stream)?;
             }
         }
@@ -217,6 +235,30 @@ impl GpuBackend {
         }
         slot.copied(stream)?;
         self.slots.begin();
+        Ok(())
+    }
+
+    /// Captures a graph for the uploaded plans, which need these launches, if the bucket ran before and has no graph for
+    /// them.
+    fn capture_once(&mut self, bucket: usize, needed: &[LaunchSubset]) -> Result<(), Error> {
+        let Some(known) = self.graphs.get(&bucket) else {
+            return Ok(());
+        };
+        if known.graph(needed).is_some() {
+            return Ok(());
+        }
+        let only_needed = known.needed.len() < GRAPHS_OF_BUCKET;
+        if only_needed {
+            for kind in &mut self.kinds {
+                kind.replayed.1.launch_only_needed();
+            }
+        }
+        let graph = self.capture(bucket)?;
+        let graphs = self.graphs.entry(bucket).or_default();
+        match only_needed {
+            true => drop(graphs.needed.insert(needed.to_vec(), graph)),
+            false => graphs.whole = Some(graph),
+        }
         Ok(())
     }
 
@@ -503,7 +545,8 @@ fn plans(
     let device = gpu.device();
     let mut limits = limits(a, options);
     let mut of_workspace = WorkspaceOptions::default();
-    // A graph would run the launches for prefixes next to other keys in every step, needed or not, so it has none.
+    // A graph with all launches would run those for prefixes next to other keys in every step, needed or not, so the
+    // launch sets have none.
     let planning = match replayed {
         true => planning.with_pod(PodMode::Serial),
         false => planning,
