@@ -1,4 +1,4 @@
-//! A serving loop on a GPU: a prompt, a chunk of a second prompt together with decodes, then decodes from a captured CUDA graph.
+//! A serving loop on a GPU: a prompt, a chunk of a second prompt together with decodes, then decodes from captured CUDA graphs.
 //!
 //! Run it with `cargo run --release --features cuda --example gpu_serving`. It needs neither a CUDA toolkit nor another CUDA crate.
 //! Without a GPU it prints what is missing and ends. It also runs on the emulated driver of docs/guide/without-a-gpu.md.
@@ -6,7 +6,10 @@
 //! To use this code in a program of your own, add the features `cuda` and `unstable` (the latter only for the comparison with
 //! f64), and the crates `half` and `fastrand`.
 
-use std::error::Error as StdError;
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    error::Error as StdError,
+};
 
 use half::bf16;
 use tandem_attn::{
@@ -148,12 +151,13 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     check(&model, &host_caches, &host_q, &batch)?;
     println!("{plan}");
 
-    // Decodes from a CUDA graph: captured once for all layers, then launched for each plan.
+    // Decodes from CUDA graphs, which contain all layers. There is one for each choice of kernels that plans need; other plans
+    // that need the same kernels are launched with it.
     let mut captured = WorkspaceOptions::default();
     captured.launches = Some(LaunchSet::decodes(&device, &spec)?);
     let mut workspace = gpu.workspace(&spec, &bound, captured)?;
     decodes.push(other);
-    let mut graph = None;
+    let mut graphs = HashMap::new();
     for _ in 0..8 {
         for request in &mut decodes {
             let _ = request.append(&mut pool, 1)?;
@@ -167,18 +171,23 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
         planner.update(&spec, &batch, &device, &options, &mut plan)?;
         // SAFETY: the stream is ours, and everything on it so far ran there.
         unsafe { workspace.upload(&plan, *stream) }?;
-        if graph.is_none() {
-            let layers = |on| model.layers(&gpu, &mut workspace, decodes.len(), on);
-            graph = Some(stream.capture(layers)?);
-        }
-        let graph = graph.as_ref().expect("captured above");
+        let graph = match graphs.entry(workspace.needed_launches()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                workspace.launch_only_needed();
+                let layers = |on| model.layers(&gpu, &mut workspace, decodes.len(), on);
+                place.insert(stream.capture(layers)?)
+            }
+        };
         // SAFETY: what was captured lives, and the upload came before.
         unsafe { graph.launch(*stream) }?;
         stream.synchronize()?;
         check(&model, &host_caches, &host_q, &batch)?;
     }
     println!(
-        "a prompt, a hybrid step and 8 decode steps on {}: all as in f64",
+        "a prompt, a hybrid step and 8 decode steps from {} graph{} on {}: all as in f64",
+        graphs.len(),
+        if graphs.len() == 1 { "" } else { "s" },
         gpu.name()
     );
     Ok(())

@@ -31,7 +31,8 @@ pub struct Case {
     pub joint: bool,
     /// All attention with Ampere's instructions.
     pub ampere: bool,
-    /// Each step is also run by a graph that was captured in the first one that could be.
+    /// Each step is also run by a graph: one that was captured in the first step that could be, or, by the seed, one for each
+    /// choice of launches that plans need.
     pub graph: bool,
     /// Elements between the heads of a query token and those of the next, and likewise of outputs.
     pub gaps: [u32; 2],

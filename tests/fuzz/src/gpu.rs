@@ -1,10 +1,12 @@
 //! A case on a GPU, or on an emulated one.
 
+use std::collections::BTreeMap;
+
 use tandem_attn::{
     Error,
     exec::gpu::{
-        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
-        Workspace, WorkspaceOptions,
+        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, LaunchSubset,
+        OwnedStream, Workspace, WorkspaceOptions,
     },
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::PageTable,
@@ -24,6 +26,9 @@ use crate::{
 mod given;
 mod workspace;
 
+/// By the launches that their plans need; one with all launches has none.
+type Graphs = BTreeMap<Option<LaunchSubset>, Graph>;
+
 /// The memory of a case on the device, and what runs there.
 struct Runner<'a> {
     case: &'a Case,
@@ -35,7 +40,7 @@ struct Runner<'a> {
     results: DeviceBuffer<u8>,
     /// For runs at once, and for those of a graph.
     eager: Workspace,
-    captured: Option<(Workspace, Option<Graph>)>,
+    captured: Option<(Workspace, Graphs)>,
     /// The most parts of a batch.
     parts: usize,
     /// Of other heads than the case's.
@@ -101,7 +106,7 @@ impl<'a> Runner<'a> {
                 parts.extend(steps.iter().map(|step| step.batch.parts.len()));
                 let set = set.with_merge_mode(case.options.merge_mode);
                 let options = WorkspaceOptions::default().with_launches(set);
-                Some((gpu.workspace(&case.spec, &bound, options)?, None))
+                Some((gpu.workspace(&case.spec, &bound, options)?, Graphs::new()))
             }
             false => None,
         };
@@ -302,17 +307,17 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// The plan of a step by the graph that was captured in the first of them that could be, twice.
+    /// The plan of a step by a graph, twice: by the one that was captured in the first step that could be, or by one of the
+    /// launches that the plan needs.
     fn replay(&mut self, plan: &Plan, step: &Step, right: &Output) -> Result<(), String> {
-        let Some((_, graph)) = &self.captured else {
+        if self.captured.is_none() {
             return Ok(());
-        };
-        let was_captured = graph.is_some();
+        }
         self.spoil(true)?;
         let most = self.case.most_tokens();
         let parts = self.parts;
         let given = self.given(parts, most);
-        let (workspace, graph) = self.captured.as_mut().expect("looked at above");
+        let (workspace, graphs) = self.captured.as_mut().expect("looked at above");
         // SAFETY: the stream is ours, and runs before it were waited for.
         match unsafe { workspace.upload(plan, *self.stream) } {
             Err(error @ Error::Driver { .. }) => return Err(text(error)),
@@ -322,14 +327,19 @@ impl<'a> Runner<'a> {
             }
             Ok(()) => {}
         }
-        if !was_captured {
+        let only_needed = self.case.seed / 2 % 2 == 0;
+        let key = only_needed.then(|| workspace.needed_launches());
+        if !graphs.contains_key(&key) {
+            if only_needed {
+                workspace.launch_only_needed();
+            }
             let gpu = self.gpu;
             // SAFETY: everything that is captured lives as long as the graph.
             let made = self
                 .stream
                 .capture(|stream| unsafe { given.run(gpu, workspace, stream) });
             match made {
-                Ok(made) => *graph = Some(made),
+                Ok(made) => drop(graphs.insert(key, made)),
                 Err(error @ Error::Driver { .. }) => return Err(text(error)),
                 Err(error) => {
                     self.tally.unsupported(&error.to_string());
@@ -343,8 +353,8 @@ impl<'a> Runner<'a> {
             self.results
                 .write(0, self.world.results.bytes())
                 .map_err(text)?;
-            let (_, graph) = self.captured.as_ref().expect("looked at above");
-            let graph = graph.as_ref().expect("captured by now");
+            let (_, graphs) = self.captured.as_ref().expect("looked at above");
+            let graph = graphs.get(&key).expect("captured by now");
             // SAFETY: everything in it lives.
             unsafe { graph.launch(*self.stream) }.map_err(text)?;
             self.stream.synchronize().map_err(text)?;

@@ -1,12 +1,16 @@
 //! One captured graph, one plan after the other.
 
+mod needed;
+
 use std::ptr;
 
 use cust::sys;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{Gpu, KvPool, LaunchSet, Stream as Handle, WorkspaceOptions},
+    exec::gpu::{
+        Gpu, KvPool, LaunchSet, RunTensors, Stream as Handle, Workspace, WorkspaceOptions,
+    },
     plan::{
         Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
         pod::PodMode,
@@ -68,6 +72,50 @@ impl Drop for Graph {
         // SAFETY: made by us, and done.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
+}
+
+/// How the plan in a workspace is run from graphs.
+trait Replay {
+    /// Whether nothing is allocated after the first rounds.
+    const KEEPS_MEMORY: bool;
+
+    /// Leaves the results of so many tokens in `results`, which nothing has to wait for.
+    fn replay(
+        &mut self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        results: (usize, &[&Memory]),
+        stream: &Stream,
+    );
+
+    /// What must have happened in so many rounds.
+    fn end(&self, rounds: usize);
+}
+
+/// One graph with all launches of the set.
+impl Replay for Option<Graph> {
+    const KEEPS_MEMORY: bool = true;
+
+    fn replay(
+        &mut self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        _: (usize, &[&Memory]),
+        stream: &Stream,
+    ) {
+        let graph = self.get_or_insert_with(|| {
+            Graph::capture(stream, || {
+                // SAFETY: everything on the device lives until it was waited for.
+                unsafe { gpu.run_with(workspace, tensors, stream.0) }.unwrap();
+            })
+        });
+        graph.launch(stream.0);
+        stream.wait();
+    }
+
+    fn end(&self, _: usize) {}
 }
 
 pub fn free_bytes() -> usize {
@@ -197,8 +245,21 @@ fn a_graph_serves_plans_of_heads_that_decodes_pad() {
     serves::<bf16>(gpu, 96, &modes);
 }
 
-fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMode, bool)]) {
+/// Where states are merged, whether there are prefills, how they share the GPU, and whether there are sinks and trees.
+type Mode = (MergeMode, bool, PodMode, bool);
+
+fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[Mode]) {
+    serves_by::<K, Option<Graph>>(gpu, head_dim, modes, |_| None);
+}
+
+fn serves_by<K: Element, R: Replay>(
+    gpu: &Gpu,
+    head_dim: u32,
+    modes: &[Mode],
+    graphs: impl Fn(&Gpu) -> R,
+) {
     let (rounds, alone) = rounds();
+    let alone = alone && R::KEEPS_MEMORY;
     for &(merge_mode, prefills, pod, rich) in modes {
         let mut spec = Spec::new(8, 2, head_dim).with_kv_dtype(K::DTYPE);
         spec.variant.sinks = rich;
@@ -257,7 +318,7 @@ fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMo
         let stream = Stream::new();
         let mut planner = Planner::new();
         let mut plan = Plan::empty(spec);
-        let mut graph = None;
+        let mut graphs = graphs(gpu);
         let mut free = 0;
         for round in 0..rounds {
             let mut batch = random_batch(&mut rng, prefills);
@@ -279,16 +340,10 @@ fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMo
                 workspace.upload(&plan, stream.0).unwrap();
                 eager.upload(&plan, stream.0).unwrap();
             }
-            let graph = graph.get_or_insert_with(|| {
-                Graph::capture(&stream, || {
-                    let tensors = on_device.tensors(&to, &lse_to);
-                    // SAFETY: as above.
-                    unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) }.unwrap();
-                })
-            });
-            graph.launch(stream.0);
-            stream.wait();
+            let tensors = on_device.tensors(&to, &lse_to);
             let tokens = batch.total_q() as usize;
+            let results = (tokens, &[&out, &lse][..]);
+            graphs.replay(gpu, &mut workspace, &tensors, results, &stream);
             let replayed = (
                 out.read_at::<u16>(0, tokens * row),
                 lse.read_at::<u32>(0, tokens * heads),
@@ -309,6 +364,7 @@ fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMo
                 _ => {}
             }
         }
+        graphs.end(rounds);
     }
 }
 
