@@ -1,8 +1,9 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
 //! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [random-trees=40 [seed=1]] [prefixes]
-//! [batches [batch=16×1024,32/8] [page=16]]` prints the named tables; `trees` compares ways to plan the trees of a file like
-//! `tests/data/trees_held_back.txt`, `random-trees` those of a seed; `prefixes` are wide ones, before decodes and prefills.
+//! [batches [batch=16×1024,32/8] [page=16]] [sets]` prints the named tables; `trees` compares ways to plan the trees of a file like
+//! `tests/data/trees_held_back.txt`, `random-trees` those of a seed; `prefixes` are wide ones, before decodes and prefills;
+//! `sets` are launch sets in graphs, all of their launches and the needed ones.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
 //! finite numbers, pages are shuffled.
@@ -15,6 +16,8 @@ mod common;
 mod prefixes;
 #[path = "gpu_decode/run.rs"]
 mod run;
+#[path = "gpu_decode/sets.rs"]
+mod sets;
 #[path = "../tests/common/trees.rs"]
 mod trees;
 
@@ -63,6 +66,9 @@ fn main() {
     }
     if named("prefixes") {
         prefixes::measure(gpu, &timer, &pool);
+    }
+    if named("sets") {
+        sets::measure(gpu, &timer, &pool);
     }
     if named("pat") {
         pat(gpu, &timer, &pool, only);

@@ -122,8 +122,15 @@ impl<'a> Step<'a> {
         };
         let pools = batch.parts.iter().map(pool).collect();
         let result = Memory::new(&vec![f16::NAN; shape.iter().product()]);
+        // With a launch set, graphs have the merging kernel only if the bound has room for a merge.
+        let bound = Bound::of(&plan);
+        let bound = Bound {
+            merges: bound.merges.max(1),
+            slots: bound.slots.max(1),
+            ..bound
+        };
         let mut workspace = gpu
-            .workspace(spec, &Bound::of(&plan), options)
+            .workspace(spec, &bound, options)
             .expect("there is memory");
         let stream = Stream::new();
         // SAFETY: nothing else runs.
@@ -138,6 +145,11 @@ impl<'a> Step<'a> {
             result,
             plan,
         }
+    }
+
+    /// Leaves out the launches of its launch set that have no work.
+    pub fn launch_only_needed(&self) {
+        self.workspace.borrow_mut().launch_only_needed();
     }
 
     /// Queues everything on `stream`.

@@ -1,6 +1,6 @@
 //! A case on a GPU, or on an emulated one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use tandem_attn::{
     Error,
@@ -327,9 +327,9 @@ impl<'a> Runner<'a> {
             }
             Ok(()) => {}
         }
-        let only_needed = self.case.seed / 2 % 2 == 0;
+        let only_needed = (self.case.seed / 2).is_multiple_of(2);
         let key = only_needed.then(|| workspace.needed_launches());
-        if !graphs.contains_key(&key) {
+        if let Entry::Vacant(place) = graphs.entry(key) {
             if only_needed {
                 workspace.launch_only_needed();
             }
@@ -339,7 +339,7 @@ impl<'a> Runner<'a> {
                 .stream
                 .capture(|stream| unsafe { given.run(gpu, workspace, stream) });
             match made {
-                Ok(made) => drop(graphs.insert(key, made)),
+                Ok(made) => drop(place.insert(made)),
                 Err(error @ Error::Driver { .. }) => return Err(text(error)),
                 Err(error) => {
                     self.tally.unsupported(&error.to_string());

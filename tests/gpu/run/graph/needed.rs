@@ -1,6 +1,6 @@
 //! Graphs of the launches that plans need, all over one workspace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use half::bf16;
 use tandem_attn::{
@@ -64,12 +64,12 @@ impl Replay for ByNeed {
         // The upload was on the stream, and copies of the host come after it.
         stream.wait();
         let needed = workspace.needed_launches();
-        if !self.graphs.contains_key(&needed) {
+        if let Entry::Vacant(place) = self.graphs.entry(needed) {
             workspace.launch_only_needed();
             // SAFETY: everything on the device lives until it was waited for, here and below.
             let run = |on| unsafe { gpu.run_with(workspace, tensors, on) };
             let graph = self.capturing.capture(run).unwrap();
-            self.graphs.insert(needed, graph);
+            place.insert(graph);
         }
         clear(results);
         unsafe { self.graphs[&needed].launch(stream.0) }.unwrap();
