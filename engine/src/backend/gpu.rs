@@ -97,9 +97,9 @@ struct Kind {
     replayed: (Plans, Workspace),
 }
 
-/// Graphs of a bucket that contain only what plans need. Two or three are usual; a model with two kinds of attention and
-/// requests with common prefixes may have more. Plans that need yet other launches share a graph with all launches: it is
-/// a few microseconds slower in each layer, which is less than capturing again and again.
+/// The most graphs of a bucket that contain only what plans need. Decodes without common prefixes need few; prefixes and
+/// a second kind of attention multiply them. Plans that need yet other launches share a graph with all launches: it is a
+/// few microseconds slower in each layer, and capturing again and again would take milliseconds.
 const GRAPHS_OF_BUCKET: usize = 8;
 
 /// The graphs of a bucket of decodes. The bucket ran once, so libraries have loaded what they load on first use.

@@ -171,7 +171,8 @@ impl Workspace {
 
     /// Until the next upload, runs make only the launches of the launch set that the uploaded plan needs. A graph that
     /// captures them saves about two microseconds for each of the others, in every layer. It runs other plans, too;
-    /// [`Graph::launch`](super::Graph::launch) refuses a plan that needs a launch which was left out.
+    /// [`Graph::launch`](super::Graph::launch) refuses a plan that needs a launch which was left out. No call checks this for
+    /// graphs that were captured by other means than [`OwnedStream::capture`](super::OwnedStream::capture).
     ///
     /// Graphs that were captured before stay valid. An [upload](Self::upload) ends this: after it, runs make all launches
     /// of the set again. Without a launch set, runs are as before.

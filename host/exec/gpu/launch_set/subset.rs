@@ -3,7 +3,8 @@
 use kernels_gpu::abi::LaunchRecord;
 
 /// Some of the launches of a workspace's [launch set](super::LaunchSet), with or without the merging kernel:
-/// those that [a plan needs](super::super::Workspace::needed_launches). Only values of the same workspace compare.
+/// those that [a plan needs](super::super::Workspace::needed_launches). Compare only values of workspaces with the same
+/// launch set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaunchSubset {
     /// A bit for each key of the set, and behind them one for the merging kernel.
