@@ -17,8 +17,7 @@ use half::bf16;
 use tandem_attn::{
     exec::gpu::{
         AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
-        KvPool, LaunchSet, LaunchSubset, OwnedStream, QkNorm, QkvStep, Stream, Workspace,
-        WorkspaceOptions,
+        KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
     plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
     problem::{Batch, Spec},
@@ -106,14 +105,14 @@ const GRAPHS_OF_BUCKET: usize = 8;
 #[derive(Default)]
 struct Captured {
     /// By the launches that the plans of each kind of attention need.
-    needed: BTreeMap<Vec<LaunchSubset>, Graph>,
+    needed: BTreeMap<Vec<u128>, Graph>,
     /// With all launches of the launch sets, if there are too many others.
     whole: Option<Graph>,
 }
 
 impl Captured {
     /// The graph for plans that need these launches.
-    fn graph(&self, needed: &[LaunchSubset]) -> Option<&Graph> {
+    fn graph(&self, needed: &[u128]) -> Option<&Graph> {
         self.needed.get(needed).or(self.whole.as_ref())
     }
 }
@@ -240,7 +239,7 @@ impl GpuBackend {
 
     /// Captures a graph for the uploaded plans, which need these launches, if the bucket ran before and has no graph for
     /// them.
-    fn capture_once(&mut self, bucket: usize, needed: &[LaunchSubset]) -> Result<(), Error> {
+    fn capture_once(&mut self, bucket: usize, needed: &[u128]) -> Result<(), Error> {
         let Some(known) = self.graphs.get(&bucket) else {
             return Ok(());
         };

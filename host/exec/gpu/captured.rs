@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    KvPool, LaunchSet, LaunchSubset, RunTensors, driver::Stream, launch_plan::PartNeeds,
-    launch_set::LaunchKey,
+    KvPool, LaunchSet, RunTensors, driver::Stream, launch_plan::PartNeeds, launch_set::LaunchKey,
+    launch_set::LaunchSubset,
 };
 use crate::Error;
 

@@ -7,7 +7,7 @@ use kernels_gpu::{
     registry::{KernelId, Loads, Op},
 };
 
-pub use self::subset::LaunchSubset;
+pub(super) use self::subset::LaunchSubset;
 use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,

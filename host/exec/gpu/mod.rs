@@ -113,7 +113,7 @@ use kernels_gpu::Hooks;
 #[cfg(feature = "cust")]
 pub use self::cust::Pool;
 pub use driver::Stream;
-pub use launch_set::{LaunchSet, LaunchSubset};
+pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
 pub use pool::KvPool;
 pub use quantise::AppendScales;

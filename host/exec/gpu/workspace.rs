@@ -162,11 +162,11 @@ impl Workspace {
     /// The launches of its launch set that the uploaded plan needs: those with work, and the merging kernel if it has
     /// merges. None of them without a plan or a launch set.
     ///
-    /// Use it as the key of graphs: a graph that was captured with the needed launches of one plan runs all plans
+    /// Each launch of the set is a bit, in their order; the merging kernel is the next. Use this number as the key of graphs: a graph that was captured with the needed launches of one plan runs all plans
     /// that need the same launches, or fewer. See [`launch_only_needed`](Self::launch_only_needed).
     #[must_use]
-    pub fn needed_launches(&self) -> LaunchSubset {
-        self.uploaded.launches()
+    pub fn needed_launches(&self) -> u128 {
+        self.uploaded.launches().bits()
     }
 
     /// Until the next upload, runs make only the launches of the launch set that the uploaded plan needs. A graph that
@@ -179,8 +179,8 @@ impl Workspace {
     ///
     /// ```no_run
     /// # use std::collections::{HashMap, hash_map::Entry};
-    /// # use tandem_attn::{Error, gpu::{Graph, LaunchSubset, OwnedStream, Stream, Workspace}, plan::Plan};
-    /// # fn step(workspace: &mut Workspace, plan: &Plan, stream: &OwnedStream, graphs: &mut HashMap<LaunchSubset, Graph>,
+    /// # use tandem_attn::{Error, gpu::{Graph, OwnedStream, Stream, Workspace}, plan::Plan};
+    /// # fn step(workspace: &mut Workspace, plan: &Plan, stream: &OwnedStream, graphs: &mut HashMap<u128, Graph>,
     /// # layers: impl Fn(&mut Workspace, Stream) -> Result<(), Error>) -> Result<(), Error> {
     /// unsafe { workspace.upload(plan, **stream)? };
     /// let graph = match graphs.entry(workspace.needed_launches()) {

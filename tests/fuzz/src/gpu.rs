@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use tandem_attn::{
     Error,
     exec::gpu::{
-        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, LaunchSubset,
-        OwnedStream, Workspace, WorkspaceOptions,
+        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
+        Workspace, WorkspaceOptions,
     },
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::PageTable,
@@ -27,7 +27,7 @@ mod given;
 mod workspace;
 
 /// By the launches that their plans need; one with all launches has none.
-type Graphs = BTreeMap<Option<LaunchSubset>, Graph>;
+type Graphs = BTreeMap<Option<u128>, Graph>;
 
 /// The memory of a case on the device, and what runs there.
 struct Runner<'a> {

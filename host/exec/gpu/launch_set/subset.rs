@@ -3,10 +3,9 @@
 use kernels_gpu::abi::LaunchRecord;
 
 /// Some of the launches of a workspace's [launch set](super::LaunchSet), with or without the merging kernel:
-/// those that [a plan needs](super::super::Workspace::needed_launches). Compare only values of workspaces with the same
-/// launch set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LaunchSubset {
+/// those that [a plan needs](super::super::Workspace::needed_launches).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::exec::gpu) struct LaunchSubset {
     /// A bit for each key of the set, and behind them one for the merging kernel.
     bits: u128,
 }
@@ -14,6 +13,10 @@ pub struct LaunchSubset {
 impl LaunchSubset {
     pub(in crate::exec::gpu) const ALL: Self = Self { bits: u128::MAX };
     pub(in crate::exec::gpu) const NONE: Self = Self { bits: 0 };
+
+    pub(in crate::exec::gpu) const fn bits(self) -> u128 {
+        self.bits
+    }
 
     /// The launches that have work.
     pub(super) fn of(records: &[LaunchRecord]) -> Self {

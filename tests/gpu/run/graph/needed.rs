@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{Gpu, Graph, LaunchSubset, OwnedStream, RunTensors, Workspace},
+    exec::gpu::{Gpu, Graph, OwnedStream, RunTensors, Workspace},
     plan::{MergeMode, pod::PodMode},
     tensor::F8E4M3,
 };
@@ -18,7 +18,7 @@ use crate::{
 
 /// A graph for each choice of launches, captured when a plan needs it.
 struct ByNeed {
-    graphs: BTreeMap<LaunchSubset, Graph>,
+    graphs: BTreeMap<u128, Graph>,
     capturing: OwnedStream,
     /// Launches of graphs that were captured for plans that need other launches.
     ran: usize,
