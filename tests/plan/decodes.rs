@@ -23,12 +23,51 @@ fn few_new_tokens_run_in_decode_tiles_where_a_tile_holds_their_rows() {
     let options = PlanOptions::default();
     assert_eq!(kernels(&spec, &[(16, 4096); 4], &options), [(true, 64)]);
     assert!(!kernels(&spec, &[(17, 4096); 4], &options)[0].0);
-    // Of 8-bit keys there are no decode tiles of 64 rows.
-    let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
-    assert!(!kernels(&of_8_bits, &[(16, 4096); 4], &options)[0].0);
     // Results must not depend on the other requests.
     let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
     assert!(!kernels(&spec, &[(16, 4096); 4], &fixed)[0].0);
+}
+
+/// A prefill converts all keys of its requests first. Decodes of up to 64 rows, in tiles of 16, are faster, also beside others.
+#[test]
+fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
+    let spec = |heads, dim| Spec::new(heads, 8, dim).with_kv_dtype(Dtype::F8E4M3);
+    let options = PlanOptions::default();
+    for (heads, dim, most) in [(32, 128, 16), (40, 64, 12), (16, 256, 32)] {
+        let spec = spec(heads, dim);
+        for requests in [
+            vec![(most, 4096); 4],
+            vec![(1, 4096), (most, 4096), (9, 50)],
+        ] {
+            let plan = plan_for(&spec, &requests, &options);
+            assert!(
+                plan.groups
+                    .iter()
+                    .all(|group| group.kernel == Kernel::Decode)
+            );
+            let tokens: u32 = plan.items.iter().map(|item| item.rows).sum();
+            assert!(tokens >= requests.iter().map(|&(new, _)| new).sum());
+        }
+        assert!(!kernels(&spec, &[(most + 1, 4096); 4], &options)[0].0);
+        let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
+        assert!(!kernels(&spec, &[(most, 4096); 4], &fixed)[0].0);
+    }
+    // Keys that several requests share are converted once.
+    let shared = Batch::new(vec![0, 16, 32], table_with_prefix(2, 4096));
+    let device = DeviceDescription::named("h200").expect("described");
+    let plan = Planner::new().plan(&spec(32, 128), &shared, &device, &options);
+    let plan = plan.expect("a plan");
+    assert!(
+        plan.groups
+            .iter()
+            .all(|group| group.kernel == Kernel::Prefill)
+    );
+    // Beside a prompt they are prefills, and all share SMs.
+    let beside = kernels(&spec(32, 128), &[(16, 4096), (500, 500)], &options);
+    assert!(beside.iter().all(|&(decode, _)| !decode));
+    // Other page sizes have no kernel that loads 8-bit keys one by one.
+    let plan = plan_on(12, &spec(32, 128), &[(16, 4096); 4], &options);
+    assert_eq!(plan.groups[0].kernel, Kernel::Prefill);
 }
 
 #[test]
@@ -65,8 +104,16 @@ fn other_page_sizes_have_neither_few_new_tokens_nor_many_short_decodes_in_tiles_
 #[test]
 fn a_bound_has_room_for_the_states_of_few_new_tokens() {
     let device = DeviceDescription::named("h200").expect("described");
-    for (heads, kv_heads, new) in [(16, 8, 32), (2, 1, 32), (8, 8, 64), (4, 4, 64)] {
-        let spec = Spec::new(heads, kv_heads, 128);
+    let (bf16, e4m3) = (Dtype::BF16, Dtype::F8E4M3);
+    for (heads, kv_heads, new, dtype) in [
+        (16, 8, 32, bf16),
+        (2, 1, 32, bf16),
+        (8, 8, 64, bf16),
+        (4, 4, 64, bf16),
+        (4, 4, 64, e4m3),
+        (2, 1, 32, e4m3),
+    ] {
+        let spec = Spec::new(heads, kv_heads, 128).with_kv_dtype(dtype);
         let limits = BatchLimits::decodes(1, 65536, 16).with_query_tokens(new);
         let options = PlanOptions::default();
         let bound = Bound::new(&spec, &device, &options, &limits).expect("a bound");
@@ -79,18 +126,24 @@ fn a_bound_has_room_for_the_states_of_few_new_tokens() {
     }
 }
 
+/// Requests with this many keys in common, and a page of their own.
+fn table_with_prefix(requests: u32, keys: u32) -> PageTable {
+    let shared = keys / 16;
+    let mut table = PageTable::new(16, shared + requests);
+    for request in 0..requests {
+        let pages: Vec<u32> = (0..shared).chain([shared + request]).collect();
+        table.push(&pages, (shared + 1) * 16);
+    }
+    table
+}
+
 /// A common prefix in tiles of 128 rows would leave a partial state of each row.
 #[test]
 fn few_new_tokens_read_a_common_prefix_each_by_itself() {
     let device = DeviceDescription::named("h200").expect("described");
-    let mut table = PageTable::new(16, 64 + 24);
-    for request in 0..24 {
-        let pages: Vec<u32> = (0..64).chain([64 + request]).collect();
-        table.push(&pages, 65 * 16);
-    }
     let batch = Batch::new(
         (0..=24).map(|request| request * 16).collect::<Vec<_>>(),
-        table,
+        table_with_prefix(24, 1024),
     );
     let spec = Spec::new(32, 8, 128);
     let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());

@@ -5,8 +5,8 @@ use std::{collections::HashMap, ops::Range};
 
 use kernels_gpu::{
     abi::{
-        ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, TurnParams, WidenParams,
-        WorkItem,
+        ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, ScaleParams, TurnParams,
+        WidenParams, WorkItem,
     },
     common::cache,
     divisor::Divisor,
@@ -15,7 +15,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, Gpu, KvPool, Workspace,
+    DeviceArray, Gpu, KvPool, KvScales, Workspace,
     prefill::describes_values,
     prefill_rows::vectors_of,
     registry::element,
@@ -193,7 +193,7 @@ impl Workspace {
 }
 
 impl Gpu {
-    /// The launch that widens the keys of a prefill, each by the scale of its token.
+    /// The launch that widens the keys of a prefill, each by the scale of its token if tokens have scales.
     pub(super) fn prepare_widen(
         &self,
         workspace: &Workspace,
@@ -206,7 +206,10 @@ impl Gpu {
         let pieces = pages.len() as u32 * spec.kv_heads * 2;
         let params = WidenParams {
             convert: workspace.conversion_of(pool, pages)?,
-            scales: pool.scales.parameters(spec, pool, tokens)?,
+            scales: match pool.scales {
+                KvScales::Token { .. } => pool.scales.parameters(spec, pool, tokens)?,
+                _ => ScaleParams::default(),
+            },
             record: record.map_or(0, |record| record.address),
             kv_heads: Divisor::new(spec.kv_heads),
             vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),

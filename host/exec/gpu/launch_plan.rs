@@ -38,6 +38,8 @@ pub(super) struct GroupLaunch {
     pub(super) kv_heads_together: u32,
     /// Pages that it converts, as a range of the launch plan's converted pages.
     pub(super) converted: Range<u32>,
+    /// Whether few rows of queries see each key of these pages. A launch before it then converts them.
+    pub(super) few_rows: bool,
 }
 
 /// What the pool of a part must have.
@@ -166,7 +168,14 @@ impl LaunchPlan {
             if launch.key.kernel.info().op == Op::Prefill {
                 let items = self.items.get_or_insert_with(|| plan.items.clone());
                 let range = launch.first as usize..(launch.first + launch.items) as usize;
-                launch.converted = self.conversion.add(plan, &mut items[range]);
+                let items = &mut items[range];
+                launch.converted = self.conversion.add(plan, items);
+                let pages = launch.converted.start as usize..launch.converted.end as usize;
+                let pages = self.conversion.pages[pages].iter();
+                let keys: u64 = pages.map(|page| u64::from(page.keys)).sum();
+                let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
+                let pairs: u64 = items.iter().map(pair).sum();
+                launch.few_rows = pairs * u64::from(plan.spec.group()) < FEW_ROWS * keys;
             }
         }
     }
@@ -293,6 +302,7 @@ fn launch(
         joint: items.iter().any(WorkItem::is_joint),
         kv_heads_together: group.kv_heads_together,
         converted: 0..0,
+        few_rows: false,
     })
 }
 
@@ -307,6 +317,11 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let first = tokens.clone().min().unwrap_or(0);
     first..tokens.max().map_or(first, |last| last + 1)
 }
+
+/// On an H200 a prefill converts an 8-bit key of 128 elements and its value in 0.94 ns beside its products, and a launch
+/// before it in 0.18. The products of a key with a row of queries take 0.7 ps. So with fewer rows than these, the launch before
+/// it saves time.
+const FEW_ROWS: u64 = 1000;
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
 /// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys

@@ -131,8 +131,8 @@ pub(super) enum Source {
     Pool,
     /// In the workspace: the prefill itself converts those of the run's pool.
     Converted,
-    /// In the workspace: a launch before the prefill widened them.
-    Widened,
+    /// In the workspace: a launch before the prefill widened them, and multiplied each by its scale if these are `by_token`.
+    Widened { by_token: bool },
     /// In the workspace: a launch before the prefill rotated the keys. Values are in the run's pool, unless `values`
     /// says that they were copied along.
     Turned { values: bool },

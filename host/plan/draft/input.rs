@@ -8,7 +8,7 @@ use crate::{
         data::{Kernel, Plan, PlannedPart, PlannedRowBlock},
         model::{Model, TileTable},
     },
-    problem::{Batch, Part},
+    problem::{Batch, PageTable, Part},
 };
 
 /// A batch whose parts and row blocks are already in a plan.
@@ -26,13 +26,22 @@ impl<'a> BatchInput<'a> {
     pub fn new(model: &'a Model, batch: &'a Batch, plan: &'a Plan) -> Self {
         let (few, most) = (model.most_decode_tokens, model.most_tokens_of_decodes);
         let tokens = plan.row_blocks.iter().map(|block| block.tokens);
-        let mut tokens = tokens.filter(|&tokens| tokens > 0);
+        let tokens = tokens.filter(|&tokens| tokens > 0);
+        let [shortest, longest] = tokens.fold([u32::MAX, 0], |[a, b], tokens| {
+            [a.min(tokens), b.max(tokens)]
+        });
         let mut parts = batch.parts.iter();
-        // Beside shorter row blocks they are prefills: both kinds then run side by side, which is faster. On pages of other sizes
-        // decodes have only kernels of few rows.
-        let are_decodes = most > few
-            && tokens.all(|tokens| few < tokens && tokens <= most)
+        // On pages of other sizes decodes have only kernels of few rows.
+        let may_be = few < longest
+            && longest <= most
             && parts.all(|part| part.table.page_size.is_multiple_of(8));
+        // Beside shorter row blocks they are prefills: both kinds then run side by side. That is faster, unless prefills convert keys
+        // that they do not share.
+        let are_decodes = may_be
+            && match model.spec.kv_dtype.bytes() {
+                1 => !most_share_pages(batch),
+                _ => shortest > few,
+            };
         Self {
             model,
             batch,
@@ -68,6 +77,20 @@ impl<'a> BatchInput<'a> {
             }
         })
     }
+}
+
+/// Whether most requests begin with the same page as another: then prefills convert these keys once for all.
+fn most_share_pages<'a>(batch: &'a Batch) -> bool {
+    let tables = batch.parts.iter().map(|part| &part.table);
+    let first = |table: &'a PageTable| {
+        let begins = table.indptr.windows(2).filter(|pair| pair[0] < pair[1]);
+        begins.map(|pair| table.indices[pair[0] as usize])
+    };
+    let mut first: Vec<u32> = tables.flat_map(first).collect();
+    let requests = first.len();
+    first.sort_unstable();
+    first.dedup();
+    2 * first.len() <= requests
 }
 
 /// A part of a batch and what its drafts depend on.

@@ -20,7 +20,7 @@ pub struct Model {
     /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
     /// they have only decode kernels.
     pub most_decode_tokens: u32,
-    /// The same in a batch whose row blocks are all longer than that.
+    /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, none is longer than this.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
@@ -63,7 +63,7 @@ impl Model {
         };
         let in_rows = match rule.fixed {
             true => 0,
-            false => tiles.tokens_in_rows(device.decode_max_rows),
+            false => tiles.most_decode_tokens(device, spec),
         };
         Ok(Self {
             spec: *spec,

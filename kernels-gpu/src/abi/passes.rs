@@ -205,13 +205,13 @@ pub struct QuantiseParams {
     pub format: u32,
 }
 
-/// Parameters of `widen_by_token`.
+/// Parameters of `widen`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct WidenParams {
     /// Source and target. `done` and `control` are unused.
     pub convert: ConvertParams,
-    /// Scales of each token and KV head.
+    /// Scales of each token and KV head, or none.
     pub scales: ScaleParams,
     /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which selects the pages to widen; or 0.
     pub record: u64,

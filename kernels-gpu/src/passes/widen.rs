@@ -1,8 +1,9 @@
-//! `widen_by_token`: converts 8-bit keys and values to 16-bit pages, each multiplied by the scale of its token.
+//! `widen`: converts 8-bit keys and values to 16-bit pages, each multiplied by the scale of its token if tokens have scales.
 //!
 //! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and applies scales per row of queries if
 //! they are the same for all keys of the row. A scale per key would cost a multiplication per logit. So such keys are
-//! widened once, by a launch before the prefill, which then reads 16 bits.
+//! widened once, by a launch before the prefill, which then reads 16 bits. So are keys that few rows of queries see: their
+//! products take less time than converting beside them.
 //!
 //! Blocks process *pieces*, 64 keys of one KV head or their values; a thread widens 16 numbers.
 
@@ -12,7 +13,7 @@ pub const THREADS: u32 = 256;
 /// Numbers per thread.
 pub const NUMBERS: u32 = 16;
 
-/// The kernels: `widen_by_token_<element>`.
+/// The kernels: `widen_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::THREADS;
@@ -23,11 +24,10 @@ mod rows {
             KernelInfo {
                 element: Element::$half,
                 cache: Some(Element::E4m3),
-                by_token: true,
                 threads: THREADS,
                 registers: registers(THREADS, 6),
                 ..KernelInfo::new(
-                    concat!("widen_by_token_", $element),
+                    concat!("widen_", $element),
                     Family::Quantise,
                     Arch::Sm90a,
                     Op::Widen,
@@ -127,6 +127,7 @@ mod device {
         to: u64,
         /// Strides between pages, tokens and heads, in vectors of 16 bytes.
         strides: [u32; 3],
+        /// 0: tokens have no scales.
         scales: u64,
         /// Likewise, in numbers of scales.
         scale_strides: [u32; 3],
@@ -146,13 +147,14 @@ mod device {
             };
             let from = self.pool + (place(self.strides) + u64::from(vector)) * 16;
             // SAFETY: the caller's promise.
-            let (narrow, scale) = unsafe {
-                let scale = self.scales + place(self.scale_strides) * 4;
-                (
-                    ptr::load_stream_u32x4(from as *const u32),
-                    ptr::load_nc_f32(scale as *const f32),
-                )
-            };
+            let narrow = unsafe { ptr::load_stream_u32x4(from as *const u32) };
+            let scaled = self.scales != 0;
+            let mut scale = 1.0;
+            if scaled {
+                let at = self.scales + place(self.scale_strides) * 4;
+                // SAFETY: as above.
+                scale = unsafe { ptr::load_nc_f32(at as *const f32) };
+            }
             let mut wide = [[0; 4]; 2];
             let mut i = 0;
             while i < 8 {
@@ -163,7 +165,11 @@ mod device {
                     convert::e4m3x2_to_f16x2(two)
                 };
                 let [first, second] = convert::f16x2_to_f32(pair);
-                wide[i / 4][i % 4] = T::pack(fit::<T>(first * scale), fit::<T>(second * scale));
+                wide[i / 4][i % 4] = if scaled {
+                    T::pack(fit::<T>(first * scale), fit::<T>(second * scale))
+                } else {
+                    T::pack(first, second)
+                };
                 i += 1;
             }
             wide
@@ -184,17 +190,19 @@ mod device {
     }
 
     macro_rules! entries {
-        ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module's documentation.
-            ///
-            /// # Safety
-            /// The parameters describe memory as [`WidenParams`] says.
-            #[kernel(name = ["widen_by_token_", $element], max_threads = THREADS, min_blocks = 6)]
-            pub unsafe fn entry(params: WidenParams) {
-                // SAFETY: the launch's promise.
-                unsafe { widen::<half::$half>(&params) }
-            }
-        }; };
+        ($half:ident $element:literal {}) => {
+            const _: () = {
+                /// See the module's documentation.
+                ///
+                /// # Safety
+                /// The parameters describe memory as [`WidenParams`] says.
+                #[kernel(name = ["widen_", $element], max_threads = THREADS, min_blocks = 6)]
+                pub unsafe fn entry(params: WidenParams) {
+                    // SAFETY: the launch's promise.
+                    unsafe { widen::<half::$half>(&params) }
+                }
+            };
+        };
     }
 
     crate::each_half! { items entries {} }

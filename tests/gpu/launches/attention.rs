@@ -122,6 +122,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             planned.spec = Spec::new(4, 2, 128)
                 .with_dtype(dtype)
                 .with_kv_dtype(Dtype::F8E4M3);
+            planned.by_token = true;
         }
         Op::Turn => {
             let spec = Spec::new(4, 2, 128).with_dtype(dtype_of(row));

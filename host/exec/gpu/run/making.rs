@@ -63,6 +63,7 @@ impl Making<'_> {
             // The launch reads it from its record.
             kv_heads_together: 0,
             converted: 0..0,
+            few_rows: false,
         };
         let launched = workspace.launched();
         let launches: Vec<_> = set.keys.iter().map(launch).collect();

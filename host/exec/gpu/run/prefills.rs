@@ -13,6 +13,7 @@ use crate::{
         prefill::{Source, describes_values},
         steps::{Extras, Parameters, Step},
     },
+    plan::pod::PodMode,
     problem::{Compute, Padding, Spec},
 };
 
@@ -29,7 +30,7 @@ impl Making<'_> {
         let converts = workspace.spec.converts();
         let extras = Extras {
             kv_heads_together: launch.kv_heads_together,
-            scaled: converts && pool.scales != KvScales::One && !widens(&workspace.spec, pool),
+            scaled: converts && pool.scales != KvScales::One && !by_token(&workspace.spec, pool),
             ..self.extras()
         };
         let kernel = match arch.or(workspace.options.arch) {
@@ -41,7 +42,7 @@ impl Making<'_> {
             self.pads_by(kernel)?;
         }
         let of_ampere = kernel.info().arch == Arch::Sm80;
-        if converts && !widens(&workspace.spec, pool) {
+        if converts && !by_token(&workspace.spec, pool) {
             pool.scales.check_kernel(kernel.info())?;
         }
         let turns = workspace.spec.rotary.is_some();
@@ -119,8 +120,12 @@ impl Making<'_> {
                     params.convert.list = workspace.conversions().address;
                     params.convert.page_ids = workspace.page_ids().address;
                 }
-            } else if widens(&workspace.spec, pool) {
-                shapes.source = Source::Widened;
+            } else if by_token(&workspace.spec, pool) {
+                shapes.source = Source::Widened { by_token: true };
+            } else if self.widens(launch) {
+                shapes.source = Source::Widened { by_token: false };
+                let (scales, tokens) = (&pool.scales, tensors.q.shape[0]);
+                params.attention.scales = scales.parameters(&workspace.spec, pool, tokens)?;
             } else {
                 shapes.source = Source::Converted;
                 let pages = self.converted(launch);
@@ -142,7 +147,19 @@ impl Making<'_> {
         }
     }
 
-    /// The launch before a prefill whose keys have a scale for each token, or need the rotary embedding.
+    /// Whether a launch before a prefill widens its 8-bit keys because few rows of queries see each of them. Beside decodes, the
+    /// prefill has time to convert them. A captured graph has the same launches for all plans.
+    fn widens(&self, launch: &GroupLaunch) -> bool {
+        let spec = &self.workspace.spec;
+        let alone = self.workspace.launch_plan.pod == PodMode::Serial;
+        launch.few_rows
+            && alone
+            && !self.workspace.captured()
+            && spec.rotary.is_none()
+            && spec.compute == Compute::F16
+    }
+
+    /// The launch before a prefill whose keys have a scale for each token, are seen by few rows, or need the rotary embedding.
     pub(super) fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
         let (workspace, part) = (self.workspace, launch.key.part as usize);
         let (gpu, pool) = (self.gpu, &self.tensors.pools[part]);
@@ -153,7 +170,7 @@ impl Making<'_> {
         let pages = self.converted(launch);
         let step = if workspace.spec.rotary.is_some() {
             gpu.prepare_turn(workspace, pool, pages, record)?
-        } else if widens(&workspace.spec, pool) {
+        } else if by_token(&workspace.spec, pool) || self.widens(launch) {
             gpu.prepare_widen(workspace, pool, pages, record, self.tensors.q.shape[0])?
         } else {
             return Ok(None);
@@ -168,6 +185,6 @@ pub(in crate::exec::gpu) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool
 }
 
 /// Whether a launch before the prefills multiplies keys by the scales of their tokens.
-fn widens(spec: &Spec, pool: &KvPool) -> bool {
+fn by_token(spec: &Spec, pool: &KvPool) -> bool {
     spec.converts() && spec.compute == Compute::F16 && matches!(pool.scales, KvScales::Token { .. })
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use kernels_gpu::abi::{
     AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
-    MergeParams, PodParams, PrefillParams, TurnParams, WidenParams,
+    MergeParams, PodParams, PrefillParams, ScaleParams, TurnParams, WidenParams,
 };
 
 use super::RunTensors;
@@ -134,7 +134,13 @@ impl Step {
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
                     }
-                    Source::Widened | Source::Turned { values: true } => {
+                    Source::Widened { by_token } => {
+                        if !by_token {
+                            params.attention.scales = scales;
+                        }
+                        (params.attention.k, params.attention.v) = read;
+                    }
+                    Source::Turned { values: true } => {
                         (params.attention.k, params.attention.v) = read
                     }
                     Source::Turned { values: false } => {
@@ -147,7 +153,10 @@ impl Step {
             }
             Parameters::Widen(params) => {
                 check_pool(pool)?;
-                params.scales = scales;
+                // Other scales are applied by the prefill.
+                if params.scales != ScaleParams::default() {
+                    params.scales = scales;
+                }
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::Turn(params) => {

@@ -156,10 +156,14 @@ impl TileTable {
         self.decode.last().map_or(0, tokens)
     }
 
-    /// The most query tokens of decodes whose rows are at most these, and fit a tile.
+    /// The most query tokens of decodes in a batch without shorter ones. Their rows are at most the device's `decode_max_rows` and
+    /// fit a tile. With 8-bit keys they may have several tiles: prefills would convert all keys, which takes longer.
     #[must_use]
-    pub fn tokens_in_rows(&self, rows: u32) -> u32 {
-        self.decode_tokens().min(rows / self.group)
+    pub fn most_decode_tokens(&self, device: &DeviceDescription, spec: &Spec) -> u32 {
+        match spec.kv_dtype.bytes() {
+            1 if self.has_decodes() => device.decode_max_rows / self.group,
+            _ => (device.decode_max_rows / self.group).min(self.decode_tokens()),
+        }
     }
 
     /// Query heads of a KV head that a tile of decodes holds.

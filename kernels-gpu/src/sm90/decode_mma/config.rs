@@ -257,6 +257,8 @@ mod tests {
             (128, 16, cache::BITS16, 128),
             (128, 8, cache::E4M3, 128),
             (128, 16, cache::E4M3, 128),
+            (128, 16, cache::E4M3_BY_TOKEN, 128),
+            (256, 16, cache::E4M3_BY_TOKEN, 128),
             (256, 8, cache::BITS16, 128),
             (256, 8, cache::E4M3, 128),
             (256, 16, cache::E4M3, 128),

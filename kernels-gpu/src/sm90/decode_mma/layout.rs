@@ -78,9 +78,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     const MEETINGS: u32 = NAMED_BARRIERS - FIRST_MEETING - Self::OF_CHUNKS;
     /// Slots: units that can be in flight.
     pub const UNITS: u32 = {
-        // Fewer with twelve warps, beside whose states three stages more fit.
+        // With heads of 128 fewer beside the states of twelve warps, so that 18 stages fit.
         let memory = if WARPS == 12 && DIM > 64 {
-            12288
+            if cache::by_token(CACHE) { 10240 } else { 12288 }
         } else {
             16384
         };

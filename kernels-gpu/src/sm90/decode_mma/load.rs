@@ -15,7 +15,7 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Bytes that a CTA has under way at most, where that is limited: see [`Loader::most_under_way`].
+/// About how many bytes a CTA has under way at most, where that is limited: see [`Loader::most_under_way`].
 const UNDER_WAY: u32 = 64 << 10;
 
 /// A loader warp. The loaders take chunks in turn.
@@ -73,7 +73,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     pub const LOADERS: u32 = loaders(DIM, WARPS, CACHE);
 
     /// Chunks that a loader has under way at most. In a short launch on 8-bit keys, what all SMs have under way beyond
-    /// 64 KB each only makes their first chunks arrive later. Long launches need more to keep memory busy, and 16-bit keys
+    /// about 64 KB each only makes their first chunks arrive later. Long launches need more to keep memory busy, and 16-bit keys
     /// were not faster with any limit.
     #[inline(always)]
     pub(super) fn most_under_way(&self) -> u32 {

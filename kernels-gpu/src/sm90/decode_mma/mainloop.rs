@@ -292,7 +292,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             // Behind this barrier, all warps have read the states, which may be overwritten, and have written their
             // results, which can be merged.
-            if shares * per_chunk > 1 {
+            if shares > 1 || per_chunk > 1 && merges {
                 barrier::bar_sync(meeting, shares * per_chunk * 32);
             } else {
                 warp::sync_warp(ALL);

@@ -2,9 +2,10 @@
 //!
 //! A CTA has three to five producer warps. The *scheduler* claims units and lists them ahead of all other warps, so
 //! that the stream of keys does not wait for tickets, items, rows and page ids. Two to four *loaders* follow the list
-//! and keep the ring of stages full; they take chunks in turn. The consumer warps take the chunks in turn, too; two warps
-//! share a chunk if the tile has 16 rows, and each has 8 of them. All of them share a long unit and combine their states in shared memory at its end. A short unit goes to one warp, whose
-//! latencies overlap with the work of the other warps.
+//! and keep the ring of stages full; they take chunks in turn. The consumer warps take the chunks in turn, too. If the
+//! tile has 16 rows, two warps share a chunk, and each has 8 of the rows. All warps share a long unit and combine their
+//! states in shared memory at its end. A short unit goes to one warp, or to two with 16 rows, whose latencies overlap with
+//! the work of the other warps.
 //!
 //! [`layout`] is the layout of shared memory, `unit` what the producers write there. `load` and `open` are the loaders,
 //! `mainloop` a consumer warp, with `rows` for the rows of a unit, `turn` for rotary embeddings, `combine` for the

@@ -103,7 +103,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let most = if early {
             Layout::<DIM, ROWS, WARPS, CACHE>::UNITS
         } else {
-            known_ahead(CACHE)
+            // A slot must not be used again before its `unit_ending` was waited for: the parity of a phase two ahead looks
+            // like the awaited one's. A unit has at least one chunk.
+            known_ahead(CACHE).min(Layout::<DIM, ROWS, WARPS, CACHE>::UNITS)
         };
         // SAFETY: units are the plan's; a slot is written after it is empty, and published after it is written; the
         // lanes stay together.

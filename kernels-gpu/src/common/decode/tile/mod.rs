@@ -281,9 +281,9 @@ unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys, share
     }
     // SAFETY: the lanes are together.
     unsafe {
-        match sharers.warps {
-            1 => warp::sync_warp(ALL),
-            warps => barrier::bar_sync(sharers.barrier, warps * 32),
+        warp::sync_warp(ALL);
+        if sharers.warps > 1 {
+            barrier::bar_sync(sharers.barrier, sharers.warps * 32);
         }
     }
 }
