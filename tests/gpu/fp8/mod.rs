@@ -15,7 +15,7 @@ use tandem_attn::{
     abi::KvStrides,
     exec::{
         Cpu,
-        gpu::{self, DeviceTensor, Gpu, KvPool, RunTensors, WorkspaceOptions},
+        gpu::{self, DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
     },
     kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::{
@@ -33,6 +33,8 @@ struct Case {
     batch: Batch,
     layout: KvLayout,
     options: PlanOptions,
+    /// Whether the launches are those of a captured graph, which claim one unit at a time.
+    captured: bool,
     granularity: u32,
     /// Factor of all queries, as a power of two: bf16 has a range that f16 has not.
     query_exponent: i32,
@@ -89,6 +91,7 @@ fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
                     options: PlanOptions::default()
                         .with_split(split)
                         .with_merge_mode(merge_mode),
+                    captured: (seed / 9).is_multiple_of(3),
                     granularity,
                     query_exponent,
                     seed,
@@ -381,8 +384,10 @@ fn run_twice<T: Element, K: Element>(
         v.address(),
     )
     .with_scales(scales);
+    let launches = case.captured.then(|| LaunchSet::new().and(plan));
+    let options = WorkspaceOptions::default().with_launches(launches);
     let mut workspace = gpu
-        .workspace(spec, &Bound::of(plan), WorkspaceOptions::default())
+        .workspace(spec, &Bound::of(plan), options)
         .expect("there is memory for it");
     let stream = Stream::new();
     // SAFETY: the stream is ours.
@@ -430,6 +435,42 @@ fn decode_of_8_bit_pages_is_the_reference() {
     runner
         .run(&case(8, 4), |case| check_any(gpu, &case))
         .unwrap();
+}
+
+/// A CTA has more units of one chunk than chunks that it claims ahead, and more of these than slots.
+#[test]
+fn graphs_decode_many_units_of_one_chunk() {
+    let Some(gpu) = gpu("graphs_decode_many_units_of_one_chunk") else {
+        return;
+    };
+    for (group, dim, granularity) in [
+        (16, 128, 0),
+        (16, 128, 4),
+        (8, 128, 0),
+        (16, 256, 0),
+        (8, 256, 0),
+        (16, 64, 0),
+    ] {
+        let kv_heads = 4;
+        let requests = 12 * gpu.multiprocessors() / kv_heads;
+        let mut table = PageTable::new(16, 2 * requests);
+        for request in 0..requests {
+            let keys = 1 + request % 32;
+            let pages = 2 * request..2 * request + keys.div_ceil(16);
+            table.push(&pages.collect::<Vec<_>>(), keys);
+        }
+        let case = Case {
+            spec: Spec::new(kv_heads * group, kv_heads, dim),
+            batch: Batch::new((0..=requests).collect(), table),
+            layout: KvLayout::Nhd,
+            options: PlanOptions::default(),
+            captured: true,
+            granularity,
+            query_exponent: 0,
+            seed: 1,
+        };
+        check::<bf16, F8E4M3>(gpu, &case).unwrap();
+    }
 }
 
 /// Heads of 64 that lie side by side, and so many of them that they are read two at a time.
@@ -521,6 +562,7 @@ fn converted<T: Element>(gpu: &Gpu, seed: u64, granularity: u32) {
         batch: batch.clone(),
         layout,
         options: PlanOptions::default().with_split(SplitMode::Off),
+        captured: false,
         granularity,
         query_exponent: 0,
         seed,

@@ -89,6 +89,7 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
         batch: batch.clone(),
         layout: KvLayout::Hnd,
         options,
+        captured: false,
         granularity: 0,
         query_exponent: 0,
         seed: 0,
