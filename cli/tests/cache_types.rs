@@ -123,7 +123,7 @@ fn a_server_says_how_it_stores_keys_and_values() {
             stream.read_to_string(&mut answer).unwrap();
             answer
         };
-        let body = "{\"prompt\": \"a\", \"max_tokens\": 5}";
+        let body = "{\"prompt\": \"a\", \"max_tokens\": 5, \"temperature\": 0}";
         [ask("POST /v1/completions", body), ask("GET /metrics", "")]
     });
     process.kill().unwrap();
