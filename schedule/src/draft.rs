@@ -124,8 +124,8 @@ impl<'a> Draft<'a> {
         self.core.running.iter().filter(ready).count()
     }
 
-    /// Maximum number of tokens that the next [`prefill`](Self::prefill) can add if pages allow; `None` if there is
-    /// nothing to prefill. A waiting request may need fewer if the prefix cache has some of them.
+    /// Maximum number of tokens that the next [`prefill`](Self::prefill) can add if pages and
+    /// [`Limits::chunk_keys`](crate::Limits::chunk_keys) allow; `None` if there is nothing to prefill. A waiting request may need fewer if the prefix cache has some of them.
     #[must_use]
     pub fn next_prefill(&mut self) -> Option<u32> {
         if let Some(slot) = self.running_prefill() {
@@ -137,7 +137,8 @@ impl<'a> Draft<'a> {
     }
 
     /// Adds up to `tokens` tokens of one prompt: that of the running request that arrived first, or else of a waiting
-    /// request, which this admits. Returns the number added: 0 if there is nothing to prefill or no room.
+    /// request, which this admits. Returns the number added: 0 if there is nothing to prefill or no room, also for the
+    /// keys of one more chunk ([`Limits::chunk_keys`](crate::Limits::chunk_keys)).
     pub fn prefill(&mut self, tokens: u32) -> u32 {
         let tokens = tokens.min(self.tokens_left());
         if tokens == 0 || self.requests_left() == 0 {
