@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            17103763,
+            17104918,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            8711192,
+            8714264,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            10820379,
+            10820715,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5217712,
+            5218736,
         )),
     },
     Module {
@@ -209,11 +209,11 @@
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            228908,
+            230622,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            140712,
+            141736,
         )),
     },
     Module {

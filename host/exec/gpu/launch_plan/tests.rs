@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
-    problem::{Batch, PageTable, Spec},
+    problem::{Batch, Dtype, PageTable, Spec},
 };
 
 pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
@@ -13,6 +13,10 @@ pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
 
 /// A plan of requests with so many new tokens and keys.
 pub(crate) fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
+    plan_for(&Spec::new(32, 8, 128), requests, options)
+}
+
+fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     let mut table = PageTable::new(16, 4000);
     let mut qo_indptr = vec![0];
     for (index, &(queries, keys)) in requests.iter().enumerate() {
@@ -23,8 +27,7 @@ pub(crate) fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
     }
     let device = DeviceDescription::named("h200").unwrap();
     let batch = Batch::new(qo_indptr, table);
-    let spec = Spec::new(32, 8, 128);
-    let plan = Planner::new().plan(&spec, &batch, &device, options);
+    let plan = Planner::new().plan(spec, &batch, &device, options);
     plan.unwrap()
 }
 
@@ -41,6 +44,23 @@ pub(crate) fn launch_plan(plan: &Plan) -> LaunchPlan {
     let mut launch_plan = LaunchPlan::default();
     launch_plan.fill(plan, plan.merge_mode).unwrap();
     launch_plan
+}
+
+/// Tiles read a key once for each row: 250 tokens of 4 heads are 1,000 rows.
+#[test]
+fn few_rows_see_the_keys_of_short_chunks() {
+    let spec = Spec::new(32, 8, 128);
+    let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+    let few = |spec: &Spec, tokens| {
+        let requests = [(tokens, 4000); 2];
+        let plan = plan_for(spec, &requests, &PlanOptions::default());
+        let launches = launch_plan(&plan).launches;
+        assert_eq!(launches.len(), 1);
+        launches[0].few_rows
+    };
+    assert!(few(&of_8_bits, 20) && few(&of_8_bits, 240));
+    assert!(!few(&of_8_bits, 270) && !few(&of_8_bits, 2000));
+    assert!(!few(&spec, 20), "16-bit keys are not converted");
 }
 
 #[test]
