@@ -295,7 +295,8 @@ impl Tensors {
         })
     }
 
-    /// Adds random scales per token, for 8-bit keys and values.
+    /// Adds random scales per token, for 8-bit keys and values: 1/2, 1 or 2. Prefills round the product of a key and its scale to
+    /// 16 bits, which is exact then, so results can be compared with f64.
     ///
     /// # Errors
     /// If memory is exhausted.
@@ -304,7 +305,8 @@ impl Tensors {
         let random = |seed| -> Result<Vec<f32>, Failure> {
             let mut scales = zeros::<f32>(rows)?;
             fill(&mut scales, 0.5, seed);
-            scales.iter_mut().for_each(|scale| *scale += 1.0);
+            let power = |scale: &mut f32| *scale = (2.0 * *scale).round().exp2();
+            scales.iter_mut().for_each(power);
             Ok(scales)
         };
         self.token_scales = Some([random(seed)?, random(seed + 1)?]);

@@ -669,15 +669,18 @@ fn found(block: &mut Block, address: u32) -> Step<&mut Mbarrier> {
     })
 }
 
-/// Maximum number of recorded fences of a warp. A loader is four stages ahead of the reader, and each of its lanes may
-/// execute each fence separately.
+/// Maximum number of recorded fences of a warp, of the same kinds. A loader is four stages ahead of the reader, and each of its
+/// lanes may execute each fence separately. A loader that waits for flags in global memory fences each time it reads them.
 const MARKS: usize = 256;
 
 fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
     let copied = std::array::from_fn(|lane| warp.copies[lane].done);
     let marks = &mut block.fences[warp.index];
-    if marks.len() >= MARKS {
-        marks.remove(1);
+    let same = |mark: &FenceMark| mark.kinds == kinds;
+    if marks.len() >= MARKS && marks.iter().filter(|mark| same(mark)).count() >= MARKS {
+        // The first may be that of the mbarriers' initialisation.
+        let second = marks.iter().skip(1).position(same).map_or(1, |at| at + 1);
+        marks.remove(second);
     }
     marks.push(FenceMark {
         time: warp.time,

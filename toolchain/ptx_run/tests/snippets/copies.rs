@@ -219,6 +219,15 @@ fn a_fence_is_known_after_128_more() {
     END: bar.sync 0;";
     let copied = words(64, body, &[]);
     assert_eq!(copied[..32], (32..64).collect::<Vec<u32>>());
+    // As a loader does that waits for flags in global memory.
+    let polls = body
+        .replace("mov.b32 %r5, 128;", "mov.b32 %r5, 900;")
+        .replace(
+            "AGAIN: fence.proxy.async.shared::cta;",
+            "AGAIN: fence.proxy.async.global;",
+        );
+    let copied = words(64, &polls, &[]);
+    assert_eq!(copied[..32], (32..64).collect::<Vec<u32>>());
 }
 
 /// Two dimensions of 4-byte elements, and a box of 32 × 8 with a 128-byte swizzle; coordinates in `%r5`, `%r6`.
