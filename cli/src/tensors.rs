@@ -295,7 +295,7 @@ impl Tensors {
         })
     }
 
-    /// Adds random scales per token, for 8-bit keys and values: 1/2, 1 or 2. Prefills round the product of a key and its scale to
+    /// Adds random scales per token, for 8-bit keys and values: 1/4, 1/2 or 1. Prefills round the product of a key and its scale to
     /// 16 bits, which is exact then, so results can be compared with f64.
     ///
     /// # Errors
@@ -305,7 +305,7 @@ impl Tensors {
         let random = |seed| -> Result<Vec<f32>, Failure> {
             let mut scales = zeros::<f32>(rows)?;
             fill(&mut scales, 0.5, seed);
-            let power = |scale: &mut f32| *scale = (2.0 * *scale).round().exp2();
+            let power = |scale: &mut f32| *scale = ((2.0 * *scale).round() - 1.0).exp2();
             scales.iter_mut().for_each(power);
             Ok(scales)
         };
