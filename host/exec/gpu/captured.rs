@@ -9,8 +9,10 @@ use std::{
 };
 
 use super::{
-    KvPool, LaunchSet, RunTensors, driver::Stream, launch_plan::PartNeeds, launch_set::LaunchKey,
-    launch_set::LaunchSubset,
+    KvPool, LaunchSet, RunTensors,
+    driver::Stream,
+    launch_plan::PartNeeds,
+    launch_set::{LaunchKey, LaunchSubset},
 };
 use crate::Error;
 

@@ -162,8 +162,9 @@ impl Workspace {
     /// The launches of its launch set that the uploaded plan needs: those with work, and the merging kernel if it has
     /// merges. None of them without a plan or a launch set.
     ///
-    /// Each launch of the set is a bit, in their order; the merging kernel is the next. Use this number as the key of graphs: a graph that was captured with the needed launches of one plan runs all plans
-    /// that need the same launches, or fewer. See [`launch_only_needed`](Self::launch_only_needed).
+    /// Each launch of the set is a bit, in their order; the merging kernel is the next. Use this number as the key of
+    /// graphs: a graph that was captured with the needed launches of one plan runs all plans that need the same launches,
+    /// or fewer. See [`launch_only_needed`](Self::launch_only_needed).
     #[must_use]
     pub fn needed_launches(&self) -> u128 {
         self.uploaded.launches().bits()

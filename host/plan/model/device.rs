@@ -63,7 +63,7 @@ pub struct DeviceDescription {
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
     /// If all row blocks of a batch have more tokens than that, but at most this many rows (query tokens × query heads of a KV
-    /// head), they are decodes, too, except with fixed splits.
+    /// head), they are decodes, too, except with fixed splits. With 8-bit keys the others may have fewer.
     #[serde(default)]
     pub decode_max_rows: u32,
     /// Costs of decodes.

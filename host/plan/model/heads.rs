@@ -63,7 +63,7 @@ impl Model {
         };
         let in_rows = match rule.fixed {
             true => 0,
-            false => tiles.most_decode_tokens(device, spec),
+            false => tiles.most_tokens_of_decodes(device, spec),
         };
         Ok(Self {
             spec: *spec,
