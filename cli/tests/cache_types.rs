@@ -2,20 +2,9 @@
 
 mod common;
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::process::Command;
 
-use common::{Said, run};
-
-fn model(family: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
-    root.join(family).display().to_string()
-}
+use common::{Said, model, run};
 
 #[test]
 fn texts_are_generated_with_caches_of_each_type() {
@@ -91,53 +80,6 @@ fn memory_is_counted_as_the_caches_take_it() {
         let (code, said) = with(cache_type);
         assert_eq!(code, Some(0), "{said}");
     }
-}
-
-#[test]
-fn a_server_says_how_it_stores_keys_and_values() {
-    let (folder, listen) = (model("llama3"), "127.0.0.1:0");
-    let call = ["serve", &folder, "--listen", listen, "--backend", "cpu"];
-    let mut process = Command::new(env!("CARGO_BIN_EXE_tandem"))
-        .args(call)
-        .args(["--cache-type", "e4m3-scaled"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let read = BufReader::new(process.stdout.take().unwrap()).read_line(&mut line);
-    let address = line
-        .split("http://")
-        .nth(1)
-        .and_then(|rest| rest.split('/').next());
-    let asked = address.map(|address| {
-        let ask = |head: &str, body: &str| {
-            let mut stream = TcpStream::connect(address).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            let length = body.len();
-            let request = format!(
-                "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
-                 content-length: {length}\r\n\r\n{body}"
-            );
-            stream.write_all(request.as_bytes()).unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            answer
-        };
-        let body = "{\"prompt\": \"a\", \"max_tokens\": 5, \"temperature\": 0}";
-        [ask("POST /v1/completions", body), ask("GET /metrics", "")]
-    });
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert!(
-        read.is_ok() && line.contains(", caches in e4m3-scaled, at http"),
-        "{line:?}"
-    );
-    let [answer, metrics] = asked.unwrap();
-    assert!(answer.contains("\"completion_tokens\":5"), "{answer}");
-    assert!(
-        metrics.contains("\ntandem_cache_info{type=\"e4m3-scaled\"} 1\n"),
-        "{metrics}"
-    );
 }
 
 #[test]

@@ -13,13 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Said, run};
+use common::{Said, model, run};
 use legible::legible;
-
-fn model(family: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
-    root.join(family).display().to_string()
-}
 
 #[test]
 fn a_model_writes_on_the_same_each_time() {
@@ -315,9 +310,10 @@ fn a_trace_is_replayed_beside_its_simulation() {
     }
 }
 
-/// `tandem serve`, and where it listens. It ends with the test.
+/// `tandem serve`, what it says first, and where it listens. It ends with the test.
 struct Server {
     process: Child,
+    line: String,
     address: String,
 }
 
@@ -345,10 +341,15 @@ impl Server {
             .nth(1)
             .and_then(|rest| rest.split('/').next());
         let address = address.unwrap_or_default().to_owned();
-        let server = Self { process, address };
+        let server = Self {
+            process,
+            line,
+            address,
+        };
         assert!(
             read.is_ok() && !server.address.is_empty(),
-            "no address in {line:?}"
+            "no address in {:?}",
+            server.line
         );
         server
     }
@@ -363,7 +364,15 @@ impl Server {
     }
 
     fn get(&self, path: &str) -> String {
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        self.ask(&format!("GET {path}"), "")
+    }
+
+    fn ask(&self, head: &str, body: &str) -> String {
+        let length = body.len();
+        let request = format!(
+            "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        );
         let mut answer = String::new();
         self.send(&request).read_to_string(&mut answer).unwrap();
         answer
@@ -382,6 +391,21 @@ fn a_served_model_answers_and_is_named_after_its_folder() {
     let server = Server::start(&[]);
     let answer = server.get("/v1/models");
     assert!(answer.contains("\"id\":\"llama3\""), "{answer}");
+}
+
+#[test]
+fn a_server_says_how_it_stores_keys_and_values() {
+    let server = Server::start(&["--cache-type", "e4m3-scaled"]);
+    let said = ", caches in e4m3-scaled, at http";
+    assert!(server.line.contains(said), "{:?}", server.line);
+    let body = "{\"prompt\": \"a\", \"max_tokens\": 5, \"temperature\": 0}";
+    let answer = server.ask("POST /v1/completions", body);
+    assert!(answer.contains("\"completion_tokens\":5"), "{answer}");
+    let metrics = server.get("/metrics");
+    assert!(
+        metrics.contains("\ntandem_cache_info{type=\"e4m3-scaled\"} 1\n"),
+        "{metrics}"
+    );
 }
 
 /// The model's name is in each event, and long: the system keeps few of them for a client.

@@ -11,9 +11,7 @@ use tandem_attn::{
     kv::PageCopy,
     plan::{PlanOptions, SplitMode},
 };
-use tandem_engine::{
-    Architecture, Backend, CacheType, Engine, Error, Generation, Limits, Sampling, StepTime, Work,
-};
+use tandem_engine::{Backend, CacheType, Engine, Error, Generation, Limits, Sampling, Work};
 use tandem_schedule::StepInputs;
 
 const OF_8_BITS: [CacheType; 2] = [CacheType::E4m3, CacheType::E4m3Scaled];
@@ -235,40 +233,10 @@ fn answers_survive_preemption() {
 struct Narrow(Box<dyn Backend>, u32);
 
 impl Backend for Narrow {
-    fn name(&self) -> String {
-        self.0.name()
-    }
-
-    fn architecture(&self) -> &Architecture {
-        self.0.architecture()
-    }
-
-    fn pages(&self) -> u32 {
-        self.0.pages()
-    }
-
-    fn page_size(&self) -> u32 {
-        self.0.page_size()
-    }
-
-    fn cache_type(&self) -> CacheType {
-        self.0.cache_type()
-    }
-
-    fn step_tokens(&self) -> u32 {
-        self.0.step_tokens()
-    }
-
-    fn step_requests(&self) -> u32 {
-        self.0.step_requests()
-    }
+    common::of_the_backend_within!();
 
     fn chunk_keys(&self) -> u32 {
         self.1
-    }
-
-    fn is_asynchronous(&self) -> bool {
-        self.0.is_asynchronous()
     }
 
     fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
@@ -280,22 +248,6 @@ impl Backend for Narrow {
             "{keys:?}"
         );
         self.0.begin(work)
-    }
-
-    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
-        self.0.finish(tokens)
-    }
-
-    fn logits(&mut self) -> Result<Vec<f32>, Error> {
-        self.0.logits()
-    }
-
-    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
-        self.0.plan_with(options)
-    }
-
-    fn take_apart(&mut self, on: bool) {
-        self.0.take_apart(on);
     }
 }
 

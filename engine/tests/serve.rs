@@ -12,10 +12,9 @@ use std::{
 
 use common::{PAGES, answers, engine, expected_text, folder, options};
 use serde_json::{Value, json};
-use tandem_attn::plan::PlanOptions;
 use tandem_engine::{
-    Architecture, Backend, CacheType, CpuBackend, Engine, Error, Generation, Limits, Message,
-    StepTime, Text, Weights, Work,
+    Architecture, Backend, CpuBackend, Engine, Error, Generation, Limits, Message, Text, Weights,
+    Work,
     serve::{ServeOptions, run},
 };
 
@@ -563,37 +562,7 @@ fn metrics_count_what_clients_had() {
 struct Failing(CpuBackend, u32);
 
 impl Backend for Failing {
-    fn name(&self) -> String {
-        self.0.name()
-    }
-
-    fn architecture(&self) -> &Architecture {
-        self.0.architecture()
-    }
-
-    fn pages(&self) -> u32 {
-        self.0.pages()
-    }
-
-    fn page_size(&self) -> u32 {
-        self.0.page_size()
-    }
-
-    fn cache_type(&self) -> CacheType {
-        self.0.cache_type()
-    }
-
-    fn step_tokens(&self) -> u32 {
-        self.0.step_tokens()
-    }
-
-    fn step_requests(&self) -> u32 {
-        self.0.step_requests()
-    }
-
-    fn is_asynchronous(&self) -> bool {
-        self.0.is_asynchronous()
-    }
+    common::of_the_backend_within!();
 
     fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
         self.1 += 1;
@@ -601,22 +570,6 @@ impl Backend for Failing {
             3.. => Err(Error::NoStep),
             _ => self.0.begin(work),
         }
-    }
-
-    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
-        self.0.finish(tokens)
-    }
-
-    fn logits(&mut self) -> Result<Vec<f32>, Error> {
-        self.0.logits()
-    }
-
-    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
-        self.0.plan_with(options)
-    }
-
-    fn take_apart(&mut self, on: bool) {
-        self.0.take_apart(on);
     }
 }
 

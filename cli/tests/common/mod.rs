@@ -14,6 +14,12 @@ pub fn tandem(directory: &Path) -> Command {
     command
 }
 
+/// The folder of a small model of a family.
+pub fn model(family: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
+    root.join(family).display().to_string()
+}
+
 /// What a run said, and its exit code.
 pub struct Said {
     pub code: i32,

@@ -202,3 +202,65 @@ pub fn copied_pages_hold_the_same_bits(backend: &mut dyn Backend) {
     // On pages that were not written it sees other keys.
     assert!(right != decode(&[20, 21], &[]), "{of}");
 }
+
+/// What a backend that stands around another, its field 0, has from that one: all but `begin` and limits of its own.
+#[allow(unused_macros, reason = "as above")]
+macro_rules! of_the_backend_within {
+    () => {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+
+        fn architecture(&self) -> &tandem_engine::Architecture {
+            self.0.architecture()
+        }
+
+        fn pages(&self) -> u32 {
+            self.0.pages()
+        }
+
+        fn page_size(&self) -> u32 {
+            self.0.page_size()
+        }
+
+        fn cache_type(&self) -> tandem_engine::CacheType {
+            self.0.cache_type()
+        }
+
+        fn step_tokens(&self) -> u32 {
+            self.0.step_tokens()
+        }
+
+        fn step_requests(&self) -> u32 {
+            self.0.step_requests()
+        }
+
+        fn is_asynchronous(&self) -> bool {
+            self.0.is_asynchronous()
+        }
+
+        fn finish(
+            &mut self,
+            tokens: &mut Vec<u32>,
+        ) -> Result<tandem_engine::StepTime, tandem_engine::Error> {
+            self.0.finish(tokens)
+        }
+
+        fn logits(&mut self) -> Result<Vec<f32>, tandem_engine::Error> {
+            self.0.logits()
+        }
+
+        fn plan_with(
+            &mut self,
+            options: tandem_attn::plan::PlanOptions,
+        ) -> Result<(), tandem_engine::Error> {
+            self.0.plan_with(options)
+        }
+
+        fn take_apart(&mut self, on: bool) {
+            self.0.take_apart(on);
+        }
+    };
+}
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use of_the_backend_within;
