@@ -38,7 +38,7 @@ pub(super) struct GroupLaunch {
     pub(super) kv_heads_together: u32,
     /// Pages that it converts, as a range of the launch plan's converted pages.
     pub(super) converted: Range<u32>,
-    /// Whether few rows of queries see each key of these pages. A launch before it then converts them.
+    /// Whether few rows of queries see each key of these pages, as many as they are. A launch before it then converts them.
     pub(super) few_rows: bool,
 }
 
@@ -175,7 +175,13 @@ impl LaunchPlan {
                 let keys: u64 = pages.map(|page| u64::from(page.keys)).sum();
                 let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
                 let pairs: u64 = items.iter().map(pair).sum();
-                launch.few_rows = pairs * u64::from(plan.spec.group()) < FEW_ROWS * keys;
+                let many = keys * u64::from(plan.spec.kv_heads) > MANY_KEYS;
+                let few_rows = if many {
+                    FEW_ROWS_OF_MANY_KEYS
+                } else {
+                    FEW_ROWS
+                };
+                launch.few_rows = pairs * u64::from(plan.spec.group()) < few_rows * keys;
             }
         }
     }
@@ -322,6 +328,12 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
 /// before it in 0.18. The products of a key with a row of queries take 0.7 ps. So with fewer rows than these, the launch before
 /// it saves time.
 const FEW_ROWS: u64 = 1000;
+
+/// Keys of a launch, counted once for each KV head, beyond which converting beside the products is not hidden behind them. The consumer
+/// warps of an H200 convert 34,000 before their first product. Each SM has one warp for the others, which takes 9 µs for 64 keys or
+/// their values; with fewer rows than [`FEW_ROWS_OF_MANY_KEYS`] the products take less time than that.
+const MANY_KEYS: u64 = 80_000;
+const FEW_ROWS_OF_MANY_KEYS: u64 = 3000;
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
 /// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys

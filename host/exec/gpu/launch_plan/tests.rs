@@ -17,7 +17,7 @@ pub(crate) fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
 }
 
 fn plan_for(spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
-    let mut table = PageTable::new(16, 4000);
+    let mut table = PageTable::new(16, 500 * requests.len() as u32);
     let mut qo_indptr = vec![0];
     for (index, &(queries, keys)) in requests.iter().enumerate() {
         let first = 500 * index as u32;
@@ -61,6 +61,21 @@ fn few_rows_see_the_keys_of_short_chunks() {
     assert!(few(&of_8_bits, 20) && few(&of_8_bits, 240));
     assert!(!few(&of_8_bits, 270) && !few(&of_8_bits, 2000));
     assert!(!few(&spec, 20), "16-bit keys are not converted");
+}
+
+/// Where a launch converts many keys, products hide less of it: 16 prompts of 1,024 tokens have 2,100 rows for a key of 4 heads.
+#[test]
+fn more_rows_are_few_where_keys_are_many() {
+    let few = |requests: usize, tokens| {
+        let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+        let requests = vec![(tokens, tokens); requests];
+        let plan = plan_for(&spec, &requests, &PlanOptions::default());
+        let launches = launch_plan(&plan).launches;
+        assert_eq!(launches.len(), 1);
+        launches[0].few_rows
+    };
+    assert!(!few(8, 1024) && few(16, 1024) && few(64, 1024));
+    assert!(!few(16, 2048), "4,100 rows");
 }
 
 #[test]
