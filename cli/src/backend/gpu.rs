@@ -48,12 +48,11 @@ pub struct GpuBackend {
 }
 
 impl GpuBackend {
-    /// The first GPU.
+    /// A GPU.
     ///
     /// # Errors
-    /// [`Failure::Backend`] if there is none.
-    pub fn new() -> Result<Self, Failure> {
-        let gpu = Gpu::new(0)?;
+    /// If its driver refuses a stream or memory.
+    pub fn on(gpu: Gpu) -> Result<Self, Failure> {
         gpu.make_current()?;
         Ok(Self {
             stream: Stream::new()?,

@@ -9,6 +9,10 @@ mod gpu;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "cuda")]
+use tandem_attn::Error;
+#[cfg(feature = "cuda")]
+pub(crate) use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::plan::{DeviceDescription, Plan};
 
 use crate::{
@@ -139,11 +143,51 @@ pub trait Loaded {
 /// # Errors
 /// [`Failure::Backend`] if it is not available.
 pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gpu(choice)? {
+        return Ok(Box::new(GpuBackend::on(gpu)?));
+    }
+    #[cfg(not(feature = "cuda"))]
+    gpu(choice)?;
+    Ok(Box::new(CpuBackend::new()))
+}
+
+/// This build supports no GPU.
+#[cfg(not(feature = "cuda"))]
+pub(crate) type Gpu = std::convert::Infallible;
+
+/// The GPU of a choice, or none for the CPU. A GPU that is there and cannot be used is an error: a result of the CPU would be taken for
+/// one of the GPU.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
     match choice {
-        Choice::Auto => open_gpu().or_else(|_| Ok(Box::new(CpuBackend::new()))),
-        Choice::Cpu => Ok(Box::new(CpuBackend::new())),
-        Choice::Gpu => open_gpu(),
+        Choice::Cpu => Ok(None),
         Choice::Emulated => Err(emulated()),
+        Choice::Gpu => Ok(Some(Gpu::new(0)?)),
+        Choice::Auto => if_there(Gpu::new(0)),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn if_there<T>(gpu: Result<T, Error>) -> Result<Option<T>, Failure> {
+    match gpu {
+        Ok(gpu) => Ok(Some(gpu)),
+        Err(Error::NoDriver { .. } | Error::NoDevice { .. }) => Ok(None),
+        Err(error) => Err(Failure::Backend(format!(
+            "{error}; --backend cpu does not use the GPU"
+        ))),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
+    match choice {
+        Choice::Gpu => Err(Failure::Backend(
+            "this program was built without support for GPUs: build it with --features cuda, or use --backend cpu"
+                .to_owned(),
+        )),
+        Choice::Emulated => Err(emulated()),
+        Choice::Auto | Choice::Cpu => Ok(None),
     }
 }
 
@@ -156,15 +200,24 @@ pub(crate) fn emulated() -> Failure {
     )
 }
 
-#[cfg(feature = "cuda")]
-fn open_gpu() -> Result<Box<dyn Backend>, Failure> {
-    Ok(Box::new(GpuBackend::new()?))
-}
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
 
-#[cfg(not(feature = "cuda"))]
-fn open_gpu() -> Result<Box<dyn Backend>, Failure> {
-    Err(Failure::Backend(
-        "this program was built without support for GPUs: build it with --features cuda, or use --backend cpu"
-            .to_owned(),
-    ))
+    #[test]
+    fn the_cpu_does_not_stand_in_for_a_gpu_that_fails() {
+        let absent = Error::NoDevice {
+            ordinal: 0,
+            count: 0,
+        };
+        assert_eq!(if_there::<()>(Err(absent)).unwrap(), None);
+        let old = Error::UnsupportedArchitecture {
+            device: "T4".to_owned(),
+            compute: (7, 5),
+            built_for: vec!["sm_90a"],
+        };
+        let failure = if_there::<()>(Err(old)).unwrap_err();
+        assert!(matches!(failure, Failure::Backend(_)));
+        assert!(failure.to_string().contains("--backend cpu"), "{failure}");
+    }
 }

@@ -7,8 +7,6 @@ pub mod serve;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-#[cfg(feature = "cuda")]
-use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::problem::Dtype;
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
@@ -16,7 +14,13 @@ use tandem_engine::{
 };
 use tandem_schedule::ScheduleError;
 
-use crate::{Failure, backend::Choice, cache_type, memory, serve_sim::at_least_1, table::visible};
+use crate::{
+    Failure,
+    backend::{Choice, Gpu, gpu},
+    cache_type, memory,
+    serve_sim::at_least_1,
+    table::visible,
+};
 
 /// Tokens in a page of the KV cache.
 const PAGE_SIZE: u32 = 16;
@@ -150,33 +154,6 @@ impl Room {
         };
         bar.finish_and_clear();
         Ok(backend)
-    }
-}
-
-/// This build supports no GPU.
-#[cfg(not(feature = "cuda"))]
-type Gpu = std::convert::Infallible;
-
-#[cfg(feature = "cuda")]
-fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
-    use tandem_attn::Error;
-    match (choice, Gpu::new(0)) {
-        (Choice::Emulated, _) => Err(crate::backend::emulated()),
-        (Choice::Cpu, _) => Ok(None),
-        (_, Ok(gpu)) => Ok(Some(gpu)),
-        (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
-        (_, Err(error)) => Err(error.into()),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
-    match choice {
-        Choice::Gpu => Err(Failure::Backend(
-            "this tandem was built without GPUs: install it with --features cuda,engine".to_owned(),
-        )),
-        Choice::Emulated => Err(crate::backend::emulated()),
-        Choice::Auto | Choice::Cpu => Ok(None),
     }
 }
 

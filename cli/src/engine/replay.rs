@@ -26,7 +26,7 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use super::{Room, gpu};
+use super::Room;
 use crate::{
     Failure,
     backend::{self, Choice},
@@ -76,7 +76,7 @@ pub fn run(
     for name in &args.policy {
         Choices::of(name)?.policy(args, &cost, &trace)?;
     }
-    let gpu = gpu(choice)?;
+    let gpu = backend::gpu(choice)?;
     let usual = match &gpu {
         Some(_) => cost.pages(args.page_size).saturating_mul(args.page_size),
         None => CPU_CACHE,
