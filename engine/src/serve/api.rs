@@ -6,7 +6,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::fields::{self, Fields};
+use super::fields::{self, Fields, Idle};
 use crate::{Error, Generation, Message, Sampling, Text};
 
 /// The endpoint of a request.
@@ -21,21 +21,36 @@ pub(super) enum Kind {
 pub(super) struct Refusal {
     pub status: StatusCode,
     message: String,
+    /// The field that is wrong, if it is one.
+    param: Option<String>,
 }
 
 impl Refusal {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        let message = message.into();
-        Self { status, message }
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+        }
     }
 
     pub(super) fn wrong(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// A wrong field.
+    pub(super) fn of(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::wrong(message).in_field(field)
+    }
+
+    fn in_field(mut self, field: impl Into<String>) -> Self {
+        self.param = Some(field.into());
+        self
+    }
+
     pub(super) fn no_model(name: &str, model: &str) -> Self {
         let message = format!("there is no model {name:?} here, only {model:?}");
-        Self::new(StatusCode::NOT_FOUND, message)
+        Self::new(StatusCode::NOT_FOUND, message).in_field("model")
     }
 
     pub(super) fn busy() -> Self {
@@ -51,8 +66,9 @@ impl Refusal {
             true => "server_error",
             false => "invalid_request_error",
         };
+        let (message, param) = (&self.message, &self.param);
         let code = self.status.as_str();
-        json!({"error": {"message": self.message, "type": kind, "param": null, "code": code}})
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
     }
 
     pub(super) fn failed(message: String) -> Self {
@@ -187,20 +203,30 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     let prompt = match (kind, given, messages) {
         (Kind::Completion, Some(prompt), None) => prompt,
         (Kind::Chat, None, Some(messages)) if messages.is_empty() => {
-            return Err(Refusal::wrong(
-                "messages is empty: give at least one message",
-            ));
+            let message = "messages is empty: give at least one message";
+            return Err(Refusal::of("messages", message));
         }
         (Kind::Chat, None, Some(messages)) => Prompt::Chat(
-            messages
-                .into_iter()
-                .map(message)
+            (0..)
+                .zip(messages)
+                .map(|(index, value)| message(index, value))
                 .collect::<Result<_, _>>()?,
         ),
-        (Kind::Completion, ..) => {
-            return Err(Refusal::wrong("a completion has a prompt, and no messages"));
+        (Kind::Completion, None, None) => {
+            return Err(Refusal::of("prompt", format!("prompt is missing: {rule}")));
         }
-        (Kind::Chat, ..) => return Err(Refusal::wrong("a chat has messages, and no prompt")),
+        (Kind::Chat, None, None) => {
+            let message = "messages is missing: give a list of messages";
+            return Err(Refusal::of("messages", message));
+        }
+        (Kind::Completion, ..) => {
+            let message = "a completion has a prompt, and no messages";
+            return Err(Refusal::of("messages", message));
+        }
+        (Kind::Chat, ..) => {
+            let message = "a chat has messages, and no prompt";
+            return Err(Refusal::of("prompt", message));
+        }
     };
     let (max_tokens, stream, include_usage) = (
         limit(&mut fields)?,
@@ -209,9 +235,8 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     );
     let stream = stream.unwrap_or(false);
     if include_usage.is_some() && !stream {
-        return Err(Refusal::wrong(
-            "stream_options are for streams: set stream to true, or leave them out",
-        ));
+        let message = "stream_options are for streams: set stream to true, or leave them out";
+        return Err(Refusal::of("stream_options", message));
     }
     let stop = format!("give a text, or up to {MOST_STOPS} of them, none empty");
     let top_k = |value: &Value| match value.as_i64() {
@@ -244,12 +269,8 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         stream,
         include_usage: include_usage.unwrap_or(false),
     };
-    match fields.rest(|name, value| fields::rests(kind, name, value)) {
-        Some(name) => Err(Refusal::wrong(format!(
-            "{name} is not computed here: leave it out"
-        ))),
-        None => Ok(Asked { prompt, parameters }),
-    }
+    fields.end(|name| fields::idle(kind, name))?;
+    Ok(Asked { prompt, parameters })
 }
 
 /// The maximum number of tokens, by its new name or its old one.
@@ -257,9 +278,10 @@ fn limit(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let new = fields.count("max_completion_tokens")?;
     let old = fields.count("max_tokens")?;
     match (new, old) {
-        (Some(new), Some(old)) if new != old => Err(Refusal::wrong(format!(
-            "max_completion_tokens is {new} and max_tokens is {old}: give one of them"
-        ))),
+        (Some(new), Some(old)) if new != old => Err(Refusal::of(
+            "max_tokens",
+            format!("max_completion_tokens is {new} and max_tokens is {old}: give one of them"),
+        )),
         _ => Ok(new.or(old)),
     }
 }
@@ -274,56 +296,54 @@ fn usage(fields: &mut Fields) -> Result<Option<bool>, Refusal> {
     };
     let mut options = Fields::new("stream_options.", options);
     let include = options.flag("include_usage")?.unwrap_or(false);
-    match options.rest(|_, value| *value == json!(false)) {
-        Some(name) => Err(Refusal::wrong(format!(
-            "{name} is not computed here: leave it out"
-        ))),
-        None => Ok(Some(include)),
-    }
+    options.end(|_| Idle::Values(vec![json!(false)]))?;
+    Ok(Some(include))
 }
 
-/// The chat templates of the supported families do not use the name of a speaker.
-const BESIDE_A_MESSAGE: &str = "name";
-
-fn message(value: Value) -> Result<Message, Refusal> {
+fn message(index: usize, value: Value) -> Result<Message, Refusal> {
+    let name = format!("messages[{index}]");
     let Value::Object(message) = value else {
-        return Err(Refusal::wrong(format!(
-            "{} is no message: give an object with role and content",
-            fields::shown(&value)
-        )));
+        let value = fields::shown(&value);
+        let message = format!("{name} is {value}: give an object with role and content");
+        return Err(Refusal::of(name, message));
     };
-    let mut fields = Fields::new("", message);
+    let mut fields = Fields::new(format!("{name}."), message);
     let role = fields.need("role", "give a text, such as \"user\"", fields::text)?;
     let rule = "give a text or a list of text parts";
     let content = match fields.need("content", rule, |value| Some(value.clone()))? {
         Value::String(text) => text,
-        Value::Array(parts) => parts.iter().map(part).collect::<Result<_, _>>()?,
+        Value::Array(parts) => {
+            let parts = parts.iter().enumerate();
+            let text = parts.map(|(at, value)| part(&format!("{name}.content[{at}]"), value));
+            text.collect::<Result<_, _>>()?
+        }
         other => {
-            let other = fields::shown(&other);
-            return Err(Refusal::wrong(format!("content is {other}: {rule}")));
+            let (name, other) = (fields.full("content"), fields::shown(&other));
+            let message = format!("{name} is {other}: {rule}");
+            return Err(Refusal::of(name, message));
         }
     };
-    let empty = |name: &str, value: &Value| *value == json!([]) || name == BESIDE_A_MESSAGE;
-    match fields.rest(empty) {
-        Some(name) => Err(Refusal::wrong(format!(
-            "{name} of a message is not rendered here: leave it out"
-        ))),
-        None => Ok(Message { role, content }),
-    }
+    fields.end(|field| match field {
+        // The chat templates of the supported families do not use the name of a speaker.
+        "name" => Idle::Any,
+        _ => Idle::Empty,
+    })?;
+    Ok(Message { role, content })
 }
 
 /// The text of a part of a message.
-fn part(part: &Value) -> Result<String, Refusal> {
-    match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => Ok(text.to_owned()),
-        (Some(other), _) if other != "text" => Err(Refusal::wrong(format!(
-            "a part of type {other:?}: only text is read here"
-        ))),
-        _ => Err(Refusal::wrong(format!(
-            "{} is no part of a message: give {{\"type\": \"text\", \"text\": …}}",
-            fields::shown(part)
-        ))),
-    }
+fn part(name: &str, part: &Value) -> Result<String, Refusal> {
+    let message = match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => return Ok(text.to_owned()),
+        (Some(other), _) if other != "text" => {
+            format!("{name} is of type {other:?}: only text is read here")
+        }
+        _ => {
+            let part = fields::shown(part);
+            format!("{name} is {part}: give {{\"type\": \"text\", \"text\": …}}")
+        }
+    };
+    Err(Refusal::of(name, message))
 }
 
 #[cfg(test)]

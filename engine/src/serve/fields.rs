@@ -1,24 +1,22 @@
 //! The fields of a JSON object, taken one by one. An error has the field, its value, and what it may be.
 
-use std::fmt;
-
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, MapAccess, Visitor},
-};
 use serde_json::{Map, Value, json};
 
-use super::api::{Kind, Refusal};
+use super::{
+    api::{Kind, Refusal},
+    json::Object,
+};
 
 /// Fields that were not taken yet. A field that is `null` counts as left out.
 pub(super) struct Fields {
     /// Put before the names in errors.
-    prefix: &'static str,
+    prefix: String,
     fields: Map<String, Value>,
 }
 
 impl Fields {
-    pub(super) const fn new(prefix: &'static str, fields: Map<String, Value>) -> Self {
+    pub(super) fn new(prefix: impl Into<String>, fields: Map<String, Value>) -> Self {
+        let prefix = prefix.into();
         Self { prefix, fields }
     }
 
@@ -43,8 +41,9 @@ impl Fields {
         match read(&value) {
             Some(read) => Ok(Some(read)),
             None => {
-                let (prefix, value) = (self.prefix, shown(&value));
-                Err(Refusal::wrong(format!("{prefix}{name} is {value}: {rule}")))
+                let name = self.full(name);
+                let message = format!("{name} is {}: {rule}", shown(&value));
+                Err(Refusal::of(name, message))
             }
         }
     }
@@ -56,8 +55,16 @@ impl Fields {
         rule: &str,
         read: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, Refusal> {
-        self.take(name, rule, read)?
-            .ok_or_else(|| Refusal::wrong(format!("{}{name} is missing: {rule}", self.prefix)))
+        self.take(name, rule, read)?.ok_or_else(|| {
+            let name = self.full(name);
+            let message = format!("{name} is missing: {rule}");
+            Refusal::of(name, message)
+        })
+    }
+
+    /// A field's name as errors have it.
+    pub(super) fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, Refusal> {
@@ -74,12 +81,41 @@ impl Fields {
         self.take(name, &rule, whole)
     }
 
-    /// A field that was not taken, is not `null`, and does not rest at a value without effect.
-    pub(super) fn rest(&self, rests: impl Fn(&str, &Value) -> bool) -> Option<String> {
-        let mut left = self.fields.iter();
-        let left = left.find(|(name, value)| !value.is_null() && !rests(name, value));
-        left.map(|(name, _)| format!("{}{name}", self.prefix))
+    /// Refuses a field that was not taken and is not `null`, unless it has one of its values without effect (`idle`).
+    pub(super) fn end(&self, idle: impl Fn(&str) -> Idle) -> Result<(), Refusal> {
+        for (name, value) in self.fields.iter().filter(|(_, value)| !value.is_null()) {
+            let name_in_errors = self.full(name);
+            let message = match idle(name) {
+                Idle::Any => continue,
+                Idle::Empty if *value == json!([]) => continue,
+                Idle::Empty => format!("{name_in_errors} is not rendered here: leave it out"),
+                Idle::Values(values) if values.iter().any(|idle| same(idle, value)) => continue,
+                Idle::Values(values) => {
+                    let values: Vec<String> = values.iter().map(Value::to_string).collect();
+                    let (value, values) = (shown(value), values.join(" or "));
+                    format!("{name_in_errors} is {value}, and only {values} is implemented")
+                }
+                Idle::Unknown => format!("{name_in_errors} is not known here: leave it out"),
+            };
+            return Err(Refusal::of(name_in_errors, message));
+        }
+        Ok(())
     }
+}
+
+/// The values without effect of a field that is not read. Clients send such defaults.
+pub(super) enum Idle {
+    /// None: the field is not known.
+    Unknown,
+    Any,
+    /// An empty list; a chat template would have to write anything else.
+    Empty,
+    Values(Vec<Value>),
+}
+
+/// Whether values are equal; 1 and 1.0 are.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
 }
 
 /// Fields that do not affect the text.
@@ -92,32 +128,34 @@ const BESIDE_THE_TEXT: [&str; 6] = [
     "safety_identifier",
 ];
 
-/// Whether a field that is not read has a value that changes nothing. Clients send such defaults.
-pub(super) fn rests(kind: Kind, name: &str, value: &Value) -> bool {
-    match name {
-        "n" | "best_of" | "repetition_penalty" | "length_penalty" => value.as_f64() == Some(1.0),
-        "presence_penalty" | "frequency_penalty" | "top_logprobs" | "min_tokens" => {
-            value.as_f64() == Some(0.0)
-        }
+/// The values without effect of a request's field that is not read.
+pub(super) fn idle(kind: Kind, name: &str) -> Idle {
+    let value = match name {
+        "n" | "best_of" | "repetition_penalty" | "length_penalty" => json!(1),
+        "presence_penalty" | "frequency_penalty" | "top_logprobs" | "min_tokens" => json!(0),
         "logprobs"
         | "echo"
         | "ignore_eos"
         | "use_beam_search"
         | "include_stop_str_in_output"
-        | "continue_final_message" => *value == json!(false),
-        "skip_special_tokens" | "add_generation_prompt" => *value == json!(true),
+        | "continue_final_message" => json!(false),
+        "skip_special_tokens" | "add_generation_prompt" => json!(true),
         // The template of a chat writes them; those of a completion are added.
-        "add_special_tokens" => *value == json!(kind == Kind::Completion),
-        "suffix" => *value == json!(""),
-        "logit_bias" => *value == json!({}),
-        "tools" | "functions" => *value == json!([]),
+        "add_special_tokens" => json!(kind == Kind::Completion),
+        "suffix" => json!(""),
+        "logit_bias" => json!({}),
+        "tools" | "functions" => json!([]),
         // Tools themselves are refused, so that these choices have no effect.
-        "tool_choice" | "function_call" => *value == json!("none") || *value == json!("auto"),
-        "parallel_tool_calls" => value.is_boolean(),
-        "response_format" => *value == json!({"type": "text"}),
-        "modalities" => *value == json!(["text"]),
-        _ => BESIDE_THE_TEXT.contains(&name),
-    }
+        "tool_choice" | "function_call" => {
+            return Idle::Values(vec![json!("none"), json!("auto")]);
+        }
+        "parallel_tool_calls" => return Idle::Values(vec![json!(true), json!(false)]),
+        "response_format" => json!({"type": "text"}),
+        "modalities" => json!(["text"]),
+        _ if BESIDE_THE_TEXT.contains(&name) => return Idle::Any,
+        _ => return Idle::Unknown,
+    };
+    Idle::Values(vec![value])
 }
 
 pub(super) fn text(value: &Value) -> Option<String> {
@@ -135,32 +173,5 @@ pub(super) fn shown(value: &Value) -> String {
     match json.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}…", &json[..end]),
         None => json,
-    }
-}
-
-/// An object that has each field once. A second value of a field would otherwise replace the first silently.
-struct Object(Map<String, Value>);
-
-impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Object;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
-                let mut fields = Map::new();
-                while let Some((name, value)) = map.next_entry::<String, Value>()? {
-                    if fields.insert(name.clone(), value).is_some() {
-                        return Err(A::Error::custom(format!("{name:?} is there twice")));
-                    }
-                }
-                Ok(Object(fields))
-            }
-        }
-        from.deserialize_map(Read)
     }
 }

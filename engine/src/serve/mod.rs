@@ -15,6 +15,7 @@
 mod answer;
 mod api;
 mod fields;
+mod json;
 mod lanes;
 mod metrics;
 mod patience;
@@ -158,6 +159,10 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// How long connections are read once the server begins to stop, so that a request which its client sent before that is
+/// answered.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
+
 /// Serves on a listener until `shutdown`. After that, answers under way have the [grace period](ServeOptions::grace) to end.
 /// Until the last of them has ended, the server refuses new requests with 503 and says so in `/health`.
 pub async fn serve(
@@ -251,9 +256,16 @@ pub async fn serve(
             // A client that goes away is not an error of the server.
             let mut ended = false;
             if !stopping {
+                let stopped = async { drop(stops.wait_for(|stopping| *stopping).await) };
                 tokio::select! {
                     _ = &mut connection => ended = true,
-                    _ = stops.wait_for(|stopping| *stopping) => connection.as_mut().graceful_shutdown(),
+                    () = stopped => {
+                        ended = tokio::time::timeout(ON_ITS_WAY, &mut connection).await.is_ok();
+                        // This closes a connection whose client has sent nothing.
+                        if !ended {
+                            connection.as_mut().graceful_shutdown();
+                        }
+                    }
                 }
             }
             if !ended {
@@ -262,6 +274,8 @@ pub async fn serve(
             drop(permit);
         });
     }
+    let answered = async { while late.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(ON_ITS_WAY, answered).await;
 }
 
 /// Answers requests for an unknown path or method.

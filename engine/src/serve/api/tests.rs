@@ -19,17 +19,18 @@ fn refused(kind: Kind, field: &str, value: Value) -> String {
 /// `false` is not the default of every field: without this check these would be ignored.
 #[test]
 fn fields_that_are_switched_off_are_not_ignored() {
-    for (kind, field) in [
-        (Kind::Completion, "skip_special_tokens"),
-        (Kind::Completion, "add_special_tokens"),
-        (Kind::Chat, "add_generation_prompt"),
-        (Kind::Chat, "enable_thinking"),
-        (Kind::Chat, "unknown"),
+    let only_true = "is false, and only true is implemented";
+    let unknown = "is not known here: leave it out";
+    for (kind, field, rule) in [
+        (Kind::Completion, "skip_special_tokens", only_true),
+        (Kind::Completion, "add_special_tokens", only_true),
+        (Kind::Chat, "add_generation_prompt", only_true),
+        (Kind::Chat, "enable_thinking", unknown),
+        (Kind::Chat, "unknown", unknown),
     ] {
-        let message = refused(kind, field, json!(false));
         assert_eq!(
-            message,
-            format!("{field} is not computed here: leave it out")
+            refused(kind, field, json!(false)),
+            format!("{field} {rule}")
         );
     }
     let with = |options: Value| {
@@ -41,7 +42,7 @@ fn fields_that_are_switched_off_are_not_ignored() {
         with(json!({"include_usage": true, "continuous_usage_stats": true}))
             .err()
             .unwrap(),
-        "stream_options.continuous_usage_stats is not computed here: leave it out"
+        "stream_options.continuous_usage_stats is true, and only false is implemented"
     );
     assert!(with(json!({"include_usage": true, "include_obfuscation": false})).is_ok());
     let body = json!({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 2}).to_string();
@@ -142,19 +143,37 @@ fn errors_have_the_field_and_its_value() {
             Kind::Chat,
             "messages",
             json!(["hi"]),
-            "\"hi\" is no message: give an object with role and content",
+            "messages[0] is \"hi\": give an object with role and content",
         ),
         (
             Kind::Chat,
             "messages",
             json!([{"role": "assistant", "content": null}]),
-            "content is missing: give a text or a list of text parts",
+            "messages[0].content is missing: give a text or a list of text parts",
         ),
         (
             Kind::Chat,
             "messages",
-            json!([{"role": "user", "content": [{"type": "text"}]}]),
-            "{\"type\":\"text\"} is no part of a message: give {\"type\": \"text\", \"text\": …}",
+            json!([{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text"}]}]),
+            "messages[1].content[0] is {\"type\":\"text\"}: give {\"type\": \"text\", \"text\": …}",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            "messages[0].content[0] is of type \"image_url\": only text is read here",
+        ),
+        (
+            Kind::Chat,
+            "tool_choice",
+            json!("required"),
+            "tool_choice is \"required\", and only \"none\" or \"auto\" is implemented",
+        ),
+        (
+            Kind::Completion,
+            "n",
+            json!(2),
+            "n is 2, and only 1 is implemented",
         ),
     ] {
         assert_eq!(refused(kind, field, value), message, "{field}");
@@ -165,6 +184,15 @@ fn errors_have_the_field_and_its_value() {
         (
             &b"{\"prompt\": \"a\", \"prompt\": \"b\"}"[..],
             "\"prompt\" is there twice",
+        ),
+        (b"{}", "prompt is missing: give a text"),
+        (
+            b"{\"prompt\": \"a\", \"stream_options\": {\"include_usage\": true, \"include_usage\": false}}",
+            "\"include_usage\" is there twice",
+        ),
+        (
+            b"{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"content\": \"b\"}]}",
+            "\"content\" is there twice",
         ),
         (b"[]", "the body is no JSON object"),
         (b"{\"prompt\": \"\xff\"}", "the body is no JSON object"),
@@ -182,4 +210,25 @@ fn errors_have_the_types_of_the_interface() {
         error["error"],
         json!({"message": "x", "type": "invalid_request_error", "param": null, "code": "400"})
     );
+}
+
+/// Clients show `param` beside the field of their own interface.
+#[test]
+fn errors_name_their_field() {
+    for (body, param) in [
+        (json!({"prompt": "a", "n": 2}), "n"),
+        (json!({"prompt": "a", "max_tokens": "4"}), "max_tokens"),
+        (json!({"prompt": "a", "model": "gpt-4"}), "model"),
+        (json!({"prompt": "a", "unknown": 1}), "unknown"),
+        (json!({"max_tokens": 4}), "prompt"),
+    ] {
+        let refusal = parse(Kind::Completion, body.to_string().as_bytes(), "tiny");
+        let error = refusal.err().unwrap().body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+    let body =
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": 5}]});
+    let refusal = parse(Kind::Chat, body.to_string().as_bytes(), "tiny");
+    let error = refusal.err().unwrap().body();
+    assert_eq!(error["error"]["param"], "messages[1].content", "{error}");
 }
