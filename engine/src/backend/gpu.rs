@@ -7,11 +7,10 @@
 
 mod blas;
 mod buffers;
+mod graphs;
 mod pools;
 mod slots;
 mod store;
-
-use std::collections::BTreeMap;
 
 use half::bf16;
 use tandem_attn::{
@@ -32,6 +31,7 @@ use super::{
 use crate::{Architecture, Error, Weights};
 use blas::{Blas, Shape};
 use buffers::{Buffers, cuda};
+use graphs::Graphs;
 use pools::Pools;
 use slots::{Slot, Slots};
 use store::OnDevice;
@@ -72,7 +72,7 @@ impl Default for GpuOptions {
 /// A model in the memory of a GPU.
 pub struct GpuBackend {
     // Fields drop in this order: graphs before the memory that they use, and all memory before the GPU.
-    graphs: BTreeMap<usize, Captured>,
+    graphs: Graphs<Graph>,
     kinds: Vec<Kind>,
     model: Model<DeviceBuffer<bf16>>,
     pools: Pools,
@@ -94,27 +94,6 @@ struct Kind {
     rope: DeviceRope,
     launched: (Plans, Workspace),
     replayed: (Plans, Workspace),
-}
-
-/// The most graphs of a bucket that contain only what plans need. Decodes without common prefixes need few; prefixes and
-/// a second kind of attention multiply them. Plans that need yet other launches share a graph with all launches: it is a
-/// few microseconds slower in each layer, and capturing again and again would take milliseconds.
-const GRAPHS_OF_BUCKET: usize = 8;
-
-/// The graphs of a bucket of decodes. The bucket ran once, so libraries have loaded what they load on first use.
-#[derive(Default)]
-struct Captured {
-    /// By the launches that the plans of each kind of attention need.
-    needed: BTreeMap<Vec<u128>, Graph>,
-    /// With all launches of the launch sets, if there are too many others.
-    whole: Option<Graph>,
-}
-
-impl Captured {
-    /// The graph for plans that need these launches.
-    fn graph(&self, needed: &[u128]) -> Option<&Graph> {
-        self.needed.get(needed).or(self.whole.as_ref())
-    }
 }
 
 impl GpuBackend {
@@ -152,7 +131,7 @@ impl GpuBackend {
         let slots = Slots::new(buffers.input_words(), options.step_requests as usize)?;
         drop(store);
         Ok(Self {
-            graphs: BTreeMap::new(),
+            graphs: Graphs::default(),
             kinds,
             model,
             pools,
@@ -212,18 +191,19 @@ impl GpuBackend {
             .map(|kind| kind.replayed.1.needed_launches())
             .collect();
         if let Some(bucket) = bucket {
-            self.capture_once(bucket, &needed)?;
+            let mut graphs = std::mem::take(&mut self.graphs);
+            graphs.prepare(bucket, &needed, |only_needed| {
+                self.capture(bucket, only_needed)
+            });
+            self.graphs = graphs;
         }
         self.slots.next()?.begins(stream)?;
-        let graphs = bucket.and_then(|bucket| self.graphs.get(&bucket));
-        match (bucket, graphs.and_then(|graphs| graphs.graph(&needed))) {
+        let graph = bucket.and_then(|bucket| self.graphs.get(bucket, &needed));
+        match (bucket, graph) {
             (None, _) => self.forward(tokens, rows, false, stream)?,
             // SAFETY: all memory that the graph uses lives in `self`, and the uploads come earlier on the same stream.
             (_, Some(graph)) => unsafe { graph.launch(stream)? },
-            (Some(bucket), None) => {
-                self.graphs.insert(bucket, Captured::default());
-                self.forward(bucket, bucket, true, stream)?;
-            }
+            (Some(bucket), None) => self.forward(bucket, bucket, true, stream)?,
         }
         let slot = self.slots.next()?;
         slot.ends(stream)?;
@@ -237,31 +217,13 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Captures a graph for the uploaded plans, which need these launches, if the bucket ran before and has no graph for
-    /// them.
-    fn capture_once(&mut self, bucket: usize, needed: &[u128]) -> Result<(), Error> {
-        let Some(known) = self.graphs.get(&bucket) else {
-            return Ok(());
-        };
-        if known.graph(needed).is_some() {
-            return Ok(());
-        }
-        let only_needed = known.needed.len() < GRAPHS_OF_BUCKET;
+    /// Captures a graph for the uploaded plans, with all launches or only those that they need.
+    fn capture(&mut self, bucket: usize, only_needed: bool) -> Result<Graph, Error> {
         if only_needed {
             for kind in &mut self.kinds {
                 kind.replayed.1.launch_only_needed();
             }
         }
-        let graph = self.capture(bucket)?;
-        let graphs = self.graphs.entry(bucket).or_default();
-        match only_needed {
-            true => drop(graphs.needed.insert(needed.to_vec(), graph)),
-            false => graphs.whole = Some(graph),
-        }
-        Ok(())
-    }
-
-    fn capture(&mut self, bucket: usize) -> Result<Graph, Error> {
         // Capturing runs no work. The stream is moved out of `self` so that the rest of `self` can be borrowed.
         let stream = std::mem::replace(&mut self.stream, self.gpu.stream()?);
         let mut failed = None;
@@ -641,7 +603,7 @@ impl Backend for GpuBackend {
             return Err(Error::TooManySteps);
         }
         // Graphs contain addresses of the workspaces.
-        self.graphs.clear();
+        self.graphs = Graphs::default();
         self.kinds.clear();
         self.kinds = kinds(&self.gpu, &self.architecture, &self.options, options)?;
         Ok(())
