@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use tandem_attn::plan::{PlanOptions, Planner};
 
 use crate::{
-    Failure, backend, input,
+    Failure, backend,
+    failure::in_flags,
+    input,
     output::{self, Files, Force},
-    table::{WIDTH, counted, digits, scaled, wrap},
+    table::{WIDTH, counted, digits, scaled, shorten, wrap},
     workload,
 };
 
@@ -28,6 +30,9 @@ Input tensors (the convention of FlashInfer):
 Metadata, all optional: layout (NHD), causal (true), sm_scale (1/sqrt(d)), window_left (-1: none),
 logits_soft_cap (0: none).
 Output tensors: o [tokens, heads, d] as q, and lse [tokens, heads] in f32, natural log.";
+
+/// Maximum length of a list of tensors.
+const MOST_NAMES: usize = 400;
 
 /// Compute attention of the tensors in a safetensors file.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,7 +70,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let device = backend.device();
     let plan = Planner::new()
         .plan(&step.spec, &step.batch, &device, &PlanOptions::default())
-        .map_err(|error| Failure::Input(format!("{}: {error}", args.input.display())))?;
+        .map_err(|error| {
+            let reason = in_flags(&error.to_string());
+            Failure::Input(format!("{}: {reason}", args.input.display()))
+        })?;
     let mut loaded = backend.load(&plan, &step.tensors)?;
     let time = loaded.run(false)?;
     let results = loaded.results()?;
@@ -83,5 +91,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         scaled(file.len() as f64, "B"),
     );
     output::print(&wrap(&text, WIDTH, "  "));
+    if !step.unread.is_empty() {
+        let names = shorten(&step.unread.join(", "), MOST_NAMES);
+        let tensors = counted(step.unread.len(), "tensor");
+        let text = format!("{tensors} of the input not read: {names}\n");
+        output::print(&wrap(&text, WIDTH, "  "));
+    }
     Ok(())
 }

@@ -2,6 +2,26 @@
 
 use tandem_schedule::CacheType;
 
+/// The flag of commands with KV caches. `tandem bench` declares it once more, since clap does not populate the group of
+/// arguments that need `--serve` if one of them is flattened.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Flag {
+    /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU
+    #[arg(
+        long,
+        visible_alias = "kv-cache-dtype",
+        value_enum,
+        default_value = "auto"
+    )]
+    cache_type: Choice,
+}
+
+impl From<Flag> for CacheType {
+    fn from(flag: Flag) -> Self {
+        flag.cache_type.into()
+    }
+}
+
 /// How KV caches store keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {

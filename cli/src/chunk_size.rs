@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "REQUESTS", value_parser = at_least_1)]
     batch: Option<u32>,
     /// Maximum time between tokens
-    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "MS", value_parser = positive)]
     target_ms: Option<f64>,
     /// Write the table as JSON
     #[arg(long, value_name = "FILE")]

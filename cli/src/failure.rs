@@ -62,7 +62,7 @@ impl From<Error> for Failure {
             | Error::DtypesDiffer { .. }
             | Error::HeadDim { .. }
             | Error::IndexOutOfRange { .. }
-            | Error::TensorMap { .. } => Self::Input(error.to_string()),
+            | Error::TensorMap { .. } => Self::Input(in_flags(&error.to_string())),
             // The input's heads or types are unsupported; the backend itself is fine.
             Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu supports all")),
             Error::NoDriver { .. }
@@ -76,6 +76,16 @@ impl From<Error> for Failure {
             _ => Self::Wrong(error.to_string()),
         }
     }
+}
+
+/// A message of the library whose advice is a flag of the command.
+pub(crate) fn in_flags(message: &str) -> String {
+    message
+        .replace("use Compute::F16", "leave --compute f8 out")
+        .replace(
+            "use `KvScales::One`",
+            "leave --token-scales out, or give --kv-dtype f8e4m3",
+        )
 }
 
 impl From<ScheduleError> for Failure {
@@ -97,6 +107,8 @@ through_error!(PlanError, ProblemError, ShapeError);
 
 #[cfg(test)]
 mod tests {
+    use tandem_attn::problem::Dtype;
+
     use super::*;
 
     #[test]
@@ -111,5 +123,16 @@ mod tests {
             "no decode kernel supports head dimension 80; supported: 64, 128, 256; --backend cpu supports all"
         );
         assert!(matches!(failure, Failure::Input(_)));
+    }
+
+    #[test]
+    fn advice_names_flags() {
+        let dtype = Dtype::BF16;
+        let failure = Failure::from(ShapeError::Scaled { dtype });
+        assert_eq!(
+            failure.to_string(),
+            "scales are given for keys and values in BF16, but only 8-bit types have scales: leave --token-scales out, or \
+             give --kv-dtype f8e4m3"
+        );
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{ffi::OsStr, process::ExitCode};
 
-use clap::{Parser, Subcommand, builder::styling};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::styling};
 
 pub mod attend;
 pub mod backend;
@@ -87,6 +87,18 @@ enum Command {
     Man(pages::Man),
 }
 
+/// With `-3` as a value of every option, for the option to refuse. clap takes it for an unknown flag, and its advice does
+/// not help.
+fn with_negative_values(command: clap::Command) -> clap::Command {
+    let option = |arg: clap::Arg| match arg.get_long() {
+        Some(_) if arg.get_action().takes_values() => arg.allow_negative_numbers(true),
+        _ => arg,
+    };
+    command
+        .mut_args(option)
+        .mut_subcommands(with_negative_values)
+}
+
 /// The error for a subcommand that this build lacks, with the way to get it.
 fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
     let features = match subcommand?.to_str()? {
@@ -104,7 +116,8 @@ fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
 #[must_use]
 pub fn main() -> ExitCode {
     output::finish_writing_when_interrupted();
-    let cli = match Cli::try_parse() {
+    let matches = with_negative_values(Cli::command()).try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         // If help cannot be printed, that is an error like any other.
         Err(help) if !help.use_stderr() => {

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tandem_attn::plan::BatchLimits;
 use tandem_schedule::{
     Limits,
     attention::Overlap,
@@ -76,10 +77,10 @@ pub struct Args {
     )]
     generated: u32,
     /// Poisson arrivals at this rate instead of the trace's own
-    #[arg(long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PER SECOND", value_parser = positive)]
     rate: Option<f64>,
     /// Divide all arrival times, of the trace or of --rate, by this factor [default: 1]
-    #[arg(long, value_name = "TIMES", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "TIMES", value_parser = positive)]
     speed: Option<f64>,
     /// Seed of the Poisson arrivals [default: 1]
     #[arg(long, requires = "rate")]
@@ -99,7 +100,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = at_most)]
     chunk: Option<u32>,
     /// Target time between tokens of the policy decode-priority [default: 50]
-    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "MS", value_parser = positive)]
     target_ms: Option<f64>,
     /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = at_least_1)]
@@ -111,7 +112,7 @@ pub struct Args {
     #[arg(long)]
     no_prefix_cache: bool,
     /// Swap preempted requests to this amount of host memory instead of computing them again
-    #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative, allow_negative_numbers = true)]
+    #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative)]
     swap_gb: f64,
     /// Predict attention times from a plan of every batch: slower, but includes shared prefixes
     #[arg(long)]
@@ -218,27 +219,8 @@ impl Args {
             cost: cost.clone(),
         };
         let policy = policy::by_name(policy_name, &options)?;
-        let lengths = trace.arrivals.iter().map(|arrival| {
-            let request = &arrival.request;
-            request.prompt.len().saturating_add(request.max_new_tokens)
-        });
-        let longest = lengths.max().unwrap_or(0);
-        let whole = matches!(policy_name, "prefill-first" | "orca");
         let stages = cost.parallel().pipeline;
-        let limits = Limits {
-            step_tokens: if whole {
-                self.budget.max(longest)
-            } else {
-                self.budget
-            },
-            // In a pipeline, the batch is divided among the stages.
-            step_requests: self.batch.div_ceil(stages),
-            running: self.batch,
-            spare_pages: self.batch,
-            host_pages: self.host_pages(&cost),
-            prefix_cache: !self.no_prefix_cache,
-            ..Limits::default()
-        };
+        let limits = self.limits(policy_name, &cost, trace);
         let mut simulation = Simulation::with_policy(&cost, limits, policy);
         simulation.page_size = self.page_size;
         simulation.ahead = self.ahead;
@@ -260,11 +242,38 @@ impl Args {
         name.clone_into(&mut report.policy);
         Ok(report)
     }
+
+    /// The limits of a policy's steps.
+    fn limits(&self, policy: &str, cost: &CostModel, trace: &Trace) -> Limits {
+        let lengths = trace.arrivals.iter().map(|arrival| {
+            let request = &arrival.request;
+            request.prompt.len().saturating_add(request.max_new_tokens)
+        });
+        let longest = lengths.max().unwrap_or(0);
+        let whole = matches!(policy, "prefill-first" | "orca");
+        // In a pipeline, the batch is divided among the stages.
+        let step_requests = self.batch.div_ceil(cost.parallel().pipeline);
+        let workspace = BatchLimits::decodes(step_requests, longest, self.page_size);
+        Limits {
+            step_tokens: if whole {
+                self.budget.max(longest)
+            } else {
+                self.budget
+            },
+            step_requests,
+            chunk_keys: cost.cache_type().chunk_keys(&workspace),
+            running: self.batch,
+            spare_pages: self.batch,
+            host_pages: self.host_pages(cost),
+            prefix_cache: !self.no_prefix_cache,
+            ..Limits::default()
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
@@ -309,6 +318,19 @@ mod tests {
         );
     }
 
+    /// As in the engine: 1 GiB of converted keys and values with 8 heads of 128.
+    #[test]
+    fn chunks_over_caches_of_8_bits_have_a_limit_of_keys() {
+        let most = |line: &str| {
+            let args = parse(line);
+            let (cost, trace) = (args.machine.cost().unwrap(), args.trace().unwrap());
+            args.limits("sarathi-serve", &cost, &trace).chunk_keys
+        };
+        assert_eq!(most("--prompt 30000"), u32::MAX);
+        assert_eq!(most("--prompt 30000 --cache-type e4m3"), 262_144);
+        assert_eq!(most("--prompt 500000 --cache-type e4m3"), 500_200);
+    }
+
     #[test]
     fn wrong_input_is_named() {
         let reason = |line: &str| run(&parse(line)).unwrap_err().to_string();
@@ -333,7 +355,8 @@ mod tests {
         );
         let flags = |line: &str| {
             let words = format!("tandem {line}");
-            Cli::try_parse_from(words.split_whitespace())
+            crate::with_negative_values(Cli::command())
+                .try_get_matches_from(words.split_whitespace())
                 .err()
                 .map(|error| error.to_string())
         };

@@ -218,6 +218,7 @@ fn check(layout: Layout, dtype: Dtype, metadata: &[(&str, &str)], variant: Varia
         ],
     );
     assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(!said.stdout.contains("not read"), "{}", said.stdout);
     let bytes = std::fs::read(directory.path().join("out.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (right_out, right_lse) = attention(layout, &numbers, variant);
@@ -324,6 +325,30 @@ fn metadata_is_heeded() {
             },
         );
     }
+}
+
+/// Other programs keep their own results in the file.
+#[test]
+fn tensors_that_are_not_read_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut input, _) = input(Layout::Nhd, Dtype::F32);
+    for name in ["expected", "kv_scales"] {
+        let tensor = (Dtype::F32, vec![1], vec![0; 4]);
+        input.tensors.insert(name, tensor);
+    }
+    input.write(&directory.path().join("in.safetensors"));
+    let call = "attend --input in.safetensors --output out.safetensors";
+    let said = run(
+        directory.path(),
+        &call.split_whitespace().collect::<Vec<_>>(),
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(
+        said.stdout
+            .ends_with("\n2 tensors of the input not read: expected, kv_scales\n"),
+        "{}",
+        said.stdout
+    );
 }
 
 /// A change to a sound file, and what the message says about it.

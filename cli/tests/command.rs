@@ -232,6 +232,9 @@ fn broken_files_are_pointed_at() {
         assert!(said.stderr.contains(message), "{wrong}: {}", said.stderr);
         assert!(said.stdout.is_empty());
     }
+    std::fs::write(directory.path().join("broken.json"), "[1]").unwrap();
+    let said = run(directory.path(), &["plan", "broken.json"]).stderr;
+    assert!(said.contains("and this is a list"), "{said}");
     assert_eq!(files(directory.path()), ["broken.json", "hybrid.json"]);
 }
 
@@ -247,7 +250,7 @@ fn the_line_of_an_error_is_shown() {
 #[test]
 fn wrong_flags_are_pointed_at() {
     let directory = directory();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["plan"], "<WORKLOAD.json>"),
         (&["plan", "none.json"], "cannot read none.json"),
         (
@@ -265,6 +268,15 @@ fn wrong_flags_are_pointed_at() {
         (
             &["bench", "--decode-tile", "16"],
             "rows and keys such as 16x128",
+        ),
+        // Of options without negative values, too.
+        (
+            &["plan", "hybrid.json", "--gpus", "-3"],
+            "invalid value '-3' for '--gpus",
+        ),
+        (
+            &["bench", "--check", "-3"],
+            "invalid value '-3' for '--check",
         ),
         (
             &["roofline", "hybrid.json", "--svg", "r.svg"],

@@ -138,6 +138,15 @@ fn what_is_no_model_is_wrong_input() {
             && said.contains("hf download"),
         "{code}: {said}"
     );
+    let named = run(here.path(), &["serve", ".", "--listen", "localhost:8000"]);
+    assert_eq!(named.code, 2);
+    assert!(
+        named
+            .stderr
+            .contains("give an IP address and a port, such as 127.0.0.1:8000"),
+        "{}",
+        named.stderr
+    );
     let said = run(here.path(), &["serve", "."]).stderr;
     assert!(said.contains(". has no config.json: give"), "{said}");
     let Said {
@@ -169,8 +178,9 @@ fn what_is_no_model_is_wrong_input() {
     ] {
         let model = model("llama3");
         let call = ["generate", &model, "a", option, value, "--backend", "cpu"];
-        let said = run(here.path(), &call).stderr;
-        assert!(said.contains(message), "{said}");
+        let said = run(here.path(), &call);
+        assert_eq!(said.code, 2, "{}", said.stderr);
+        assert!(said.stderr.contains(message), "{}", said.stderr);
     }
     std::fs::copy(
         Path::new(&model("llama3")).join("tokenizer.json"),

@@ -83,6 +83,7 @@ fn flags_of_simulations_need_what_they_change() {
             "--policy orca+pod --target-ms 9",
             ["--target-ms", "decode-priority"],
         ),
+        ("--policy fifo --chunk 64", ["\"fifo\"", "known: sarathi"]),
         ("--policy orca+unpacked", ["+unpacked", "+pod"]),
         ("--policy orca+pod+pod", ["+pod+pod", "may end in +pod"]),
     ] {
@@ -135,7 +136,7 @@ fn what_there_is_instead_is_named() {
     );
     let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        words.contains("but only 8-bit types have scales"),
+        words.contains("but only 8-bit types have scales: leave --token-scales out"),
         "{}",
         said.stdout
     );

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use tandem_attn::problem::{Dtype, Spec};
+use tandem_attn::{
+    plan::BatchLimits,
+    problem::{Dtype, Spec},
+};
 
 /// How a KV cache stores keys and values.
 ///
@@ -48,6 +51,17 @@ impl CacheType {
     #[must_use]
     pub const fn is_8_bit(self) -> bool {
         !matches!(self, Self::Auto)
+    }
+
+    /// The most keys of all prompt chunks of a step ([`Limits::chunk_keys`](crate::Limits::chunk_keys)) for a workspace
+    /// with these limits: kernels convert the keys of chunks from 8 bits to 16 in memory of the workspace.
+    #[must_use]
+    pub const fn chunk_keys(self, limits: &BatchLimits) -> u32 {
+        if self.is_8_bit() {
+            limits.prefill_keys
+        } else {
+            u32::MAX
+        }
     }
 
     /// Whether each token and KV head has a scale.

@@ -12,7 +12,7 @@ use tandem_attn::problem::{Batch, Dtype, KvLayout, PageTable, Spec};
 use crate::{
     Failure,
     backend::Results,
-    table::shorten,
+    table::{shorten, visible},
     tensors::{Tensor, Tensors},
 };
 
@@ -22,6 +22,8 @@ pub(super) struct Step {
     pub(super) spec: Spec,
     pub(super) batch: Batch,
     pub(super) tensors: Tensors,
+    /// Tensors that are not read, sorted.
+    pub(super) unread: Vec<String>,
 }
 
 /// Reads a step, or returns one line that explains why it cannot be read.
@@ -125,6 +127,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             layout,
             token_scales: None,
         },
+        unread: unread(&file),
     })
 }
 
@@ -264,6 +267,25 @@ impl Metadata<'_> {
             )
         })
     }
+}
+
+/// The tensors of an input file.
+const READ: [&str; 7] = [
+    "q",
+    "k_cache",
+    "v_cache",
+    "qo_indptr",
+    "kv_indptr",
+    "kv_indices",
+    "kv_last_page_len",
+];
+
+fn unread(file: &SafeTensors<'_>) -> Vec<String> {
+    let names = file.names().into_iter();
+    let names = names.filter(|name| !READ.contains(name));
+    let mut names: Vec<String> = names.map(|name| visible(name, false)).collect();
+    names.sort_unstable();
+    names
 }
 
 fn tensor<'a>(file: &SafeTensors<'a>, name: &str) -> Result<TensorView<'a>, String> {

@@ -73,10 +73,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Seconds for each case and each kind of measurement; at least 7 runs are made, however long they take
-    #[arg(long, default_value_t = 0.5, value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     seconds: f64,
     /// Skip cases whose tensors need more than this [default, and maximum: three quarters of the free memory]
-    #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "GB", value_parser = gigabytes)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none [default: 16]
     #[arg(long, value_name = "TOKENS")]
@@ -116,7 +116,7 @@ pub struct Planning {
     #[arg(long, value_enum, default_value = "fastest")]
     packing: Packing,
     /// How keys are split into items: makespan, flashinfer, off, or a number of keys
-    #[arg(long, default_value = "makespan", value_parser = split, allow_negative_numbers = true)]
+    #[arg(long, default_value = "makespan", value_parser = split)]
     split: Split,
     /// One tile for all decodes instead of the best ones: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]

@@ -56,23 +56,23 @@ pub struct Args {
     pub prefix: Option<u32>,
     /// Poisson arrivals at this rate instead of the trace's own
     #[arg(
-        long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true,
+        long, value_name = "PER SECOND", value_parser = positive,
         requires = "serve"
     )]
     pub rate: Option<f64>,
     /// Poisson arrivals at this fraction of the rate that sarathi-serve can sustain on the whole trace, as simulated
     /// after calibration
     #[arg(
-        long, value_name = "PART", value_parser = positive, allow_negative_numbers = true,
+        long, value_name = "PART", value_parser = positive,
         conflicts_with = "rate", requires = "serve"
     )]
     pub load: Option<f64>,
     /// Begin with the state of sarathi-serve after this time, as simulated: requests under way continue from there,
     /// whatever the caches hold
-    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "serve")]
     pub start: Option<f64>,
     /// Stop after this time
-    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "serve")]
     pub window: Option<f64>,
     /// Seed of the arrivals
     #[arg(long, default_value_t = 1, requires = "serve")]

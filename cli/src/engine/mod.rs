@@ -36,14 +36,8 @@ pub struct ModelArgs {
     /// Capacity of the KV cache in tokens, for all requests together [default: 4096, on a GPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
-    /// How the KV cache stores keys and values; 8 bits need a Hopper GPU, or the CPU
-    #[arg(
-        long,
-        visible_alias = "kv-cache-dtype",
-        value_enum,
-        default_value = "auto"
-    )]
-    cache_type: cache_type::Choice,
+    #[command(flatten)]
+    cache_type: cache_type::Flag,
     /// Maximum tokens in a step; longer prompts are computed in chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
     budget: u32,
@@ -161,16 +155,16 @@ impl Room {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SamplingArgs {
     /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0)]
     temperature: f32,
     /// Sample from this number of most likely tokens; 0: from all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
     /// Sample from the most likely tokens whose probabilities sum to this value
-    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0)]
     top_p: f32,
     /// Sample from tokens whose probability is at least this fraction of the most likely token's
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0)]
     min_p: f32,
     /// Equal seeds give equal texts
     #[arg(long, default_value_t = 0)]
@@ -195,13 +189,17 @@ impl SamplingArgs {
                     .to_owned(),
             ));
         }
-        Ok(Sampling {
+        let sampling = Sampling {
             temperature,
             top_k,
             top_p,
             min_p,
             seed,
-        })
+        };
+        // As for the first token.
+        let checked = sampling.draw(0);
+        checked.map_err(|error| Failure::Input(error.to_string()))?;
+        Ok(sampling)
     }
 }
 

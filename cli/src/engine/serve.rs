@@ -30,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Address and port to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = address)]
     listen: SocketAddr,
     /// The model's name in the interface [default: the name of its folder]
     #[arg(long)]
@@ -45,6 +45,13 @@ pub struct Args {
     /// Seconds that answers under way may take after Ctrl-C or SIGTERM; a second one stops at once
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u32,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "give an IP address and a port, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this machine"
+            .to_owned()
+    })
 }
 
 /// Runs the subcommand until the process is interrupted and the answers under way have ended.
@@ -85,5 +92,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         async { stopped.await.unwrap_or(()) },
         ready,
     )
-    .map_err(|error| Failure::Input(format!("cannot listen on {}: {error}", args.listen)))
+    .map_err(|error| {
+        let address = args.listen;
+        Failure::Input(format!(
+            "cannot listen on {address}: {error}: give another --listen"
+        ))
+    })
 }

@@ -25,14 +25,8 @@ pub struct Machine {
     /// Number of pipeline stages
     #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
     pipeline: u32,
-    /// How KV caches store keys and values
-    #[arg(
-        long,
-        visible_alias = "kv-cache-dtype",
-        value_enum,
-        default_value = "auto"
-    )]
-    cache_type: cache_type::Choice,
+    #[command(flatten)]
+    cache_type: cache_type::Flag,
     /// JSON file with measured times that correct the cost model
     #[arg(long, value_name = "FILE")]
     correction: Option<PathBuf>,

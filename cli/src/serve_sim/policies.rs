@@ -1,5 +1,7 @@
 //! Names of policies, and the flags that only some of them read.
 
+use tandem_schedule::policy;
+
 use super::Args;
 use crate::Failure;
 
@@ -19,7 +21,9 @@ impl Args {
     pub(super) fn check_effects(&self) -> Result<(), Failure> {
         let mut policies = Vec::new();
         for name in &self.policy {
-            policies.push(parts(name)?.0);
+            let (policy, _) = parts(name)?;
+            policy::check_name(policy)?;
+            policies.push(policy);
         }
         let needs = |flag: &str, given: bool, policy: &str| {
             if given && !policies.contains(&policy) {

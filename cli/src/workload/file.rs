@@ -146,8 +146,15 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
 
 /// Reads the cases of a file.
 pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
-    let file: Fields = json::read(name, text)?;
     let wrong = |reason: String| Failure::Input(format!("{name}: {reason}"));
+    if text.trim_start().starts_with('[') {
+        return Err(wrong(
+            "a workload is an object with heads, kv_heads, head_dim and requests, and this is a list; a list of several \
+             is the field cases of an object"
+                .to_owned(),
+        ));
+    }
+    let file: Fields = json::read(name, text)?;
     match &file.cases {
         None => Ok(vec![file.case(&Fields::default()).map_err(wrong)?]),
         Some(_) if file.requests.is_some() || file.tree.is_some() => Err(wrong(

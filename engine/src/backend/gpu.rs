@@ -559,10 +559,8 @@ impl Backend for GpuBackend {
     }
 
     fn chunk_keys(&self) -> u32 {
-        match self.options.cache_type.is_8_bit() {
-            true => limits(&self.architecture, &self.options).prefill_keys,
-            false => u32::MAX,
-        }
+        let limits = limits(&self.architecture, &self.options);
+        self.options.cache_type.chunk_keys(&limits)
     }
 
     fn is_asynchronous(&self) -> bool {

@@ -56,12 +56,25 @@ pub fn by_name(name: &str, options: &PolicyOptions) -> Result<Box<dyn Policy>, S
         "prefill-first" => Box::new(PrefillFirst),
         "orca" => Box::new(Orca::default()),
         "decode-priority" => Box::new(DecodePriority::new(options.cost.clone(), options.target_ns)),
-        _ => {
-            return Err(ScheduleError::Unknown {
-                kind: "policy",
-                got: name.to_owned(),
-                known: NAMES.join(", "),
-            });
-        }
+        _ => return Err(unknown(name)),
     })
+}
+
+/// Checks that there is a policy of this name.
+///
+/// # Errors
+/// [`ScheduleError::Unknown`].
+pub fn check_name(name: &str) -> Result<(), ScheduleError> {
+    match NAMES.contains(&name) {
+        true => Ok(()),
+        false => Err(unknown(name)),
+    }
+}
+
+fn unknown(name: &str) -> ScheduleError {
+    ScheduleError::Unknown {
+        kind: "policy",
+        got: name.to_owned(),
+        known: NAMES.join(", "),
+    }
 }
