@@ -28,6 +28,7 @@ use tandem_attn::{
     },
     plan::{BatchLimits, Bound, MergeMode, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::ShapeError,
 };
 
 /// Runs `test` again in a child with a driver of these settings; `true` in the child itself.
@@ -494,6 +495,17 @@ fn a_run_is_refused_before_anything_is_launched() {
     few.pages = 8;
     let error = run(&mut workspace, &q, &[few]).unwrap_err();
     assert!(error.to_string().contains("at least 9"), "{error}");
+    let mut eight_bits = pool;
+    eight_bits.dtype = Dtype::F8E4M3;
+    let error = run(&mut workspace, &q, &[eight_bits]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the KV pool is F8E4M3 and the spec's KV is BF16: convert one of them"
+    );
+    let one_row = KvPool::latent(&spec, 16, 20, 1 << 30);
+    let error = run(&mut workspace, &q, &[one_row]).unwrap_err();
+    let (part, kv_heads) = (0, 2);
+    assert_eq!(error, ShapeError::OneHead { part, kv_heads }.into());
     let f16 = DeviceTensor::new(1 << 30, Dtype::F16, [41, 8, 128]);
     let error = run(&mut workspace, &f16, &[pool]).unwrap_err();
     assert!(matches!(error, Error::DtypesDiffer { .. }), "{error}");

@@ -28,6 +28,8 @@ pub(crate) use scales::ScaleAt;
 pub(crate) use scales::check_in_row;
 pub use scales::{AppendScales, KvScales};
 pub use sequence::Sequence;
+#[cfg(feature = "cuda")]
+pub(crate) use view::check_heads;
 pub use view::{KvTensors, KvView};
 pub use view_mut::KvViewMut;
 

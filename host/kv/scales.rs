@@ -66,7 +66,9 @@ pub enum KvScales<'a> {
 pub enum AppendScales<'a> {
     /// The caller gives them. Those of [`KvScales::Request`] are for the requests of the new tokens.
     Given(KvScales<'a>),
-    /// A scale is computed for each token and head, such that its largest number becomes the largest of the type.
+    /// A scale is computed for each token and head, such that its largest number becomes the largest of the type. Scales are
+    /// written as [`KvScales::Token`] reads them: `[pages, page_size, kv_heads]` in any order, for a dense pool with the
+    /// strides `KvStrides { page: page_size * kv_heads, token: kv_heads, head: 1, page_size }`.
     Computed {
         /// Output: scales of keys, starting with the first key of page 0.
         k: &'a mut [f32],

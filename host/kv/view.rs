@@ -211,15 +211,7 @@ impl<'a, T: Element> KvView<'a, T> {
         if spec.latent && !one {
             return Err(ShapeError::NotLatent { part });
         }
-        // Pools with one row for each token: the rows of other heads would be those of the next tokens.
-        let one_row = |strides: KvStrides| match strides.page_size {
-            1 => strides.head == strides.page,
-            _ => strides.head == strides.token,
-        };
-        if spec.kv_heads > 1 && self.k_strides.head > 0 && one_row(self.k_strides) {
-            let kv_heads = spec.kv_heads;
-            return Err(ShapeError::OneHead { part, kv_heads });
-        }
+        check_heads(spec, self.k_strides, part)?;
         let [key, rope] = self.key_parts(spec);
         let of_rope = self
             .rope
@@ -262,6 +254,20 @@ impl<'a, T: Element> KvView<'a, T> {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks that a pool has a row for each KV head. In one with a row for each token, as that of latent attention, the rows
+/// of other heads would be those of the next tokens.
+pub(crate) fn check_heads(spec: &Spec, keys: KvStrides, part: usize) -> Result<(), ShapeError> {
+    let next = match keys.page_size {
+        1 => keys.page,
+        _ => keys.token,
+    };
+    let kv_heads = spec.kv_heads;
+    match kv_heads > 1 && keys.head > 0 && keys.head == next {
+        true => Err(ShapeError::OneHead { part, kv_heads }),
+        false => Ok(()),
     }
 }
 

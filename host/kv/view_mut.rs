@@ -57,7 +57,8 @@ impl<'a, T: Element> KvViewMut<'a, T> {
         }
     }
 
-    /// Copies page `from` to page `to` for all heads, as a [`PageCopy`](super::PageCopy) requires.
+    /// Copies page `from` to page `to` for all heads, as a [`PageCopy`](super::PageCopy) requires. Scales of tokens are not
+    /// part of this view: copy those of the page, too.
     ///
     /// # Errors
     /// [`ShapeError::NoPage`] if one of them is not in the pool; nothing is written then.

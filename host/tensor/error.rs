@@ -188,8 +188,8 @@ pub enum ShapeError {
     },
     /// A pool with one row for each token, for several KV heads.
     #[error(
-        "the pool of part {part} has one row for each token, but the spec has {kv_heads} KV heads: use KvView::latent with \
-         Spec::latent only, and KvView::new or KvView::paired for other heads"
+        "the pool of part {part} has one row for each token, but the spec has {kv_heads} KV heads: use the pool `latent` \
+         with Spec::latent only, and `new` for other heads"
     )]
     OneHead {
         /// The part.

@@ -18,7 +18,7 @@ impl Cpu {
     /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
     ///
     /// `slots` gives the place of each token, as `page × page_size + offset`, in any [`Integer`] type. A token with −1 or
-    /// [`NO_SLOT`] is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only.
+    /// `u32::MAX` is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only.
     ///
     /// ```
     /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{Dtype, KvLayout, Spec}};

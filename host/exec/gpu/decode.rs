@@ -96,6 +96,7 @@ impl Gpu {
     /// The kernel that runs decodes planned for `kernel`: `kernel` itself, or the kernel that does the same row by row
     /// if `kernel` loads pages and tensor maps cannot describe the pool (they need pages of a multiple of 8 tokens).
     /// Only kernels that load pages support joint items.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {
         let loads = match kernel.info().loads {

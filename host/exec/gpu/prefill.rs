@@ -61,6 +61,7 @@ pub struct PrefillCall<'a> {
 impl Gpu {
     /// The kernel that runs prefills planned for `kernel`: `kernel` itself, or if it is not loaded the Ampere kernel
     /// that does the same.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn prefill_kernel(&self, kernel: KernelId) -> KernelId {
         match self.has(kernel) {

@@ -90,6 +90,7 @@ fn within(kernel: Kernel) -> Option<Kernel> {
 
 impl Gpu {
     /// Whether the kernel is loaded: of the GPU's architecture, and within its shared memory.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn has(&self, kernel: KernelId) -> bool {
         self.kernels.get(kernel).is_some()

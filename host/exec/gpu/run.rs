@@ -13,7 +13,7 @@ use super::{
     launch_set::LaunchSet,
     steps::{Run, RunTensors, check_own, check_sinks},
 };
-use crate::Error;
+use crate::{Error, kv::check_heads};
 
 impl Gpu {
     /// Computes the attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
@@ -166,6 +166,8 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             got: got as usize,
             rule,
         };
+        pool.check_dtype(&workspace.spec)?;
+        check_heads(&workspace.spec, pool.k_strides, part)?;
         pool.check_rope(&workspace.spec, part)?;
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {
