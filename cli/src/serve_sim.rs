@@ -342,6 +342,8 @@ mod tests {
         assert!(reason("--model gpt-5").contains("gpt-5"));
         assert!(reason("--device h800").contains("h800"));
         assert!(reason("--policy fifo").contains("fifo"));
+        assert!(reason("--tensor 3").starts_with("32 query heads cannot be divided among 3 GPUs"));
+        assert!(reason("--pipeline 99").starts_with("32 layers cannot be divided among 99 stages"));
         let said = reason("--device a100 --cache-type e4m3");
         assert!(said.contains("a100") && said.contains("auto"), "{said}");
         let measured = directory.path().join("c.json");

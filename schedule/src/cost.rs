@@ -199,7 +199,8 @@ impl CostModel {
     /// A cost model of a model on a machine, with serial attention.
     ///
     /// # Errors
-    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Description`] if heads or layers cannot be divided in this way.
+    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Tensor`] and [`ScheduleError::Pipeline`] if heads or layers cannot
+    /// be divided in this way; [`ScheduleError::Description`].
     pub fn new(
         model: &ModelDescription,
         hardware: &Hardware,
@@ -207,18 +208,15 @@ impl CostModel {
     ) -> Result<Self, ScheduleError> {
         let Parallel { tensor, pipeline } = parallel;
         if tensor == 0 || !model.q_heads.is_multiple_of(tensor) {
-            return Err(ScheduleError::Description {
-                kind: "model",
-                reason: format!(
-                    "{} query heads cannot be spread over {tensor} GPUs",
-                    model.q_heads
-                ),
+            return Err(ScheduleError::Tensor {
+                got: tensor,
+                q_heads: model.q_heads,
             });
         }
         if pipeline == 0 || pipeline > model.layers {
-            return Err(ScheduleError::Description {
-                kind: "model",
-                reason: format!("{} layers cannot make {pipeline} stages", model.layers),
+            return Err(ScheduleError::Pipeline {
+                got: pipeline,
+                layers: model.layers,
             });
         }
         let spec = model.spec(tensor);

@@ -80,6 +80,24 @@ pub enum ScheduleError {
         /// What is wrong.
         reason: String,
     },
+    /// Heads that cannot be divided among the GPUs of a layer.
+    #[error(
+        "{q_heads} query heads cannot be divided among {got} GPUs (tensor): give a divisor of {q_heads}"
+    )]
+    Tensor {
+        /// GPUs that share each layer.
+        got: u32,
+        /// Query heads of the model.
+        q_heads: u32,
+    },
+    /// More pipeline stages than layers, or none.
+    #[error("{layers} layers cannot be divided among {got} stages (pipeline): give 1 to {layers}")]
+    Pipeline {
+        /// Pipeline stages.
+        got: u32,
+        /// Layers of the model.
+        layers: u32,
+    },
     /// The model does not fit the machine.
     #[error(
         "{model} needs {wanted_gb:.1} GB a GPU and {hardware} has {usable_gb:.1} GB to use: raise the tensor or \
