@@ -62,6 +62,14 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let index = folder.join(INDEX);
         let names: Vec<PathBuf> = match index.exists() {
+            false if !folder.join(SINGLE).exists() => {
+                return Err(malformed(
+                    folder,
+                    format!(
+                        "there is neither {SINGLE} nor {INDEX}: add the one, or the other with its shards"
+                    ),
+                ));
+            }
             false => vec![folder.join(SINGLE)],
             true => {
                 let text = fs::read(&index).map_err(|error| read_error(&index, error))?;

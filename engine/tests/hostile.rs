@@ -188,6 +188,14 @@ fn damaged_tokenizers_are_refused_or_read() {
 }
 
 #[test]
+fn a_folder_without_weights_says_what_it_may_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = Weights::open(folder.path()).unwrap_err().to_string();
+    let both = "neither model.safetensors nor model.safetensors.index.json: add";
+    assert!(said.contains(both), "{said}");
+}
+
+#[test]
 fn damaged_weights_are_refused_or_read() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let architecture = architecture("llama3");
