@@ -3,8 +3,9 @@
 use cuda_std::{async_copy, mbarrier, prelude::*, tma};
 
 use super::{
-    layout::{IDS, KEYS, Layout, Place, known_ahead, loaders},
+    layout::{IDS, KEYS, Layout, known_ahead, loaders},
     open::Opening,
+    place::Place,
     queries::load_queries,
     unit::{Descriptor, Unit},
 };

@@ -6,7 +6,8 @@ use super::{
     super::meet,
     combine::Weights,
     config::per_lane,
-    layout::{KEYS, Layout, Place},
+    layout::{KEYS, Layout},
+    place::Place,
     unit::{Descriptor, Unit},
 };
 use crate::{

@@ -3,7 +3,8 @@
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
 use super::{
-    layout::{IDS, KEYS, Layout, Place, known_ahead},
+    layout::{IDS, KEYS, Layout, known_ahead},
+    place::Place,
     unit::Unit,
 };
 use crate::{
