@@ -17,12 +17,13 @@ pub use info::{KernelInfo, Sm};
 pub use words::{Arch, Element, Family, Loads, Op};
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 17] = [
+const TABLES: [&[&[KernelInfo]]; 18] = [
     sm90::prefill::ROWS,
     sm90::prefill::f8::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
     sm90::decode_wgmma::wide::ROWS,
+    sm90::decode_wgmma::wide::ROWS_8_BIT,
     sm90::decode_wgmma::large::ROWS,
     sm90::mla::ROWS,
     sm90::mla::few_rows::ROWS,

@@ -117,7 +117,7 @@ macro_rules! decode_wide_of_variant {
         #[allow(unused_imports, dead_code)]
         const _: () = {
             use $crate::{
-                common::half,
+                common::{cache::{BITS16, Stored}, half},
                 sm90::decode_wgmma::wide::{Shape, run},
             };
             const SHAPE: Shape = Shape::new($rows, $keys, $dim, $stages, $ctas);
@@ -132,7 +132,7 @@ macro_rules! decode_wide_of_variant {
                     tensor_maps = maps
                 )]
                 |p: $crate::abi::DecodeParams, variant| run::<
-                    half::$half,
+                    Stored<half::$half, BITS16>,
                     $variant,
                     { SHAPE.registers().0 },
                     { SHAPE.registers().1 },

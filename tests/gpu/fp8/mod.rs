@@ -2,6 +2,7 @@
 
 mod in_8_bits;
 mod needle;
+mod wide;
 
 use crate::common;
 use common::{

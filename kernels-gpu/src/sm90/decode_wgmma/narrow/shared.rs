@@ -92,6 +92,11 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
     }
+    /// Products are of the queries' type.
+    #[inline(always)]
+    pub fn unfitted(self, _slot: u32) -> Option<u32> {
+        None
+    }
     /// A block of values that reaches past the item's last key has arrived; its loader then zeroes the rows past the
     /// end.
     #[inline(always)]

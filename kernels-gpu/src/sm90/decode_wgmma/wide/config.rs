@@ -1,6 +1,6 @@
 //! The table of these kernels, and the shared memory, threads and registers of each row.
 
-use crate::abi::WorkItem;
+use crate::{abi::WorkItem, common::cache, has};
 
 /// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
 #[doc(hidden)]
@@ -25,10 +25,36 @@ macro_rules! decode_wide_table {
         }}
     };
 }
+
+/// Those for 8-bit keys and values: `decode_<rows>x<keys>_d<head dimension>_<element>_e4m3[_tok]`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! decode_wide_8_bit_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
+            // Rows × keys, head dimension, flags, stages of keys and of values, CTAs per SM.
+             64 x  64, 128, [e4m3],    2, 2;
+        }}
+    };
+}
+
+/// The cache of a row of the tables.
+#[must_use]
+pub const fn of_flags(flags: &[&str]) -> u32 {
+    if has(flags, "tok") {
+        cache::E4M3_BY_TOKEN
+    } else if has(flags, "e4m3") {
+        cache::E4M3
+    } else {
+        cache::BITS16
+    }
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::Shape;
+    use super::{Shape, of_flags};
     use crate::{
+        common::cache,
         has,
         registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
     };
@@ -42,7 +68,7 @@ mod rows {
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
-                    Shape::new($rows, $keys, $dim, $stages, $ctas),
+                    Shape::of(of_flags(&[$(stringify!($flag)),*]), $rows, $keys, $dim, $stages, $ctas),
                 )
             }),*]
         };
@@ -50,9 +76,13 @@ mod rows {
 
     /// See the macro `decode_wide_table`.
     pub const ROWS: &[&[KernelInfo]] = crate::decode_wide_table!(list rows);
+    /// See the macro `decode_wide_8_bit_table`.
+    pub const ROWS_8_BIT: &[&[KernelInfo]] = crate::decode_wide_8_bit_table!(list rows);
 
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {
         KernelInfo {
+            cache: cache::element(shape.cache),
+            by_token: cache::by_token(shape.cache),
             loads: Loads::Pages,
             rows: shape.rows(),
             keys: shape.keys,
@@ -69,11 +99,15 @@ mod rows {
     }
 }
 #[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub use rows::{ROWS, ROWS_8_BIT};
 
 /// The compile-time configuration of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// What keys and values are: one of [`cache`]'s constants.
+    pub cache: u32,
+    /// Whether queries are converted from bf16 to f16, the type of the products.
+    pub fits: bool,
     /// Consumer warpgroups, 64 rows each.
     pub consumers: u32,
     /// Keys in a block.
@@ -87,10 +121,25 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A row of the table.
+    /// A row of the table for 16-bit keys.
     #[must_use]
     pub const fn new(rows: u32, keys: u32, head_dim: u32, stages: u32, ctas_per_sm: u32) -> Self {
+        Self::of(cache::BITS16, rows, keys, head_dim, stages, ctas_per_sm)
+    }
+
+    /// A row of a table.
+    #[must_use]
+    pub const fn of(
+        cache: u32,
+        rows: u32,
+        keys: u32,
+        head_dim: u32,
+        stages: u32,
+        ctas_per_sm: u32,
+    ) -> Self {
         Self {
+            cache,
+            fits: false,
             consumers: rows / 64,
             keys,
             head_dim,
@@ -123,8 +172,29 @@ impl Shape {
         }
     }
 
+    /// Whether keys and values have 8 bits: consumers convert each block to 16 bits before its products.
+    #[must_use]
+    pub const fn converts(&self) -> bool {
+        !cache::is_16_bits(self.cache)
+    }
+
+    /// Bytes of a key of one head.
+    pub(super) const fn row_bytes(&self) -> u32 {
+        self.head_dim * cache::bytes(self.cache)
+    }
+
+    /// Bytes of a stage.
     pub(super) const fn block_bytes(&self) -> u32 {
-        self.keys * self.head_dim * 2
+        self.keys * self.row_bytes()
+    }
+
+    /// Bytes of a converted block; 0 if there is none.
+    pub(super) const fn converted_bytes(&self) -> u32 {
+        if self.converts() {
+            self.keys * self.head_dim * 2
+        } else {
+            0
+        }
     }
 
     /// Bytes of a slab of queries, 64 columns.
@@ -136,10 +206,14 @@ impl Shape {
         self.head_dim / 64 * self.slab_bytes()
     }
 
-    /// Order in shared memory: queries of two units, key stages, value stages, rows of the units, their visible keys,
-    /// units, runs, masks of the stages, barriers.
-    pub(super) const fn keys_offset(&self) -> u32 {
+    /// Order in shared memory: queries of two units, converted keys and values, key stages, value stages, rows of the
+    /// units, their visible keys, their factors, units, runs, masks, barriers.
+    pub(super) const fn converted_offset(&self) -> u32 {
         2 * self.query_bytes()
+    }
+
+    pub(super) const fn keys_offset(&self) -> u32 {
+        self.converted_offset() + 2 * self.converted_bytes()
     }
 
     pub(super) const fn values_offset(&self) -> u32 {
@@ -154,8 +228,22 @@ impl Shape {
         self.rows_offset() + 2 * self.rows() * 16
     }
 
-    pub(super) const fn units_offset(&self) -> u32 {
+    pub(super) const fn factors_offset(&self) -> u32 {
         self.seen_offset() + 2 * self.rows() * 8
+    }
+
+    /// Bytes of a unit's factors: for each token the scales of keys and of values, and for each row the factor that
+    /// undoes its conversion to f16.
+    pub(super) const fn factor_bytes(&self) -> u32 {
+        if self.converts() {
+            self.rows() * 12
+        } else {
+            0
+        }
+    }
+
+    pub(super) const fn units_offset(&self) -> u32 {
+        self.factors_offset() + 2 * self.factor_bytes()
     }
 
     pub(super) const fn runs_offset(&self) -> u32 {
@@ -171,8 +259,24 @@ impl Shape {
         16 + self.keys
     }
 
+    /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as they are converted, one block before
+    /// their mask has been read.
+    pub(super) const fn masks(&self) -> u32 {
+        self.stages + self.converts() as u32
+    }
+
+    /// The mask after this one.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn next_mask(&self, mask: u32) -> u32 {
+        if mask + 1 == self.masks() {
+            0
+        } else {
+            mask + 1
+        }
+    }
+
     pub(super) const fn barriers_offset(&self) -> u32 {
-        self.masks_offset() + self.stages * self.mask_bytes()
+        self.masks_offset() + self.masks() * self.mask_bytes()
     }
 
     /// Dynamic shared memory.

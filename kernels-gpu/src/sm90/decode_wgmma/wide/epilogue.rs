@@ -5,7 +5,7 @@ use core::f32::consts::LN_2;
 use cuda_std::{
     barrier,
     math::{lg2, rcp},
-    mbarrier, ptr, thread, warp, wgmma,
+    mbarrier, ptr, shared, thread, warp, wgmma,
 };
 
 use super::shared::{Shared, Unit};
@@ -22,10 +22,29 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
+/// The factors of a row with 8-bit keys: of its products with keys, without the softmax scale, and of its output.
+///
+/// # Safety
+/// The unit's barrier completed, and its slot is not free.
+#[inline(always)]
+pub(super) unsafe fn factors(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [f32; 2] {
+    let (token, _) = p.group.div_rem(row);
+    // SAFETY: the caller's promise. Of rows past the end nothing is used.
+    unsafe {
+        let [k, v] = shared::load_u32x2(s.scales(slot, token)).map(f32::from_bits);
+        let unfit = match s.unfitted(slot) {
+            Some(at) => shared::load_f32(at + row * 4),
+            None => 1.0,
+        };
+        [k * unfit, v]
+    }
+}
+
 /// The epilogue of a warp's 16 rows.
 pub(super) struct Finish<'a, const DIM: u32> {
     pub p: &'a DecodeParams,
     pub s: Shared,
+    /// The factor that turns products into base-2 logits, without factors of their row.
     pub scale: f32,
     /// The warp's first row in the tile.
     pub first_row: u32,
@@ -58,9 +77,19 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 let (token, in_group) = self.p.group.div_rem(first_row + lane / 4 + 8 * h as u32);
                 if token < unit.tokens {
                     let total = totals[h];
+                    let mut reference = rows.reference[h];
+                    let mut of_output = 1.0;
+                    let mut scale = self.scale;
+                    if s.shape.converts() {
+                        let row = first_row + lane / 4 + 8 * h as u32;
+                        let [of_products, of_row] = factors(self.p, s, slot, row);
+                        (scale, of_output) = (scale * of_products, of_row);
+                        // Where the scale is 0, no reference is taken.
+                        reference = reference.max(f32::MIN);
+                    }
                     // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
                     let (mut inverse, mut lse) = if total != 0.0 {
-                        (rcp(total), rows.reference[h] * self.scale + lg2(total))
+                        (rcp(total), reference * scale + lg2(total))
                     } else {
                         (0.0, f32::NEG_INFINITY)
                     };
@@ -69,6 +98,9 @@ impl<const DIM: u32> Finish<'_, DIM> {
                     if a.sinks != 0 && row.slot == DIRECT {
                         let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
                         (inverse, lse) = (inverse * factor, with);
+                    }
+                    if s.shape.converts() {
+                        inverse *= of_output;
                     }
                     let column = u64::from(lane % 4 * 2);
                     if row.slot == DIRECT {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
-    common::{decode::produce::Header, policy::Policies, variant::Variant},
+    common::{cache, decode::produce::Header, policy::Policies, variant::Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -90,6 +90,13 @@ unsafe fn list_rows<V: Variant>(
             shared::store_u32x4(s.row(slot, token), row.words());
             let (first, last) = variant.visible_keys(row.position);
             shared::store_u32x2(s.seen(slot, token), [first as u32, last as u32]);
+            if s.shape.converts() {
+                let scales = match cache::by_token(s.shape.cache) {
+                    true => [1.0; 2],
+                    false => p.attention.scales.of(row.token, header.head),
+                };
+                shared::store_u32x2(s.scales(slot, token), scales.map(f32::to_bits));
+            }
             token += 32;
         }
         warp::sync_warp(WARP);
@@ -120,7 +127,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     s: Shared,
 ) {
     let lane = warp::lane_id();
-    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let (keys, row_bytes) = (s.shape.keys, s.shape.row_bytes());
     let tokens = p.piece_tokens;
     let per_block = keys >> tokens.trailing_zeros();
     let mine = lane < per_block;
@@ -131,6 +138,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     let (own, kept) = (policies.of(false), policies.of(true));
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    let mut masks = 0;
     // Blocks with a tail use two barriers alternately: one tail is zeroed while the next block is loaded.
     let mut turns = Pipeline::<2>::CONSUMER;
     let mut waiting: Option<Tail> = None;
@@ -192,7 +200,8 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 let tail = VALUES && warp::warp_vote_any(WARP, partly);
                 mbarrier::wait(free, blocks.parity);
                 if !VALUES {
-                    let mask = s.mask(blocks.stage);
+                    let mask = s.mask(if s.shape.converts() { masks } else { blocks.stage });
+                    masks = s.shape.next_mask(masks);
                     let mut mode = Mode::NONE;
                     if mine {
                         let words = mask + 16 + lane * tokens;

@@ -1,6 +1,6 @@
 //! The consumer warpgroups: products, masks and softmax.
 
-use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
+use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
@@ -8,12 +8,14 @@ use super::{
         pipeline::Pipeline,
         uniform,
     },
-    epilogue::Finish,
+    convert::convert,
+    epilogue::{Finish, factors},
     runs::{Mode, Visible},
     shared::{Shared, Unit},
 };
 use crate::{
     abi::DecodeParams,
+    common::cache::Cache,
     common::half::Half,
     common::logits::hide_other_branches,
     common::softmax::Rows,
@@ -127,7 +129,7 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
-    T: Half,
+    C: Cache,
     V: Variant,
     const STAGES: u32,
     const DIM: u32,
@@ -155,6 +157,16 @@ pub(super) unsafe fn consume<
     };
     let slab = s.shape.slab_bytes();
     let slabs = Slabs::of_eight_rows(DIM);
+    // The factors of this thread's rows, in the unit of a slot.
+    let scales = |slot: u32| {
+        if !C::SCALED {
+            return [scale; 2];
+        }
+        // Opaque: otherwise rows occupy registers in the main loop.
+        let row = misc::opaque(first_row) + warp::lane_id() / 4;
+        // SAFETY: the unit's barrier completed.
+        [row, row + 8].map(|row| unsafe { factors(p, s, slot, row) }[0] * scale)
+    };
     let finish = Finish::<DIM> {
         p,
         s,
@@ -169,6 +181,7 @@ pub(super) unsafe fn consume<
     let mut weights = [0; P];
     let mut o = [0.0; O];
     let mut rows = Rows::begin::<V>();
+    let mut mask_of = 0;
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -180,7 +193,8 @@ pub(super) unsafe fn consume<
     // Turns a block's products into logits and frees its keys. The mask belongs to the stage, so it is read first.
     macro_rules! finish_keys {
         () => {
-            let mask = s.mask(k.stage);
+            let mask = s.mask(if C::SCALED { mask_of } else { k.stage });
+            mask_of = s.shape.next_mask(mask_of);
             let mode = Mode::load(mask);
             if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
                 let of = |row| query(p, variant, s, slots.stage, row);
@@ -207,8 +221,34 @@ pub(super) unsafe fn consume<
                     finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
                 }
             }
-            mbarrier::arrive(s.keys_free(k.stage));
-            k.advance();
+            if !C::SCALED {
+                mbarrier::arrive(s.keys_free(k.stage));
+                k.advance();
+            }
+        };
+    }
+    // Converts the next block of 8-bit keys, of 8-bit values, or both.
+    macro_rules! convert_block {
+        ($keys:literal, $values:literal) => {
+            let threads = 128 * s.shape.consumers;
+            // The products of all warps with the previous block are done.
+            barrier::bar_sync(2, threads);
+            if $keys {
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                let (from, to) = (s.keys(k.stage), s.converted(false));
+                let read = || mbarrier::arrive(s.keys_free(k.stage));
+                convert::<C, DIM>(from, to, s.shape.keys, thread, threads, read);
+                k.advance();
+            }
+            if $values {
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+                let (from, to) = (s.values(v.stage), s.converted(true));
+                let read = || mbarrier::arrive(s.values_free(v.stage));
+                convert::<C, DIM>(from, to, s.shape.keys, thread, threads, read);
+                v.advance();
+            }
+            fence::proxy_async_shared();
+            barrier::bar_sync(2, threads);
         };
     }
 
@@ -220,13 +260,21 @@ pub(super) unsafe fn consume<
             return;
         }
         let mut work = Work::open(s, slots.stage, consumer);
-        mbarrier::wait(s.keys_full(k.stage), k.parity);
-        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
+        let mut scale_of = scales(slots.stage);
+        let keys;
+        if C::SCALED {
+            convert_block!(true, false);
+            keys = s.converted(false);
+        } else {
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            keys = s.keys(k.stage);
+        }
+        queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
-        rows.rescale::<V, S>(&logits, [scale; 2]);
-        rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
+        rows.rescale::<V, S>(&logits, scale_of);
+        rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
         loop {
             work.left -= 1;
             // P·V of a unit's last block is issued together with the next unit's first Q·Kᵀ.
@@ -240,12 +288,23 @@ pub(super) unsafe fn consume<
                     break;
                 }
                 work = Work::open(s, slots.stage, consumer);
+                scale_of = scales(slots.stage);
             }
-            let values = uniform(s.values(v.stage));
-            mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
-            mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &weights, values, slabs);
+            let keys;
+            let values;
+            if C::SCALED {
+                convert_block!(true, true);
+                (keys, values) = (s.converted(false), s.converted(true));
+            } else {
+                values = uniform(s.values(v.stage));
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                keys = s.keys(k.stage);
+            }
+            queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
+            if !C::SCALED {
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+            }
+            weights_values::<C::Product, O, P>(&mut o, &weights, values, slabs);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             finish_keys!();
@@ -253,14 +312,16 @@ pub(super) unsafe fn consume<
             if turn {
                 rows = Rows::begin::<V>();
             }
-            let (grew, factors) = rows.rescale::<V, S>(&logits, [scale; 2]);
+            let (grew, factors) = rows.rescale::<V, S>(&logits, scale_of);
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
-            release!(s.values_free(v.stage));
-            v.advance();
+            if !C::SCALED {
+                release!(s.values_free(v.stage));
+                v.advance();
+            }
             if turn {
-                finish.unit::<T, V, PER_LANE, O>(done, &o, &ended);
+                finish.unit::<C::Query, V, PER_LANE, O>(done, &o, &ended);
                 o = [0.0; O];
             } else if grew {
                 let mut i = 0;
@@ -269,12 +330,19 @@ pub(super) unsafe fn consume<
                     i += 1;
                 }
             }
-            rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
+            rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
         }
-        mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), slabs);
+        let values;
+        if C::SCALED {
+            convert_block!(false, true);
+            values = s.converted(true);
+        } else {
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            values = s.values(v.stage);
+        }
+        weights_values::<C::Product, O, P>(&mut o, &weights, values, slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish.unit::<T, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
+        finish.unit::<C::Query, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
     }
 }

@@ -16,6 +16,8 @@
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
+mod convert;
+#[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
 mod load;
@@ -29,10 +31,10 @@ mod runs;
 mod shared;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use config::ROWS;
+pub use config::{ROWS, ROWS_8_BIT};
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
-pub use {config::Shape, roles::run};
+pub use {config::{Shape, of_flags}, roles::run};
 
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
@@ -43,10 +45,10 @@ const PREFETCH_DISTANCE: u32 = 8;
 mod entries {
     use cuda_std::prelude::*;
 
-    use super::{Shape, run};
+    use super::{Shape, of_flags, run};
     use crate::{
         abi::DecodeParams,
-        common::{half, variant::Standard},
+        common::{cache::Stored, half, variant::Standard},
         has,
     };
 
@@ -54,7 +56,8 @@ mod entries {
         ($half:ident $element:literal { $(
             $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:literal, $ctas:literal;
         )* }) => { $( const _: () = {
-            const SHAPE: Shape = Shape::new($rows, $keys, $dim, $stages, $ctas);
+            const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
+            const SHAPE: Shape = Shape::of(CACHE, $rows, $keys, $dim, $stages, $ctas);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
             /// See the module's documentation.
@@ -72,7 +75,7 @@ mod entries {
                 // SAFETY: the caller's promise.
                 unsafe {
                     run::<
-                        half::$half, _, { SHAPE.registers().0 }, { SHAPE.registers().1 }, { SHAPE.stages }, $dim,
+                        Stored<half::$half, CACHE>, _, { SHAPE.registers().0 }, { SHAPE.registers().1 }, { SHAPE.stages }, $dim,
                         { $dim / 32 }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                     >(&p, maps, &variant, SHAPE);
                 }
@@ -81,4 +84,5 @@ mod entries {
     }
 
     crate::decode_wide_table!(items entries);
+    crate::decode_wide_8_bit_table!(items entries);
 }

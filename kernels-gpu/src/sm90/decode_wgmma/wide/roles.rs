@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{decode::produce::Header, half::Half, variant::Variant},
+    common::{cache::Cache, decode::produce::Header, half::Half, variant::Variant},
 };
 
 /// The kernel of a shape. The const parameters must match it: registers of a producer and of a consumer thread, stages,
@@ -22,7 +22,7 @@ use crate::{
 /// address of its first.
 #[inline(always)]
 pub unsafe fn run<
-    T: Half,
+    C: Cache,
     V: Variant,
     const PRODUCES: u32,
     const COMPUTES: u32,
@@ -42,6 +42,8 @@ pub unsafe fn run<
     [f32; O]: wgmma::Accumulator,
 {
     let base = shared::dynamic_shared_address();
+    let fits = C::SCALED && C::Query::WIDE;
+    let shape = Shape { fits, ..shape };
     let s = Shared { base, shape };
     let thread = thread::thread_idx_x();
     // SAFETY: the caller's promise; roles are assigned to whole warps and warpgroups.
@@ -68,7 +70,7 @@ pub unsafe fn run<
             if PRODUCES < 128 {
                 setmaxnreg::increase::<COMPUTES>();
             }
-            consume::<T, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
+            consume::<C, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
             // A grid that waits for the end of this one also relies on the end of the grid before it.
             griddep::wait();
         }

@@ -81,6 +81,32 @@ impl Shared {
     pub fn seen(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.seen_offset() + (slot * self.shape.rows() + token) * 8
     }
+    /// Keys, or values, converted to 16 bits.
+    #[inline(always)]
+    pub fn converted(self, values: bool) -> u32 {
+        let at = u32::from(values) * self.shape.converted_bytes();
+        self.base + self.shape.converted_offset() + at
+    }
+    /// The scales of keys and values for one of a unit's tokens.
+    #[inline(always)]
+    pub fn scales(self, slot: u32, token: u32) -> u32 {
+        let of_slot = slot * self.shape.factor_bytes();
+        self.base + self.shape.factors_offset() + of_slot + token * 8
+    }
+    /// The factor that undoes the conversion of one of a unit's rows to f16.
+    #[inline(always)]
+    pub fn unfit(self, slot: u32, row: u32) -> u32 {
+        self.scales(slot, self.shape.rows()) + row * 4
+    }
+    /// See [`Queries`](super::super::rows::Queries).
+    #[inline(always)]
+    pub fn unfitted(self, slot: u32) -> Option<u32> {
+        if self.shape.fits {
+            Some(self.unfit(slot, 0))
+        } else {
+            None
+        }
+    }
     /// One of a unit's [`Run`](super::runs::Run)s.
     #[inline(always)]
     pub fn run(self, slot: u32, index: u32) -> u32 {
@@ -139,7 +165,12 @@ impl Shared {
             // Rows full: all lanes of both gatherers, once their copies are done.
             let (rows, all) = (64, 32 * (consumers + 2));
             let of_unit = [(2, 32), (4, rows), (6, all), (8, 1), (10, 32)];
-            let of_stage = [(1, 32), (2, 1), (3, 32 * consumers)];
+            let lanes = 32 * consumers;
+            let mut of_stage = [(1, 32), (2, 1), (3, lanes)];
+            if self.shape.converts() {
+                // Every lane of the consumers reads what it converts.
+                of_stage = [(1, 32), (2, 1), (4, lanes)];
+            }
             let arrivals = match index < BARRIERS {
                 true => arrivals(index, of_unit, 1),
                 false => arrivals((index - BARRIERS) % 4, of_stage, consumers),

@@ -1,0 +1,39 @@
+//! Tiles of 64 rows on 8-bit keys, also where the planner would choose others.
+
+use super::*;
+use tandem_attn::plan::Tile;
+
+/// The tile of a head dimension.
+const TILES: [(u32, Tile); 1] = [(128, Tile { m: 64, n: 64 })];
+
+#[test]
+fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
+    let Some(gpu) = gpu("tiles_of_64_rows_on_8_bit_pages_are_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(200));
+    let most = std::env::var("GRAN").map_or(4, |x| x.parse().unwrap());
+    runner
+        .run(&case(20, most), |mut case| {
+            let (dim, tile) = TILES[case.seed as usize / 32 % TILES.len()];
+            let variant = case.spec.variant;
+            if case.spec.variant.soft_cap.is_some() && std::env::var("GRAN").is_ok() {
+                return Ok(());
+            }
+            case.spec = Spec::new(case.spec.q_heads, case.spec.kv_heads, dim);
+            case.spec.variant = variant;
+            case.spec.variant.sinks = case.seed % 4 == 1;
+            if variant.causal && case.seed % 5 < 2 {
+                case.batch = case
+                    .batch
+                    .clone()
+                    .with_ancestors(ancestors(&case.batch, case.seed));
+            }
+            case.options = case.options.with_decode_tile(Some(tile));
+            match case.seed / 64 % 2 {
+                0 => check::<f16, F8E4M3>(gpu, &case),
+                _ => check::<bf16, F8E4M3>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
