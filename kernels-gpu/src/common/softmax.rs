@@ -172,6 +172,31 @@ impl Rows {
         self.add(&sums);
     }
 
+    /// [`Self::weigh`] for base-2 logits of keys whose values have scales: weights are multiplied by these, sums are not.
+    /// `of_values` gives the scales of the two columns of a group of 8.
+    #[inline(always)]
+    pub fn weigh_times<const S: usize, const P: usize>(
+        &mut self,
+        s: &[f32; S],
+        weights: &mut [u32; P],
+        of_values: impl Fn(usize) -> [f32; 2],
+        pack: impl Fn(f32, f32) -> u32,
+    ) {
+        let mut i = 0;
+        while i < P {
+            let h = i % 2;
+            let [of_even, of_odd] = of_values(i / 2);
+            // −∞ − (−∞) must not become NaN.
+            let reference = self.reference[h].max(f32::MIN);
+            let even = ex2(s[2 * i] - reference);
+            let odd = ex2(s[2 * i + 1] - reference);
+            self.sums[h] += even;
+            self.sums[h + 2] += odd;
+            weights[i] = pack(even * of_even, odd * of_odd);
+            i += 1;
+        }
+    }
+
     /// Added to a logit, makes it relative to its row's reference; in the unit of the accumulator.
     #[inline(always)]
     fn addend(&self, h: usize, shift: Shift) -> f32 {

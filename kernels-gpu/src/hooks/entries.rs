@@ -134,8 +134,9 @@ macro_rules! decode_wide_of_variant {
                 |p: $crate::abi::DecodeParams, variant| run::<
                     Stored<half::$half, BITS16>,
                     $variant,
-                    { SHAPE.registers().0 },
-                    { SHAPE.registers().1 },
+                    { SHAPE.registers()[0] },
+                    { SHAPE.registers()[1] },
+                    { SHAPE.registers()[2] },
                     { SHAPE.stages },
                     $dim,
                     { $dim / 32 },

@@ -108,6 +108,46 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
     }
 }
 
+/// [`weights_values`] by instructions of 64 columns each: with those of all columns ptxas refuses kernels that begin with
+/// fewer registers than 30 more than the accumulator has.
+///
+/// # Safety
+/// As [`weights_values`].
+#[inline(always)]
+pub unsafe fn weights_values_by_slabs<T: Half, const O: usize, const P: usize>(
+    o: &mut [f32; O],
+    weights: &[u32; P],
+    values: u32,
+    slabs: Slabs,
+) {
+    /// The outputs of a thread for 64 columns.
+    const OF_SLAB: usize = 32;
+    let v = Descriptor::new(values, slabs.slab, slabs.eight, Swizzle::B128);
+    let o = o.as_mut_ptr();
+    // SAFETY: as in `weights_values`; a slab's outputs are contiguous.
+    unsafe {
+        wgmma::fence();
+        let mut step = 0;
+        while step < P / 4 {
+            let a = [
+                weights[4 * step],
+                weights[4 * step + 1],
+                weights[4 * step + 2],
+                weights[4 * step + 3],
+            ];
+            let mut slab = 0;
+            while slab < O / OF_SLAB {
+                let o = &mut *o.add(slab * OF_SLAB).cast::<[f32; OF_SLAB]>();
+                let at = step as u32 * 2 * slabs.eight + slab as u32 * slabs.slab;
+                wgmma::mma_rs::<T, true, true, _>(o, a, v.advance(at));
+                slab += 1;
+            }
+            step += 1;
+        }
+        wgmma::commit_group();
+    }
+}
+
 /// Loads a warp's 16 rows from memory as A fragments of 16 × 16: `N` / 4 steps of 16 columns. `row` gives the address
 /// of a row's first column and whether the row exists; rows that do not exist become zero.
 ///

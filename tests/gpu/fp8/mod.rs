@@ -7,7 +7,7 @@ mod wide;
 use crate::common;
 use common::{
     Memory, Rng, Stream, Tolerance, compare, gpu,
-    problems::{Pools, Tensors, ancestors, cases, kv_len, prefixed, sinks, variant},
+    problems::{Pools, Tensors, ancestors, cases, heads, kv_len, prefixed, sinks, variant},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -270,7 +270,10 @@ fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseE
         };
         return expected.compare(&out, &lse).map_err(TestCaseError::fail);
     }
-    let exact = reference::attention(&spec, batch, &tensors.q, &[view]).expect("they fit");
+    let sinks = sinks(&spec);
+    let heads = heads(&sinks);
+    let exact = reference::attention_heads(&spec, batch, &tensors.q, &[view], &heads);
+    let exact = exact.expect("they fit");
     let prefills = |group: &&TileGroup| group.kernel == Kernel::Prefill;
     let widened = match case.granularity {
         4 => plan.groups.iter().filter(prefills).count(),
@@ -282,7 +285,7 @@ fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseE
     }
     let wide = rounded(&case, &tensors, &scales);
     let spec = spec.with_kv_dtype(T::DTYPE);
-    let of_wide = reference::attention(&spec, batch, &tensors.q, &[wide.view()]);
+    let of_wide = reference::attention_heads(&spec, batch, &tensors.q, &[wide.view()], &heads);
     let of_wide = &of_wide.expect("they fit");
     let decodes = widened < plan.groups.len();
     near::<T>(

@@ -4,7 +4,8 @@ use super::*;
 use tandem_attn::plan::Tile;
 
 /// The tile of a head dimension.
-const TILES: [(u32, Tile); 1] = [(128, Tile { m: 64, n: 64 })];
+const TILES: [(u32, Tile); 3] = [(64, TILE), (128, TILE), (256, TILE)];
+const TILE: Tile = Tile { m: 64, n: 64 };
 
 #[test]
 fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
@@ -12,14 +13,10 @@ fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
         return;
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(200));
-    let most = std::env::var("GRAN").map_or(4, |x| x.parse().unwrap());
     runner
-        .run(&case(20, most), |mut case| {
+        .run(&case(20, 4), |mut case| {
             let (dim, tile) = TILES[case.seed as usize / 32 % TILES.len()];
             let variant = case.spec.variant;
-            if case.spec.variant.soft_cap.is_some() && std::env::var("GRAN").is_ok() {
-                return Ok(());
-            }
             case.spec = Spec::new(case.spec.q_heads, case.spec.kv_heads, dim);
             case.spec.variant = variant;
             case.spec.variant.sinks = case.seed % 4 == 1;

@@ -26,14 +26,22 @@ macro_rules! decode_wide_table {
     };
 }
 
-/// Those for 8-bit keys and values: `decode_<rows>x<keys>_d<head dimension>_<element>_e4m3[_tok]`.
+/// Those for 8-bit keys and values: `decode_<rows>x<keys>_d<head dimension>_<element>_e4m3[_cap|_tok]`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_wide_8_bit_table {
     ($as:ident $then:ident $($arguments:tt)?) => {
         $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags, stages of keys and of values, CTAs per SM.
-             64 x  64, 128, [e4m3],    2, 2;
+             64 x  64,  64, [e4m3],      3, 2;
+             64 x  64,  64, [e4m3, cap], 3, 2;
+             64 x  64,  64, [e4m3, tok], 3, 2;
+             64 x  64, 128, [e4m3],      2, 2;
+             64 x  64, 128, [e4m3, cap], 2, 2;
+             64 x  64, 128, [e4m3, tok], 2, 2;
+             64 x  64, 256, [e4m3],      2, 1;
+             64 x  64, 256, [e4m3, cap], 2, 1;
+             64 x  64, 256, [e4m3, tok], 2, 1;
         }}
     };
 }
@@ -154,21 +162,24 @@ impl Shape {
         64 * self.consumers
     }
 
-    /// Threads of a CTA: the consumers and the producer warpgroup.
+    /// Threads of a CTA: the producer warpgroup, the consumers and, for 8-bit keys, the converting warpgroup.
     #[must_use]
     pub const fn threads(&self) -> u32 {
-        128 * (self.consumers + 1)
+        128 * (self.consumers + 1 + self.converts() as u32)
     }
 
-    /// Registers of a producer thread and of a consumer thread. Their total is what the CTA gets at launch.
+    /// Registers of a producer thread, a converting thread and a consumer thread. Their total is at most what the CTA
+    /// gets at launch.
     #[cfg(target_arch = "nvptx64")]
     #[must_use]
-    pub const fn registers(&self) -> (u32, u32) {
-        match (self.consumers, self.ctas_per_sm) {
-            (1, 2) => (56, 200),
-            (2, 1) => (56, 224),
+    pub const fn registers(&self) -> [u32; 3] {
+        match (self.converts(), self.consumers, self.ctas_per_sm) {
+            (false, 1, 2) => [56, 24, 200],
+            (false, 2, 1) => [56, 24, 224],
+            (true, 1, 2) => [48, 40, 152],
+            (true, 1, 1) => [88, 88, 240],
             // No `setmaxnreg`: every thread gets the maximum at launch.
-            _ => (248, 248),
+            _ => [248; 3],
         }
     }
 
@@ -254,15 +265,17 @@ impl Shape {
         self.runs_offset() + 2 * WorkItem::MAX_RUNS * RUN_BYTES
     }
 
-    /// Bytes of a stage's mask: a vector of four words, and two words per 8 keys.
+    /// Bytes of a block's mask: a vector of four words, two words per 8 keys and, where each token has scales, those of
+    /// the keys and those of their values.
     pub(super) const fn mask_bytes(&self) -> u32 {
-        16 + self.keys
+        16 + self.keys + self.keys * 8 * cache::by_token(self.cache) as u32
     }
 
-    /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as they are converted, one block before
-    /// their mask has been read.
+    /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as these are in registers. The block before
+    /// is then converted at most, which tells that the products of the one before that are done: the consumers may still
+    /// need the masks of these three.
     pub(super) const fn masks(&self) -> u32 {
-        self.stages + self.converts() as u32
+        self.stages + 3 * self.converts() as u32
     }
 
     /// The mask after this one.
@@ -282,7 +295,12 @@ impl Shape {
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.barriers_offset() + 8 * (BARRIERS + 4 * self.stages)
+        self.barriers_offset() + 8 * self.barriers()
+    }
+
+    /// Barriers: those of the CTA, of each stage, and of the converted keys and values.
+    pub(super) const fn barriers(&self) -> u32 {
+        BARRIERS + 4 * self.stages + 4 * self.converts() as u32
     }
 }
 

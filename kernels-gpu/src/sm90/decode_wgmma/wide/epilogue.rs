@@ -12,6 +12,7 @@ use super::shared::{Shared, Unit};
 use crate::{
     abi::{DIRECT, DecodeParams, NO_MERGE},
     common::{
+        cache,
         decode::results::Results,
         half::Half,
         softmax::Rows,
@@ -83,7 +84,14 @@ impl<const DIM: u32> Finish<'_, DIM> {
                     if s.shape.converts() {
                         let row = first_row + lane / 4 + 8 * h as u32;
                         let [of_products, of_row] = factors(self.p, s, slot, row);
-                        (scale, of_output) = (scale * of_products, of_row);
+                        // Otherwise logits already have the factor.
+                        if !V::TRANSFORMS_LOGITS && !cache::by_token(s.shape.cache) {
+                            scale *= of_products;
+                        }
+                        if cache::by_token(s.shape.cache) {
+                            scale = 1.0;
+                        }
+                        of_output = of_row;
                         // Where the scale is 0, no reference is taken.
                         reference = reference.max(f32::MIN);
                     }

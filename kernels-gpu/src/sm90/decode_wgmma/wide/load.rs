@@ -13,7 +13,7 @@ use super::{
     shared::{Shared, Unit},
 };
 use crate::{
-    abi::{DecodeParams, WorkItem},
+    abi::{DecodeParams, KvStrides, WorkItem},
     common::{cache, decode::produce::Header, policy::Policies, variant::Variant},
 };
 
@@ -163,6 +163,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
             // Find the page of this lane's piece before waiting for the stage.
             let mut piece = Piece::NONE;
             let mut corner = [0, 0, 0, 0, p.outside as i32];
+            let mut page_of_piece = 0;
             // SAFETY: the unit is written.
             unsafe {
                 if mine {
@@ -172,6 +173,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 if piece.past > 0 {
                     let (page, in_page) = p.page_size.div_rem(piece.at);
                     let id = walk.page(p, page);
+                    page_of_piece = id;
                     corner[3] = (in_page / 8) as i32;
                     corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
                 }
@@ -209,6 +211,11 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                         mode = walk.mask(piece, tokens, rows, least, windowed, words);
                     }
                     mode.store(mask);
+                    if cache::by_token(s.shape.cache) {
+                        let target = mask + 16 + s.shape.keys;
+                        load_scales(p, target, keys, piece, page_of_piece, unit.head);
+                        async_copy::mbarrier_arrive(full);
+                    }
                 }
                 let arrival = if tail { s.tail(turns.stage) } else { full };
                 if lane == 0 {
@@ -270,6 +277,47 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
             mbarrier::arrive(s.unit_free(slots.stage));
         }
         slots.advance();
+    }
+}
+
+/// Copies the scales of a block's keys and values to `target`. Each lane has the piece of its number, and its page; keys
+/// outside of the item get scales of 1.
+///
+/// # Safety
+/// A whole warp; only the caller accesses the target.
+#[inline(always)]
+unsafe fn load_scales(
+    p: &DecodeParams,
+    target: u32,
+    keys: u32,
+    piece: Piece,
+    page: u32,
+    head: u32,
+) {
+    let scales = &p.attention.scales;
+    let shift = p.piece_tokens.trailing_zeros();
+    let mut key = warp::lane_id();
+    // SAFETY: the caller's promise; the pool has scales for each token of the item.
+    unsafe {
+        while key < keys {
+            let (from, in_piece) = (key >> shift, key & (p.piece_tokens - 1));
+            let of = |x: u32| warp::warp_shuffle_idx(WARP, x, from, 32);
+            let [at, first, past, page] = [piece.at, piece.first, piece.past, page].map(of);
+            let to = target + key * 4;
+            if in_piece >= first && in_piece < past {
+                let (_, token) = p.page_size.div_rem(at + in_piece);
+                let place = |s: &KvStrides| {
+                    u64::from(page) * u64::from(s.page) + u64::from(token * s.token + head * s.head)
+                };
+                let (k, v) = (place(&scales.k_strides), place(&scales.v_strides));
+                async_copy::copy_ca::<4>(to, (scales.k + k * 4) as *const u8);
+                async_copy::copy_ca::<4>(to + keys * 4, (scales.v + v * 4) as *const u8);
+            } else {
+                shared::store_f32(to, 1.0);
+                shared::store_f32(to + keys * 4, 1.0);
+            }
+            key += 32;
+        }
     }
 }
 

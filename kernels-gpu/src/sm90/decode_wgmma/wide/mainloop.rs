@@ -1,14 +1,13 @@
 //! The consumer warpgroups: products, masks and softmax.
 
-use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
+use cuda_std::{math::lg2, mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
-        mma::{Slabs, queries_keys, weights_values},
+        mma::{Slabs, queries_keys, weights_values, weights_values_by_slabs},
         pipeline::Pipeline,
         uniform,
     },
-    convert::convert,
     epilogue::{Finish, factors},
     runs::{Mode, Visible},
     shared::{Shared, Unit},
@@ -71,14 +70,17 @@ unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
 
 /// Turns accumulators into logits: applies the variant and the mask. `of` gives a row's query, `seen` its visible keys.
 #[inline(always)]
-unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
+unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: usize>(
     logits: &mut [f32; S],
     variant: &V,
     mask: u32,
     rows: [u32; 2],
     of: impl Fn(u32) -> Pair,
     seen: impl Fn(u32) -> [i32; 2],
+    factor: impl Fn(u32) -> f32,
 ) {
+    // Not read if the variant has no transform.
+    let factors = rows.map(factor);
     let columns = warp::lane_id() % 4 * 2;
     // Not read if the variant has neither a transform nor a mask.
     let of = rows.map(of);
@@ -105,7 +107,7 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
             let key = visible.key + columns + e as u32;
             let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
-                *logit = variant.logit(*logit, pair);
+                *logit = variant.logit(if C::SCALED { *logit * factors[h] } else { *logit }, pair);
             }
             let mut sees = row[h] & column[e];
             if POSITIONAL {
@@ -121,6 +123,64 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
         }
         group += 1;
     }
+}
+
+/// Multiplies a block's products by their rows' factors and their keys' scales.
+///
+/// # Safety
+/// The block's barrier completed; `scales` is the shared address of its scales.
+#[inline(always)]
+unsafe fn multiply<const S: usize>(logits: &mut [f32; S], scales: u32, of_rows: [f32; 2]) {
+    let mut group = 0;
+    while group < S / 4 {
+        // SAFETY: the caller's promise.
+        let of_keys = unsafe { shared::load_f32x2(scales + column(group) * 4) };
+        let mut i = 0;
+        while i < 4 {
+            logits[4 * group + i] *= of_rows[i / 2] * of_keys[i % 2];
+            i += 1;
+        }
+        group += 1;
+    }
+}
+
+/// The first of this thread's two columns of each group of 8.
+#[inline(always)]
+fn column(group: usize) -> u32 {
+    8 * group as u32 + warp::lane_id() % 4 * 2
+}
+
+/// The scales of the values of this thread's two keys in a group of 8. Smaller ones are raised so that weights divided by
+/// them are finite.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn value_scales(scales: u32, group: usize) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { shared::load_f32x2(scales + column(group) * 4) }.map(|scale| scale.max(1e-30))
+}
+
+/// Base-2 logits plus the logarithms of the scales of values: from these the references are taken, so that weights times
+/// scales are in the range of f16.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn of_values<const S: usize>(logits: &[f32; S], keys: u32, scales: u32) -> [f32; S] {
+    let mut shifted = *logits;
+    let mut group = 0;
+    while group < S / 4 {
+        // SAFETY: the caller's promise.
+        let of_values = unsafe { value_scales(scales + keys * 4, group) }.map(lg2);
+        let mut i = 0;
+        while i < 4 {
+            shifted[4 * group + i] += of_values[i % 2];
+            i += 1;
+        }
+        group += 1;
+    }
+    shifted
 }
 
 /// Works through all units.
@@ -159,7 +219,7 @@ pub(super) unsafe fn consume<
     let slabs = Slabs::of_eight_rows(DIM);
     // The factors of this thread's rows, in the unit of a slot.
     let scales = |slot: u32| {
-        if !C::SCALED {
+        if !C::SCALED || V::TRANSFORMS_LOGITS {
             return [scale; 2];
         }
         // Opaque: otherwise rows occupy registers in the main loop.
@@ -181,7 +241,8 @@ pub(super) unsafe fn consume<
     let mut weights = [0; P];
     let mut o = [0.0; O];
     let mut rows = Rows::begin::<V>();
-    let mut mask_of = 0;
+    let (mut mask_of, mut scales_at) = (0, 0);
+    let mut scale_of = [scale; 2];
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -194,18 +255,30 @@ pub(super) unsafe fn consume<
     macro_rules! finish_keys {
         () => {
             let mask = s.mask(if C::SCALED { mask_of } else { k.stage });
+            if C::SCALED {
+                mbarrier::arrive(s.converted_free(false));
+                k.parity ^= 1;
+            }
+            if C::BY_TOKEN {
+                scales_at = s.token_scales(mask_of);
+                multiply(&mut logits, scales_at, scale_of);
+            }
             mask_of = s.shape.next_mask(mask_of);
             let mode = Mode::load(mask);
             if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
                 let of = |row| query(p, variant, s, slots.stage, row);
                 let seen = |row| seen(p, s, slots.stage, row);
+                let factor = |row| match C::SCALED && V::TRANSFORMS_LOGITS {
+                    true => factors(p, s, slots.stage, row)[0],
+                    false => 1.0,
+                };
                 // Opaque: otherwise rows occupy registers in the main loop.
                 let mut row = [first_row];
                 wgmma::fence_operand(&mut row);
                 let row = row[0] + warp::lane_id() / 4;
                 let rows = [row, row + 8];
                 if mode.positional {
-                    finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
+                    finish_logits::<C, V, true, S>(&mut logits, variant, mask, rows, of, seen, factor);
                     if p.attention.ancestors != 0 {
                         let column = (warp::lane_id() % 4 * 2) as i32;
                         hide_other_branches(
@@ -218,7 +291,7 @@ pub(super) unsafe fn consume<
                         );
                     }
                 } else {
-                    finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
+                    finish_logits::<C, V, false, S>(&mut logits, variant, mask, rows, of, seen, factor);
                 }
             }
             if !C::SCALED {
@@ -227,29 +300,54 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Converts the next block of 8-bit keys, of 8-bit values, or both.
-    macro_rules! convert_block {
-        ($keys:literal, $values:literal) => {
-            let threads = 128 * s.shape.consumers;
-            // The products of all warps with the previous block are done.
-            barrier::bar_sync(2, threads);
-            if $keys {
-                mbarrier::wait(s.keys_full(k.stage), k.parity);
-                let (from, to) = (s.keys(k.stage), s.converted(false));
-                let read = || mbarrier::arrive(s.keys_free(k.stage));
-                convert::<C, DIM>(from, to, s.shape.keys, thread, threads, read);
-                k.advance();
+    macro_rules! rescale {
+        () => {
+            if C::BY_TOKEN {
+                rows.rescale::<V, S>(&of_values(&logits, s.shape.keys, scales_at), [1.0; 2])
+            } else {
+                rows.rescale::<V, S>(&logits, scale_of)
             }
-            if $values {
-                mbarrier::wait(s.values_full(v.stage), v.parity);
-                let (from, to) = (s.values(v.stage), s.converted(true));
-                let read = || mbarrier::arrive(s.values_free(v.stage));
-                convert::<C, DIM>(from, to, s.shape.keys, thread, threads, read);
-                v.advance();
-            }
-            fence::proxy_async_shared();
-            barrier::bar_sync(2, threads);
         };
+    }
+    macro_rules! weigh {
+        () => {
+            if C::BY_TOKEN {
+                let values = scales_at + s.shape.keys * 4;
+                let of_column = |column| unsafe { value_scales(values, column) };
+                rows.weigh_times::<S, P>(&logits, &mut weights, of_column, C::Product::pack);
+            } else {
+                rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
+            }
+        };
+    }
+    macro_rules! values_product {
+        ($values:expr) => {
+            if C::SCALED {
+                weights_values_by_slabs::<C::Product, O, P>(&mut o, &weights, $values, slabs);
+            } else {
+                weights_values::<C::Product, O, P>(&mut o, &weights, $values, slabs);
+            }
+        };
+    }
+    // Waits for the keys, or values, of the next block.
+    macro_rules! await_keys {
+        () => {{
+            let (full, parity) = match C::SCALED {
+                true => (s.converted_full(false), k.parity),
+                false => (s.keys_full(k.stage), k.parity),
+            };
+            mbarrier::wait(full, parity);
+            if C::SCALED { s.converted(false) } else { s.keys(k.stage) }
+        }};
+    }
+    macro_rules! await_values {
+        () => {{
+            let (full, parity) = match C::SCALED {
+                true => (s.converted_full(true), v.parity),
+                false => (s.values_full(v.stage), v.parity),
+            };
+            mbarrier::wait(full, parity);
+        }};
     }
 
     // SAFETY: whole warpgroups; the full and free barriers order every access to a stage.
@@ -260,21 +358,14 @@ pub(super) unsafe fn consume<
             return;
         }
         let mut work = Work::open(s, slots.stage, consumer);
-        let mut scale_of = scales(slots.stage);
-        let keys;
-        if C::SCALED {
-            convert_block!(true, false);
-            keys = s.converted(false);
-        } else {
-            mbarrier::wait(s.keys_full(k.stage), k.parity);
-            keys = s.keys(k.stage);
-        }
+        scale_of = scales(slots.stage);
+        let keys = await_keys!();
         queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
-        rows.rescale::<V, S>(&logits, scale_of);
-        rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
+        rescale!();
+        weigh!();
         loop {
             work.left -= 1;
             // P·V of a unit's last block is issued together with the next unit's first Q·Kᵀ.
@@ -290,21 +381,14 @@ pub(super) unsafe fn consume<
                 work = Work::open(s, slots.stage, consumer);
                 scale_of = scales(slots.stage);
             }
-            let keys;
-            let values;
-            if C::SCALED {
-                convert_block!(true, true);
-                (keys, values) = (s.converted(false), s.converted(true));
-            } else {
-                values = uniform(s.values(v.stage));
-                mbarrier::wait(s.keys_full(k.stage), k.parity);
-                keys = s.keys(k.stage);
-            }
+            let values = match C::SCALED {
+                true => s.converted(true),
+                false => uniform(s.values(v.stage)),
+            };
+            let keys = await_keys!();
             queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
-            if !C::SCALED {
-                mbarrier::wait(s.values_full(v.stage), v.parity);
-            }
-            weights_values::<C::Product, O, P>(&mut o, &weights, values, slabs);
+            await_values!();
+            values_product!(values);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             finish_keys!();
@@ -312,11 +396,14 @@ pub(super) unsafe fn consume<
             if turn {
                 rows = Rows::begin::<V>();
             }
-            let (grew, factors) = rows.rescale::<V, S>(&logits, scale_of);
+            let (grew, factors) = rescale!();
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
-            if !C::SCALED {
+            if C::SCALED {
+                release!(s.converted_free(true));
+                v.parity ^= 1;
+            } else {
                 release!(s.values_free(v.stage));
                 v.advance();
             }
@@ -330,17 +417,11 @@ pub(super) unsafe fn consume<
                     i += 1;
                 }
             }
-            rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
+            weigh!();
         }
-        let values;
-        if C::SCALED {
-            convert_block!(false, true);
-            values = s.converted(true);
-        } else {
-            mbarrier::wait(s.values_full(v.stage), v.parity);
-            values = s.values(v.stage);
-        }
-        weights_values::<C::Product, O, P>(&mut o, &weights, values, slabs);
+        await_values!();
+        let values = if C::SCALED { s.converted(true) } else { s.values(v.stage) };
+        values_product!(values);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish.unit::<C::Query, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);

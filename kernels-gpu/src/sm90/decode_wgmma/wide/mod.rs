@@ -48,7 +48,11 @@ mod entries {
     use super::{Shape, of_flags, run};
     use crate::{
         abi::DecodeParams,
-        common::{cache::Stored, half, variant::Standard},
+        common::{
+            cache::{BITS16, Stored},
+            half::{self, Half},
+            variant::Standard,
+        },
         has,
     };
 
@@ -57,7 +61,10 @@ mod entries {
             $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:literal, $ctas:literal;
         )* }) => { $( const _: () = {
             const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
-            const SHAPE: Shape = Shape::of(CACHE, $rows, $keys, $dim, $stages, $ctas);
+            const SHAPE: Shape = Shape {
+                fits: <half::$half as Half>::WIDE && CACHE != BITS16,
+                ..Shape::of(CACHE, $rows, $keys, $dim, $stages, $ctas)
+            };
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
             /// See the module's documentation.
@@ -75,7 +82,8 @@ mod entries {
                 // SAFETY: the caller's promise.
                 unsafe {
                     run::<
-                        Stored<half::$half, CACHE>, _, { SHAPE.registers().0 }, { SHAPE.registers().1 }, { SHAPE.stages }, $dim,
+                        Stored<half::$half, CACHE>, _, { SHAPE.registers()[0] }, { SHAPE.registers()[1] },
+                        { SHAPE.registers()[2] }, { SHAPE.stages }, $dim,
                         { $dim / 32 }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
                     >(&p, maps, &variant, SHAPE);
                 }

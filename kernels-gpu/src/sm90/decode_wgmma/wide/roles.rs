@@ -4,6 +4,7 @@ use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgm
 
 use super::{
     Shape,
+    convert::convert,
     load::{gather, load},
     mainloop::consume,
     shared::{Shared, help_gather},
@@ -25,6 +26,7 @@ pub unsafe fn run<
     C: Cache,
     V: Variant,
     const PRODUCES: u32,
+    const CONVERTS: u32,
     const COMPUTES: u32,
     const STAGES: u32,
     const DIM: u32,
@@ -42,8 +44,6 @@ pub unsafe fn run<
     [f32; O]: wgmma::Accumulator,
 {
     let base = shared::dynamic_shared_address();
-    let fits = C::SCALED && C::Query::WIDE;
-    let shape = Shape { fits, ..shape };
     let s = Shared { base, shape };
     let thread = thread::thread_idx_x();
     // SAFETY: the caller's promise; roles are assigned to whole warps and warpgroups.
@@ -66,6 +66,11 @@ pub unsafe fn run<
                 2 => gather(p, variant, s, first),
                 _ => help_gather(p, s),
             }
+        } else if C::SCALED && thread >= shape.threads() - 128 {
+            if CONVERTS < 128 {
+                setmaxnreg::decrease::<CONVERTS>();
+            }
+            convert::<C, STAGES, DIM>(s);
         } else {
             if PRODUCES < 128 {
                 setmaxnreg::increase::<COMPUTES>();

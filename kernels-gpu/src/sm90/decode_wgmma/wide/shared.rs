@@ -4,7 +4,7 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::rows::shared_with_queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
-use crate::{abi::WorkItem, sm90::arrivals};
+use crate::{abi::WorkItem, common::cache, sm90::arrivals};
 
 /// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
@@ -119,6 +119,11 @@ impl Shared {
     pub fn mask(self, stage: u32) -> u32 {
         self.base + self.shape.masks_offset() + stage * self.shape.mask_bytes()
     }
+    /// The scales of the keys of a block, if each token has one. Those of the values follow.
+    #[inline(always)]
+    pub fn token_scales(self, mask: u32) -> u32 {
+        self.mask(mask) + 16 + self.shape.keys
+    }
     /// A block with values outside its item has arrived; its loader then zeroes these.
     #[inline(always)]
     pub fn tail(self, turn: u32) -> u32 {
@@ -151,6 +156,17 @@ impl Shared {
         self.barrier(BARRIERS + 4 * stage + 3)
     }
 
+    /// The converted keys, or values, are there.
+    #[inline(always)]
+    pub fn converted_full(self, values: bool) -> u32 {
+        self.barrier(BARRIERS + 4 * self.shape.stages + u32::from(values))
+    }
+    /// The products with the converted keys, or values, are done.
+    #[inline(always)]
+    pub fn converted_free(self, values: bool) -> u32 {
+        self.barrier(BARRIERS + 4 * self.shape.stages + 2 + u32::from(values))
+    }
+
     /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
     ///
     /// # Safety
@@ -160,20 +176,25 @@ impl Shared {
         let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
-        if index < BARRIERS + 4 * self.shape.stages {
+        if index < self.shape.barriers() {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
             // Rows full: all lanes of both gatherers, once their copies are done.
-            let (rows, all) = (64, 32 * (consumers + 2));
+            let converts = self.shape.converts();
+            let (rows, all) = (64, 32 * (consumers + 2) + 128 * u32::from(converts));
             let of_unit = [(2, 32), (4, rows), (6, all), (8, 1), (10, 32)];
-            let lanes = 32 * consumers;
-            let mut of_stage = [(1, 32), (2, 1), (3, lanes)];
-            if self.shape.converts() {
-                // Every lane of the consumers reads what it converts.
-                of_stage = [(1, 32), (2, 1), (4, lanes)];
-            }
-            let arrivals = match index < BARRIERS {
-                true => arrivals(index, of_unit, 1),
-                false => arrivals((index - BARRIERS) % 4, of_stage, consumers),
+            // Each lane of the converting warps reads and writes a part of a block.
+            let free = if converts { 128 } else { 32 * consumers };
+            // Where each token has scales, each lane also arrives once its copies of them are there.
+            let full = if cache::by_token(self.shape.cache) { 64 } else { 32 };
+            let of_stage = [(1, full), (2, 1), (if converts { 4 } else { 3 }, free)];
+            let of_converted = [(2, 128), (3, 32 * consumers)];
+            let (stages, converted) = (BARRIERS, BARRIERS + 4 * self.shape.stages);
+            let arrivals = if index < stages {
+                arrivals(index, of_unit, 1)
+            } else if index < converted {
+                arrivals((index - stages) % 4, of_stage, consumers)
+            } else {
+                arrivals(index - converted, of_converted, consumers)
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
