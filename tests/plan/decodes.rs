@@ -190,11 +190,29 @@ fn many_short_decodes_have_tiles_of_64_rows() {
     }
     assert_eq!(rows(64, 4, 64, 4096), [(true, 64)]);
     assert_eq!(rows(64, 4, 16, 4096), [(true, 16)]);
-    // Of 8-bit keys there are no such tiles, and fixed splits do not look at the other requests.
+    // Tiles of 64 rows convert 8-bit keys, and fixed splits do not look at the other requests.
     let spec = Spec::new(64, 4, 128);
     let many = [(1, 1000); 64];
     let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
     assert_eq!(kernels(&of_8_bits, &many, &options), [(true, 16)]);
+    assert_eq!(kernels(&of_8_bits, &[(1, 300); 64], &options), [(true, 64)]);
     let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
     assert_eq!(kernels(&spec, &many, &fixed), [(true, 16)]);
+}
+
+/// A tile of 64 rows converts 8-bit keys alone. Where there are few, several tiles of 16 rows on different SMs are faster.
+#[test]
+fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
+    let options = PlanOptions::default();
+    let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+    let of = |spec: &Spec, requests, tokens| {
+        kernels(spec, &vec![(tokens, 1024); requests], &options)
+    };
+    assert_eq!(of(&spec, 16, 16), [(true, 64)]);
+    assert_eq!(of(&spec, 4, 16), [(true, 16)]);
+    // The rows fit one such tile anyway, or there is no other.
+    assert_eq!(of(&spec, 4, 4), [(true, 16)]);
+    let e5m2 = spec.with_kv_dtype(Dtype::F8E5M2);
+    assert_eq!(of(&e5m2, 16, 16), [(true, 16)]);
+    assert_eq!(of(&spec.with_kv_dtype(Dtype::BF16), 4, 16), [(true, 64)]);
 }

@@ -31,7 +31,7 @@ impl Drafter {
         } = self;
         drafts.clear();
         *has_prefills = false;
-        for part in input.parts(&input.model.tiles) {
+        for part in input.parts(input.tiles()) {
             *has_prefills |= decodes.draft(&part, options, rules, drafts);
         }
         *is_hybrid = *has_prefills && !drafts.items.is_empty();

@@ -20,6 +20,8 @@ pub struct BatchInput<'a> {
     row_blocks: &'a [PlannedRowBlock],
     /// Row blocks of at most this many query tokens are decodes.
     most_decode_tokens: u32,
+    /// Whether decodes are too few for the widest tile.
+    are_few: bool,
 }
 
 impl<'a> BatchInput<'a> {
@@ -42,12 +44,30 @@ impl<'a> BatchInput<'a> {
                 1 => !most_share_pages(batch),
                 _ => shortest > few,
             };
+        let most_decode_tokens = if are_decodes { most } else { few };
+        // Narrower tiles take as long for rows that fit them, and prefixes may need the widest.
+        let are_few = model.narrow.as_ref().is_some_and(|(narrow, fewest)| {
+            let blocks = plan.row_blocks.iter().filter(|block| block.tokens > 0);
+            let units = blocks.count() as u64 * u64::from(model.spec.kv_heads);
+            longest <= most_decode_tokens
+                && longest > narrow.decode_tokens()
+                && units < u64::from(*fewest)
+        });
         Self {
             model,
             batch,
             parts: &plan.parts,
             row_blocks: &plan.row_blocks,
-            most_decode_tokens: if are_decodes { most } else { few },
+            most_decode_tokens,
+            are_few,
+        }
+    }
+
+    /// The tiles of a batch in which nothing runs beside decodes.
+    pub fn tiles(&self) -> &'a TileTable {
+        match &self.model.narrow {
+            Some((narrow, _)) if self.are_few => narrow,
+            _ => &self.model.tiles,
         }
     }
 
@@ -59,6 +79,7 @@ impl<'a> BatchInput<'a> {
             parts,
             row_blocks,
             most_decode_tokens,
+            ..
         } = self;
         let parts = batch.parts.iter().zip(parts).zip(0..);
         parts.map(move |((part, planned), index)| {

@@ -28,6 +28,8 @@ pub struct CostModel {
     tiles: Vec<(u32, KernelCost)>,
     /// Wider tiles for many decodes, by the rows of the smaller ones.
     wider: Vec<(u32, WiderTile)>,
+    /// The fewest units of decode tiles for each SM, by their rows.
+    fewest_units: Vec<(u32, f64)>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
@@ -87,6 +89,7 @@ impl CostModel {
             let tile = TileCost {
                 m: 0,
                 head_dim: None,
+                kv_bits: None,
                 share: 1,
                 alone: 1.0,
                 read: readers(kernel),
@@ -98,18 +101,27 @@ impl CostModel {
                 queued_ns: None,
                 state_ns: None,
                 wider: None,
+                fewest_units: None,
             };
             reaching(kernel, &tile)
         };
         let joint = device.decode.joint.as_ref();
-        let of_head = |tile: &&TileCost| tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
-        let tiles = device.decode.tiles.iter().filter(of_head);
+        let kv_bits = 8 * spec.kv_dtype.bytes();
+        let of_spec = |tile: &&TileCost| {
+            tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk)
+                && tile.kv_bits.is_none_or(|bits| bits == kv_bits)
+        };
+        let tiles = device.decode.tiles.iter().filter(of_spec);
         let state_ns = tiles.clone().find_map(|tile| tile.state_ns);
         Self {
             decode: kernel(Kernel::Decode),
             wider: tiles
                 .clone()
                 .filter_map(|tile| Some((tile.m, tile.wider?)))
+                .collect(),
+            fewest_units: tiles
+                .clone()
+                .filter_map(|tile| Some((tile.m, tile.fewest_units?)))
                 .collect(),
             tiles: tiles
                 .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
@@ -145,6 +157,12 @@ impl CostModel {
     pub fn wider(&self, m: u32) -> Option<&WiderTile> {
         let of_rows = |(rows, _): &&(u32, WiderTile)| *rows == m;
         self.wider.iter().find(of_rows).map(|(_, tile)| tile)
+    }
+
+    /// The fewest units for each SM with which decodes take tiles of `m` rows.
+    pub fn fewest_units(&self, m: u32) -> Option<f64> {
+        let mut tiles = self.fewest_units.iter();
+        tiles.find(|(rows, _)| *rows == m).map(|(_, units)| *units)
     }
 
     /// How CTAs of a tile slow each other down.

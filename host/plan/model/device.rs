@@ -107,6 +107,9 @@ pub struct TileCost {
     /// Head dimension of QK, if the speed depends on it. The first matching entry counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u32>,
+    /// Bits of an element of keys, if the speed depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bits: Option<u32>,
     /// The number of its CTAs that share the part of one CTA of the device, if a step runs nothing else.
     #[serde(default = "one_cta")]
     pub share: u32,
@@ -129,6 +132,9 @@ pub struct TileCost {
     /// When all decodes of a step take a wider tile instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wider: Option<WiderTile>,
+    /// The fewest units for each SM. Decodes that have fewer take several narrower tiles each. None: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fewest_units: Option<f64>,
 }
 
 /// A wider tile for decodes that would fit a smaller one, and when it is faster.

@@ -23,6 +23,9 @@ pub struct Model {
     /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, none is longer than this.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
+    /// `tiles` without the widest tile of decodes, and the fewest units of a batch with which decodes take that tile. None if any
+    /// number does, and with fixed splits.
+    pub narrow: Option<(TileTable, u32)>,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
@@ -65,9 +68,16 @@ impl Model {
             true => 0,
             false => tiles.most_tokens_of_decodes(device, spec),
         };
+        let cost = CostModel::new(device, spec);
+        let narrow = tiles.narrow().filter(|_| !rule.fixed);
+        let narrow = narrow.and_then(|(narrow, widest)| {
+            let units = cost.fewest_units(widest)? * f64::from(device.sms);
+            Some((narrow, units.ceil() as u32))
+        });
         Ok(Self {
             spec: *spec,
             rule,
+            narrow,
             most_decode_tokens,
             most_tokens_of_decodes: most_decode_tokens.max(in_rows),
             fused_tiles: configs
@@ -76,7 +86,7 @@ impl Model {
             shared,
             wide: tiles.wide().filter(|_| !rule.fixed),
             tiles,
-            cost: CostModel::new(device, spec),
+            cost,
             device: Arc::new(device.clone()),
         })
     }

@@ -293,6 +293,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
     let few_rows = |m, flops_per_ns| TileCost {
         m,
         head_dim: None,
+        kv_bits: None,
         share: 1,
         alone: 2.1,
         read: 0.94,
@@ -301,10 +302,12 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         queued_ns: Some(300.0),
         state_ns: None,
         wider: None,
+        fewest_units: None,
     };
     let rows_64 = TileCost {
         m: 64,
         head_dim: None,
+        kv_bits: None,
         share: 2,
         alone: 2.3,
         read: 0.92,
@@ -313,10 +316,12 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         queued_ns: None,
         state_ns: None,
         wider: None,
+        fewest_units: None,
     };
     let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
-    // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md).
-    let wider = |tile: TileCost, head_dim, units, keys| TileCost {
+    // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
+    let wider = |tile: TileCost, kv_bits, head_dim, units, keys| TileCost {
+        kv_bits: Some(kv_bits),
         head_dim: Some(head_dim),
         wider: Some(WiderTile {
             rows: 64,
@@ -325,13 +330,32 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         }),
         ..tile
     };
+    // Each tile converts its keys, so a CTA takes long for a block, whether it has the SM alone or not.
+    let of_8_bits = |head_dim, tile: TileCost| TileCost {
+        kv_bits: Some(8),
+        head_dim: Some(head_dim),
+        fewest_units: Some(0.9),
+        ..tile
+    };
     vec![
-        wider(rows_8, 64, 3.8, [192, 700]),
-        wider(rows_8, 128, 3.8, [192, 700]),
+        wider(rows_8, 16, 64, 3.8, [192, 700]),
+        wider(rows_8, 16, 128, 3.8, [192, 700]),
         rows_8,
-        wider(rows_16, 64, 1.4, [0, 1500]),
-        wider(rows_16, 128, 1.4, [0, u32::MAX]),
+        wider(rows_16, 16, 64, 1.4, [0, 1500]),
+        wider(rows_16, 16, 128, 1.4, [0, u32::MAX]),
+        wider(rows_16, 8, 64, 1.4, [0, 400]),
+        wider(rows_16, 8, 128, 1.4, [0, 400]),
         rows_16,
+        of_8_bits(64, rows_64),
+        of_8_bits(128, rows_64),
+        of_8_bits(
+            256,
+            TileCost {
+                share: 1,
+                alone: 1.0,
+                ..rows_64
+            },
+        ),
         TileCost {
             head_dim: Some(256),
             share: 1,

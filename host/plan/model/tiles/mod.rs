@@ -146,6 +146,19 @@ impl TileTable {
         })
     }
 
+    /// The table without the widest tile of decodes, and the rows of that tile. None if there is no other, or if these hold
+    /// no token.
+    #[must_use]
+    pub fn narrow(&self) -> Option<(Self, u32)> {
+        let (widest, others) = self.decode.split_last()?;
+        let largest = others.last()?.tile.m;
+        let narrow = Self {
+            decode: others.to_vec(),
+            ..self.clone()
+        };
+        (largest < widest.tile.m).then_some((narrow, widest.tile.m))
+    }
+
     /// The most query tokens that a tile of decodes holds.
     #[must_use]
     pub fn decode_tokens(&self) -> u32 {

@@ -130,6 +130,7 @@ pub struct Shape {
 
 impl Shape {
     /// A row of the table for 16-bit keys.
+    #[cfg(target_arch = "nvptx64")]
     #[must_use]
     pub const fn new(rows: u32, keys: u32, head_dim: u32, stages: u32, ctas_per_sm: u32) -> Self {
         Self::of(cache::BITS16, rows, keys, head_dim, stages, ctas_per_sm)
