@@ -6,6 +6,7 @@
 //! - two **gatherers** (a warp each) load the queries of a unit, which may lie anywhere in `q`. The first of them also
 //!   claims units from an atomic ticket, shortly before the previous unit is done;
 //! - two **loaders** (a warp each) load keys and values, one TMA box per lane;
+//! - for 8-bit keys, **converting** warps (a warpgroup) write each block to shared memory again, in f16;
 //! - **consumers** (a warpgroup per 64 rows) work as in [`prefill`](crate::sm90::prefill): Q·Kᵀ of a block is issued
 //!   together with P·V of the previous block, also across units.
 //!
