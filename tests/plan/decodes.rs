@@ -205,9 +205,8 @@ fn many_short_decodes_have_tiles_of_64_rows() {
 fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     let options = PlanOptions::default();
     let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
-    let of = |spec: &Spec, requests, tokens| {
-        kernels(spec, &vec![(tokens, 1024); requests], &options)
-    };
+    let of =
+        |spec: &Spec, requests, tokens| kernels(spec, &vec![(tokens, 1024); requests], &options);
     assert_eq!(of(&spec, 16, 16), [(true, 64)]);
     assert_eq!(of(&spec, 4, 16), [(true, 16)]);
     // The rows fit one such tile anyway, or there is no other.

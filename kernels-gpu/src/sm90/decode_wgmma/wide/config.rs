@@ -247,11 +247,7 @@ impl Shape {
     /// Bytes of a unit's factors: for each token the scales of keys and of values, and for each row the factor that
     /// undoes its conversion to f16.
     pub(super) const fn factor_bytes(&self) -> u32 {
-        if self.converts() {
-            self.rows() * 12
-        } else {
-            0
-        }
+        if self.converts() { self.rows() * 12 } else { 0 }
     }
 
     pub(super) const fn units_offset(&self) -> u32 {

@@ -202,7 +202,11 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 let tail = VALUES && warp::warp_vote_any(WARP, partly);
                 mbarrier::wait(free, blocks.parity);
                 if !VALUES {
-                    let mask = s.mask(if s.shape.converts() { masks } else { blocks.stage });
+                    let mask = s.mask(if s.shape.converts() {
+                        masks
+                    } else {
+                        blocks.stage
+                    });
                     masks = s.shape.next_mask(masks);
                     let mut mode = Mode::NONE;
                     if mine {

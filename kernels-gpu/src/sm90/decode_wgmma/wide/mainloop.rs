@@ -1,6 +1,6 @@
 //! The consumer warpgroups: products, masks and softmax.
 
-use cuda_std::{math::lg2, mbarrier, misc, shared, thread, warp, wgmma};
+use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
@@ -10,6 +10,7 @@ use super::{
     },
     epilogue::{Finish, factors},
     runs::{Mode, Visible},
+    scales::{multiply, of_values, value_scales},
     shared::{Shared, Unit},
 };
 use crate::{
@@ -107,7 +108,14 @@ unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: u
             let key = visible.key + columns + e as u32;
             let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
-                *logit = variant.logit(if C::SCALED { *logit * factors[h] } else { *logit }, pair);
+                *logit = variant.logit(
+                    if C::SCALED {
+                        *logit * factors[h]
+                    } else {
+                        *logit
+                    },
+                    pair,
+                );
             }
             let mut sees = row[h] & column[e];
             if POSITIONAL {
@@ -123,64 +131,6 @@ unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: u
         }
         group += 1;
     }
-}
-
-/// Multiplies a block's products by their rows' factors and their keys' scales.
-///
-/// # Safety
-/// The block's barrier completed; `scales` is the shared address of its scales.
-#[inline(always)]
-unsafe fn multiply<const S: usize>(logits: &mut [f32; S], scales: u32, of_rows: [f32; 2]) {
-    let mut group = 0;
-    while group < S / 4 {
-        // SAFETY: the caller's promise.
-        let of_keys = unsafe { shared::load_f32x2(scales + column(group) * 4) };
-        let mut i = 0;
-        while i < 4 {
-            logits[4 * group + i] *= of_rows[i / 2] * of_keys[i % 2];
-            i += 1;
-        }
-        group += 1;
-    }
-}
-
-/// The first of this thread's two columns of each group of 8.
-#[inline(always)]
-fn column(group: usize) -> u32 {
-    8 * group as u32 + warp::lane_id() % 4 * 2
-}
-
-/// The scales of the values of this thread's two keys in a group of 8. Smaller ones are raised so that weights divided by
-/// them are finite.
-///
-/// # Safety
-/// As [`multiply`].
-#[inline(always)]
-unsafe fn value_scales(scales: u32, group: usize) -> [f32; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { shared::load_f32x2(scales + column(group) * 4) }.map(|scale| scale.max(1e-30))
-}
-
-/// Base-2 logits plus the logarithms of the scales of values: from these the references are taken, so that weights times
-/// scales are in the range of f16.
-///
-/// # Safety
-/// As [`multiply`].
-#[inline(always)]
-unsafe fn of_values<const S: usize>(logits: &[f32; S], keys: u32, scales: u32) -> [f32; S] {
-    let mut shifted = *logits;
-    let mut group = 0;
-    while group < S / 4 {
-        // SAFETY: the caller's promise.
-        let of_values = unsafe { value_scales(scales + keys * 4, group) }.map(lg2);
-        let mut i = 0;
-        while i < 4 {
-            shifted[4 * group + i] += of_values[i % 2];
-            i += 1;
-        }
-        group += 1;
-    }
-    shifted
 }
 
 /// Works through all units.
@@ -242,7 +192,7 @@ pub(super) unsafe fn consume<
     let mut o = [0.0; O];
     let mut rows = Rows::begin::<V>();
     let (mut mask_of, mut scales_at) = (0, 0);
-    let mut scale_of = [scale; 2];
+    let mut scale_of;
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -278,7 +228,15 @@ pub(super) unsafe fn consume<
                 let row = row[0] + warp::lane_id() / 4;
                 let rows = [row, row + 8];
                 if mode.positional {
-                    finish_logits::<C, V, true, S>(&mut logits, variant, mask, rows, of, seen, factor);
+                    finish_logits::<C, V, true, S>(
+                        &mut logits,
+                        variant,
+                        mask,
+                        rows,
+                        of,
+                        seen,
+                        factor,
+                    );
                     if p.attention.ancestors != 0 {
                         let column = (warp::lane_id() % 4 * 2) as i32;
                         hide_other_branches(
@@ -291,7 +249,15 @@ pub(super) unsafe fn consume<
                         );
                     }
                 } else {
-                    finish_logits::<C, V, false, S>(&mut logits, variant, mask, rows, of, seen, factor);
+                    finish_logits::<C, V, false, S>(
+                        &mut logits,
+                        variant,
+                        mask,
+                        rows,
+                        of,
+                        seen,
+                        factor,
+                    );
                 }
             }
             if !C::SCALED {
@@ -313,8 +279,8 @@ pub(super) unsafe fn consume<
         () => {
             if C::BY_TOKEN {
                 let values = scales_at + s.shape.keys * 4;
-                let of_column = |column| unsafe { value_scales(values, column) };
-                rows.weigh_times::<S, P>(&logits, &mut weights, of_column, C::Product::pack);
+                let of_group = |group| value_scales(values, group);
+                rows.weigh_times::<S, P>(&logits, &mut weights, of_group, C::Product::pack);
             } else {
                 rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
             }
@@ -337,7 +303,11 @@ pub(super) unsafe fn consume<
                 false => (s.keys_full(k.stage), k.parity),
             };
             mbarrier::wait(full, parity);
-            if C::SCALED { s.converted(false) } else { s.keys(k.stage) }
+            if C::SCALED {
+                s.converted(false)
+            } else {
+                s.keys(k.stage)
+            }
         }};
     }
     macro_rules! await_values {
@@ -420,7 +390,11 @@ pub(super) unsafe fn consume<
             weigh!();
         }
         await_values!();
-        let values = if C::SCALED { s.converted(true) } else { s.values(v.stage) };
+        let values = if C::SCALED {
+            s.converted(true)
+        } else {
+            s.values(v.stage)
+        };
         values_product!(values);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);

@@ -29,13 +29,18 @@ mod roles;
 #[cfg(target_arch = "nvptx64")]
 mod runs;
 #[cfg(target_arch = "nvptx64")]
+mod scales;
+#[cfg(target_arch = "nvptx64")]
 mod shared;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::{ROWS, ROWS_8_BIT};
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
-pub use {config::{Shape, of_flags}, roles::run};
+pub use {
+    config::{Shape, of_flags},
+    roles::run,
+};
 
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{cache::Cache, decode::produce::Header, half::Half, variant::Variant},
+    common::{cache::Cache, decode::produce::Header, variant::Variant},
 };
 
 /// The kernel of a shape. The const parameters must match it: registers of a producer and of a consumer thread, stages,

@@ -185,7 +185,11 @@ impl Shared {
             // Each lane of the converting warps reads and writes a part of a block.
             let free = if converts { 128 } else { 32 * consumers };
             // Where each token has scales, each lane also arrives once its copies of them are there.
-            let full = if cache::by_token(self.shape.cache) { 64 } else { 32 };
+            let full = if cache::by_token(self.shape.cache) {
+                64
+            } else {
+                32
+            };
             let of_stage = [(1, full), (2, 1), (if converts { 4 } else { 3 }, free)];
             let of_converted = [(2, 128), (3, 32 * consumers)];
             let (stages, converted) = (BARRIERS, BARRIERS + 4 * self.shape.stages);
