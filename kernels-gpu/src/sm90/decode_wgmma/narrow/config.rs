@@ -1,7 +1,7 @@
 //! The table of these kernels, and the shared memory, threads and registers of each row.
 
 /// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head
-/// dimension>_<element>_co_resident[_stages<n>]`.
+/// dimension>_<element>[_e4m3]_co_resident[_stages<n>][_tok]`. `tok`: each token has scales of its own.
 ///
 /// A block is 16 KB of keys or of values. Three stages have 96 KB in flight; two have 64 KB, and fit next to a prefill
 /// that takes more shared memory. Results are bit-identical.
@@ -12,16 +12,37 @@ macro_rules! table {
             8 x  64, 128, [co_resident],          3;
             8 x  64, 128, [co_resident, stages2], 2;
             8 x 128,  64, [co_resident],          3;
+            8 x 128, 128, [e4m3, co_resident],      2;
+            8 x 128, 128, [e4m3, co_resident, tok], 2;
         }}
     };
 }
 #[cfg(target_arch = "nvptx64")]
 pub(super) use table;
 
+/// The [`Shape`] of a row of the table.
+macro_rules! shape {
+    ($rows:literal $keys:literal $dim:literal [$($flag:ident)*] $stages:literal) => {
+        $crate::sm90::decode_wgmma::narrow::config::Shape::new(
+            $rows,
+            $keys,
+            $dim,
+            $stages,
+            if $crate::has(&[$(stringify!($flag)),*], "e4m3") { 1 } else { 2 },
+            $crate::has(&[$(stringify!($flag)),*], "tok"),
+        )
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use shape;
+
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::{REGISTERS, Shape, shared_bytes};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op};
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op},
+    };
 
     macro_rules! rows {
         ($half:ident $element:literal { $(
@@ -29,9 +50,14 @@ mod rows {
         )* }) => {
             &[$(KernelInfo {
                 element: Element::$half,
+                cache: match has(&[$(stringify!($flag)),*], "e4m3") {
+                    true => Some(Element::E4m3),
+                    false => None,
+                },
+                by_token: has(&[$(stringify!($flag)),*], "tok"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
-                    Shape::new($rows, $keys, $dim, $stages),
+                    shape!($rows $keys $dim [$($flag)*] $stages),
                 )
             }),*]
         };
@@ -66,8 +92,27 @@ pub use rows::ROWS;
 pub(super) trait Config {
     /// Type of the elements.
     type Half: crate::common::half::Half;
+    /// Type of the operands: 8-bit keys and values are multiplied in f16.
+    type Product: crate::common::half::Half;
     /// Sizes.
     const SHAPE: Shape;
+}
+
+/// The type of the operands, by the queries' type and the bytes of an element of keys.
+#[cfg(target_arch = "nvptx64")]
+pub(super) trait Operand {
+    /// The type.
+    type Product: crate::common::half::Half;
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl<T: crate::common::half::Half> Operand for [T; 2] {
+    type Product = T;
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl<T: crate::common::half::Half> Operand for [T; 1] {
+    type Product = crate::common::half::F16;
 }
 
 /// Sizes.
@@ -85,13 +130,28 @@ pub struct Shape {
     pub stages: u32,
     /// Stages of values, one block each. Values are in use longer than keys: until P·V is done.
     pub value_stages: u32,
+    /// Bytes of an element of keys and values.
+    pub bytes: u32,
+    /// Whether each token has scales of its own.
+    pub by_token: bool,
 }
 
 impl Shape {
-    pub(super) const fn new(rows: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
+    pub(super) const fn new(
+        rows: u32,
+        keys: u32,
+        head_dim: u32,
+        stages: u32,
+        bytes: u32,
+        by_token: bool,
+    ) -> Self {
         assert!(
             rows == 8 && keys.is_multiple_of(64) && head_dim.is_multiple_of(64),
             "an accumulator is 64 keys or elements by 8 rows"
+        );
+        assert!(
+            bytes == 2 || head_dim == 128,
+            "a lane reads 32 elements of an 8-bit key"
         );
         Self {
             consumers: 1,
@@ -100,6 +160,8 @@ impl Shape {
             head_dim,
             stages,
             value_stages: stages,
+            bytes,
+            by_token,
         }
     }
 
@@ -109,8 +171,18 @@ impl Shape {
         128 * (self.consumers + 1)
     }
 
+    /// Bytes of a key, or of its value.
+    pub(super) const fn row_bytes(&self) -> u32 {
+        self.head_dim * self.bytes
+    }
+
+    /// Whether keys and values have 8 bits, and scales.
+    pub(super) const fn scaled(&self) -> bool {
+        self.bytes == 1
+    }
+
     pub(super) const fn block_bytes(&self) -> u32 {
-        self.keys * self.head_dim * 2
+        self.keys * self.row_bytes()
     }
 
     /// Bytes of a slab of queries, 64 columns.
@@ -145,7 +217,17 @@ impl Shape {
 
     /// The other barriers, then full and free of each stage.
     pub(super) const fn barriers(&self) -> u32 {
-        BARRIERS + 2 * (self.stages + self.value_stages)
+        BARRIERS + 2 * (self.stages + self.value_stages + self.scale_stages())
+    }
+
+    /// Stages of the scales of a block's keys and values.
+    pub(super) const fn scale_stages(&self) -> u32 {
+        if self.by_token { SCALE_STAGES } else { 0 }
+    }
+
+    /// Bytes of such a stage.
+    pub(super) const fn scale_bytes(&self) -> u32 {
+        self.keys * 8
     }
 
     /// Dynamic shared memory.
@@ -158,15 +240,25 @@ impl Shape {
 /// Bytes of a unit in shared memory: three vectors of four words.
 pub(super) const UNIT_BYTES: u32 = 48;
 
+/// Stages of scales of tokens: as many as blocks of which keys or values are under way or in use.
+pub(super) const SCALE_STAGES: u32 = 3;
+
 /// Barriers beside those of the stages.
 pub(super) const BARRIERS: u32 = 10;
 
 /// Registers of a thread: at launch, then of producers and of consumers.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
+/// The same with 8-bit keys, whose fragments are in registers.
+pub const REGISTERS_8: [u32; 3] = [64, 32, 96];
 
-/// Bytes of the weights of two blocks, a unit's output state, and numbers that the warps exchange.
+/// Bytes of the weights of two blocks, a unit's output state, numbers that the warps exchange, the factors of two
+/// units' rows, and scales of tokens.
 const fn extra_bytes(shape: &Shape) -> u32 {
-    2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)
+    let scales = if shape.scaled() { 2 * 2 * 4 } else { 0 };
+    let of_tokens = shape.scale_stages() * shape.scale_bytes();
+    of_tokens
+        + 2 * shape.rows * shape.keys * 2
+        + shape.rows * (state_pitch(shape) * 4 + 9 * 4 + scales)
 }
 
 /// f32 numbers between rows of a unit's output state; the padding spreads a fragment's columns over the banks.

@@ -42,11 +42,13 @@ pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
         let mut column = 0;
         while column < 2 {
             let row = lane % 4 * 2 + column as u32;
-            let first = s.state() + (row * pitch + warp * 16 + lane / 4) * 4;
+            // With 8-bit values a lane has neighbouring elements, otherwise elements 8 apart.
+            let (lanes, apart) = if s.shape.scaled() { (8, 4) } else { (4, 32) };
+            let first = s.state() + (row * pitch + warp * 16) * 4 + lane / 4 * lanes;
             let mut slab = 0;
             while slab < SLABS {
                 shared::store_f32(first + slab as u32 * 256, o[slab][column]);
-                shared::store_f32(first + slab as u32 * 256 + 32, o[slab][2 + column]);
+                shared::store_f32(first + slab as u32 * 256 + apart, o[slab][2 + column]);
                 slab += 1;
             }
             let mut sum = softmax.sum[column];
@@ -79,6 +81,10 @@ pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
                 (rcp(sum), shared::load_f32(s.exchange(4, row)) + lg2(sum))
             } else {
                 (0.0, f32::NEG_INFINITY)
+            };
+            let inverse = match s.shape.scaled() {
+                true => inverse * shared::load_f32(s.factors(slot, 1, row)),
+                false => inverse,
             };
             let at = s.state() + row * pitch * 4;
             macro_rules! write {

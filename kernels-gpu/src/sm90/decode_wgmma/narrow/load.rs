@@ -8,12 +8,12 @@ use cuda_std::{
 
 use super::{
     super::super::{pages::clear, pipeline::Pipeline},
-    PREFETCH_DISTANCE,
+    queries_8::bring,
     shared::{Shared, Unit},
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
-    common::decode::produce::Header,
+    common::{decode::produce::Header, half::Half},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -27,6 +27,47 @@ const WARP: u32 = warp::FULL_MASK;
 /// A whole warp comes here, with what [`Header::first`] found; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn gather(p: &DecodeParams, s: Shared, first: Header) {
+    let take = |slot, header: &Header| {
+        let arrived = s.rows_full(slot);
+        // SAFETY: a whole warp, which has written the rows. The other gatherer takes the other half.
+        unsafe {
+            mbarrier::arrive(arrived);
+            s.queries_of(slot, header.head, header.item.rows)
+                .gather(p, 0);
+            async_copy::wait_all();
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { claim(p, s, first, take) }
+}
+
+/// As [`gather`], alone, for queries in the order of 8-bit keys.
+///
+/// # Safety
+/// As [`gather`]'s.
+#[inline(always)]
+pub(super) unsafe fn gather_8<T: Half>(p: &DecodeParams, s: Shared, first: Header) {
+    let take = |slot, header: &Header| {
+        // SAFETY: a whole warp, which has written the rows; nobody reads the slot's queries.
+        unsafe {
+            let queries = s.queries_of(slot, header.head, header.item.rows);
+            queries.gather(p, 0);
+            queries.gather(p, 1);
+            async_copy::wait_all();
+            warp::sync_warp(WARP);
+            bring::<T>(p, s, slot, header);
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { claim(p, s, first, take) }
+}
+
+/// Claims units, describes them, and has their queries taken.
+///
+/// # Safety
+/// As [`gather`]'s; `take` fills the slot's queries.
+#[inline(always)]
+unsafe fn claim(p: &DecodeParams, s: Shared, first: Header, take: impl Fn(u32, &Header)) {
     // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -45,15 +86,12 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared, first: Header) {
                 mbarrier::arrive(s.unit_full(slots.stage));
             }
             list_rows(p, s, slots.stage, &header);
-            mbarrier::arrive(s.rows_full(slots.stage));
-            s.queries_of(slots.stage, header.head, header.item.rows)
-                .gather(p, 0);
-            async_copy::wait_all();
+            take(slots.stage, &header);
             // wgmma reads these ordinary stores through the async proxy.
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
-            if described.blocks >= PREFETCH_DISTANCE {
+            if described.blocks >= s.prefetch_distance() {
                 mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
@@ -142,7 +180,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
 ) {
     let a = &p.attention;
     let lane = warp::lane_id();
-    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let (keys, row_bytes) = (s.shape.keys, s.shape.row_bytes());
     let piece = lane * p.piece_tokens;
     let mine = piece < keys;
     let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
@@ -170,7 +208,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut begin = unit.end as i32;
         let mut left = unit.blocks;
         while left > 0 {
-            if !VALUES && left == PREFETCH_DISTANCE && lane == 0 {
+            if !VALUES && left == s.prefetch_distance() && lane == 0 {
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }

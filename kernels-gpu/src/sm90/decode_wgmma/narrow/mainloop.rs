@@ -1,12 +1,14 @@
 //! The main loop of the consumer warpgroup.
 
-use cuda_std::{barrier, fence, mbarrier, misc, thread, warp, wgmma};
+use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{pipeline::Pipeline, uniform},
-    config::Config,
+    config::{Config, SCALE_STAGES},
     epilogue::finish,
     products::{Tile, keys_queries, values_weights},
+    products_8,
+    scales::take_scales,
     shared::{Shared, Unit},
     softmax::{Softmax, hide, largest, rescale},
 };
@@ -42,14 +44,21 @@ pub(super) unsafe fn consume<
     let warp = unsafe { uniform(thread::thread_idx_x() / 32) } - 4;
     let keys = const { C::SHAPE.keys as i32 };
     let my_weights = (warp * 16 + lane / 4) * 16 + lane % 4 * 4;
+    let (my_keys, my_values) = (
+        products_8::keys_of(warp, lane),
+        products_8::values_of(warp, lane),
+    );
+    let mut turns = products_8::Turns::NONE;
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut k = Pipeline::<STAGES>::CONSUMER;
     let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    let mut scales = Pipeline::<SCALE_STAGES>::CONSUMER;
     let mut parity = 0;
 
+    // The tensor cores have read 16-bit stages for the whole warp; each lane has read 8-bit ones for itself.
     macro_rules! release {
         ($barrier:expr) => {
-            if lane == 0 {
+            if C::SHAPE.scaled() || lane == 0 {
                 mbarrier::arrive($barrier);
             }
         };
@@ -73,6 +82,13 @@ pub(super) unsafe fn consume<
                 i32::MAX
             };
             let all_to = least.min(unit.kv_end as i32 - 1);
+            let scale = variant.params().scale_log2;
+            let scale = if C::SHAPE.scaled() {
+                let factors = shared::load_f32x2(s.factors(slot, 0, lane % 4 * 2));
+                factors.map(|factor| factor * scale)
+            } else {
+                [scale; 2]
+            };
             let mut softmax = Softmax::EMPTY;
             let mut logits: [Tile; KEYS] = [[0.0; 4]; KEYS];
             let mut o: [Tile; SLABS] = [[0.0; 4]; SLABS];
@@ -82,47 +98,76 @@ pub(super) unsafe fn consume<
             while left > 0 {
                 begin -= keys;
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
-                keys_queries::<C, KEYS>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
+                if C::SHAPE.scaled() {
+                    let keys = s.keys(k.stage) + my_keys;
+                    products_8::keys_queries(&mut turns, &mut logits, keys, s.queries(slot));
+                    release!(s.keys_free(k.stage));
+                    k.advance();
+                } else {
+                    keys_queries::<C, KEYS>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
+                }
                 // P·V of the previous block runs together with Q·Kᵀ of this one; the first block has none before it.
                 let second = left < blocks;
                 if second {
                     mbarrier::wait(s.values_full(v.stage), v.parity);
-                    values_weights::<C, SLABS>(
-                        &mut o,
-                        uniform(s.values(v.stage)),
-                        uniform(s.weights(parity ^ 1)),
-                    );
-                    wgmma::wait_group::<1>();
+                    let weights = uniform(s.weights(parity ^ 1));
+                    if C::SHAPE.scaled() {
+                        let values = s.values(v.stage) + my_values;
+                        products_8::values_weights::<KEYS, SLABS>(
+                            &mut turns, &mut o, values, weights,
+                        );
+                        release!(s.values_free(v.stage));
+                        v.advance();
+                        wgmma::wait_group::<{ products_8::UNDER_WAY }>();
+                    } else {
+                        values_weights::<C, SLABS>(&mut o, uniform(s.values(v.stage)), weights);
+                        wgmma::wait_group::<1>();
+                    }
                 } else {
                     wgmma::wait_group::<0>();
                 }
                 fence_all(&mut logits);
-                release!(s.keys_free(k.stage));
-                k.advance();
-                let scale = variant.params().scale_log2;
+                if !C::SHAPE.scaled() {
+                    release!(s.keys_free(k.stage));
+                    k.advance();
+                }
                 let mut tile = 0;
                 while tile < KEYS {
-                    logits[tile] = logits[tile].map(|x| x * scale);
+                    let [a, b, c, d] = logits[tile];
+                    logits[tile] = [a * scale[0], b * scale[1], c * scale[0], d * scale[1]];
                     tile += 1;
                 }
-                if begin + keys - 1 > all_to || begin < all_from {
+                let masked = begin + keys - 1 > all_to || begin < all_from;
+                let mut inverses = [[1.0; 2]; KEYS];
+                if C::SHAPE.by_token {
+                    mbarrier::wait(s.scales_full(scales.stage), scales.parity);
+                    let at = s.scales(scales.stage);
+                    let mine = warp * 16 + lane / 4;
+                    inverses = take_scales(s, &unit, &mut logits, at, mine, begin, masked);
+                    mbarrier::arrive(s.scales_free(scales.stage));
+                    scales.advance();
+                }
+                if masked {
                     hide(p, variant, s, slot, &unit, &mut logits, begin, lane, warp);
                 }
                 let most = largest(&logits);
                 let grew = most[0] > softmax.reference[0] + SLACK
                     || most[1] > softmax.reference[1] + SLACK;
                 let target = s.weights(parity) + my_weights;
-                let mut sums = softmax.weigh::<C::Half, KEYS>(&logits, target);
+                let mut sums = softmax.weigh::<C::Product, KEYS>(&logits, &inverses, target);
                 wgmma::wait_group::<0>();
                 fence_all(&mut o);
-                if second {
+                if C::SHAPE.scaled() {
+                    turns.keep();
+                }
+                if second && !C::SHAPE.scaled() {
                     release!(s.values_free(v.stage));
                     v.advance();
                 }
                 fence::proxy_async_shared();
                 if barrier::bar_any(CONSUMERS, THREADS, grew) {
                     rescale(s, &mut softmax, &mut o, most, lane, warp);
-                    sums = softmax.weigh::<C::Half, KEYS>(&logits, target);
+                    sums = softmax.weigh::<C::Product, KEYS>(&logits, &inverses, target);
                     fence::proxy_async_shared();
                     barrier::bar_sync(CONSUMERS, THREADS);
                 }
@@ -132,13 +177,18 @@ pub(super) unsafe fn consume<
                 left -= 1;
             }
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            values_weights::<C, SLABS>(
-                &mut o,
-                uniform(s.values(v.stage)),
-                uniform(s.weights(parity ^ 1)),
-            );
+            let weights = uniform(s.weights(parity ^ 1));
+            if C::SHAPE.scaled() {
+                let values = s.values(v.stage) + my_values;
+                products_8::values_weights::<KEYS, SLABS>(&mut turns, &mut o, values, weights);
+            } else {
+                values_weights::<C, SLABS>(&mut o, uniform(s.values(v.stage)), weights);
+            }
             wgmma::wait_group::<0>();
             fence_all(&mut o);
+            if C::SHAPE.scaled() {
+                turns.keep();
+            }
             release!(s.values_free(v.stage));
             v.advance();
             finish::<C::Half, SLABS>(

@@ -5,6 +5,9 @@
 //! directly from shared memory, and a thread holds 12 accumulators for 8 rows. So one warpgroup keeps up with memory
 //! while the prefill's products take most of the tensor cores' time.
 //!
+//! 8-bit keys and values (`products_8`) are the operand in registers: a lane reads its part of a fragment from shared
+//! memory and converts it to f16.
+//!
 //! Units, rows, keys and values are loaded much as for [`wide`](super::wide) tiles, but all rows of a unit see one page
 //! table: there are too few registers and too little shared memory for more.
 
@@ -18,6 +21,12 @@ mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
+mod products_8;
+#[cfg(target_arch = "nvptx64")]
+mod queries_8;
+#[cfg(target_arch = "nvptx64")]
+mod scales;
+#[cfg(target_arch = "nvptx64")]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
 mod softmax;
@@ -26,19 +35,20 @@ mod softmax;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
+/// Bytes of a unit's keys still to be loaded when the next unit is claimed. A CTA that claims too early may take a
 /// unit that another CTA could have started sooner; one that claims too late waits for ticket, item and queries, which
 /// takes long as memory is busy here.
-const PREFETCH_DISTANCE: u32 = 8;
+const PREFETCH_BYTES: u32 = 8 * (16 << 10);
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
 
     use super::{
-        config::{Config, REGISTERS, Shape, table},
-        load::{gather, load},
+        config::{self, Config, REGISTERS_8, Shape, shape, table},
+        load::{gather, gather_8, load},
         mainloop::consume,
+        scales::load_scales,
         shared::{Shared, help_gather},
     };
     use crate::{
@@ -50,10 +60,12 @@ mod entries {
         ($half:ident $element:literal { $(
             $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:literal;
         )* }) => { $( const _: () = {
-            const SHAPE: Shape = Shape::new($rows, $keys, $dim, $stages);
+            const REGISTERS: [u32; 3] = if SHAPE.scaled() { REGISTERS_8 } else { config::REGISTERS };
+            const SHAPE: Shape = shape!($rows $keys $dim [$($flag)*] $stages);
             struct This;
             impl Config for This {
                 type Half = half::$half;
+                type Product = <[half::$half; SHAPE.bytes as usize] as super::config::Operand>::Product;
                 const SHAPE: Shape = SHAPE;
             }
 
@@ -86,7 +98,10 @@ mod entries {
                         match thread / 32 {
                             0 => load::<false, { SHAPE.stages }>(&p, maps, s),
                             1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(1), s),
+                            2 if SHAPE.scaled() => gather_8::<half::$half>(&p, s, first),
                             2 => gather(&p, s, first),
+                            _ if SHAPE.by_token => load_scales(&p, s),
+                            _ if SHAPE.scaled() => {}
                             _ => help_gather(&p, s),
                         }
                     } else {

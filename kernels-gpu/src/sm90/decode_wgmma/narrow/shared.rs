@@ -3,6 +3,7 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::rows::shared_with_queries;
+use super::PREFETCH_BYTES;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
 use crate::sm90::arrivals;
 
@@ -108,7 +109,26 @@ impl Shared {
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(7 + slot)
     }
-    /// A unit of at least [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks has that many left to load.
+    /// The scales of a block's keys, followed by those of its values.
+    #[inline(always)]
+    pub fn scales(self, stage: u32) -> u32 {
+        self.factors(2, 0, 0) + stage * self.shape.scale_bytes()
+    }
+    /// The scales of a block have arrived.
+    #[inline(always)]
+    pub fn scales_full(self, stage: u32) -> u32 {
+        self.values_full(self.shape.value_stages + stage)
+    }
+    #[inline(always)]
+    pub fn scales_free(self, stage: u32) -> u32 {
+        self.scales_full(stage) + 8
+    }
+    /// Blocks of a unit still to be loaded when the next unit is claimed.
+    #[inline(always)]
+    pub fn prefetch_distance(self) -> u32 {
+        PREFETCH_BYTES / self.shape.block_bytes()
+    }
+    /// A unit of at least [`prefetch_distance`](Self::prefetch_distance) blocks has that many left to load.
     #[inline(always)]
     pub fn near_end(self) -> u32 {
         self.barrier(9)
@@ -147,6 +167,12 @@ impl Shared {
         self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
     }
 
+    /// The two factors of a unit's row, if keys have scales: of its logits, and of its output.
+    #[inline(always)]
+    pub fn factors(self, slot: u32, factor: u32, row: u32) -> u32 {
+        self.exchange(9, 0) + ((slot * 2 + factor) * self.shape.rows + row) * 4
+    }
+
     /// Initialises the barriers, distributed over the warps: one takes about 60 cycles. Also zeroes the queries: a unit
     /// may have fewer rows than the products read, and garbage there would trigger rescales.
     ///
@@ -159,11 +185,20 @@ impl Shared {
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            let all = (consumers + 2) * 32;
-            let of_unit = [(2, 1), (4, 2 * 32), (6, all), (7, 1), (9, 32)];
+            let loaders = if self.shape.by_token { 3 } else { 2 };
+            let all = (consumers + loaders) * 32;
+            // Of 8-bit kernels, one warp gathers and converts the queries.
+            let gatherers = if self.shape.scaled() { 1 } else { 2 };
+            let of_unit = [(2, 1), (4, gatherers * 32), (6, all), (7, 1), (9, 32)];
             let arrivals = match index < BARRIERS {
                 true => arrivals(index, of_unit, 1),
-                false => arrivals((index - BARRIERS) % 2, [(1, 1)], consumers),
+                false => {
+                    let readers = if self.shape.scaled() { 32 } else { 1 };
+                    // Each lane of the loader arrives for its own scales.
+                    let stages = self.shape.stages + self.shape.value_stages;
+                    let full = if index < BARRIERS + 2 * stages { 1 } else { 32 };
+                    arrivals((index - BARRIERS) % 2, [(1, full)], consumers * readers)
+                }
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };

@@ -39,7 +39,8 @@ impl Softmax {
         }
     }
 
-    /// Stores the weights of the logits at `target`; returns the sums of both columns.
+    /// Stores the weights of the logits at `target`; returns the sums of both columns. Weights are multiplied by the scales
+    /// of values already, and their sums by the inverses of these, for each of a thread's two keys.
     ///
     /// # Safety
     /// `target` is the place of this thread's keys among the weights of a block, which no thread reads meanwhile.
@@ -47,6 +48,7 @@ impl Softmax {
     pub unsafe fn weigh<T: Half, const KEYS: usize>(
         &self,
         logits: &[Tile; KEYS],
+        inverses: &[[f32; 2]; KEYS],
         target: u32,
     ) -> [f32; 2] {
         let offset = [self.offset(0), self.offset(1)];
@@ -66,7 +68,8 @@ impl Softmax {
                 shared::store_u32(target, T::pack(w[0], w[1]));
                 shared::store_u32(target + 128, T::pack(w[2], w[3]));
             }
-            let of_tile = [w[0] + w[2], w[1] + w[3]];
+            let [first, second] = inverses[tile];
+            let of_tile = [w[0] * first + w[2] * second, w[1] * first + w[3] * second];
             sums = if tile == 0 {
                 of_tile
             } else {
