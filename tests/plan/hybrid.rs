@@ -3,10 +3,10 @@
 use tandem_attn::{
     plan::{
         BatchLimits, Bound, DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules,
-        SplitMode, Tile, Update,
+        SplitMode, Tile, TileGroup, Update,
         pod::{PodMode, Tickets},
     },
-    problem::{Batch, PageTable, Spec},
+    problem::{Batch, Dtype, PageTable, Spec},
 };
 
 const PAGE: u32 = 16;
@@ -377,6 +377,33 @@ fn prefixes_stay_with_decodes_where_prefills_would_not_pay_or_are_not_to_be_had(
     let batch = behind(6000, &wide);
     let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
     assert_eq!(plan.unwrap().pod, None);
+}
+
+/// Decodes of 8-bit keys share SMs with prefills if they fit a tile of 8 rows.
+#[test]
+fn kernels_of_8_bit_keys_that_share_sms() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let config_of = |spec: Spec, batch: &Batch| {
+        let plan = Planner::new().plan(&spec, batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        let pod = plan.pod.unwrap();
+        let config = &device.pod.configs[pod.config.unwrap() as usize];
+        assert_eq!(pod.mode, PodMode::Fused);
+        let shares = |group: &TileGroup| group.id.is_some_and(|id| id.info().co_resident);
+        (config.name.clone(), plan.groups.iter().all(shares))
+    };
+    let of = |dtype| Spec::new(32, 8, 128).with_kv_dtype(dtype);
+    let few = batch(1024, 8192, 50, 8192);
+    let (name, all) = config_of(of(Dtype::F8E4M3), &few);
+    assert_eq!((name.as_str(), all), ("two kernels, 8 bits", true));
+    let (name, any) = config_of(of(Dtype::F8E5M2), &few);
+    assert_eq!((name.as_str(), any), ("SMs apart, 8 bits", false));
+    // Four tokens of four heads are 16 rows.
+    let mut indptr = vec![0, 1024];
+    indptr.extend((1..=50).map(|decode| 1024 + 4 * decode));
+    let wider = Batch::new(indptr, few.parts[0].table.clone());
+    let (name, any) = config_of(of(Dtype::F8E4M3), &wider);
+    assert_eq!((name.as_str(), any), ("SMs apart, 8 bits", false));
 }
 
 /// Heads of 64 have two kernels of their own for an SM, those of 256 have them for SMs of their own alone.

@@ -38,8 +38,11 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         load
     };
     // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
+    // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
+    let of_8_bits = model.spec.kv_dtype.bytes() == 1;
     let fits = |tiles: &TileTable| {
-        !options.split.is_fixed() || all_have_what_they_have_alone(input, tiles)
+        (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
+            && (!of_8_bits || decodes_have_one_tile(input, tiles))
     };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
@@ -47,11 +50,15 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     let two_kernels = fused
         .clone()
         .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
+    // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
+    let shares = fused.clone().any(|(tiles, config)| {
+        config.shares_sms() && tiles.as_ref().is_some_and(|tiles| fits(tiles))
+    });
     let fused = fused.map(|(tiles, config)| {
         let wanted = if config.by_tickets {
             by_tickets || !two_kernels
         } else {
-            !by_tickets
+            !(by_tickets || shares && config.is_apart())
         };
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         tiles.map(|tiles| load(tiles, 1.0))
@@ -117,7 +124,9 @@ pub fn prefixes_beside(
     let alone_ps = drafter.shared_ps(input, wanted)?;
     let configs = || {
         let configs = model.fused_tiles.iter().zip(&device.pod.configs);
-        configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
+        // With 8-bit keys, prefills would first convert the prefixes.
+        let may = |config: &PodConfig| config.shares_sms() && config.kv_bits != Some(8);
+        configs.map(move |(tiles, config)| tiles.as_ref().filter(|_| may(config)))
     };
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
     let mut load = PrefillLoad::new(true);
@@ -170,6 +179,16 @@ fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> b
         tokens.all(|tokens| tokens == 0 || tiles.same_bits(alone, part.kernel(tokens), tokens))
     };
     tiles == alone || input.parts(alone).all(same)
+}
+
+/// Whether every decode fits a tile of these kernels, or has no larger one alone.
+fn decodes_have_one_tile(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
+    let most = tiles.decode_tokens();
+    most >= input.model.tiles.decode_tokens()
+        || input.parts(tiles).all(|part| {
+            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
+            tokens.all(|tokens| tokens <= most || part.kernel(tokens) != Kernel::Decode)
+        })
 }
 
 /// Time of decodes alone, relative to the time that their bytes need.

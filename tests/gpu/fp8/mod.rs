@@ -1,5 +1,6 @@
 //! 8-bit keys and values on the GPU against naive attention in f64 on the same pool.
 
+mod hybrids;
 mod in_8_bits;
 mod needle;
 mod wide;
@@ -20,8 +21,8 @@ use tandem_attn::{
     },
     kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::{
-        BatchLimits, Bound, Kernel, MergeMode, Plan, PlanError, PlanOptions, Planner, SplitMode,
-        TileGroup, WorkspaceLayout,
+        BatchLimits, Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanError, PlanOptions,
+        Planner, SplitMode, TileGroup, WorkspaceLayout,
     },
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     reference,
@@ -217,6 +218,15 @@ fn poison<K: Element>(pool: &mut [K], seed: u64) {
 }
 
 fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    check_on::<T, K>(gpu, &gpu.device(), case)
+}
+
+/// As [`check`], planned for a description of the GPU.
+fn check_on<T: Element, K: Element>(
+    gpu: &Gpu,
+    device: &DeviceDescription,
+    case: &Case,
+) -> Result<(), TestCaseError> {
     let mut case = case.clone();
     let mut spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let mut tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
@@ -243,7 +253,7 @@ fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseE
     let view: KvView<'_, K> = pool.view().with_scales(scales.on_host(&case));
 
     let plan = Planner::new()
-        .plan(&spec, batch, &gpu.device(), options)
+        .plan(&spec, batch, device, options)
         .expect("the case can be planned");
     plan.verify(batch).expect("the plan computes the batch");
     let memory = [

@@ -104,6 +104,8 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             planned.options = options.with_pod(PodMode::Fused);
             let decode = row.op == Op::Decode;
             let configs = &mut planned.device.pod.configs;
+            let bits = 8 * planned.spec.kv_dtype.bytes();
+            configs.retain(|config| config.kv_bits.is_none_or(|of| of == bits));
             // The decode that goes with a prefill is found by the prefill.
             configs.retain(|config| match row.co_resident {
                 true => !config.by_tickets && (decode || config.prefill == tile),

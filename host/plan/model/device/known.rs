@@ -96,6 +96,7 @@ fn h200() -> DeviceDescription {
                         (0.970, 1.347, 0.182),
                         (1.0, 1.362, 0.204),
                     ]),
+                    kv_bits: Some(16),
                     ..two_kernels("two kernels, prefill 128 × 80", 80, (1.05, 0.989))
                 },
                 PodConfig {
@@ -112,6 +113,7 @@ fn h200() -> DeviceDescription {
                         (0.970, 1.625, 0.061),
                         (1.0, 1.575, 0.088),
                     ]),
+                    kv_bits: Some(16),
                     ..two_kernels("two kernels, prefill 128 × 64", 64, (1.1, 0.970))
                 },
                 PodConfig {
@@ -134,6 +136,19 @@ fn h200() -> DeviceDescription {
                     decode_slowdown: 1.0,
                     overlap_loss: 0.3,
                     ..by_tickets("one kernel, prefill 128 × 64")
+                },
+                PodConfig {
+                    decode: Some(Tile { m: 8, n: 128 }),
+                    kv_bits: Some(8),
+                    shares: shares(&[
+                        (0.33, 1.57, 0.40),
+                        (0.5, 1.533, 0.323),
+                        (0.667, 1.402, 0.347),
+                        (0.79, 1.148, 0.507),
+                        (0.91, 1.108, 0.683),
+                        (1.0, 1.064, 0.743),
+                    ]),
+                    ..two_kernels("two kernels, 8 bits", 80, (1.05, 0.989))
                 },
                 PodConfig {
                     decode: None,

@@ -107,9 +107,10 @@ impl TileTable {
         device: &DeviceDescription,
         spec: &Spec,
     ) -> Option<(Self, SharedKernels)> {
-        // Of the measured configurations, the one with the fastest prefills alone.
+        // Of the measured configurations, the one with the fastest prefills alone. Those for 8-bit keys only are not for
+        // fixed splits: their decodes were not measured alone.
         let configs = device.pod.configs.iter();
-        let measured = configs.filter(|config| config.shares_sms());
+        let measured = configs.filter(|config| config.shares_sms() && config.kv_bits != Some(8));
         let tables = measured.filter_map(|config| {
             let decode = config.decode?;
             Some((config, decode, Self::fused(device, spec, None, config)?))

@@ -35,7 +35,9 @@ pub(super) fn kernels_apart(
     let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
     let shares = share(Op::Prefill) && share(Op::Decode);
     // With rotary embeddings, a launch in front of the prefills rotates their keys, and decodes would wait for it.
-    let may = !shares && spec.rotary.is_none() && !decodes.is_empty();
+    // With fixed splits, 8-bit keys keep the kernels that they have alone, which do not fit an SM together.
+    let may =
+        (!shares || spec.kv_dtype.bytes() == 1) && spec.rotary.is_none() && !decodes.is_empty();
     may.then_some((prefill, decodes))
 }
 
