@@ -8,12 +8,16 @@
 
 use std::{borrow::Cow, fmt, io::Read};
 
+mod registers;
+
 /// Bytes of a program for the GPU, compressed or as they are.
 #[derive(Clone)]
 pub struct Image {
     bytes: Cow<'static, [u8]>,
     /// The length of what `bytes` unpack to; `None` where they are not compressed.
     unpacked: Option<usize>,
+    /// Whether what is compressed is PTX with relative numbers of registers.
+    relative: bool,
 }
 
 impl Image {
@@ -23,6 +27,7 @@ impl Image {
         Self {
             bytes: Cow::Borrowed(bytes),
             unpacked: None,
+            relative: false,
         }
     }
 
@@ -32,6 +37,18 @@ impl Image {
         Self {
             bytes: Cow::Borrowed(bytes),
             unpacked: Some(unpacked),
+            relative: false,
+        }
+    }
+
+    /// A zstd frame of a text that becomes `unpacked` bytes of PTX, once the numbers of its registers are no longer
+    /// relative to each other.
+    #[must_use]
+    pub const fn ptx(bytes: &'static [u8], unpacked: usize) -> Self {
+        Self {
+            bytes: Cow::Borrowed(bytes),
+            unpacked: Some(unpacked),
+            relative: true,
         }
     }
 
@@ -41,6 +58,7 @@ impl Image {
         Self {
             bytes: Cow::Owned(bytes),
             unpacked: None,
+            relative: false,
         }
     }
 
@@ -55,12 +73,18 @@ impl Image {
         let corrupt = |reason: String| Corrupt { expected, reason };
         let mut decoder = ruzstd::decoding::StreamingDecoder::new(&*self.bytes)
             .map_err(|error| corrupt(error.to_string()))?;
+        // A sign makes a register longer, and then all of it is no longer than twice the PTX.
+        let most = expected << u32::from(self.relative);
         let mut unpacked = Vec::with_capacity(expected);
         decoder
             .by_ref()
-            .take(expected as u64 + 1)
+            .take(most as u64 + 1)
             .read_to_end(&mut unpacked)
             .map_err(|error| corrupt(error.to_string()))?;
+        if self.relative {
+            unpacked = registers::absolute(&unpacked)
+                .ok_or_else(|| corrupt("a register has a negative number".to_owned()))?;
+        }
         if unpacked.len() != expected {
             return Err(corrupt(format!("{} bytes came out", unpacked.len())));
         }
@@ -135,12 +159,12 @@ mod tests {
         let image = &MODULES[0].ptx;
         let cut = Image {
             bytes: Cow::Owned(image.bytes[..image.bytes.len() / 2].to_vec()),
-            unpacked: image.unpacked,
+            ..image.clone()
         };
         assert!(cut.unpack().is_err());
         let longer = Image {
-            bytes: image.bytes.clone(),
             unpacked: image.unpacked.map(|length| length - 1),
+            ..image.clone()
         };
         let error = longer.unpack().unwrap_err();
         assert!(error.to_string().contains("bytes came out"), "{error}");

@@ -3,19 +3,19 @@
     Module {
         arch: "sm_90a",
         family: "decode_wgmma",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9756580,
+            16873436,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4411416,
+            7615512,
         )),
     },
     Module {
         arch: "sm_90a",
         family: "prefill",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
             26269970,
         ),
@@ -27,7 +27,7 @@
     Module {
         arch: "sm_90a",
         family: "decode_mma",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
             17104918,
         ),
@@ -39,19 +39,19 @@
     Module {
         arch: "sm_90a",
         family: "variants",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            10820715,
+            10830485,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5218736,
+            5208496,
         )),
     },
     Module {
         arch: "sm_80",
         family: "variants",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
             1659578,
         ),
@@ -63,7 +63,7 @@
     Module {
         arch: "sm_90a",
         family: "mla",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
             2527406,
         ),
@@ -75,7 +75,7 @@
     Module {
         arch: "sm_80",
         family: "sm80_decode",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
             2140864,
         ),
@@ -87,7 +87,7 @@
     Module {
         arch: "sm_90a",
         family: "sm80_decode",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
             2140865,
         ),
@@ -99,7 +99,7 @@
     Module {
         arch: "sm_90a",
         family: "pod",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
             1398910,
         ),
@@ -111,7 +111,7 @@
     Module {
         arch: "sm_80",
         family: "pod",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
             1398909,
         ),
@@ -123,7 +123,7 @@
     Module {
         arch: "sm_80",
         family: "sm80_prefill",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
             1634787,
         ),
@@ -135,7 +135,7 @@
     Module {
         arch: "sm_90a",
         family: "sm80_prefill",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
             1634788,
         ),
@@ -147,7 +147,7 @@
     Module {
         arch: "sm_90a",
         family: "passes",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
             347323,
         ),
@@ -159,7 +159,7 @@
     Module {
         arch: "sm_80",
         family: "passes",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
             347058,
         ),
@@ -171,7 +171,7 @@
     Module {
         arch: "sm_90a",
         family: "step",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
             803530,
         ),
@@ -183,7 +183,7 @@
     Module {
         arch: "sm_80",
         family: "step",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
             766268,
         ),
@@ -195,7 +195,7 @@
     Module {
         arch: "sm_90a",
         family: "prefill_f8",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
             1202140,
         ),
@@ -207,7 +207,7 @@
     Module {
         arch: "sm_90a",
         family: "quantise",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
             230622,
         ),
@@ -219,7 +219,7 @@
     Module {
         arch: "sm_80",
         family: "measure",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_80.measure.ptx.zst"),
             7789,
         ),
@@ -231,7 +231,7 @@
     Module {
         arch: "sm_90a",
         family: "measure",
-        ptx: Image::zstd(
+        ptx: Image::ptx(
             include_bytes!("../data/sm_90a.measure.ptx.zst"),
             22526,
         ),

@@ -10,6 +10,8 @@ mod modules;
 mod mutate;
 mod package;
 mod process;
+#[path = "../../kernels-bin/src/registers.rs"]
+mod registers;
 mod report;
 mod setup;
 mod test;

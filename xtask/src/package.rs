@@ -11,7 +11,7 @@ use std::{
 use cuda_builder::{CudaModule, build_all};
 use sha2::{Digest, Sha256};
 
-use crate::{Error, modules, setup, workspace};
+use crate::{Error, modules, registers, setup, workspace};
 
 const FOLDER: &str = "kernels-bin";
 
@@ -41,6 +41,22 @@ pub fn run(check: bool) -> Result<(), Error> {
 struct Image<'a> {
     file: String,
     bytes: Cow<'a, [u8]>,
+}
+
+impl Image<'_> {
+    fn is_ptx(&self) -> bool {
+        self.file.ends_with(".ptx")
+    }
+
+    /// The bytes of its file.
+    fn packed(&self) -> Result<Vec<u8>, Error> {
+        if !self.is_ptx() {
+            return compress(&self.bytes);
+        }
+        let text = registers::relative(&self.bytes)
+            .ok_or_else(|| format!("{}: its registers are not numbered as in PTX", self.file))?;
+        compress(&text)
+    }
 }
 
 /// PTX without the lines that are comments: 5 % less in the package.
@@ -103,7 +119,7 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     for image in images.iter().flatten() {
         let path = data.join(packed(&image.file));
         if !unchanged(image) {
-            fs::write(&path, compress(&image.bytes)?)?;
+            fs::write(&path, image.packed()?)?;
         }
         packed_bytes += fs::metadata(&path)?.len() as usize;
         bytes += image.bytes.len();
@@ -150,7 +166,8 @@ fn table(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
     let mut text = String::from("// Written by `cargo xtask package`.\n&[\n");
     let constructor = |image: &Image<'_>| {
         format!(
-            "Image::zstd(\n            include_bytes!(\"../data/{}\"),\n            {},\n        )",
+            "Image::{}(\n            include_bytes!(\"../data/{}\"),\n            {},\n        )",
+            if image.is_ptx() { "ptx" } else { "zstd" },
             packed(&image.file),
             image.bytes.len()
         )
