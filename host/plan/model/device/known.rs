@@ -128,6 +128,7 @@ fn h200() -> DeviceDescription {
                         (0.9, 1.269, 0.104),
                         (1.0, 1.395, 0.181),
                     ]),
+                    kv_bits: Some(16),
                     ..two_kernels("two kernels, heads of 64", 112, (1.0, 0.96))
                 },
                 PodConfig {
