@@ -57,7 +57,13 @@ fn the_compiler_kept_what_the_planner_relies_on() {
         );
         // Prefills in 8 bits spill most of what a tile takes, and a few words of a block. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
         // A soft cap takes the most.
-        let most = if row.products_of_8_bits { 750 } else { 320 };
+        // Beside a prefill, the producers of 8-bit decodes have 32 registers: the warp that claims units spills, a few words for
+        // each unit. Main loops spill nothing.
+        let most = match row.op {
+            _ if row.products_of_8_bits => 750,
+            Op::Decode if row.co_resident && row.cache.is_some() => 450,
+            _ => 320,
+        };
         if spills > most {
             spilling.push((arch, name, spills));
         }
