@@ -4,18 +4,16 @@ use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
-        mma::{Slabs, queries_keys, weights_values, weights_values_by_slabs},
+        mma::{Slabs, queries_keys, weights_values},
         pipeline::Pipeline,
         uniform,
     },
-    epilogue::{Finish, factors},
+    epilogue::Finish,
     runs::{Mode, Visible},
-    scales::{multiply, of_values, value_scales},
     shared::{Shared, Unit},
 };
 use crate::{
     abi::DecodeParams,
-    common::cache::Cache,
     common::half::Half,
     common::logits::hide_other_branches,
     common::softmax::Rows,
@@ -23,16 +21,16 @@ use crate::{
 };
 
 /// A consumer warpgroup's view of its unit.
-struct Work {
+pub(super) struct Work {
     /// Shared address of its 64 rows of queries.
-    queries: u32,
+    pub(super) queries: u32,
     /// Blocks left, the current one included.
-    left: u32,
+    pub(super) left: u32,
 }
 
 impl Work {
     #[inline(always)]
-    unsafe fn open(s: Shared, slot: u32, consumer: u32) -> Self {
+    pub(super) unsafe fn open(s: Shared, slot: u32, consumer: u32) -> Self {
         // SAFETY: the unit's barrier completed; whole warps.
         unsafe {
             let unit = Unit::load(s.unit(slot));
@@ -46,7 +44,13 @@ impl Work {
 
 /// The query of a row, as a pair with key 0. Rows past the end count as the last token's.
 #[inline(always)]
-unsafe fn query<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, slot: u32, row: u32) -> Pair {
+pub(super) unsafe fn query<V: Variant>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    row: u32,
+) -> Pair {
     // SAFETY: the unit's barrier completed.
     let (unit, row, in_group) = unsafe {
         let unit = Unit::load(s.unit(slot));
@@ -63,7 +67,7 @@ unsafe fn query<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, slot: u32,
 
 /// The first and the last key that a row sees by its position; arbitrary for rows that do not exist.
 #[inline(always)]
-unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
+pub(super) unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
     let (token, _) = p.group.div_rem(row);
     // SAFETY: the unit's barrier completed.
     unsafe { shared::load_u32x2(s.seen(slot, token)).map(|key| key as i32) }
@@ -71,17 +75,14 @@ unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
 
 /// Turns accumulators into logits: applies the variant and the mask. `of` gives a row's query, `seen` its visible keys.
 #[inline(always)]
-unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: usize>(
+pub(super) unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     logits: &mut [f32; S],
     variant: &V,
     mask: u32,
     rows: [u32; 2],
     of: impl Fn(u32) -> Pair,
     seen: impl Fn(u32) -> [i32; 2],
-    factor: impl Fn(u32) -> f32,
 ) {
-    // Not read if the variant has no transform.
-    let factors = rows.map(factor);
     let columns = warp::lane_id() % 4 * 2;
     // Not read if the variant has neither a transform nor a mask.
     let of = rows.map(of);
@@ -108,14 +109,7 @@ unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: u
             let key = visible.key + columns + e as u32;
             let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
-                *logit = variant.logit(
-                    if C::SCALED {
-                        *logit * factors[h]
-                    } else {
-                        *logit
-                    },
-                    pair,
-                );
+                *logit = variant.logit(*logit, pair);
             }
             let mut sees = row[h] & column[e];
             if POSITIONAL {
@@ -139,7 +133,7 @@ unsafe fn finish_logits<C: Cache, V: Variant, const POSITIONAL: bool, const S: u
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
-    C: Cache,
+    T: Half,
     V: Variant,
     const STAGES: u32,
     const DIM: u32,
@@ -167,16 +161,6 @@ pub(super) unsafe fn consume<
     };
     let slab = s.shape.slab_bytes();
     let slabs = Slabs::of_eight_rows(DIM);
-    // The factors of this thread's rows, in the unit of a slot.
-    let scales = |slot: u32| {
-        if !C::SCALED || V::TRANSFORMS_LOGITS {
-            return [scale; 2];
-        }
-        // Opaque: otherwise rows occupy registers in the main loop.
-        let row = misc::opaque(first_row) + warp::lane_id() / 4;
-        // SAFETY: the unit's barrier completed.
-        [row, row + 8].map(|row| unsafe { factors(p, s, slot, row) }[0] * scale)
-    };
     let finish = Finish::<DIM> {
         p,
         s,
@@ -191,8 +175,6 @@ pub(super) unsafe fn consume<
     let mut weights = [0; P];
     let mut o = [0.0; O];
     let mut rows = Rows::begin::<V>();
-    let (mut mask_of, mut scales_at) = (0, 0);
-    let mut scale_of;
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -204,39 +186,18 @@ pub(super) unsafe fn consume<
     // Turns a block's products into logits and frees its keys. The mask belongs to the stage, so it is read first.
     macro_rules! finish_keys {
         () => {
-            let mask = s.mask(if C::SCALED { mask_of } else { k.stage });
-            if C::SCALED {
-                mbarrier::arrive(s.converted_free(false));
-                k.parity ^= 1;
-            }
-            if C::BY_TOKEN {
-                scales_at = s.token_scales(mask_of);
-                multiply(&mut logits, scales_at, scale_of);
-            }
-            mask_of = s.shape.next_mask(mask_of);
+            let mask = s.mask(k.stage);
             let mode = Mode::load(mask);
             if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
                 let of = |row| query(p, variant, s, slots.stage, row);
                 let seen = |row| seen(p, s, slots.stage, row);
-                let factor = |row| match C::SCALED && V::TRANSFORMS_LOGITS {
-                    true => factors(p, s, slots.stage, row)[0],
-                    false => 1.0,
-                };
                 // Opaque: otherwise rows occupy registers in the main loop.
                 let mut row = [first_row];
                 wgmma::fence_operand(&mut row);
                 let row = row[0] + warp::lane_id() / 4;
                 let rows = [row, row + 8];
                 if mode.positional {
-                    finish_logits::<C, V, true, S>(
-                        &mut logits,
-                        variant,
-                        mask,
-                        rows,
-                        of,
-                        seen,
-                        factor,
-                    );
+                    finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
                     if p.attention.ancestors != 0 {
                         let column = (warp::lane_id() % 4 * 2) as i32;
                         hide_other_branches(
@@ -249,75 +210,12 @@ pub(super) unsafe fn consume<
                         );
                     }
                 } else {
-                    finish_logits::<C, V, false, S>(
-                        &mut logits,
-                        variant,
-                        mask,
-                        rows,
-                        of,
-                        seen,
-                        factor,
-                    );
+                    finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
                 }
             }
-            if !C::SCALED {
-                mbarrier::arrive(s.keys_free(k.stage));
-                k.advance();
-            }
+            mbarrier::arrive(s.keys_free(k.stage));
+            k.advance();
         };
-    }
-    macro_rules! rescale {
-        () => {
-            if C::BY_TOKEN {
-                rows.rescale::<V, S>(&of_values(&logits, s.shape.keys, scales_at), [1.0; 2])
-            } else {
-                rows.rescale::<V, S>(&logits, scale_of)
-            }
-        };
-    }
-    macro_rules! weigh {
-        () => {
-            if C::BY_TOKEN {
-                let values = scales_at + s.shape.keys * 4;
-                let of_group = |group| value_scales(values, group);
-                rows.weigh_times::<S, P>(&logits, &mut weights, of_group, C::Product::pack);
-            } else {
-                rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
-            }
-        };
-    }
-    macro_rules! values_product {
-        ($values:expr) => {
-            if C::SCALED {
-                weights_values_by_slabs::<C::Product, O, P>(&mut o, &weights, $values, slabs);
-            } else {
-                weights_values::<C::Product, O, P>(&mut o, &weights, $values, slabs);
-            }
-        };
-    }
-    // Waits for the keys, or values, of the next block.
-    macro_rules! await_keys {
-        () => {{
-            let (full, parity) = match C::SCALED {
-                true => (s.converted_full(false), k.parity),
-                false => (s.keys_full(k.stage), k.parity),
-            };
-            mbarrier::wait(full, parity);
-            if C::SCALED {
-                s.converted(false)
-            } else {
-                s.keys(k.stage)
-            }
-        }};
-    }
-    macro_rules! await_values {
-        () => {{
-            let (full, parity) = match C::SCALED {
-                true => (s.converted_full(true), v.parity),
-                false => (s.values_full(v.stage), v.parity),
-            };
-            mbarrier::wait(full, parity);
-        }};
     }
 
     // SAFETY: whole warpgroups; the full and free barriers order every access to a stage.
@@ -328,14 +226,13 @@ pub(super) unsafe fn consume<
             return;
         }
         let mut work = Work::open(s, slots.stage, consumer);
-        scale_of = scales(slots.stage);
-        let keys = await_keys!();
-        queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
+        mbarrier::wait(s.keys_full(k.stage), k.parity);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
-        rescale!();
-        weigh!();
+        rows.rescale::<V, S>(&logits, [scale; 2]);
+        rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         loop {
             work.left -= 1;
             // P·V of a unit's last block is issued together with the next unit's first Q·Kᵀ.
@@ -349,16 +246,12 @@ pub(super) unsafe fn consume<
                     break;
                 }
                 work = Work::open(s, slots.stage, consumer);
-                scale_of = scales(slots.stage);
             }
-            let values = match C::SCALED {
-                true => s.converted(true),
-                false => uniform(s.values(v.stage)),
-            };
-            let keys = await_keys!();
-            queries_keys::<C::Product, S>(&mut logits, work.queries, keys, DIM, slab, slabs);
-            await_values!();
-            values_product!(values);
+            let values = uniform(s.values(v.stage));
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            weights_values::<T, O, P>(&mut o, &weights, values, slabs);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             finish_keys!();
@@ -366,19 +259,14 @@ pub(super) unsafe fn consume<
             if turn {
                 rows = Rows::begin::<V>();
             }
-            let (grew, factors) = rescale!();
+            let (grew, factors) = rows.rescale::<V, S>(&logits, [scale; 2]);
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
-            if C::SCALED {
-                release!(s.converted_free(true));
-                v.parity ^= 1;
-            } else {
-                release!(s.values_free(v.stage));
-                v.advance();
-            }
+            release!(s.values_free(v.stage));
+            v.advance();
             if turn {
-                finish.unit::<C::Query, V, PER_LANE, O>(done, &o, &ended);
+                finish.unit::<T, V, PER_LANE, O>(done, &o, &ended);
                 o = [0.0; O];
             } else if grew {
                 let mut i = 0;
@@ -387,17 +275,12 @@ pub(super) unsafe fn consume<
                     i += 1;
                 }
             }
-            weigh!();
+            rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         }
-        await_values!();
-        let values = if C::SCALED {
-            s.converted(true)
-        } else {
-            s.values(v.stage)
-        };
-        values_product!(values);
+        mbarrier::wait(s.values_full(v.stage), v.parity);
+        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish.unit::<C::Query, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
+        finish.unit::<T, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
     }
 }

@@ -25,6 +25,8 @@ mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
+mod mainloop_8;
+#[cfg(target_arch = "nvptx64")]
 mod roles;
 #[cfg(target_arch = "nvptx64")]
 mod runs;

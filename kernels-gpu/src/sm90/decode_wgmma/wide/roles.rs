@@ -6,7 +6,7 @@ use super::{
     Shape,
     convert::convert,
     load::{gather, load},
-    mainloop::consume,
+    mainloop, mainloop_8,
     shared::{Shared, help_gather},
 };
 use crate::{
@@ -75,7 +75,11 @@ pub unsafe fn run<
             if PRODUCES < 128 {
                 setmaxnreg::increase::<COMPUTES>();
             }
-            consume::<C, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
+            if C::SCALED {
+                mainloop_8::consume::<C, V, DIM, PER_LANE, S, P, O>(p, variant, s);
+            } else {
+                mainloop::consume::<C::Product, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
+            }
             // A grid that waits for the end of this one also relies on the end of the grid before it.
             griddep::wait();
         }

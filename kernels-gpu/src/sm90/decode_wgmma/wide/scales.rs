@@ -25,6 +25,16 @@ pub(super) unsafe fn multiply<const S: usize>(
     }
 }
 
+/// Multiplies a block's products by their rows' factors.
+#[inline(always)]
+pub(super) fn multiply_rows<const S: usize>(logits: &mut [f32; S], of_rows: [f32; 2]) {
+    let mut i = 0;
+    while i < S {
+        logits[i] *= of_rows[i / 2 % 2];
+        i += 1;
+    }
+}
+
 /// The first of this thread's two columns of each group of 8.
 #[inline(always)]
 fn column(group: usize) -> u32 {
