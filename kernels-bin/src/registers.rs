@@ -55,8 +55,8 @@ impl<'a> Last<'a> {
 }
 
 /// Replaces the numbers of all registers.
-fn rewritten<'a>(
-    text: &'a [u8],
+fn rewritten(
+    text: &[u8],
     relative: bool,
     mut write: impl FnMut(&mut i64, i64, &mut Vec<u8>) -> Option<()>,
 ) -> Option<Vec<u8>> {

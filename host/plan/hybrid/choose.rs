@@ -52,7 +52,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
     // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
     let shares = fused.clone().any(|(tiles, config)| {
-        config.shares_sms() && tiles.as_ref().is_some_and(|tiles| fits(tiles))
+        config.shares_sms() && tiles.as_ref().is_some_and(&fits)
     });
     let fused = fused.map(|(tiles, config)| {
         let wanted = if config.by_tickets {

@@ -249,6 +249,7 @@ pub(super) const BARRIERS: u32 = 10;
 /// Registers of a thread: at launch, then of producers and of consumers.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 /// The same with 8-bit keys, whose fragments are in registers.
+#[cfg(target_arch = "nvptx64")]
 pub const REGISTERS_8: [u32; 3] = [64, 32, 96];
 
 /// Bytes of the weights of two blocks, a unit's output state, numbers that the warps exchange, the factors of two
