@@ -1,7 +1,9 @@
 //! Tiles of 64 rows on 8-bit keys, also where the planner would choose others.
 
+use std::cell::Cell;
+
 use super::*;
-use tandem_attn::plan::Tile;
+use tandem_attn::{abi::WorkItem, plan::Tile};
 
 /// The tile of a head dimension.
 const TILES: [(u32, Tile); 3] = [(64, TILE), (128, TILE), (256, TILE)];
@@ -33,4 +35,54 @@ fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
             }
         })
         .unwrap();
+}
+
+/// Requests with a common prefix, as the planner joins their rows in tiles of 64. With a `decode_tile` it joins none.
+#[test]
+fn joint_tiles_on_8_bit_pages_are_the_reference() {
+    let Some(gpu) = gpu("joint_tiles_on_8_bit_pages_are_the_reference") else {
+        return;
+    };
+    let prefix = (100..700_u32, Just(0_usize), 1..=2_u32);
+    let own = prop_oneof![2 => 0..12_u32, 2 => 1..70_u32, 1 => 120..200_u32];
+    let others = prop::collection::vec((own, 4..90_usize, 1..=2_u32), 2..20);
+    let page = prop_oneof![3 => Just(16_u32), 2 => Just(8), 1 => Just(24), 1 => Just(64)];
+    let heads = (1..3_u32, 1..9_u32);
+    let joint = Cell::new(0);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(100));
+    runner
+        .run(
+            &(case(1, 4), prefix, others, page, heads),
+            |(mut case, prefix, others, page, (kv_heads, group))| {
+                let variant = case.spec.variant;
+                let (dim, _) = TILES[case.seed as usize / 32 % TILES.len()];
+                case.spec = Spec::new(kv_heads * group, kv_heads, dim);
+                case.spec.variant = variant;
+                case.spec.variant.sinks = case.seed % 4 == 1;
+                if case.seed % 3 > 0 {
+                    case.spec.variant.window_left = None;
+                }
+                case.options.split = SplitMode::Makespan;
+                let requests = [&[prefix][..], &others].concat();
+                case.batch = prefixed(&requests, page, case.seed % 2 == 0, case.seed);
+                let dtype = match case.seed / 64 % 2 {
+                    0 => check::<f16, F8E4M3>(gpu, &case).map(|()| Dtype::F16)?,
+                    _ => check::<bf16, F8E4M3>(gpu, &case).map(|()| Dtype::BF16)?,
+                };
+                let spec = case.spec.with_dtype(dtype).with_kv_dtype(Dtype::F8E4M3);
+                let plan = Planner::new().plan(&spec, &case.batch, &gpu.device(), &case.options);
+                let plan = plan.expect("the case can be planned");
+                let is_joint = |group: &TileGroup| {
+                    let items = group.items.start as usize..group.items.end as usize;
+                    group.tile.m == 64 && plan.items[items].iter().any(WorkItem::is_joint)
+                };
+                joint.set(joint.get() + u32::from(plan.groups.iter().any(is_joint)));
+                Ok(())
+            },
+        )
+        .unwrap();
+    assert!(
+        joint.get() > 0 || cases(100).cases < 50,
+        "no rows were joined"
+    );
 }
