@@ -51,9 +51,9 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .clone()
         .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
     // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
-    let shares = fused.clone().any(|(tiles, config)| {
-        config.shares_sms() && tiles.as_ref().is_some_and(&fits)
-    });
+    let shares = fused
+        .clone()
+        .any(|(tiles, config)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
     let fused = fused.map(|(tiles, config)| {
         let wanted = if config.by_tickets {
             by_tickets || !two_kernels
