@@ -329,7 +329,7 @@ mod tests {
             ("h200", llama, 4, "4 tokens"),
             ("h200", Spec::new(32, 8, 80), 16, "80"),
             ("h200", Spec::new(32, 8, 512), 16, "512"),
-            ("h200", Spec::new(32, 1, 128), 16, "32"),
+            ("h200", Spec::new(80, 1, 128), 16, "80"),
         ] {
             let [auto, plain, scaled] = on(device, &spec, page_size);
             auto.unwrap_or_else(|error| panic!("{spec:?}: {error}"));
@@ -344,6 +344,10 @@ mod tests {
                     assert!(text.contains(part), "{part} is not in: {text}");
                 }
             }
+        }
+        for group in [32, 64] {
+            let [_, plain, scaled] = on("h200", &Spec::new(group, 1, 128), 16);
+            assert!(plain.is_ok() && scaled.is_ok(), "{group} heads fit a tile");
         }
         // Kernels with scales of each token have no soft cap.
         let mut capped = llama;
