@@ -38,7 +38,8 @@ pub(super) struct GroupLaunch {
     pub(super) kv_heads_together: u32,
     /// Pages that it converts, as a range of the launch plan's converted pages.
     pub(super) converted: Range<u32>,
-    /// Whether few rows of queries see each key of these pages, as many as they are. A launch before it then converts them.
+    /// Whether a launch before it converts these pages: few rows of queries see each key. How many are few depends on the number
+    /// of keys.
     pub(super) few_rows: bool,
 }
 

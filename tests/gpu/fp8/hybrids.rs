@@ -45,9 +45,7 @@ fn hybrids_of_8_bit_pages_are_the_reference() {
             &(case(1, 4), requests),
             |(mut case, (page, chunks, decodes))| {
                 let (kv_heads, group) = (case.spec.kv_heads, case.spec.group().min(8));
-                let variant = case.spec.variant;
-                case.spec = Spec::new(kv_heads * group, kv_heads, 128);
-                case.spec.variant = variant;
+                case.set_heads(Spec::new(kv_heads * group, kv_heads, 128));
                 case.spec.variant.soft_cap = None;
                 if case.seed % 5 > 0 {
                     case.layout = KvLayout::Nhd;

@@ -43,6 +43,23 @@ struct Case {
     seed: u64,
 }
 
+impl Case {
+    /// Gives it other heads; the variant stays.
+    fn set_heads(&mut self, spec: Spec) {
+        let variant = self.spec.variant;
+        self.spec = spec;
+        self.spec.variant = variant;
+    }
+
+    /// Gives two of five causal batches token trees.
+    fn add_ancestors(&mut self) {
+        if self.spec.variant.causal && self.seed % 5 < 2 {
+            let ancestors = ancestors(&self.batch, self.seed);
+            self.batch = self.batch.clone().with_ancestors(ancestors);
+        }
+    }
+}
+
 /// Requests of at most so many queries, scales up to a granularity.
 fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
     let heads = (1..5_u32, 1..17_u32);
@@ -498,9 +515,7 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
     runner
         .run(&(case(4, 4), groups), |(mut case, group)| {
             let kv_heads = 2 * gpu.multiprocessors();
-            let variant = case.spec.variant;
-            case.spec = Spec::new(kv_heads * group, kv_heads, 64);
-            case.spec.variant = variant;
+            case.set_heads(Spec::new(kv_heads * group, kv_heads, 64));
             case.layout = KvLayout::Nhd;
             match case.seed % 3 {
                 0 => check::<f16, F8E4M3>(gpu, &case),
@@ -519,17 +534,10 @@ fn prefill_in_8_bits_is_f64_of_the_same_operands() {
     let mut runner = proptest::test_runner::TestRunner::new(cases(100));
     runner
         .run(&case(700, 3), |mut case| {
-            let variant = case.spec.variant;
-            case.spec =
-                Spec::new(case.spec.q_heads, case.spec.kv_heads, 128).with_compute(Compute::F8);
-            case.spec.variant = variant;
+            let spec = Spec::new(case.spec.q_heads, case.spec.kv_heads, 128);
+            case.set_heads(spec.with_compute(Compute::F8));
             case.spec.variant.sinks = case.seed % 4 == 1;
-            if variant.causal && case.seed % 5 < 2 {
-                case.batch = case
-                    .batch
-                    .clone()
-                    .with_ancestors(ancestors(&case.batch, case.seed));
-            }
+            case.add_ancestors();
             match case.seed % 3 {
                 0 => check::<f16, F8E4M3>(gpu, &case),
                 _ => check::<bf16, F8E4M3>(gpu, &case),

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use super::*;
 use tandem_attn::{abi::WorkItem, plan::Tile};
 
-/// The tile of a head dimension.
-const TILES: [(u32, Tile); 3] = [(64, TILE), (128, TILE), (256, TILE)];
+/// The head dimensions of these kernels.
+const DIMS: [u32; 3] = [64, 128, 256];
 const TILE: Tile = Tile { m: 64, n: 64 };
 
 #[test]
@@ -17,18 +17,11 @@ fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
     let mut runner = proptest::test_runner::TestRunner::new(cases(200));
     runner
         .run(&case(8, 4), |mut case| {
-            let (dim, tile) = TILES[case.seed as usize / 32 % TILES.len()];
-            let variant = case.spec.variant;
-            case.spec = Spec::new(case.spec.q_heads, case.spec.kv_heads, dim);
-            case.spec.variant = variant;
+            let dim = DIMS[case.seed as usize / 32 % DIMS.len()];
+            case.set_heads(Spec::new(case.spec.q_heads, case.spec.kv_heads, dim));
             case.spec.variant.sinks = case.seed % 4 == 1;
-            if variant.causal && case.seed % 5 < 2 {
-                case.batch = case
-                    .batch
-                    .clone()
-                    .with_ancestors(ancestors(&case.batch, case.seed));
-            }
-            case.options = case.options.with_decode_tile(Some(tile));
+            case.add_ancestors();
+            case.options = case.options.with_decode_tile(Some(TILE));
             match case.seed / 64 % 2 {
                 0 => check::<f16, F8E4M3>(gpu, &case),
                 _ => check::<bf16, F8E4M3>(gpu, &case),
@@ -54,10 +47,8 @@ fn joint_tiles_on_8_bit_pages_are_the_reference() {
         .run(
             &(case(1, 4), prefix, others, page, heads),
             |(mut case, prefix, others, page, (kv_heads, group))| {
-                let variant = case.spec.variant;
-                let (dim, _) = TILES[case.seed as usize / 32 % TILES.len()];
-                case.spec = Spec::new(kv_heads * group, kv_heads, dim);
-                case.spec.variant = variant;
+                let dim = DIMS[case.seed as usize / 32 % DIMS.len()];
+                case.set_heads(Spec::new(kv_heads * group, kv_heads, dim));
                 case.spec.variant.sinks = case.seed % 4 == 1;
                 if case.seed % 3 > 0 {
                     case.spec.variant.window_left = None;
