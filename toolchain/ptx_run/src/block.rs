@@ -1,11 +1,15 @@
 //! A block: its shared memory, barriers, and asynchronous operations.
 
-use std::{cell::RefCell, collections::VecDeque, rc::Rc};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    rc::Rc,
+};
 
 use crate::{
     clock::{Shared, join},
     memory::Bytes,
-    shadow::Layout,
+    shadow::{Layout, Record},
     tensor_map::TensorMap,
     warp::{FenceMark, Warp},
 };
@@ -182,6 +186,8 @@ pub struct Block {
     /// `cp.async` copies of each lane, in program order.
     pub lane_copies: Vec<VecDeque<Pending>>,
     pub fences: Vec<Vec<FenceMark>>,
+    /// For each four bytes of shared memory, reads by loads that were in flight when their threads arrived at an mbarrier.
+    pub late_reads: HashMap<usize, Vec<Record>>,
     /// Registers that no warp holds.
     pub pool: i64,
     pub live_warps: u32,

@@ -91,6 +91,19 @@ pub enum Fault {
         /// The instruction and threads that wrote.
         before: Box<Place>,
     },
+    /// A copy overwrites bytes that a load may not have read yet.
+    #[error(
+        "{access} at {address}, which may not be read yet: the thread arrived at an mbarrier before it used what it \
+         loaded, without a proxy fence: {before}"
+    )]
+    LoadInFlight {
+        /// Space and address.
+        address: String,
+        /// The access of this instruction.
+        access: &'static str,
+        /// The load.
+        before: Box<Place>,
+    },
     /// The previous launch may still run.
     #[error(
         "{access} at {address} without griddepcontrol.wait; the launch before touched it: {before}"

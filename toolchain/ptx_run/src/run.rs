@@ -1,6 +1,10 @@
 //! Runs launches: decides which warp runs when and which copy completes when.
 
-use std::{cell::RefCell, collections::VecDeque, rc::Rc};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    rc::Rc,
+};
 
 use crate::{
     Memory, Module, Report,
@@ -413,6 +417,7 @@ impl Grid<'_> {
             pending: Vec::new(),
             lane_copies: vec![VecDeque::new(); warps * LANES],
             fences: vec![Vec::new(); warps],
+            late_reads: HashMap::new(),
             pool: 0,
             live_warps: warps as u32,
             sm: id % self.run.multiprocessors,

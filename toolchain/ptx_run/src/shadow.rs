@@ -152,6 +152,8 @@ impl Layout {
 pub enum Conflict {
     /// The two accesses are not ordered.
     Race { before: Record, before_wrote: bool },
+    /// The earlier access is a load that may not have read yet.
+    LoadInFlight { before: Record },
     /// They are ordered, but without a proxy fence in between.
     NoProxyFence { before: Record },
     /// The thread has not waited for the previous launch.
@@ -160,7 +162,7 @@ pub enum Conflict {
 
 impl Accessor<'_> {
     /// Whether the thread knows that the recorded access is complete.
-    fn is_ordered(&self, record: &Record) -> bool {
+    pub fn is_ordered(&self, record: &Record) -> bool {
         let (block, agent) = (record.block(), record.agent());
         let mut members = record.members;
         if record.who >> 16 == self.warp >> 16 {

@@ -18,14 +18,25 @@ pub const ALL: u32 = u32::MAX;
 pub struct Meta {
     /// Lanes in which it has a value.
     pub valid: u32,
-    /// The group of products that writes it; 0 if none.
+    /// The group of products that writes it; 0 if none. With [`LOADING`] the instruction of a load that nobody has waited for.
     pub product: u32,
     /// The group of products that reads it as A; 0 if none.
     pub read_by: u32,
-    /// Lanes in which it has a value when that product is done.
+    /// Lanes in which it has a value when that product or load is done.
     pub then: u32,
     /// Number of `wgmma.fence`s before it was computed; 0 for a constant or a product.
     pub born: u32,
+}
+
+/// In [`Meta::product`]: the register belongs to a load from shared memory, and no instruction has used it since.
+pub const LOADING: u32 = 1 << 31;
+
+/// A load from shared memory whose registers no instruction has used. It may still read.
+#[derive(Clone, Debug)]
+pub struct Load {
+    pub instruction: usize,
+    /// Lane, offset and length of each read.
+    pub reads: Vec<(usize, u32, usize)>,
 }
 
 /// Lanes that run together.
@@ -135,6 +146,8 @@ pub struct Warp {
     pub fenced_products: bool,
     pub copies: [Groups; LANES],
     pub bulk: [Groups; LANES],
+    /// Loads that may still read, the last of each instruction.
+    pub loads: Vec<Load>,
     /// Number of registers of a thread.
     pub registers: u32,
 }
@@ -182,6 +195,7 @@ impl Warp {
                 open: 1,
                 ..Groups::default()
             }),
+            loads: Vec::new(),
             registers: 0,
         };
         let empty = Shared::default();
@@ -216,7 +230,8 @@ impl Warp {
         &self.l[row as usize]
     }
 
-    /// Lanes in which the word has a value. Faults if it belongs to a product that may still run.
+    /// Lanes in which the word has a value, for an instruction that uses it: waits for the load that writes it. Faults if
+    /// it belongs to a product that may still run.
     #[inline]
     pub fn valid(&mut self, row: Row, mask: u32) -> Step<u32> {
         let meta = &self.w_meta[row as usize];
@@ -231,6 +246,13 @@ impl Warp {
         let meta = &mut self.w_meta[row as usize];
         if meta.product == 0 {
             return Ok(meta.valid);
+        }
+        if meta.product & LOADING != 0 {
+            let instruction = (meta.product & !LOADING) as usize;
+            (meta.product, meta.valid) = (0, meta.then);
+            // A load writes all of its registers at once.
+            self.loads.retain(|load| load.instruction != instruction);
+            return Ok(self.w_meta[row as usize].valid);
         }
         if meta.product <= self.products_done {
             (meta.product, meta.valid) = (0, meta.then);
@@ -289,6 +311,19 @@ impl Warp {
             }
         }
         Ok(())
+    }
+
+    /// Notes that a load has begun, which has set these words.
+    pub fn begin_load(&mut self, load: Load, rows: &[Row]) {
+        for &row in rows {
+            let meta = &mut self.w_meta[row as usize];
+            (meta.product, meta.valid, meta.then) =
+                (LOADING | load.instruction as u32, 0, meta.valid);
+        }
+        // Of two loads of the same bytes, only the later one's registers matter.
+        self.loads
+            .retain(|old| old.instruction != load.instruction && old.reads != load.reads);
+        self.loads.push(load);
     }
 
     /// Copies a word together with what is known of it.

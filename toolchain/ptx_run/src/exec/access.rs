@@ -6,10 +6,10 @@ use crate::{
     clock::{Clock, MEMBERS},
     decode::{CONSTANT_BASE, PARAM_BASE, SHARED_BASE},
     memory::Bytes,
-    op::{Address, Space},
+    op::{Address, Row, Space},
     report::{Fault, Step},
     shadow::{Accessor, Conflict, GRANULE, Record, bytes_of},
-    warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
+    warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Load, Warp, members},
 };
 
 /// The location of an address.
@@ -168,6 +168,51 @@ impl Run<'_> {
         }
     }
 
+    /// Notes a load of words, if it is from shared memory, with the address and lane of each read.
+    pub fn note_load(
+        &self,
+        warp: &mut Warp,
+        places: impl Iterator<Item = (At, usize)>,
+        len: usize,
+        rows: &[Row],
+    ) {
+        let read = |(at, lane)| match at {
+            At::Shared(offset) => Some((lane, offset, len)),
+            _ => None,
+        };
+        let reads: Vec<_> = places.filter_map(read).collect();
+        if !reads.is_empty() {
+            let instruction = self.pc;
+            warp.begin_load(Load { instruction, reads }, rows);
+        }
+    }
+
+    /// Lanes have arrived at an mbarrier. What they loaded from shared memory and have not used since may be read after that.
+    pub fn arrive_before_loads(&self, block: &mut Block, warp: &Warp, lanes: u32) {
+        for load in &warp.loads {
+            let record = Record::new(
+                block.id,
+                warp.index,
+                warp.time,
+                load.instruction,
+                self.launch,
+            );
+            for &(lane, offset, len) in &load.reads {
+                if lanes >> lane & 1 == 0 {
+                    continue;
+                }
+                let mut record = record;
+                record.members = 1 << lane;
+                let offset = offset as usize;
+                for granule in offset / GRANULE..(offset + len).div_ceil(GRANULE) {
+                    let reads = block.late_reads.entry(granule).or_default();
+                    reads.retain(|old| (old.who, old.members) != (record.who, record.members));
+                    reads.push(record);
+                }
+            }
+        }
+    }
+
     /// Checks an access for conflicts and records it.
     pub fn touch(&mut self, block: &mut Block, warp: &Warp, touch: Touch) -> Step {
         let conflict = self.conflict(block, warp, &touch)?;
@@ -191,6 +236,11 @@ impl Run<'_> {
                 before: Box::new(self.place_of(&before)),
             },
             Conflict::NoProxyFence { before } => Fault::NoProxyFence {
+                address,
+                access,
+                before: Box::new(self.place_of(&before)),
+            },
+            Conflict::LoadInFlight { before } => Fault::LoadInFlight {
                 address,
                 access,
                 before: Box::new(self.place_of(&before)),
@@ -256,6 +306,14 @@ impl Run<'_> {
             waited: !overlaps || clock.get(self.blocks, 0) != 0,
             fenced: touch.asynchronous.then_some(&fenced),
         };
+        if touch.asynchronous
+            && touch.write
+            && let At::Shared(offset) = touch.at
+            && let Some(late) = late_read(block, &by, offset as usize, len)
+        {
+            block.fences = fences;
+            return Ok(Some(late));
+        }
         let found = match self.bytes(block, touch.at, len) {
             Ok((bytes, at)) => {
                 let granules = at / GRANULE..(at + len).div_ceil(GRANULE);
@@ -356,6 +414,24 @@ impl Run<'_> {
         self.progress += u64::from(!touch.same_value);
         Ok(())
     }
+}
+
+/// A read of these bytes of shared memory that a load in flight may not have done when the thread writes them. Forgets those
+/// that are done.
+fn late_read(
+    block: &mut Block,
+    by: &Accessor<'_>,
+    offset: usize,
+    len: usize,
+) -> Option<(Conflict, usize)> {
+    if block.late_reads.is_empty() {
+        return None;
+    }
+    (offset / GRANULE..(offset + len).div_ceil(GRANULE)).find_map(|granule| {
+        let reads = block.late_reads.remove(&granule)?;
+        let before = reads.into_iter().find(|read| !by.is_ordered(read))?;
+        Some((Conflict::LoadInFlight { before }, granule))
+    })
 }
 
 /// Whether a proxy fence that the thread knows of followed a generic write.

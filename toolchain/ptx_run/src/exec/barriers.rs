@@ -53,6 +53,7 @@ impl Run<'_> {
                 warp.cluster_phase = None;
             }
             Op::Fence => {
+                warp.loads.clear();
                 for lane in members(mask) {
                     if let Some(found) = warp.found[lane].take() {
                         warp.learn(1 << lane, &found);
@@ -71,6 +72,7 @@ impl Run<'_> {
                     0
                 } | if *global { FENCE_GLOBAL } else { 0 };
                 mark(block, warp, mask, kinds);
+                warp.loads.clear();
             }
             Op::FenceBarrierInit => mark(block, warp, mask, FENCE_BARRIER),
             Op::SetMaxRegisters {
@@ -127,6 +129,7 @@ impl Run<'_> {
                     let clock = warp.publish(block.id, lanes);
                     self.arrive(block, here, arrivals, &clock)?;
                 }
+                self.arrive_before_loads(block, warp, mask);
             }
             Op::BarrierExpect { address, bytes } => {
                 for (lane, address) in self.barrier_addresses(warp, mask, address)? {

@@ -18,7 +18,7 @@ use crate::{
     report::{Fault, Step},
     shadow::Record,
     timeline::{Beside, Flight, product_steps},
-    warp::{ALL, Wait, Warp},
+    warp::{ALL, LOADING, Wait, Warp},
 };
 
 /// The values of all e4m3 floats in a table, because a product needs thousands.
@@ -129,6 +129,8 @@ impl Run<'_> {
                     });
                     warp.set_word(row, mask, &out, valid)?;
                 }
+                let lines = (0..8 * d.len()).map(|lane| (places[lane], lane));
+                self.note_load(warp, lines, 16, d);
             }
             Op::StoreMatrix {
                 transposed,
@@ -334,6 +336,9 @@ impl Run<'_> {
             }
         }
         for (at, &row) in product.d.iter().enumerate() {
+            if adds && warp.w_meta[row as usize].product & LOADING != 0 {
+                warp.valid(row, ALL)?;
+            }
             let meta = warp.w_meta[row as usize];
             let mut valid = ALL;
             if adds {

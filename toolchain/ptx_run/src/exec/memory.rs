@@ -78,6 +78,9 @@ impl Run<'_> {
                         warp.set_word(row, mask, &words[element], valid[element])?;
                     }
                 }
+                if !*long {
+                    self.note_load(warp, members(mask).map(|lane| (places[lane], lane)), len, d);
+                }
             }
             Op::Store {
                 space,

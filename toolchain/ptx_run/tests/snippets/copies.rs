@@ -134,6 +134,54 @@ fn a_bulk_copy_that_is_used_wrongly() {
     );
 }
 
+/// All threads read a copied block and arrive, and thread 0 copies over it. A thread must wait for its load before it arrives,
+/// by using what it loaded or by a proxy fence: the arrival may overtake the load, and the copy, too. On an H200 that several
+/// processes shared, values were overwritten before they were read.
+#[test]
+fn a_copy_waits_for_loads_in_flight() {
+    let used = bulk().replace(
+        "fence.mbarrier_init",
+        "mbarrier.init.shared::cta.b64 [%r2+8], 64;\nfence.mbarrier_init",
+    ) + "
+    add.s32 %r11, %r10, 1;
+    mbarrier.arrive.shared::cta.b64 _, [%r2+8];
+    @%p1 bra AGAIN;
+ALL: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2+8], 0; @!%p2 bra ALL;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd1], %r4, [%r2];
+AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra AGAIN;
+";
+    let numbers: Vec<u32> = (0..64).map(|lane| lane + 7).collect();
+    let sums: Vec<u32> = numbers.iter().map(|number| number + 1).collect();
+    let store = STORE.replace("%r10", "%r11");
+    assert_eq!(words(64, &format!("{used}{store}"), &numbers), sums);
+
+    let later = used.replace("add.s32 %r11, %r10, 1;", "") + "add.s32 %r11, %r10, 1;\n";
+    assert_fault!(64, &later, Fault::LoadInFlight { .. }, "cp.async.bulk");
+    let moved = later.replace(
+        "mbarrier.arrive.shared",
+        "mov.b32 %r12, %r10;\nmbarrier.arrive.shared",
+    );
+    assert_fault!(64, &moved, Fault::LoadInFlight { .. }, "cp.async.bulk");
+
+    let fenced = later.replace(
+        "mbarrier.arrive.shared",
+        "fence.proxy.async.shared::cta;\nmbarrier.arrive.shared",
+    );
+    assert_eq!(words(64, &format!("{fenced}{store}"), &numbers), sums);
+    // A later arrival tells of loads that an earlier one did not cover.
+    let twice = used
+        .replace(
+            "[%r2+8], 64;",
+            "[%r2+8], 64;\nmbarrier.init.shared::cta.b64 [%r2+16], 64;",
+        )
+        .replace(
+            "add.s32 %r11",
+            "mbarrier.arrive.shared::cta.b64 _, [%r2+16];\nadd.s32 %r11",
+        );
+    assert_eq!(words(64, &format!("{twice}{store}"), &numbers), sums);
+}
+
 #[test]
 fn a_phase_must_not_end_before_its_copies() {
     // Fewer bytes are expected than arrive, in two copies: the first ends the phase.
