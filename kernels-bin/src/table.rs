@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            16788841,
+            16789294,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            7574552,
+            7573528,
         )),
     },
     Module {
@@ -41,7 +41,7 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            10814481,
+            10814697,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),

@@ -268,11 +268,10 @@ impl Shape {
         16 + self.keys + self.keys * 8 * cache::by_token(self.cache) as u32
     }
 
-    /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as these are in registers. The block before
-    /// is then converted at most, which tells that the products of the one before that are done: the consumers may still
-    /// need the masks of these three.
+    /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as they are converted, which tells that the
+    /// products of the block before are done: the consumers may still need the masks of these two.
     pub(super) const fn masks(&self) -> u32 {
-        self.stages + 3 * self.converts() as u32
+        self.stages + 2 * self.converts() as u32
     }
 
     /// The mask after this one.

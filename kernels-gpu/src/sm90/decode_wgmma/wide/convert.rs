@@ -69,7 +69,8 @@ pub(super) unsafe fn convert<C: Cache, const STAGES: u32, const DIM: u32>(s: Sha
     }
 }
 
-/// Converts a block of keys, or of values, from `narrow`, as TMA loads it. Arrives at `read` once all is read.
+/// Converts a block of keys, or of values, from `narrow`, as TMA loads it. Arrives at `read` once all is
+/// converted.
 ///
 /// # Safety
 /// The converting warpgroup comes here; the block is loaded.
@@ -101,7 +102,6 @@ unsafe fn block<C: Cache, const DIM: u32>(
             vectors[i] = shared::load_u32x4(from + group(i) * (8 * DIM));
             i += 1;
         }
-        mbarrier::arrive(read);
         mbarrier::wait(s.converted_free(values), free);
         i = 0;
         while i < count {
@@ -113,6 +113,8 @@ unsafe fn block<C: Cache, const DIM: u32>(
         }
         // wgmma reads these ordinary stores through the async proxy.
         fence::proxy_async_shared();
+        // Not before: the next block may overtake loads of this one that are still in flight.
+        mbarrier::arrive(read);
         mbarrier::arrive(s.converted_full(values));
     }
 }

@@ -224,8 +224,8 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                 let arrival = if tail { s.tail(turns.stage) } else { full };
                 if lane == 0 {
                     mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
-                } else if !VALUES {
-                    // Every lane arrives, for the mask words that it wrote.
+                } else if !VALUES || s.shape.converts() && !tail {
+                    // Every lane arrives, for the mask words that it wrote or the values that it may zero.
                     mbarrier::arrive(full);
                 }
                 warp::sync_warp(WARP);
@@ -245,7 +245,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                         before.parity,
                         per_block,
                         tokens,
-                        row_bytes,
+                        s,
                     );
                 }
                 if tail {
@@ -275,7 +275,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     before.parity,
                     per_block,
                     tokens,
-                    row_bytes,
+                    s,
                 );
             }
             mbarrier::arrive(s.unit_free(slots.stage));
@@ -337,8 +337,9 @@ unsafe fn zero_tail(
     parity: u32,
     per_block: u32,
     tokens: u32,
-    row_bytes: u32,
+    s: Shared,
 ) {
+    let row_bytes = s.shape.row_bytes();
     // SAFETY: the caller's promise.
     unsafe {
         mbarrier::wait(arrived, parity);
@@ -355,7 +356,8 @@ unsafe fn zero_tail(
         }
         fence::proxy_async_shared();
         warp::sync_warp(WARP);
-        if warp::lane_id() == 0 {
+        // Converting warps read the zeros by ordinary loads, which racecheck follows lane by lane.
+        if s.shape.converts() || warp::lane_id() == 0 {
             mbarrier::arrive(tail.full);
         }
     }

@@ -190,7 +190,8 @@ impl Shared {
             } else {
                 32
             };
-            let of_stage = [(1, full), (2, 1), (if converts { 4 } else { 3 }, free)];
+            let values = if converts { 32 } else { 1 };
+            let of_stage = [(1, full), (2, values), (if converts { 4 } else { 3 }, free)];
             let of_converted = [(2, 128), (3, 32 * consumers)];
             let (stages, converted) = (BARRIERS, BARRIERS + 4 * self.shape.stages);
             let arrivals = if index < stages {

@@ -227,7 +227,7 @@ unsafe fn first_values(source: u32) -> [Values; AHEAD] {
 }
 
 /// O += P·V of a block, for the warp's columns. `ahead` holds the first steps' values; `read` is called once all values
-/// have been read.
+/// are in registers.
 ///
 /// # Safety
 /// A whole warp; keys and weights have arrived.
@@ -241,9 +241,6 @@ unsafe fn add(
 ) {
     let mut step = 0;
     while step < STEPS {
-        if step + AHEAD == STEPS {
-            read();
-        }
         // SAFETY: the caller's promise.
         unsafe {
             let weights = mma::ldmatrix_x4(weights + step as u32 * 32);
@@ -264,6 +261,8 @@ unsafe fn add(
         }
         step += 1;
     }
+    // Not before: a copy to the freed place may overtake loads from it that are still in flight.
+    read();
 }
 
 const _: () = assert!(
