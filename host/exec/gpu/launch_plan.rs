@@ -16,6 +16,7 @@ use crate::{
     Error,
     plan::{
         MergeMode, Plan, TileGroup,
+        conversion::few_rows_see_them,
         pod::{CtaSplit, PodMode, Tickets},
     },
     problem::Padding,
@@ -176,13 +177,8 @@ impl LaunchPlan {
                 let keys: u64 = pages.map(|page| u64::from(page.keys)).sum();
                 let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
                 let pairs: u64 = items.iter().map(pair).sum();
-                let many = keys * u64::from(plan.spec.kv_heads) > MANY_KEYS;
-                let few_rows = if many {
-                    FEW_ROWS_OF_MANY_KEYS
-                } else {
-                    FEW_ROWS
-                };
-                launch.few_rows = pairs * u64::from(plan.spec.group()) < few_rows * keys;
+                let pairs = pairs * u64::from(plan.spec.group());
+                launch.few_rows = few_rows_see_them(pairs, keys, plan.spec.kv_heads);
             }
         }
     }
@@ -324,17 +320,6 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let first = tokens.clone().min().unwrap_or(0);
     first..tokens.max().map_or(first, |last| last + 1)
 }
-
-/// On an H200 a prefill converts an 8-bit key of 128 elements and its value in 0.94 ns beside its products, and a launch
-/// before it in 0.18. The products of a key with a row of queries take 0.7 ps. So with fewer rows than these, the launch before
-/// it saves time.
-const FEW_ROWS: u64 = 1000;
-
-/// Keys of a launch, counted once for each KV head, beyond which converting beside the products is not hidden behind them. The consumer
-/// warps of an H200 convert 34,000 before their first product. Each SM has one warp for the others, which takes 9 µs for 64 keys or
-/// their values; with fewer rows than [`FEW_ROWS_OF_MANY_KEYS`] the products take less time than that.
-const MANY_KEYS: u64 = 80_000;
-const FEW_ROWS_OF_MANY_KEYS: u64 = 3000;
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
 /// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys

@@ -21,8 +21,9 @@ use crate::{Error, plan::pod::PodMode, problem::Spec};
 pub(super) struct Run {
     /// In launch order; merging comes last.
     pub(super) steps: Vec<Step>,
-    /// The first `first` steps run on the caller's stream, the next `aside` steps on a second stream. The rest is
-    /// launched after both.
+    /// The first `before` steps run on the caller's stream. Of those after them, `first` steps run there, too, and the next
+    /// `aside` steps on a second stream. The rest is launched after both.
+    before: usize,
     first: usize,
     aside: usize,
     /// The tensors that the steps were made for. None if there are no steps.
@@ -179,9 +180,18 @@ impl Run {
             !apart && self.steps.iter().any(concurrent) && self.steps.iter().any(Step::is_prefill);
         if overlap {
             // The prefills stay on the caller's stream and are launched first: their CTAs find every SM empty, and the
-            // CTAs of the decodes take the remaining room.
-            let turn = |step: &Step| u32::from(concurrent(step)) + 2 * u32::from(step.is_merge());
+            // CTAs of the decodes take the remaining room. What prepares their keys comes before both: beside decodes, which
+            // fill all SMs, it would end with them.
+            let turn = |step: &Step| match step.prepares_keys() {
+                true => 0,
+                false => 1 + u32::from(concurrent(step)) + 2 * u32::from(step.is_merge()),
+            };
             self.steps.sort_by_key(turn);
+            self.before = self
+                .steps
+                .iter()
+                .filter(|step| step.prepares_keys())
+                .count();
             self.aside = self.steps.iter().filter(|step| concurrent(step)).count();
             let merging = self.steps.last_mut().filter(|step| step.is_merge());
             let merges = usize::from(merging.is_some());
@@ -190,11 +200,12 @@ impl Run {
             if let Some(merge) = merging.filter(|_| !captured && !launch_plan.prefill_merges) {
                 merge.launch.overlap = gpu.overlaps();
                 self.aside += 1;
-                self.first = self.steps.len() - self.aside;
+                self.first = self.steps.len() - self.before - self.aside;
             } else {
-                self.first = self.steps.len() - self.aside - merges;
+                self.first = self.steps.len() - self.before - self.aside - merges;
             }
         } else {
+            self.before = 0;
             self.first = self.steps.len();
             self.aside = 0;
             self.chain(gpu);
@@ -251,7 +262,8 @@ impl Gpu {
         stream: Stream,
     ) -> Result<(), Error> {
         let run = &workspace.run;
-        let (first, rest) = run.steps.split_at(run.first);
+        let (before, rest) = run.steps.split_at(run.before);
+        let (first, rest) = rest.split_at(run.first);
         let (aside, behind) = rest.split_at(run.aside);
         let own = run.own.as_ptr().cast();
         let launch = |steps: &[Step], stream| {
@@ -266,6 +278,7 @@ impl Gpu {
         if aside.is_empty() {
             return launch(run.steps.as_slice(), stream);
         }
+        launch(before, stream)?;
         let (lane, done) = (workspace.lane.raw(), &workspace.done);
         // SAFETY: the caller's promises.
         unsafe {

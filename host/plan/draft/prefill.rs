@@ -21,6 +21,12 @@ impl PartInput<'_> {
         row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
+    /// Keys of the requests that prefill kernels run.
+    pub fn prefill_keys(&self) -> u64 {
+        let keys = |(row_block, _)| u64::from(self.part.kv_len(row_block));
+        self.contiguous().map(keys).sum()
+    }
+
     /// Counts the tiles of prefills, for forecasts. `add` is called for each group of similar tiles with their index in
     /// [`TileTable::prefills`], their number of units, and the keys of one unit. Fixed splits are counted as they are
     /// cut. In other modes, tiles are counted whole.

@@ -5,11 +5,12 @@ use kernels_gpu::registry::KernelInfo;
 use super::forecast::PrefillLoad;
 use crate::{
     plan::{
+        conversion::{few_rows_see_them, prepared_ns},
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
-    problem::Spec,
+    problem::{Compute, Spec},
 };
 
 /// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone. [`tickets`] sets the tickets
@@ -66,10 +67,11 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let prefill = load(&model.tiles, slowdown);
     let alone_ns = decode_ns * decode_alone(input, decodes);
-    let (forecast, choice) =
+    let (mut forecast, choice) =
         device
             .pod
             .forecast(device.sms, &prefill, fused, [decode_ns, alone_ns]);
+    forecast.begin_after(converted_ns(input, options));
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
         PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
@@ -91,6 +93,26 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         tickets: Tickets::default(),
         ctas,
         forecast,
+    }
+}
+
+/// Time of the launch that converts the keys of prefills before all else, in nanoseconds.
+fn converted_ns(input: &BatchInput<'_>, options: &PlanOptions) -> f64 {
+    let Model { spec, tiles, .. } = input.model;
+    if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
+        return 0.0;
+    }
+    let (mut pairs, mut keys) = (0.0, 0);
+    for part in input.parts(tiles) {
+        part.contiguous_tiles(options.split, |launch, units, keys| {
+            let rows = tiles.prefills()[launch].tile.m;
+            pairs += f64::from(units) * f64::from(rows) * keys / f64::from(spec.kv_heads);
+        });
+        keys += part.prefill_keys();
+    }
+    match few_rows_see_them(pairs as u64, keys, spec.kv_heads) {
+        true => prepared_ns(keys, spec.kv_heads, spec.head_dim_qk),
+        false => 0.0,
     }
 }
 

@@ -13,7 +13,6 @@ use crate::{
         prefill::{Source, describes_values},
         steps::{Extras, Parameters, Step},
     },
-    plan::pod::PodMode,
     problem::{Compute, Padding, Spec},
 };
 
@@ -147,13 +146,11 @@ impl Making<'_> {
         }
     }
 
-    /// Whether a launch before a prefill widens its 8-bit keys because few rows of queries see each of them. Beside decodes, the
-    /// prefill has time to convert them. A captured graph has the same launches for all plans.
+    /// Whether a launch before a prefill widens its 8-bit keys because few rows of queries see each of them. A captured graph
+    /// has the same launches for all plans.
     fn widens(&self, launch: &GroupLaunch) -> bool {
         let spec = &self.workspace.spec;
-        let alone = self.workspace.launch_plan.pod == PodMode::Serial;
         launch.few_rows
-            && alone
             && !self.workspace.captured()
             && spec.rotary.is_none()
             && spec.compute == Compute::F16

@@ -215,6 +215,11 @@ impl Step {
         )
     }
 
+    /// Whether it prepares keys for a prefill.
+    pub(super) const fn prepares_keys(&self) -> bool {
+        matches!(self.parameters, Parameters::Widen(_) | Parameters::Turn(_))
+    }
+
     pub(super) const fn is_merge(&self) -> bool {
         matches!(self.parameters, Parameters::Merge(_))
     }
