@@ -119,10 +119,10 @@ impl PrefillLoad {
     }
 
     /// The same beside decodes, with which prefills take `slower` times as long. Prefills are not cut if the decodes
-    /// fill the device for longer.
+    /// fill the device for longer, nor into more pieces than two for each CTA.
     fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> f64 {
         let whole = self.whole(ctas);
-        match whole * slower <= decode_ns {
+        match whole * slower <= decode_ns || self.tiles() > ctas {
             true => whole,
             false => self.on(ctas),
         }

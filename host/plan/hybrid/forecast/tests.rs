@@ -34,6 +34,16 @@ fn tiles_take_rounds() {
     assert!(mixed.on(132) < 55e3, "{}", mixed.on(132));
 }
 
+/// Beside decodes at most two pieces for each CTA are made, so more tiles than CTAs stay whole.
+#[test]
+fn tiles_of_more_than_a_round_are_not_cut_beside_decodes() {
+    let (few, many) = (load(50e3, 66), load(100e3, 140));
+    assert!(few.beside(0.0, 132, 1.0) < 60e3);
+    assert!(many.on(132) < 110e3);
+    let whole = many.whole(132);
+    assert!(whole > 180e3 && many.beside(0.0, 132, 1.0) == whole);
+}
+
 #[test]
 fn the_shortest_forecast_wins() {
     let (pod, sms) = h200();
