@@ -99,6 +99,10 @@ struct Room {
     page_size: u32,
     cache_type: CacheType,
     step_tokens: u32,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU reserves nothing for each request")
+    )]
     step_requests: u32,
 }
 
