@@ -123,6 +123,31 @@ pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32
     at.map(|at| at.of_row * first_pair(&at, begin).distance)
 }
 
+/// Applies [`Variant::logits`] to four logits of a row at a time.
+#[inline(always)]
+pub fn transform_fours<V: Variant, const S: usize>(
+    s: &mut [f32; S],
+    variant: &V,
+    begin: i32,
+    at: [Pair; 2],
+) {
+    const { assert!(S.is_multiple_of(8)) };
+    let at = at.map(|at| first_pair(&at, begin));
+    let mut i = 0;
+    while i < S {
+        // Those of a row are in pairs.
+        let four = [i, i + 1, i + 4, i + 5];
+        let pairs = four.map(|i| at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32));
+        let logits = variant.logits(four.map(|i| s[i]), pairs);
+        let mut k = 0;
+        while k < 4 {
+            s[four[k]] = logits[k];
+            k += 1;
+        }
+        i += if i % 4 == 2 { 6 } else { 2 };
+    }
+}
+
 /// Applies [`Variant::logit`] to each logit.
 #[inline(always)]
 pub fn transform<V: Variant, const S: usize>(

@@ -1,10 +1,11 @@
-//! Logits that are large, rise, fall, are all the same, or infinite, by the kernels of both architectures.
+//! Logits that are large, rise, fall, are all the same, or infinite, by the kernels of both architectures; and a key that
+//! is NaN.
 
 use half::{bf16, f16};
 use tandem_attn::{
     exec::gpu::{Arch, Gpu},
     plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
-    problem::{Dtype, KvLayout, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
 
@@ -85,6 +86,83 @@ fn hard_logits_are_the_reference() {
             for pod in [PodMode::Serial, PodMode::Fused] {
                 check::<bf16>(gpu, dim, arch, pod, false);
                 check::<f16>(gpu, dim, arch, pod, true);
+            }
+        }
+    }
+}
+
+/// One element of the key of one head is NaN, in the first of two prompts: rows that see it are NaN, and all others are
+/// what they are without it, bit for bit.
+fn check_nan<T: Element>(gpu: &Gpu, spec: &Spec, arch: Option<Arch>, at: u32) {
+    const PAGE: u32 = 16;
+    let (queries, keys) = ([150, 70], [150_u32, 300]);
+    let mut table = PageTable::new(PAGE, 40);
+    table.push(&(0..10).collect::<Vec<_>>(), keys[0]);
+    table.push(&(20..39).collect::<Vec<_>>(), keys[1]);
+    let case = Case {
+        spec: spec.clone().with_dtype(T::DTYPE),
+        batch: Batch::new(vec![0, queries[0], queries[0] + queries[1]], table),
+        layout: KvLayout::Nhd,
+        options: PlanOptions::default(),
+        arch,
+        sms: 132,
+        in_set: false,
+        seed: 3,
+    };
+    let (spec, batch) = (&case.spec, &case.batch);
+    let plan = case.plan(gpu);
+    let mut workspace = case.workspace(gpu, &plan);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let mut tensors = Tensors::<T, T>::random(spec, batch, case.layout, 5);
+    let mut run = |tensors: &Tensors<T, T>| {
+        OnDevice::new(spec, batch, tensors).run(gpu, &mut workspace, &stream)
+    };
+    let (out, lse) = run(&tensors);
+    let of_kv_head = 1;
+    let dim = spec.head_dim_qk as usize;
+    // Pages of the first prompt are in order.
+    let key = (at * spec.kv_heads + of_kv_head) as usize * dim;
+    tensors.parts[0].k[key + 3] = T::from_f32(f32::NAN);
+    let (with_out, with_lse) = run(&tensors);
+    let what = format!("{spec:?}, {arch:?}, key {at}");
+    for (row, (&with, &without)) in with_lse.iter().zip(&lse).enumerate() {
+        let (token, head) = (row as u32 / spec.q_heads, row as u32 % spec.q_heads);
+        let [with_out, out] = [&with_out, &out].map(|out| &out[row * dim..][..dim]);
+        let sees = token < queries[0]
+            && (at..=at + spec.variant.window_left.unwrap_or(u32::MAX - at)).contains(&token)
+            && head / (spec.q_heads / spec.kv_heads) == of_kv_head;
+        if sees {
+            let numbers = common::decode(T::DTYPE, bytemuck::cast_slice(with_out));
+            assert!(
+                f32::from_bits(with).is_nan() && numbers.iter().all(|x| x.is_nan()),
+                "{what}: token {token}, head {head} sees it"
+            );
+        } else {
+            assert!(
+                with == without && with_out == out,
+                "{what}: token {token}, head {head} does not see it"
+            );
+        }
+    }
+}
+
+#[test]
+fn nan_keys_stay_in_rows_that_see_them() {
+    let Some(gpu) = hopper("nan_keys_stay_in_rows_that_see_them") else {
+        return;
+    };
+    for dim in [64, 128, 256] {
+        let spec = Spec::new(8, 2, dim);
+        for spec in [
+            spec.clone(),
+            spec.clone().with_soft_cap(20.0),
+            spec.with_soft_cap(20.0).with_window_left(40),
+        ] {
+            for at in [96, 101, 102] {
+                check_nan::<bf16>(gpu, &spec, None, at);
+                check_nan::<f16>(gpu, &spec, None, at);
             }
         }
     }

@@ -3,7 +3,10 @@
 use core::f32::consts::LOG2_E;
 
 use super::{Pair, Variant};
-use crate::{abi::VariantParams, common::math::Real};
+use crate::{
+    abi::VariantParams,
+    common::math::{self, Real},
+};
 
 /// Softmax attention, causal and windowed as [`VariantParams`] say, with a soft cap if `CAP`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +16,8 @@ impl<const CAP: bool> Variant for Standard<CAP> {
     const TRANSFORMS_LOGITS: bool = CAP;
     /// A capped logit is a hyperbolic tangent.
     const KEEPS_UNIT: bool = CAP;
+    /// Four hyperbolic tangents share a reciprocal.
+    const MIXES_KEYS: bool = CAP;
 
     #[inline(always)]
     fn params(&self) -> &VariantParams {
@@ -42,6 +47,18 @@ impl<const CAP: bool> Variant for Standard<CAP> {
             (dot * inner).tanh()
         } else {
             dot * R::from_f32(scale_log2)
+        }
+    }
+
+    #[inline(always)]
+    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> [f32; 4] {
+        if CAP {
+            let inner = self.0.scale * math::recip(self.0.soft_cap) * (2.0 * LOG2_E);
+            // Not 0: hidden keys are −∞, and −∞ · 0 is NaN.
+            let inner = inner.max(f32::MIN_POSITIVE);
+            math::tanh_of_four(dots.map(|dot| dot * inner))
+        } else {
+            [0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]))
         }
     }
 }

@@ -126,6 +126,8 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_LOGITS: bool = false;
     /// [`Variant::logit`] still has to be multiplied by [`Variant::unit`]: kernels fold that into the exp2 at no cost.
     const KEEPS_UNIT: bool = false;
+    /// Whether a NaN among the four keys of [`Variant::logits`] may make the logits of all four NaN.
+    const MIXES_KEYS: bool = false;
     /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products. Kernels then do not call it: they
     /// fold the row's part into the offset of the exp2, at no cost.
     const LINEAR: bool = false;
@@ -173,6 +175,12 @@ pub trait Variant: Copy + Send + Sync {
     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
         let _ = at;
         dot * R::from_f32(self.params().scale_log2)
+    }
+
+    /// [`Variant::logit`] of four keys, which may share work ([`Variant::MIXES_KEYS`]).
+    #[inline(always)]
+    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> [f32; 4] {
+        [0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]))
     }
 
     /// The factor that turns a logit that [keeps its unit](Variant::KEEPS_UNIT) into base 2. By default the unit is

@@ -63,18 +63,47 @@ impl Work {
 }
 
 /// Turns accumulators of `$keys` keys into logits: applies the variant and the mask. `$scaled` says whether products
-/// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. Whole consumer warps come
-/// here, and the stage holds their tile.
+/// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. `$transform` applies the
+/// variant's transform, and `$mixes` says whether it mixes keys. Whole consumer warps come here, and the stage holds
+/// their tile.
 ///
 /// A macro and not a function: a call, even an inlined one, changed the register allocation of the main loops.
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident, $transform:ident, $mixes:expr
     ) => {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
         let before = $work.begin < $work.all_see.0;
+        let hides = V::MASKS || after || before;
+        macro_rules! hide {
+            () => {
+                // Rare: what the rows see is recomputed instead of kept in registers.
+                let tile = Tile::load($s.tile($stage));
+                let seen = $rows.map(|row| tile.sees(&$p.pack, $variant, row));
+                if V::MASKS {
+                    mask(&mut $logits, $variant, $work.begin, $of);
+                }
+                if after {
+                    hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
+                }
+                // Opaque, here and below: otherwise derived values occupy registers all the time.
+                if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
+                    // Rows past the end count as the last token's.
+                    let last = $p.pack.div(tile.rows - 1);
+                    let begin = misc::opaque($work.begin as u32) as i32;
+                    hide_strangers_from(&mut $logits, begin, |h| {
+                        let token = $p.pack.div(misc::opaque($rows[h])).min(last);
+                        let ancestors = $p.attention.ancestors_of(tile.token + token);
+                        (tile.position + token as i32, ancestors)
+                    });
+                }
+                if before {
+                    hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);
+                }
+            };
+        }
         if V::TRANSFORMS_LOGITS {
             if $scaled {
                 let mut i = 0;
@@ -86,33 +115,15 @@ macro_rules! logits_of_block {
             if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
             } else {
-                transform(&mut $logits, $variant, $work.begin, $of);
+                // Hidden keys may be NaN: they must not reach those that share work with them.
+                if $mixes && hides {
+                    hide!();
+                }
+                $transform(&mut $logits, $variant, $work.begin, $of);
             }
         }
-        if V::MASKS || after || before {
-            // Rare: what the rows see is recomputed instead of kept in registers.
-            let tile = Tile::load($s.tile($stage));
-            let seen = $rows.map(|row| tile.sees(&$p.pack, $variant, row));
-            if V::MASKS {
-                mask(&mut $logits, $variant, $work.begin, $of);
-            }
-            if after {
-                hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
-            }
-            // Opaque, here and below: otherwise derived values occupy registers all the time.
-            if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
-                // Rows past the end count as the last token's.
-                let last = $p.pack.div(tile.rows - 1);
-                let begin = misc::opaque($work.begin as u32) as i32;
-                hide_strangers_from(&mut $logits, begin, |h| {
-                    let token = $p.pack.div(misc::opaque($rows[h])).min(last);
-                    let ancestors = $p.attention.ancestors_of(tile.token + token);
-                    (tile.position + token as i32, ancestors)
-                });
-            }
-            if before {
-                hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);
-            }
+        if hides {
+            hide!();
         }
     };
 }

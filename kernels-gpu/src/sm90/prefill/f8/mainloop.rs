@@ -179,7 +179,7 @@ pub(super) unsafe fn consume<
         ($work:ident) => {{
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, s.shape.keys, _shift, true, of_products
+                logits, s.shape.keys, _shift, true, of_products, transform, false
             );
             $work.begin -= keys;
             state.refer(&logits, scale)
