@@ -76,7 +76,6 @@ macro_rules! logits_of_block {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
         let before = $work.begin < $work.all_see.0;
-        let hides = V::MASKS || after || before;
         macro_rules! hide {
             () => {
                 // Rare: what the rows see is recomputed instead of kept in registers.
@@ -116,13 +115,13 @@ macro_rules! logits_of_block {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
             } else {
                 // Hidden keys may be NaN: they must not reach those that share work with them.
-                if $mixes && hides {
+                if $mixes && (V::MASKS || after || before) {
                     hide!();
                 }
                 $transform(&mut $logits, $variant, $work.begin, $of);
             }
         }
-        if hides {
+        if V::MASKS || after || before {
             hide!();
         }
     };
