@@ -78,7 +78,7 @@ mod device {
         E5M2,
     };
     use crate::{
-        abi::ScaleParams,
+        abi::{KvStrides, ScaleParams},
         common::half::{F16, Half},
     };
 
@@ -234,6 +234,20 @@ mod device {
     }
 
     impl ScaleParams {
+        /// The addresses of the scales of a key and of its value, if each token has its own: of a token of a page and a KV
+        /// head.
+        #[inline(always)]
+        pub fn places(&self, page: u32, token: u32, head: u32) -> [u64; 2] {
+            let place = |of: u64, strides: &KvStrides| {
+                let in_page = token * strides.token + head * strides.head;
+                of + (u64::from(page) * u64::from(strides.page) + u64::from(in_page)) * 4
+            };
+            [
+                place(self.k, &self.k_strides),
+                place(self.v, &self.v_strides),
+            ]
+        }
+
         /// The scales of keys and values for a query token and a KV head.
         ///
         /// # Safety

@@ -172,27 +172,27 @@ impl Rows {
         self.add(&sums);
     }
 
-    /// [`Self::weigh`] for base-2 logits of keys whose values have scales: weights are multiplied by these, sums are not.
-    /// `of_values` gives the scales of the two columns of a group of 8.
+    /// [`Self::weigh`] for base-2 logits of keys whose values have scales, which the logits include as logarithms. Weights
+    /// then have them as factors, and sums do not: `inverses` gives the inverses for the two columns of a group of 8.
     #[inline(always)]
-    pub fn weigh_times<const S: usize, const P: usize>(
+    pub fn weigh_scaled<const S: usize, const P: usize>(
         &mut self,
         s: &[f32; S],
         weights: &mut [u32; P],
-        of_values: impl Fn(usize) -> [f32; 2],
+        inverses: impl Fn(usize) -> [f32; 2],
         pack: impl Fn(f32, f32) -> u32,
     ) {
+        // −∞ − (−∞) must not become NaN.
+        let reference = self.reference.map(|reference| reference.max(f32::MIN));
         let mut i = 0;
         while i < P {
             let h = i % 2;
-            let [of_even, of_odd] = of_values(i / 2);
-            // −∞ − (−∞) must not become NaN.
-            let reference = self.reference[h].max(f32::MIN);
-            let even = ex2(s[2 * i] - reference);
-            let odd = ex2(s[2 * i + 1] - reference);
-            self.sums[h] += even;
-            self.sums[h + 2] += odd;
-            weights[i] = pack(even * of_even, odd * of_odd);
+            let [of_even, of_odd] = inverses(i / 2);
+            let even = ex2(s[2 * i] - reference[h]);
+            let odd = ex2(s[2 * i + 1] - reference[h]);
+            self.sums[h] = fma(even, of_even, self.sums[h]);
+            self.sums[h + 2] = fma(odd, of_odd, self.sums[h + 2]);
+            weights[i] = pack(even, odd);
             i += 1;
         }
     }

@@ -12,7 +12,7 @@ use super::{
     products::Tile,
     shared::{Shared, Unit},
 };
-use crate::abi::{DecodeParams, KvStrides};
+use crate::abi::DecodeParams;
 
 /// Smaller scales of values are raised to this, so that the inverse is finite.
 const SMALLEST: f32 = 1e-30;
@@ -52,14 +52,9 @@ pub(super) unsafe fn load_scales(p: &DecodeParams, s: Shared) {
                         let (page, token) = p.page_size.div_rem(at as u32);
                         let entry = (a.page_ids + u64::from(unit.table + page) * 4) as *const u32;
                         let page = ptr::load_nc_u32(entry);
-                        let place = |strides: &KvStrides| {
-                            let in_page = token * strides.token + unit.head * strides.head;
-                            (u64::from(page) * u64::from(strides.page) + u64::from(in_page)) * 4
-                        };
+                        let [k, v] = a.scales.places(page, token, unit.head);
                         let target = s.scales(blocks.stage) + key * 4;
-                        let k = a.scales.k + place(&a.scales.k_strides);
                         async_copy::copy_ca::<4>(target, k as *const u8);
-                        let v = a.scales.v + place(&a.scales.v_strides);
                         async_copy::copy_ca::<4>(target + keys * 4, v as *const u8);
                     }
                     key += 32;

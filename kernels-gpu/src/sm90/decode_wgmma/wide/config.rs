@@ -262,10 +262,10 @@ impl Shape {
         self.runs_offset() + 2 * WorkItem::MAX_RUNS * RUN_BYTES
     }
 
-    /// Bytes of a block's mask: a vector of four words, two words per 8 keys and, where each token has scales, those of
-    /// the keys and those of their values.
+    /// Bytes of a block's mask: a vector of four words, two words per 8 keys and, where each token has scales,
+    /// three numbers for each key.
     pub(super) const fn mask_bytes(&self) -> u32 {
-        16 + self.keys + self.keys * 8 * cache::by_token(self.cache) as u32
+        16 + self.keys + self.keys * 12 * cache::by_token(self.cache) as u32
     }
 
     /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as they are converted, which tells that the

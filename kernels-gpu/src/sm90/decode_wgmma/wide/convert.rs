@@ -10,9 +10,10 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::{
     super::super::pipeline::Pipeline,
+    scales,
     shared::{Shared, Unit},
 };
-use crate::common::cache::Cache;
+use crate::common::cache::{self, Cache};
 
 /// Threads that convert.
 const THREADS: u32 = 128;
@@ -29,9 +30,9 @@ pub(super) unsafe fn convert<C: Cache, const STAGES: u32, const DIM: u32>(s: Sha
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut k = Pipeline::<STAGES>::CONSUMER;
     let mut v = Pipeline::<STAGES>::CONSUMER;
-    // The parity to wait for until the converted blocks are free.
-    let (mut k_free, mut v_free) = (1, 1);
-    let mut has_values = false;
+    // The parity to wait for until the converted keys are free. That of the values, one block later, is the next one.
+    let mut free = 1;
+    let (mut mask, mut has_values) = (0, false);
     // SAFETY: the full and free barriers order every access.
     unsafe {
         loop {
@@ -45,17 +46,20 @@ pub(super) unsafe fn convert<C: Cache, const STAGES: u32, const DIM: u32>(s: Sha
             }
             while left > 0 {
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
+                if cache::by_token(s.shape.cache) {
+                    scales::convert(s, s.token_scales(mask));
+                    mask = s.shape.next_mask(mask);
+                }
                 let (narrow, read) = (s.keys(k.stage), s.keys_free(k.stage));
-                block::<C, DIM>(s, false, narrow, read, k_free);
+                block::<C, DIM>(s, false, narrow, read, free);
                 k.advance();
-                k_free ^= 1;
+                free ^= 1;
                 // Values come one block later: those of the block before are free last.
                 if has_values {
                     mbarrier::wait(s.values_full(v.stage), v.parity);
                     let (narrow, read) = (s.values(v.stage), s.values_free(v.stage));
-                    block::<C, DIM>(s, true, narrow, read, v_free);
+                    block::<C, DIM>(s, true, narrow, read, free);
                     v.advance();
-                    v_free ^= 1;
                 }
                 has_values = true;
                 left -= 1;
@@ -64,7 +68,7 @@ pub(super) unsafe fn convert<C: Cache, const STAGES: u32, const DIM: u32>(s: Sha
         if has_values {
             mbarrier::wait(s.values_full(v.stage), v.parity);
             let (narrow, read) = (s.values(v.stage), s.values_free(v.stage));
-            block::<C, DIM>(s, true, narrow, read, v_free);
+            block::<C, DIM>(s, true, narrow, read, free ^ 1);
         }
     }
 }

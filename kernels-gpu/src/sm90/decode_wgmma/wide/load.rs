@@ -9,11 +9,13 @@ use cuda_std::{
 use super::{
     super::super::{pages::clear, pipeline::Pipeline},
     PREFETCH_DISTANCE,
-    runs::{Mode, Piece, Walk, list_runs},
+    masks::Mode,
+    runs::{Piece, Walk, list_runs},
+    scales,
     shared::{Shared, Unit},
 };
 use crate::{
-    abi::{DecodeParams, KvStrides, WorkItem},
+    abi::{DecodeParams, WorkItem},
     common::{cache, decode::produce::Header, policy::Policies, variant::Variant},
 };
 
@@ -108,9 +110,10 @@ unsafe fn list_rows<V: Variant>(
 /// A block with values outside its item, which must be zeroed: they may be anything, and 0 · NaN is NaN.
 #[derive(Clone, Copy)]
 struct Tail {
+    /// The values of this lane's piece.
     target: u32,
     full: u32,
-    /// The keys of this lane's piece that belong to the item.
+    /// The keys of this lane's piece that belong to the item; all of them if the piece is of another block.
     first: u32,
     past: u32,
 }
@@ -129,8 +132,13 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     let lane = warp::lane_id();
     let (keys, row_bytes) = (s.shape.keys, s.shape.row_bytes());
     let tokens = p.piece_tokens;
+    // Each lane looks up a piece, so pieces of several blocks are looked up at a time: one after the other, page ids would be
+    // waited for in each block.
     let per_block = keys >> tokens.trailing_zeros();
-    let mine = lane < per_block;
+    let shift = per_block.trailing_zeros();
+    let at_once = if s.shape.converts() { 32 >> shift } else { 1 };
+    let block_of_lane = lane >> shift;
+    let in_block = (lane & (per_block - 1)) * tokens;
     let windowed = variant.params().window_left != i32::MAX;
     // Both policies are created before the loop; each block selects one.
     // SAFETY: the launch's parameters are valid.
@@ -155,34 +163,45 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
         let (_, least) = variant.visible_keys(unit.position);
         let least = p.attention.seen_by_all(least);
         let mut block = 0;
+        let mut piece = Piece::NONE;
+        let mut mode = Mode::NONE;
+        let (mut page, mut in_page, mut policy) = (0, 0, own);
         while block < unit.blocks {
             if !VALUES && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            // Find the page of this lane's piece before waiting for the stage.
-            let mut piece = Piece::NONE;
-            let mut corner = [0, 0, 0, 0, p.outside as i32];
-            let mut page_of_piece = 0;
-            // SAFETY: the unit is written.
-            unsafe {
-                if mine {
-                    let index = block * per_block + lane;
+            let looked_up = block & (at_once - 1);
+            if looked_up == 0 {
+                // SAFETY: the unit is written.
+                unsafe {
+                    let index = (block << shift) + lane;
                     piece = walk.seek(s, slots.stage, &unit, index, tokens);
+                    if piece.past > 0 {
+                        let index;
+                        (index, in_page) = p.page_size.div_rem(piece.at);
+                        page = walk.page(p, index);
+                    }
                 }
-                if piece.past > 0 {
-                    let (page, in_page) = p.page_size.div_rem(piece.at);
-                    let id = walk.page(p, page);
-                    page_of_piece = id;
-                    corner[3] = (in_page / 8) as i32;
-                    corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+                if !VALUES {
+                    mode = walk.mode(piece, tokens, s.shape.rows(), least, windowed);
                 }
+                policy = match walk.run.flags & WorkItem::SHARED_KEYS != 0 {
+                    true => kept,
+                    false => own,
+                };
             }
-            corner[2] = (unit.head * p.half_per_head) as i32;
-            let policy = match walk.run.flags & WorkItem::SHARED_KEYS != 0 {
-                true => kept,
-                false => own,
+            // The pieces of this block are those of these lanes.
+            let mine = block_of_lane == looked_up;
+            let (eighth, page_of_box) = match piece.past > 0 {
+                true => {
+                    let page = page * p.page_per_page + unit.head * p.page_per_head;
+                    (in_page / 8, page)
+                }
+                false => (0, p.outside),
             };
+            let half = unit.head * p.half_per_head;
+            let corner = [0, 0, half, eighth, page_of_box].map(|at| at as i32);
             let (full, free, target) = if VALUES {
                 (
                     s.values_full(blocks.stage),
@@ -196,42 +215,57 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     s.keys(blocks.stage),
                 )
             };
-            let partly = piece.past > 0 && (piece.first > 0 || piece.past < tokens);
+            let partly = mine && piece.past > 0 && (piece.first > 0 || piece.past < tokens);
             // SAFETY: as above.
             unsafe {
                 let tail = VALUES && warp::warp_vote_any(WARP, partly);
                 mbarrier::wait(free, blocks.parity);
-                if !VALUES {
-                    let mask = s.mask(if s.shape.converts() {
-                        masks
-                    } else {
-                        blocks.stage
-                    });
-                    masks = s.shape.next_mask(masks);
-                    let mut mode = Mode::NONE;
-                    if mine {
-                        let words = mask + 16 + lane * tokens;
-                        let rows = s.shape.rows();
-                        mode = walk.mask(piece, tokens, rows, least, windowed, words);
-                    }
-                    mode.store(mask);
-                    if cache::by_token(s.shape.cache) {
-                        let target = mask + 16 + s.shape.keys;
-                        load_scales(p, target, keys, piece, page_of_piece, unit.head);
-                        async_copy::mbarrier_arrive(full);
-                    }
-                }
                 let arrival = if tail { s.tail(turns.stage) } else { full };
+                // Keys and values come first. The lanes arrive for keys once their mask is written.
                 if lane == 0 {
-                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
-                } else if !VALUES || s.shape.converts() && !tail {
-                    // Every lane arrives, for the mask words that it wrote or the values that it may zero.
+                    match VALUES {
+                        true => mbarrier::arrive_expect_tx(arrival, keys * row_bytes),
+                        false => mbarrier::expect_tx(arrival, keys * row_bytes),
+                    }
+                } else if VALUES && s.shape.converts() && !tail {
+                    // Every lane arrives, for the values that it may zero.
                     mbarrier::arrive(full);
                 }
                 warp::sync_warp(WARP);
                 if mine {
-                    let target = target + lane * tokens * row_bytes;
+                    let target = target + in_block * row_bytes;
                     tma::load_tensor_hint(target, map, corner, arrival, policy);
+                }
+                if !VALUES {
+                    let at = match s.shape.converts() {
+                        true => masks,
+                        false => blocks.stage,
+                    };
+                    let mask = s.mask(at);
+                    masks = s.shape.next_mask(masks);
+                    let masked = match mine {
+                        true => mode,
+                        false => Mode::NONE,
+                    }
+                    .store(mask);
+                    // Otherwise consumers do not read the words.
+                    if mine && (V::TRANSFORMS_LOGITS || V::MASKS || masked) {
+                        walk.mask(piece, tokens, mask + 16 + in_block);
+                    }
+                    if cache::by_token(s.shape.cache) {
+                        let first = looked_up << shift;
+                        scales::load(
+                            p,
+                            s,
+                            s.token_scales(at),
+                            piece,
+                            [page, in_page],
+                            first,
+                            unit.head,
+                        );
+                        async_copy::mbarrier_arrive(full);
+                    }
+                    mbarrier::arrive(full);
                 }
                 // While this block is loaded, zero the tail of the previous one.
                 if let Some(tail) = waiting.take() {
@@ -239,22 +273,15 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                         stage: turns.stage ^ 1,
                         parity: turns.parity ^ u32::from(turns.stage == 0),
                     };
-                    zero_tail(
-                        &tail,
-                        s.tail(before.stage),
-                        before.parity,
-                        per_block,
-                        tokens,
-                        s,
-                    );
+                    zero_tail(&tail, s.tail(before.stage), before.parity, tokens, s);
                 }
                 if tail {
                     let Piece { first, past, .. } = piece;
                     waiting = Some(Tail {
-                        target,
+                        target: target + in_block * row_bytes,
                         full,
-                        first: if past > 0 { first } else { 0 },
-                        past: if past > 0 { past } else { tokens },
+                        first: if partly { first } else { 0 },
+                        past: if partly { past } else { tokens },
                     });
                     turns.advance();
                 }
@@ -269,59 +296,11 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     stage: turns.stage ^ 1,
                     parity: turns.parity ^ u32::from(turns.stage == 0),
                 };
-                zero_tail(
-                    &tail,
-                    s.tail(before.stage),
-                    before.parity,
-                    per_block,
-                    tokens,
-                    s,
-                );
+                zero_tail(&tail, s.tail(before.stage), before.parity, tokens, s);
             }
             mbarrier::arrive(s.unit_free(slots.stage));
         }
         slots.advance();
-    }
-}
-
-/// Copies the scales of a block's keys and values to `target`. Each lane has the piece of its number, and its page; keys
-/// outside of the item get scales of 1.
-///
-/// # Safety
-/// A whole warp; only the caller accesses the target.
-#[inline(always)]
-unsafe fn load_scales(
-    p: &DecodeParams,
-    target: u32,
-    keys: u32,
-    piece: Piece,
-    page: u32,
-    head: u32,
-) {
-    let scales = &p.attention.scales;
-    let shift = p.piece_tokens.trailing_zeros();
-    let mut key = warp::lane_id();
-    // SAFETY: the caller's promise; the pool has scales for each token of the item.
-    unsafe {
-        while key < keys {
-            let (from, in_piece) = (key >> shift, key & (p.piece_tokens - 1));
-            let of = |x: u32| warp::warp_shuffle_idx(WARP, x, from, 32);
-            let [at, first, past, page] = [piece.at, piece.first, piece.past, page].map(of);
-            let to = target + key * 4;
-            if in_piece >= first && in_piece < past {
-                let (_, token) = p.page_size.div_rem(at + in_piece);
-                let place = |s: &KvStrides| {
-                    u64::from(page) * u64::from(s.page) + u64::from(token * s.token + head * s.head)
-                };
-                let (k, v) = (place(&scales.k_strides), place(&scales.v_strides));
-                async_copy::copy_ca::<4>(to, (scales.k + k * 4) as *const u8);
-                async_copy::copy_ca::<4>(to + keys * 4, (scales.v + v * 4) as *const u8);
-            } else {
-                shared::store_f32(to, 1.0);
-                shared::store_f32(to + keys * 4, 1.0);
-            }
-            key += 32;
-        }
     }
 }
 
@@ -331,26 +310,18 @@ unsafe fn load_scales(
 /// A whole warp; the block's copies complete on `arrived`, and only the loader accesses it until it is signalled as
 /// full.
 #[inline(always)]
-unsafe fn zero_tail(
-    tail: &Tail,
-    arrived: u32,
-    parity: u32,
-    per_block: u32,
-    tokens: u32,
-    s: Shared,
-) {
+unsafe fn zero_tail(tail: &Tail, arrived: u32, parity: u32, tokens: u32, s: Shared) {
     let row_bytes = s.shape.row_bytes();
     // SAFETY: the caller's promise.
     unsafe {
         mbarrier::wait(arrived, parity);
         let partly = tail.first > 0 || tail.past < tokens;
-        let mut left = warp::warp_vote_ballot(WARP, partly && warp::lane_id() < per_block);
+        let mut left = warp::warp_vote_ballot(WARP, partly);
         while left != 0 {
             let piece = left.trailing_zeros();
             left &= left - 1;
-            let target = tail.target + piece * tokens * row_bytes;
-            let first = warp::warp_shuffle_idx(WARP, tail.first, piece, 32);
-            let past = warp::warp_shuffle_idx(WARP, tail.past, piece, 32);
+            let of = |x: u32| warp::warp_shuffle_idx(WARP, x, piece, 32);
+            let [target, first, past] = [tail.target, tail.first, tail.past].map(of);
             clear(target, 0, first, row_bytes);
             clear(target, past, tokens, row_bytes);
         }

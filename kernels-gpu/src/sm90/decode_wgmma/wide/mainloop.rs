@@ -9,7 +9,7 @@ use super::{
         uniform,
     },
     epilogue::Finish,
-    runs::{Mode, Visible},
+    masks::{Mode, Visible},
     shared::{Shared, Unit},
 };
 use crate::{

@@ -4,7 +4,8 @@
 //! - the converting warpgroup hands over one block of keys and one of values at a time, in the same place, so their barriers have no stages;
 //! - masks belong to blocks, not to stages, and count by themselves;
 //! - rows have factors: the scale of keys, and what undoes the conversion of their queries to f16. With a scale for each token,
-//!   logits are multiplied by it, and weights by that of their value.
+//!   logits are multiplied by it, and the logarithm of that of their value is added. So weights have both, and sums take the
+//!   inverse.
 //!
 //! It stands by itself because branches in the other one cost the kernels for 16-bit keys registers.
 
@@ -18,8 +19,8 @@ use super::{
     },
     epilogue::{Finish, factors},
     mainloop::{Work, finish_logits, query, seen},
-    runs::{Mode, Visible},
-    scales::{multiply, multiply_rows, of_values, value_scales},
+    masks::{Mode, Visible},
+    scales::{apply, inverses, multiply_rows},
     shared::Shared,
 };
 use crate::{
@@ -48,6 +49,8 @@ pub(super) unsafe fn consume<
     [f32; S]: wgmma::Accumulator,
     [f32; O]: wgmma::Accumulator,
 {
+    // Transforms would take the logarithms for a part of the logits.
+    const { assert!(!(C::BY_TOKEN && V::TRANSFORMS_LOGITS)) };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() - 128;
     // SAFETY: whole warps here and in everything below.
@@ -76,10 +79,18 @@ pub(super) unsafe fn consume<
         scale,
         first_row,
     };
+    // An address in each block anew: otherwise the descriptors of all products occupy registers in the main loop, and what they
+    // displace is read from L2, since the stacks of two CTAs exceed the rest of L1.
+    let at = |address: u32| {
+        let mut address = [address];
+        wgmma::fence_operand(&mut address);
+        // SAFETY: a whole warp.
+        unsafe { uniform(address[0]) }
+    };
 
     let mut slots = Pipeline::<2>::CONSUMER;
-    // The parities of the barriers of converted keys and values.
-    let (mut k, mut v) = (0, 0);
+    // The parity of the barrier of converted keys. Values are one block behind.
+    let mut k = 0;
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut o = [0.0; O];
@@ -95,7 +106,7 @@ pub(super) unsafe fn consume<
             let mask = s.mask(mask_of);
             if C::BY_TOKEN {
                 scales_at = s.token_scales(mask_of);
-                multiply(&mut logits, scales_at, scale_of);
+                apply(&mut logits, scales_at, scale_of);
             }
             mask_of = s.shape.next_mask(mask_of);
             let mode = Mode::load(mask);
@@ -133,7 +144,7 @@ pub(super) unsafe fn consume<
     macro_rules! rescale {
         () => {
             if C::BY_TOKEN {
-                rows.rescale::<V, S>(&of_values(&logits, s.shape.keys, scales_at), [1.0; 2])
+                rows.rescale::<V, S>(&logits, [1.0; 2])
             } else {
                 rows.rescale::<V, S>(&logits, scale_of)
             }
@@ -142,9 +153,8 @@ pub(super) unsafe fn consume<
     macro_rules! weigh {
         () => {
             if C::BY_TOKEN {
-                let values = scales_at + s.shape.keys * 4;
-                let of_group = |group| value_scales(values, group);
-                rows.weigh_times::<S, P>(&logits, &mut weights, of_group, C::Product::pack);
+                let of_group = |group| inverses(s, scales_at, group);
+                rows.weigh_scaled::<S, P>(&logits, &mut weights, of_group, C::Product::pack);
             } else {
                 rows.weigh::<V, S, P>(&logits, scale_of, &mut weights, C::Product::pack);
             }
@@ -154,14 +164,14 @@ pub(super) unsafe fn consume<
     macro_rules! await_keys {
         () => {{
             mbarrier::wait(s.converted_full(false), k);
-            s.converted(false)
+            at(s.converted(false))
         }};
     }
     // Waits for the values of the next block, and multiplies them by the weights.
     macro_rules! multiply_values {
         () => {
-            mbarrier::wait(s.converted_full(true), v);
-            let values = s.converted(true);
+            mbarrier::wait(s.converted_full(true), k ^ 1);
+            let values = at(s.converted(true));
             weights_values_by_slabs::<C::Product, O, P>(&mut o, &weights, values, slabs);
         };
     }
@@ -214,7 +224,6 @@ pub(super) unsafe fn consume<
             if lane == 0 {
                 mbarrier::arrive(s.converted_free(true));
             }
-            v ^= 1;
             if turn {
                 finish.unit::<C::Query, V, PER_LANE, O>(done, &o, &ended);
                 o = [0.0; O];

@@ -27,6 +27,8 @@ mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop_8;
 #[cfg(target_arch = "nvptx64")]
+mod masks;
+#[cfg(target_arch = "nvptx64")]
 mod roles;
 #[cfg(target_arch = "nvptx64")]
 mod runs;

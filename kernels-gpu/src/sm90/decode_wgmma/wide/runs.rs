@@ -2,7 +2,10 @@
 
 use cuda_std::{misc, ptr, shared, warp};
 
-use super::shared::{Shared, Unit};
+use super::{
+    masks::Mode,
+    shared::{Shared, Unit},
+};
 use crate::{
     abi::{DecodeParams, WorkItem},
     common::decode::produce::Header,
@@ -241,23 +244,38 @@ impl Walk {
         unsafe { ptr::load_nc_u32(entry as *const u32) }
     }
 
-    /// Returns how a piece is masked, and stores the mask words of its groups of 8 keys at `target`. `least` is the
-    /// last key that all rows of the unit see.
-    ///
-    /// # Safety
-    /// Only the caller accesses the words.
+    /// The rows that see a piece, as [`Run::rows`].
     #[inline(always)]
-    pub unsafe fn mask(
+    fn rows(&self, piece: Piece) -> u32 {
+        if piece.past > 0 { self.run.rows } else { 0 }
+    }
+
+    /// How a piece is masked. `least` is the last key that all rows of the unit see.
+    #[inline(always)]
+    pub fn mode(
         &self,
         piece: Piece,
         tokens: u32,
         all_rows: u32,
         least: i32,
         windowed: bool,
-        target: u32,
     ) -> Mode {
         let Piece { at, first, past } = piece;
-        let rows = if past > 0 { self.run.rows } else { 0 };
+        Mode {
+            masked: self.rows(piece) != all_rows << 16 || first > 0 || past < tokens,
+            positional: self.run.flags & POSITIONAL != 0
+                && (windowed || (at + past) as i32 > least.saturating_add(1)),
+        }
+    }
+
+    /// Stores the mask words of a piece's groups of 8 keys at `target`.
+    ///
+    /// # Safety
+    /// Only the caller accesses the words.
+    #[inline(always)]
+    pub unsafe fn mask(&self, piece: Piece, tokens: u32, target: u32) {
+        let Piece { at, first, past } = piece;
+        let rows = self.rows(piece);
         let mut group = 0;
         while group < tokens / 8 {
             let of = |key: u32| key.saturating_sub(8 * group).min(8);
@@ -266,85 +284,5 @@ impl Walk {
             unsafe { shared::store_u32x2(target + group * 8, [bits, at + 8 * group]) };
             group += 1;
         }
-        Mode {
-            masked: rows != all_rows << 16 || first > 0 || past < tokens,
-            positional: self.run.flags & POSITIONAL != 0
-                && (windowed || (at + past) as i32 > least.saturating_add(1)),
-        }
-    }
-}
-
-/// The masking that a block's logits need.
-#[derive(Clone, Copy)]
-pub(super) struct Mode {
-    /// Not all rows see all keys.
-    pub masked: bool,
-    /// The keys that a row sees depend on its position.
-    pub positional: bool,
-}
-
-impl Mode {
-    pub const NONE: Self = Self {
-        masked: false,
-        positional: false,
-    };
-
-    /// Stores the union over all lanes' pieces.
-    ///
-    /// # Safety
-    /// A whole warp; only the caller accesses the word.
-    #[inline(always)]
-    pub unsafe fn store(self, at: u32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let masked = warp::warp_vote_any(WARP, self.masked | self.positional);
-            let positional = warp::warp_vote_any(WARP, self.positional);
-            if warp::lane_id() == 0 {
-                shared::store_u32(at, u32::from(masked) | u32::from(positional) << 1);
-            }
-        }
-    }
-
-    /// # Safety
-    /// A whole warp; the word was stored.
-    #[inline(always)]
-    pub unsafe fn load(at: u32) -> Self {
-        // SAFETY: the caller's promise.
-        let bits = unsafe { super::super::super::uniform(shared::load_u32(at)) };
-        Self {
-            masked: bits & 1 != 0,
-            positional: bits & 2 != 0,
-        }
-    }
-}
-
-/// The rows that see a group of 8 keys, and which of these keys belong to the run.
-#[derive(Clone, Copy)]
-pub(super) struct Visible {
-    bits: u32,
-    /// Position of the first key.
-    pub key: u32,
-}
-
-impl Visible {
-    /// # Safety
-    /// The words of the block were stored.
-    #[inline(always)]
-    pub unsafe fn load(mask: u32, group: u32) -> Self {
-        // SAFETY: the caller's promise.
-        let [bits, key] = unsafe { shared::load_u32x2(mask + 16 + group * 8) };
-        Self { bits, key }
-    }
-
-    /// Whether a row of the tile sees the run.
-    #[inline(always)]
-    pub fn row(self, row: u32) -> bool {
-        row >= self.bits & 0xFF && row < self.bits >> 8 & 0xFF
-    }
-
-    /// Whether key `column` of the group belongs to the run.
-    #[inline(always)]
-    pub fn column(self, column: u32) -> bool {
-        column >= self.bits >> 16 & 0xF && column < self.bits >> 20 & 0xF
     }
 }

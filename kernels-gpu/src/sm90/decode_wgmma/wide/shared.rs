@@ -113,13 +113,13 @@ impl Shared {
         let index = slot * WorkItem::MAX_RUNS + index;
         self.base + self.shape.runs_offset() + index * RUN_BYTES
     }
-    /// The mask of a stage: a [`Mode`](super::runs::Mode), and, 16 bytes further, a [`Visible`](super::runs::Visible)
+    /// The mask of a stage: a [`Mode`](super::masks::Mode), and, 16 bytes further, a [`Visible`](super::masks::Visible)
     /// per 8 keys.
     #[inline(always)]
     pub fn mask(self, stage: u32) -> u32 {
         self.base + self.shape.masks_offset() + stage * self.shape.mask_bytes()
     }
-    /// The scales of the keys of a block, if each token has one. Those of the values follow.
+    /// The [scales](super::scales) of a block, if each token has its own.
     #[inline(always)]
     pub fn token_scales(self, mask: u32) -> u32 {
         self.mask(mask) + 16 + self.shape.keys
