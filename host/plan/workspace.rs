@@ -47,7 +47,8 @@ impl Bound {
         let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
         // Two CTAs of 64 rows share an SM, and each may leave a state of every token.
-        let in_rows = tiles.most_tokens_of_decodes(device, spec);
+        let most = tiles.most_tokens_of_decodes(device, spec);
+        let in_rows = most.min(tiles.decode_tokens());
         let of_column = SLOTS_PER_COLUMN.max(2 * wide(in_rows.min(limits.query_tokens)));
         let (items, states) = match options.split {
             SplitMode::Fixed { tokens: chunk } => {

@@ -28,16 +28,16 @@ fn few_new_tokens_run_in_decode_tiles_where_a_tile_holds_their_rows() {
     assert!(!kernels(&spec, &[(16, 4096); 4], &fixed)[0].0);
 }
 
-/// A prefill converts all keys of its requests first. Decodes of up to 64 rows, in tiles of 16, are faster, also beside others.
+/// A prefill converts all keys of its requests first. Decodes in up to four of the widest tiles are faster, also beside others.
 #[test]
 fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
     let spec = |heads, dim| Spec::new(heads, 8, dim).with_kv_dtype(Dtype::F8E4M3);
     let options = PlanOptions::default();
-    for (heads, dim, most) in [(32, 128, 16), (40, 64, 12), (16, 256, 32)] {
+    for (heads, dim, most) in [(32, 128, 64), (40, 64, 51), (16, 256, 128)] {
         let spec = spec(heads, dim);
         for requests in [
             vec![(most, 4096); 4],
-            vec![(1, 4096), (most, 4096), (9, 50)],
+            vec![(1, 4096), (most / 4, 4096), (9, 50)],
         ] {
             let plan = plan_for(&spec, &requests, &options);
             assert!(
@@ -49,6 +49,9 @@ fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
             assert!(tokens >= requests.iter().map(|&(new, _)| new).sum());
         }
         assert!(!kernels(&spec, &[(most + 1, 4096); 4], &options)[0].0);
+        // Beside shorter ones, those of more rows than a tile has run side by side with these.
+        let beside = kernels(&spec, &[(1, 4096), (most, 4096)], &options);
+        assert!(beside.iter().any(|&(decode, _)| !decode));
         let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
         assert!(!kernels(&spec, &[(most, 4096); 4], &fixed)[0].0);
     }
@@ -62,6 +65,10 @@ fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
             .iter()
             .all(|group| group.kernel == Kernel::Prefill)
     );
+    // The widest tile of e5m2 has 16 rows.
+    let e5m2 = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E5M2);
+    assert_eq!(kernels(&e5m2, &[(16, 4096); 4], &options), [(true, 16)]);
+    assert!(!kernels(&e5m2, &[(17, 4096); 4], &options)[0].0);
     // Beside a prompt they are prefills, and all share SMs.
     let beside = kernels(&spec(32, 128), &[(16, 4096), (500, 500)], &options);
     assert!(beside.iter().all(|&(decode, _)| !decode));
@@ -112,6 +119,8 @@ fn a_bound_has_room_for_the_states_of_few_new_tokens() {
         (4, 4, 64, bf16),
         (4, 4, 64, e4m3),
         (2, 1, 32, e4m3),
+        (32, 8, 64, e4m3),
+        (8, 8, 256, e4m3),
     ] {
         let spec = Spec::new(heads, kv_heads, 128).with_kv_dtype(dtype);
         let limits = BatchLimits::decodes(1, 65536, 16).with_query_tokens(new);
@@ -200,7 +209,8 @@ fn many_short_decodes_have_tiles_of_64_rows() {
     assert_eq!(kernels(&spec, &many, &fixed), [(true, 16)]);
 }
 
-/// A tile of 64 rows converts 8-bit keys alone. Where there are few, several tiles of 16 rows on different SMs are faster.
+/// A tile of 64 rows converts 8-bit keys alone. Where several tiles of 16 rows run at the same time on different SMs, and are
+/// not long, these are faster.
 #[test]
 fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     let options = PlanOptions::default();
@@ -209,6 +219,9 @@ fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
         |spec: &Spec, requests, tokens| kernels(spec, &vec![(tokens, 1024); requests], &options);
     assert_eq!(of(&spec, 16, 16), [(true, 64)]);
     assert_eq!(of(&spec, 4, 16), [(true, 16)]);
+    assert_eq!(of(&spec, 1, 64), [(true, 16)]);
+    assert_eq!(of(&spec, 4, 17), [(true, 64)]);
+    assert_eq!(kernels(&spec, &[(64, 8192)], &options), [(true, 64)]);
     // The rows fit one such tile anyway, or there is no other.
     assert_eq!(of(&spec, 4, 4), [(true, 16)]);
     let e5m2 = spec.with_kv_dtype(Dtype::F8E5M2);

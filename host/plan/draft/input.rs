@@ -38,20 +38,30 @@ impl<'a> BatchInput<'a> {
             && longest <= most
             && parts.all(|part| part.table.page_size.is_multiple_of(8));
         // Beside shorter row blocks they are prefills: both kinds then run side by side. That is faster, unless prefills convert keys
-        // that they do not share.
+        // of few rows that they do not share.
         let are_decodes = may_be
             && match model.spec.kv_dtype.bytes() {
-                1 => !most_share_pages(batch),
+                1 => {
+                    let of_few_rows = model.device.decode_max_rows / model.spec.group();
+                    (shortest > few || longest <= of_few_rows) && !most_share_pages(batch)
+                }
                 _ => shortest > few,
             };
         let most_decode_tokens = if are_decodes { most } else { few };
         // Narrower tiles take as long for rows that fit them, and prefixes may need the widest.
-        let are_few = model.narrow.as_ref().is_some_and(|(narrow, fewest)| {
-            let blocks = plan.row_blocks.iter().filter(|block| block.tokens > 0);
-            let units = blocks.count() as u64 * u64::from(model.spec.kv_heads);
+        let are_few = model.narrow.as_ref().is_some_and(|(narrow, most)| {
+            let in_tile = narrow.decode_tokens();
+            let (mut units, mut keys) = (0, 0);
+            for block in &plan.row_blocks {
+                let of_block =
+                    u64::from(block.tokens.div_ceil(in_tile)) * u64::from(model.spec.kv_heads);
+                units += of_block;
+                keys += of_block * u64::from(block.kv_len);
+            }
             longest <= most_decode_tokens
-                && longest > narrow.decode_tokens()
-                && units < u64::from(*fewest)
+                && longest > in_tile
+                && units <= most[0]
+                && keys <= most[1]
         });
         Self {
             model,

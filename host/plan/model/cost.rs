@@ -28,8 +28,8 @@ pub struct CostModel {
     tiles: Vec<(u32, KernelCost)>,
     /// Wider tiles for many decodes, by the rows of the smaller ones.
     wider: Vec<(u32, WiderTile)>,
-    /// The fewest units of decode tiles for each SM, by their rows.
-    fewest_units: Vec<(u32, f64)>,
+    /// The most units and keys in narrower tiles for each SM, by the rows of the wider ones.
+    narrower: Vec<(u32, [f64; 2])>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
@@ -101,7 +101,7 @@ impl CostModel {
                 queued_ns: None,
                 state_ns: None,
                 wider: None,
-                fewest_units: None,
+                narrower: None,
             };
             reaching(kernel, &tile)
         };
@@ -119,9 +119,9 @@ impl CostModel {
                 .clone()
                 .filter_map(|tile| Some((tile.m, tile.wider?)))
                 .collect(),
-            fewest_units: tiles
+            narrower: tiles
                 .clone()
-                .filter_map(|tile| Some((tile.m, tile.fewest_units?)))
+                .filter_map(|tile| Some((tile.m, tile.narrower?)))
                 .collect(),
             tiles: tiles
                 .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
@@ -159,10 +159,10 @@ impl CostModel {
         self.wider.iter().find(of_rows).map(|(_, tile)| tile)
     }
 
-    /// The fewest units for each SM with which decodes take tiles of `m` rows.
-    pub fn fewest_units(&self, m: u32) -> Option<f64> {
-        let mut tiles = self.fewest_units.iter();
-        tiles.find(|(rows, _)| *rows == m).map(|(_, units)| *units)
+    /// The most units for each SM, and their keys, with which decodes take narrower tiles than those of `m` rows.
+    pub fn narrower(&self, m: u32) -> Option<[f64; 2]> {
+        let mut tiles = self.narrower.iter();
+        tiles.find(|(rows, _)| *rows == m).map(|(_, most)| *most)
     }
 
     /// How CTAs of a tile slow each other down.

@@ -63,9 +63,13 @@ pub struct DeviceDescription {
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
     /// If all row blocks of a batch have more tokens than that, but at most this many rows (query tokens × query heads of a KV
-    /// head), they are decodes, too, except with fixed splits. With 8-bit keys the others may have fewer.
+    /// head), they are decodes, too, except with fixed splits.
     #[serde(default)]
     pub decode_max_rows: u32,
+    /// The same with 8-bit keys, which prefills convert first: the rows may fill this many of the widest tiles. With at most
+    /// `decode_max_rows` rows, other row blocks may have fewer tokens.
+    #[serde(default)]
+    pub decode_max_tiles: u32,
     /// Costs of decodes.
     pub decode: DecodeDescription,
     /// Costs of prefills.
@@ -132,9 +136,10 @@ pub struct TileCost {
     /// When all decodes of a step take a wider tile instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wider: Option<WiderTile>,
-    /// The fewest units for each SM. Decodes that have fewer take several narrower tiles each. None: any number.
+    /// Decodes take several narrower tiles each instead if these are at most so many units for each SM, of at most so many keys
+    /// in all for each SM. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fewest_units: Option<f64>,
+    pub narrower: Option<[f64; 2]>,
 }
 
 /// A wider tile for decodes that would fit a smaller one, and when it is faster.

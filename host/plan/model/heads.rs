@@ -23,9 +23,9 @@ pub struct Model {
     /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, none is longer than this.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
-    /// `tiles` without the widest tile of decodes, and the fewest units of a batch with which decodes take that tile. None if any
-    /// number does, and with fixed splits.
-    pub narrow: Option<(TileTable, u32)>,
+    /// `tiles` without the widest tile of decodes, and the most units of a batch, and keys of these, with which decodes take
+    /// those. None if they never do, and with fixed splits.
+    pub narrow: Option<(TileTable, [u64; 2])>,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
@@ -71,8 +71,11 @@ impl Model {
         let cost = CostModel::new(device, spec);
         let narrow = tiles.narrow().filter(|_| !rule.fixed);
         let narrow = narrow.and_then(|(narrow, widest)| {
-            let units = cost.fewest_units(widest)? * f64::from(device.sms);
-            Some((narrow, units.ceil() as u32))
+            let most = cost.narrower(widest)?;
+            Some((
+                narrow,
+                most.map(|most| (most * f64::from(device.sms)) as u64),
+            ))
         });
         Ok(Self {
             spec: *spec,

@@ -178,6 +178,7 @@ impl Case {
         device.sms = self.sms;
         device.decode_max_tokens = 0;
         device.decode_max_rows = 0;
+        device.decode_max_tiles = 0;
         device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
             compute: None,

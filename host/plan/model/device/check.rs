@@ -102,7 +102,18 @@ impl DeviceDescription {
                 ("unit_ns", tile.unit_ns, 0.0, 1e9),
                 ("queued_ns", tile.queued_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("state_ns", tile.state_ns.unwrap_or(0.0), 0.0, 1e9),
-                ("fewest_units", tile.fewest_units.unwrap_or(0.0), 0.0, 1e9),
+                (
+                    "narrower",
+                    tile.narrower.map_or(0.0, |[units, _]| units),
+                    0.0,
+                    1e4,
+                ),
+                (
+                    "narrower",
+                    tile.narrower.map_or(0.0, |[_, keys]| keys),
+                    0.0,
+                    1e9,
+                ),
                 (
                     "wider.units",
                     tile.wider.map_or(0.0, |wider| wider.units),

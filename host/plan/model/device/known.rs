@@ -43,6 +43,7 @@ fn h200() -> DeviceDescription {
         merge_state_ns: 100.0,
         decode_max_tokens: 8,
         decode_max_rows: 64,
+        decode_max_tiles: 4,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: Vec::new(),
@@ -206,6 +207,7 @@ fn a100() -> DeviceDescription {
         merge_state_ns: 0.0,
         decode_max_tokens: 8,
         decode_max_rows: 0,
+        decode_max_tiles: 0,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: Vec::new(),
@@ -285,6 +287,7 @@ fn cpu() -> DeviceDescription {
         merge_state_ns: 0.0,
         decode_max_tokens: 8,
         decode_max_rows: 0,
+        decode_max_tiles: 0,
         decode: DecodeDescription {
             ctas_per_sm: 1,
             rows: vec![8, 16, 32, 64, 128],
@@ -318,7 +321,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         queued_ns: Some(300.0),
         state_ns: None,
         wider: None,
-        fewest_units: None,
+        narrower: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -332,7 +335,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         queued_ns: None,
         state_ns: None,
         wider: None,
-        fewest_units: None,
+        narrower: None,
     };
     let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
     // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
@@ -346,12 +349,14 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         }),
         ..tile
     };
-    // Each tile converts its keys, so a CTA takes long for a block, whether it has the SM alone or not.
-    let of_8_bits = |head_dim, tile: TileCost| TileCost {
+    // Each tile converts its keys, so a CTA takes nearly as long for a block if it has the SM alone.
+    let of_8_bits = |head_dim, alone, flops_per_ns| TileCost {
         kv_bits: Some(8),
         head_dim: Some(head_dim),
-        fewest_units: Some(0.9),
-        ..tile
+        alone,
+        flops_per_ns,
+        narrower: Some([1.0, 2000.0]),
+        ..rows_64
     };
     vec![
         wider(rows_8, 16, 64, 3.8, [192, 700]),
@@ -362,16 +367,12 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         wider(rows_16, 8, 64, 1.4, [0, 400]),
         wider(rows_16, 8, 128, 1.4, [0, 400]),
         rows_16,
-        of_8_bits(64, rows_64),
-        of_8_bits(128, rows_64),
-        of_8_bits(
-            256,
-            TileCost {
-                share: 1,
-                alone: 1.0,
-                ..rows_64
-            },
-        ),
+        of_8_bits(64, 1.3, 250_000.0),
+        of_8_bits(128, 1.3, 340_000.0),
+        TileCost {
+            share: 1,
+            ..of_8_bits(256, 1.0, 360_000.0)
+        },
         TileCost {
             head_dim: Some(256),
             share: 1,

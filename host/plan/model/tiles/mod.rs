@@ -169,12 +169,13 @@ impl TileTable {
         self.decode.last().map_or(0, tokens)
     }
 
-    /// The most query tokens of decodes in a batch that has no shorter ones, or has 8-bit keys. Their rows are at most the device's `decode_max_rows` and
-    /// fit a tile. With 8-bit keys they may have several tiles: prefills would convert all keys, which takes longer.
+    /// The most query tokens of decodes in a batch that has no shorter ones, or has 8-bit keys. Their rows are at most the
+    /// device's `decode_max_rows` and fit a tile. With 8-bit keys they may have several tiles: prefills would convert all
+    /// keys, which takes longer.
     #[must_use]
     pub fn most_tokens_of_decodes(&self, device: &DeviceDescription, spec: &Spec) -> u32 {
-        match spec.kv_dtype.bytes() {
-            1 if self.has_decodes() => device.decode_max_rows / self.group,
+        match (spec.kv_dtype.bytes(), self.decode.last()) {
+            (1, Some(widest)) => device.decode_max_tiles * widest.tile.m / self.group,
             _ => (device.decode_max_rows / self.group).min(self.decode_tokens()),
         }
     }
