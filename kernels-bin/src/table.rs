@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            16789294,
+            16820548,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            7573528,
+            7563288,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            26269970,
+            27900949,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12122192,
+            12706896,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            10814697,
+            10813753,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5223856,
+            5225904,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1202140,
+            1202124,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            638032,
+            643152,
         )),
     },
     Module {
@@ -209,11 +209,11 @@
         family: "quantise",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            230622,
+            235076,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            141736,
+            143784,
         )),
     },
     Module {

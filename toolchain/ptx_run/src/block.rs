@@ -186,7 +186,7 @@ pub struct Block {
     /// `cp.async` copies of each lane, in program order.
     pub lane_copies: Vec<VecDeque<Pending>>,
     pub fences: Vec<Vec<FenceMark>>,
-    /// For each four bytes of shared memory, reads by loads that were in flight when their threads arrived at an mbarrier.
+    /// For each four bytes of shared memory, reads by loads whose threads arrived at an mbarrier before they used the data.
     pub late_reads: HashMap<usize, Vec<Record>>,
     /// Registers that no warp holds.
     pub pool: i64,

@@ -37,6 +37,9 @@ pub struct Load {
     pub instruction: usize,
     /// Lane, offset and length of each read.
     pub reads: Vec<(usize, u32, usize)>,
+    /// Lanes that have arrived at an mbarrier meanwhile, and what each knew when the first of them did.
+    pub arrived: u32,
+    pub known: Vec<Shared>,
 }
 
 /// Lanes that run together.
@@ -148,6 +151,8 @@ pub struct Warp {
     pub bulk: [Groups; LANES],
     /// Loads that may still read, the last of each instruction.
     pub loads: Vec<Load>,
+    /// Those that this instruction uses, of lanes that have arrived at an mbarrier since they began.
+    pub late_loads: Vec<Load>,
     /// Number of registers of a thread.
     pub registers: u32,
 }
@@ -196,6 +201,7 @@ impl Warp {
                 ..Groups::default()
             }),
             loads: Vec::new(),
+            late_loads: Vec::new(),
             registers: 0,
         };
         let empty = Shared::default();
@@ -251,7 +257,13 @@ impl Warp {
             let instruction = (meta.product & !LOADING) as usize;
             (meta.product, meta.valid) = (0, meta.then);
             // A load writes all of its registers at once.
-            self.loads.retain(|load| load.instruction != instruction);
+            let load = self
+                .loads
+                .iter()
+                .position(|load| load.instruction == instruction);
+            let load = load.map(|at| self.loads.swap_remove(at));
+            self.late_loads
+                .extend(load.filter(|load| load.arrived != 0));
             return Ok(self.w_meta[row as usize].valid);
         }
         if meta.product <= self.products_done {
@@ -313,6 +325,16 @@ impl Warp {
         Ok(())
     }
 
+    /// Notes that lanes arrive at an mbarrier while loads may still read.
+    pub fn arrive_before_loads(&mut self, lanes: u32) {
+        for load in &mut self.loads {
+            if load.arrived == 0 {
+                load.known = self.clocks.to_vec();
+            }
+            load.arrived |= lanes;
+        }
+    }
+
     /// Notes that a load has begun, which has set these words.
     pub fn begin_load(&mut self, load: Load, rows: &[Row]) {
         for &row in rows {
@@ -320,9 +342,7 @@ impl Warp {
             (meta.product, meta.valid, meta.then) =
                 (LOADING | load.instruction as u32, 0, meta.valid);
         }
-        // Of two loads of the same bytes, only the later one's registers matter.
-        self.loads
-            .retain(|old| old.instruction != load.instruction && old.reads != load.reads);
+        self.loads.retain(|old| old.instruction != load.instruction);
         self.loads.push(load);
     }
 

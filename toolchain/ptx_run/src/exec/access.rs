@@ -183,34 +183,49 @@ impl Run<'_> {
         let reads: Vec<_> = places.filter_map(read).collect();
         if !reads.is_empty() {
             let instruction = self.pc;
-            warp.begin_load(Load { instruction, reads }, rows);
+            warp.begin_load(
+                Load {
+                    instruction,
+                    reads,
+                    arrived: 0,
+                    known: Vec::new(),
+                },
+                rows,
+            );
         }
     }
 
-    /// Lanes have arrived at an mbarrier. What they loaded from shared memory and have not used since may be read after that.
-    pub fn arrive_before_loads(&self, block: &mut Block, warp: &Warp, lanes: u32) {
-        for load in &warp.loads {
-            let record = Record::new(
-                block.id,
-                warp.index,
-                warp.time,
-                load.instruction,
-                self.launch,
-            );
-            for &(lane, offset, len) in &load.reads {
-                if lanes >> lane & 1 == 0 {
-                    continue;
-                }
-                let mut record = record;
+    /// An instruction uses what its warp loaded from shared memory. Lanes that arrived at an mbarrier in between may read only now: no
+    /// copy may have overwritten the bytes since, nor may a later one that relies on that arrival.
+    pub fn read_late(&mut self, block: &mut Block, warp: &mut Warp) -> Step {
+        for load in std::mem::take(&mut warp.late_loads) {
+            let has_arrived = |lane: usize| load.arrived >> lane & 1 != 0;
+            for &(lane, offset, len) in load.reads.iter().filter(|read| has_arrived(read.0)) {
+                let mut record = self.record(block, warp);
                 record.members = 1 << lane;
                 let offset = offset as usize;
                 for granule in offset / GRANULE..(offset + len).div_ceil(GRANULE) {
+                    let written = block.shared.granule(granule).last_write();
+                    let is_new = |write: &Record| {
+                        let (who, agent) = (write.block(), write.agent());
+                        write.is_async()
+                            && !load.known[lane].knows(who, agent, write.members, write.time)
+                    };
+                    if let Some(write) = written.filter(is_new) {
+                        return Err(Box::new(Fault::Race {
+                            address: name(At::Shared((granule * GRANULE) as u32)),
+                            access: "uses what it loaded before it arrived at an mbarrier",
+                            before_access: "written",
+                            before: Box::new(self.place_of(&write)),
+                        }));
+                    }
                     let reads = block.late_reads.entry(granule).or_default();
                     reads.retain(|old| (old.who, old.members) != (record.who, record.members));
                     reads.push(record);
                 }
             }
         }
+        Ok(())
     }
 
     /// Checks an access for conflicts and records it.

@@ -129,7 +129,7 @@ impl Run<'_> {
                     let clock = warp.publish(block.id, lanes);
                     self.arrive(block, here, arrivals, &clock)?;
                 }
-                self.arrive_before_loads(block, warp, mask);
+                warp.arrive_before_loads(mask);
             }
             Op::BarrierExpect { address, bytes } => {
                 for (lane, address) in self.barrier_addresses(warp, mask, address)? {

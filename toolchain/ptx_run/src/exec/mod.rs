@@ -92,6 +92,9 @@ impl Run<'_> {
             return Ok(());
         }
         let flow = self.execute(block, warp, mask, &instruction.op)?;
+        if !warp.late_loads.is_empty() {
+            self.read_late(block, warp)?;
+        }
         match flow {
             Flow::Next => warp.path.pc += 1,
             Flow::Jump => {}
