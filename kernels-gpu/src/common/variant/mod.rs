@@ -126,7 +126,7 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_LOGITS: bool = false;
     /// [`Variant::logit`] still has to be multiplied by [`Variant::unit`]: kernels fold that into the exp2 at no cost.
     const KEEPS_UNIT: bool = false;
-    /// Whether a NaN among the four keys of [`Variant::logits`] may make the logits of all four NaN.
+    /// Hopper's prefills call [`Variant::logits`], in which a NaN may make the logits of all four keys NaN.
     const MIXES_KEYS: bool = false;
     /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products. Kernels then do not call it: they
     /// fold the row's part into the offset of the exp2, at no cost.

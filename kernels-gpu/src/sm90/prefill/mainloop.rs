@@ -16,7 +16,9 @@ use super::{
 use crate::{
     abi::PrefillParams,
     common::half::Half,
-    common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform_fours},
+    common::logits::{
+        hide_after, hide_before, hide_strangers_from, lean, mask, transform, transform_fours,
+    },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},
     common::variant::{Pair, Query, Variant},
@@ -160,7 +162,7 @@ pub(super) unsafe fn consume<
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
                 logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products,
-                transform_fours, V::MIXES_KEYS
+                V::MIXES_KEYS
             );
         };
     }

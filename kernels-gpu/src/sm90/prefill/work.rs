@@ -63,15 +63,14 @@ impl Work {
 }
 
 /// Turns accumulators of `$keys` keys into logits: applies the variant and the mask. `$scaled` says whether products
-/// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. `$transform` applies the
-/// variant's transform, and `$mixes` says whether it mixes keys. Whole consumer warps come here, and the stage holds
-/// their tile.
+/// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. `$mixes` says whether the
+/// variant transforms four keys together. Whole consumer warps come here, and the stage holds their tile.
 ///
 /// A macro and not a function: a call, even an inlined one, changed the register allocation of the main loops.
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident, $transform:ident, $mixes:expr
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident, $mixes:expr
     ) => {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
@@ -113,12 +112,14 @@ macro_rules! logits_of_block {
             }
             if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
-            } else {
+            } else if $mixes {
                 // Hidden keys may be NaN: they must not reach those that share work with them.
-                if $mixes && (V::MASKS || after || before) {
+                if V::MASKS || after || before {
                     hide!();
                 }
-                $transform(&mut $logits, $variant, $work.begin, $of);
+                transform_fours(&mut $logits, $variant, $work.begin, $of);
+            } else {
+                transform(&mut $logits, $variant, $work.begin, $of);
             }
         }
         if V::MASKS || after || before {

@@ -16,7 +16,9 @@ use super::{
 use crate::{
     abi::PrefillParams,
     common::half::Half,
-    common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
+    common::logits::{
+        hide_after, hide_before, hide_strangers_from, lean, mask, transform, transform_fours,
+    },
     common::prefill_tile::Tile,
     common::variant::{Pair, Query, Variant},
 };
@@ -179,7 +181,7 @@ pub(super) unsafe fn consume<
         ($work:ident) => {{
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, s.shape.keys, _shift, true, of_products, transform, false
+                logits, s.shape.keys, _shift, true, of_products, false
             );
             $work.begin -= keys;
             state.refer(&logits, scale)
