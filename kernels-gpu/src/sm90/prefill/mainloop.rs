@@ -162,7 +162,7 @@ pub(super) unsafe fn consume<
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
                 logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products,
-                V::MIXES_KEYS
+                mixes V::MIXES_KEYS
             );
         };
     }

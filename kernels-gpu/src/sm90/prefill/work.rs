@@ -70,7 +70,7 @@ impl Work {
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident, $mixes:expr
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident $(, mixes $mixes:expr)?
     ) => {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
@@ -112,13 +112,13 @@ macro_rules! logits_of_block {
             }
             if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
-            } else if $mixes {
+            } $(else if $mixes {
                 // Hidden keys may be NaN: they must not reach those that share work with them.
                 if V::MASKS || after || before {
                     hide!();
                 }
                 transform_fours(&mut $logits, $variant, $work.begin, $of);
-            } else {
+            })? else {
                 transform(&mut $logits, $variant, $work.begin, $of);
             }
         }

@@ -16,9 +16,7 @@ use super::{
 use crate::{
     abi::PrefillParams,
     common::half::Half,
-    common::logits::{
-        hide_after, hide_before, hide_strangers_from, lean, mask, transform, transform_fours,
-    },
+    common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
     common::variant::{Pair, Query, Variant},
 };
@@ -181,7 +179,7 @@ pub(super) unsafe fn consume<
         ($work:ident) => {{
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, s.shape.keys, _shift, true, of_products, false
+                logits, s.shape.keys, _shift, true, of_products
             );
             $work.begin -= keys;
             state.refer(&logits, scale)
