@@ -97,6 +97,10 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
     if planned.device.supports(&planned.spec).is_err() {
         planned.device = newer(gpu);
     }
+    if row.op != Op::Decode {
+        // So few new tokens on 8-bit keys would be decodes.
+        planned.device.decode_max_tiles = 0;
+    }
     match row.op {
         _ if row.op == Op::Pod || row.co_resident => {
             planned.spec = spec(row, 4);
