@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            27900949,
+            27908066,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12706896,
+            12716112,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            10813753,
+            10817625,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5225904,
+            5226928,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1202124,
+            1202140,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            643152,
+            638032,
         )),
     },
     Module {
@@ -209,11 +209,11 @@
         family: "quantise",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            235076,
+            230622,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            143784,
+            141736,
         )),
     },
     Module {

@@ -445,3 +445,23 @@ fn forecasts_count_the_conversion_of_keys_that_few_rows_see() {
     let (prefill, serial) = times(100, Dtype::F8E4M3);
     assert!((prefill - serial).abs() < 1.0, "{prefill} {serial}");
 }
+
+/// Where kernels share no SM, a prefill converts 8-bit keys beside its products. If few rows see many keys, that takes longer than
+/// a launch before and one operation after the other.
+#[test]
+fn few_rows_of_many_8_bit_keys_are_not_beside_decodes_on_sms_of_their_own() {
+    let mode = |head_dim, dtype| {
+        let spec = Spec::new(32, 8, head_dim).with_kv_dtype(dtype);
+        let device = DeviceDescription::named("h200").unwrap();
+        let plan = Planner::new().plan(
+            &spec,
+            &batch(100, 16_000, 40, 4000),
+            &device,
+            &PlanOptions::default(),
+        );
+        plan.unwrap().pod.unwrap().mode
+    };
+    assert_eq!(mode(128, Dtype::F8E4M3), PodMode::Fused);
+    assert_ne!(mode(256, Dtype::F8E4M3), PodMode::Fused);
+    assert_eq!(mode(256, Dtype::BF16), PodMode::Fused);
+}

@@ -123,17 +123,6 @@ impl PodForecast {
         }
     }
 
-    /// Adds the time of a launch before all else, which prefills need.
-    pub(in crate::plan) fn begin_after(&mut self, ns: f64) {
-        self.prefill_ns += ns;
-        self.serial_ns += ns;
-        self.streams_ns += ns;
-        if self.fused_ns < f64::MAX {
-            self.fused_ns += ns;
-            self.fused_done_ns = self.fused_done_ns.map(|done| done + ns);
-        }
-    }
-
     /// When the prefills and the decodes finish in a mode, if they begin at the same time or run one after the other.
     pub(in crate::plan) fn done(&self, mode: PodMode) -> [f64; 2] {
         let alone = [self.prefill_ns, self.decode_ns];

@@ -2,10 +2,10 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::forecast::PrefillLoad;
+use super::forecast::{Conversion, PrefillLoad};
 use crate::{
     plan::{
-        conversion::{few_rows_see_them, prepared_ns},
+        conversion::{few_rows_see_them, pieces_beside, prepared_ns},
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
@@ -45,6 +45,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
     };
+    let [before, beside] = conversions(input, options);
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
     // One kernel with both operations is for heads that have no other form, and for callers that ask for it.
@@ -62,16 +63,20 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
             !(by_tickets || shares && config.is_apart())
         };
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
-        tiles.map(|tiles| load(tiles, 1.0))
+        // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
+        let conversion = if config.shares_sms() { before } else { beside };
+        tiles.map(|tiles| load(tiles, 1.0).converting(conversion))
     });
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
-    let prefill = load(&model.tiles, slowdown);
+    let prefill = load(&model.tiles, slowdown).converting(Conversion {
+        before_ns: before.before_ns,
+        ..beside
+    });
     let alone_ns = decode_ns * decode_alone(input, decodes);
-    let (mut forecast, choice) =
+    let (forecast, choice) =
         device
             .pod
             .forecast(device.sms, &prefill, fused, [decode_ns, alone_ns]);
-    forecast.begin_after(converted_ns(input, options));
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
         PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
@@ -96,11 +101,12 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     }
 }
 
-/// Time of the launch that converts the keys of prefills before all else, in nanoseconds.
-fn converted_ns(input: &BatchInput<'_>, options: &PlanOptions) -> f64 {
+/// The conversion of 8-bit keys that few rows see, as each mode has it: by a launch before all else and beside the products.
+fn conversions(input: &BatchInput<'_>, options: &PlanOptions) -> [Conversion; 2] {
     let Model { spec, tiles, .. } = input.model;
+    let none = [Conversion::default(); 2];
     if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
-        return 0.0;
+        return none;
     }
     let (mut pairs, mut keys) = (0.0, 0);
     for part in input.parts(tiles) {
@@ -110,10 +116,20 @@ fn converted_ns(input: &BatchInput<'_>, options: &PlanOptions) -> f64 {
         });
         keys += part.prefill_keys();
     }
-    match few_rows_see_them(pairs as u64, keys, spec.kv_heads) {
-        true => prepared_ns(keys, spec.kv_heads, spec.head_dim_qk),
-        false => 0.0,
+    if !few_rows_see_them(pairs as u64, keys, spec.kv_heads) {
+        return none;
     }
+    let (pieces, piece_ns) = pieces_beside(keys, spec.kv_heads, spec.head_dim_qk);
+    let before = Conversion {
+        before_ns: prepared_ns(keys, spec.kv_heads, spec.head_dim_qk),
+        ..Conversion::default()
+    };
+    let beside = Conversion {
+        pieces,
+        piece_ns,
+        ..Conversion::default()
+    };
+    [before, beside]
 }
 
 /// Time of prefills per pair of a row and a key on one SM, in nanoseconds.

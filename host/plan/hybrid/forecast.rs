@@ -65,6 +65,28 @@ pub struct PrefillLoad {
     launches: [Tiles; LAUNCHES],
     /// Whether tiles may be cut along their keys.
     divisible: bool,
+    /// The conversion of 8-bit keys that few rows see; many rows hide it.
+    conversion: Conversion,
+}
+
+/// The conversion of 8-bit keys: by a launch before all else, or beside the products.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Conversion {
+    /// Time of the launch.
+    pub before_ns: f64,
+    /// Pieces to convert beside the products, and the time of each.
+    pub pieces: f64,
+    pub piece_ns: f64,
+}
+
+/// Pieces that a prefill CTA converts before its first product: one for each of its consumer warps.
+const FIRST_PIECES: f64 = 8.0;
+
+impl Conversion {
+    /// When the last piece is converted: by one warp of each CTA.
+    fn beside(&self, ctas: u32) -> f64 {
+        (self.pieces / f64::from(ctas) - FIRST_PIECES).max(0.0) * self.piece_ns
+    }
 }
 
 impl PrefillLoad {
@@ -73,7 +95,18 @@ impl PrefillLoad {
         Self {
             launches: [Tiles::NONE; LAUNCHES],
             divisible,
+            conversion: Conversion {
+                before_ns: 0.0,
+                pieces: 0.0,
+                piece_ns: 0.0,
+            },
         }
+    }
+
+    /// The same with a conversion of keys.
+    #[must_use]
+    pub const fn converting(self, conversion: Conversion) -> Self {
+        Self { conversion, ..self }
     }
 
     /// Adds `count` tiles of a launch that take `ns` each.
@@ -155,7 +188,8 @@ impl PodConfig {
             let share = self.share(ctas, sms);
             let slower = self.prefill_slower(share);
             let times = [prefill.beside(decode_ns, ctas, slower), prefill.busy(ctas)];
-            let [alone, busy] = times.map(|ns| ns * self.prefill_slowdown);
+            let converted = prefill.conversion.beside(ctas);
+            let [alone, busy] = times.map(|ns| (ns * self.prefill_slowdown).max(converted));
             let done = share.done([alone, busy], decode_ns);
             if last(done) < last(best.0) {
                 best = (done, CtaSplit::new(sms, ctas));
@@ -231,8 +265,9 @@ impl PodDescription {
         [decode_ns, alone_ns]: [f64; 2],
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
-        let prefill_ns = prefill.on(sms) + launched;
-        let beside_ns = prefill.beside(alone_ns, sms, 1.0) + launched;
+        let prefill_ns = prefill.on(sms) + launched + prefill.conversion.before_ns;
+        let beside_ns = prefill.beside(alone_ns, sms, 1.0);
+        let beside_ns = beside_ns.max(prefill.conversion.beside(sms)) + launched;
         let alone_ns = alone_ns + self.decode_ns;
         // Tiles that do not fill the device leave SMs to the decodes.
         let free = 1.0 - f64::from(prefill.tiles().min(sms)) / f64::from(sms);
@@ -252,7 +287,7 @@ impl PodDescription {
                 continue;
             };
             let (done, ctas) = config.done(&prefill, decode_ns, sms);
-            let done = done.map(|ns| ns + self.fused_ns);
+            let done = done.map(|ns| ns + self.fused_ns + prefill.conversion.before_ns);
             if last(done) < forecast.fused_ns {
                 forecast.fused_ns = last(done);
                 forecast.fused_done_ns = done;

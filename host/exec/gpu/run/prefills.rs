@@ -13,6 +13,7 @@ use crate::{
         prefill::{Source, describes_values},
         steps::{Extras, Parameters, Step},
     },
+    plan::pod::PodMode,
     problem::{Compute, Padding, Spec},
 };
 
@@ -146,11 +147,14 @@ impl Making<'_> {
         }
     }
 
-    /// Whether a launch before a prefill widens its 8-bit keys because few rows of queries see each of them. A captured graph
-    /// has the same launches for all plans.
+    /// Whether a launch before a prefill widens its 8-bit keys because few rows of queries see each of them. Beside decodes, only
+    /// where both share SMs: on SMs of their own, prefills and decodes took up to 1.5 times as long after such a launch. A captured
+    /// graph has the same launches for all plans.
     fn widens(&self, launch: &GroupLaunch) -> bool {
         let spec = &self.workspace.spec;
+        let alone = self.workspace.launch_plan.pod == PodMode::Serial;
         launch.few_rows
+            && (alone || launch.key.kernel.info().co_resident)
             && !self.workspace.captured()
             && spec.rotary.is_none()
             && spec.compute == Compute::F16
