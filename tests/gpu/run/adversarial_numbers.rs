@@ -100,7 +100,7 @@ fn check_nan<T: Element>(gpu: &Gpu, spec: &Spec, arch: Option<Arch>, at: u32) {
     table.push(&(0..10).collect::<Vec<_>>(), keys[0]);
     table.push(&(20..39).collect::<Vec<_>>(), keys[1]);
     let case = Case {
-        spec: spec.clone().with_dtype(T::DTYPE),
+        spec: spec.with_dtype(T::DTYPE),
         batch: Batch::new(vec![0, queries[0], queries[0] + queries[1]], table),
         layout: KvLayout::Nhd,
         options: PlanOptions::default(),
@@ -156,8 +156,8 @@ fn nan_keys_stay_in_rows_that_see_them() {
     for dim in [64, 128, 256] {
         let spec = Spec::new(8, 2, dim);
         for spec in [
-            spec.clone(),
-            spec.clone().with_soft_cap(20.0),
+            spec,
+            spec.with_soft_cap(20.0),
             spec.with_soft_cap(20.0).with_window_left(40),
         ] {
             for at in [96, 101, 102] {
