@@ -52,6 +52,7 @@ pub(crate) const fn few_rows_see_them(pairs: u64, keys: u64, kv_heads: u32) -> b
 
 /// Time of that launch for a key of 128 elements of one head, with its value, at the speed of an H200's memory.
 const PREPARED_NS: f64 = 0.18;
+/// What a launch before a prefill takes in addition: a guess from launches of other kernels.
 const PREPARED_LAUNCH_NS: f64 = 5e3;
 
 /// Time of that launch in nanoseconds.
@@ -61,7 +62,8 @@ pub(crate) fn prepared_ns(keys: u64, kv_heads: u32, head_dim: u32) -> f64 {
 }
 
 /// The pieces of 64 keys or values of one head that a prefill converts, and the time in which an H200's warp converts one beside
-/// products, in nanoseconds: fitted to random hybrid batches with heads of 64 and 256.
+/// products, in nanoseconds: fitted to random hybrid batches with heads of 64 and 256, where kernels have SMs of their own; with heads
+/// of 128, which rarely do, in between.
 pub(crate) fn pieces_beside(keys: u64, kv_heads: u32, head_dim: u32) -> (f64, f64) {
     let pieces = 2.0 * keys as f64 * f64::from(kv_heads) / f64::from(ConvertedPage::KEYS);
     let piece_ns = match head_dim {

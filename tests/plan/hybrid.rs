@@ -465,3 +465,42 @@ fn few_rows_of_many_8_bit_keys_are_not_beside_decodes_on_sms_of_their_own() {
     assert_ne!(mode(256, Dtype::F8E4M3), PodMode::Fused);
     assert_eq!(mode(256, Dtype::BF16), PodMode::Fused);
 }
+
+/// The forecast counts the keys that the launch converts: those that a window leaves, and those of a common prefix once.
+#[test]
+fn forecasts_count_keys_that_are_seen_once() {
+    let prefill_ns = |batch: &Batch, window, dtype| {
+        let spec = Spec::new(32, 8, 128).with_kv_dtype(dtype);
+        let spec = match window {
+            Some(window) => spec.with_window_left(window),
+            None => spec,
+        };
+        let device = DeviceDescription::named("h200").unwrap();
+        let plan = Planner::new().plan(&spec, batch, &device, &PlanOptions::default());
+        plan.unwrap().pod.unwrap().forecast.prefill_ns
+    };
+    let more = |batch: &Batch, window| {
+        prefill_ns(batch, window, Dtype::F8E4M3) - prefill_ns(batch, window, Dtype::BF16)
+    };
+    let long = batch(100, 30_000, 40, 4000);
+    let [all, seen] = [more(&long, None), more(&long, Some(1023))];
+    assert!(all > 45e3 && seen < 10e3, "{all} {seen}");
+    // 16 chunks of 300 tokens behind the same 500 pages: each key is seen by many rows.
+    let mut table = PageTable::new(PAGE, 2000);
+    let mut tokens = vec![0];
+    for chunk in 0..16 {
+        let own = 500 + chunk * 20;
+        let pages: Vec<u32> = (0..500).chain(own..own + 19).collect();
+        table.push(&pages, 8300);
+        tokens.push(tokens[chunk as usize] + 300);
+    }
+    for decode in 0..40 {
+        table.push(
+            &(1000 + decode * 20..1020 + decode * 20).collect::<Vec<_>>(),
+            320,
+        );
+        tokens.push(tokens[16] + decode + 1);
+    }
+    let shared = Batch::new(tokens, table);
+    assert!(more(&shared, None).abs() < 1.0);
+}

@@ -180,18 +180,17 @@ impl Run {
             !apart && self.steps.iter().any(concurrent) && self.steps.iter().any(Step::is_prefill);
         if overlap {
             // The prefills stay on the caller's stream and are launched first: their CTAs find every SM empty, and the
-            // CTAs of the decodes take the remaining room. What prepares their keys comes before both: beside decodes, which
-            // fill all SMs, it would end with them.
-            let turn = |step: &Step| match step.prepares_keys() {
+            // CTAs of the decodes take the remaining room. Where they share SMs, a launch that widens keys comes before both: beside
+            // decodes, which fill all SMs, it would end with them.
+            let shares = |step: &Step| step.is_prefill() && step.kernel.info.co_resident;
+            let first = self.steps.iter().any(shares);
+            let before = |step: &Step| first && step.widens_keys();
+            let turn = |step: &Step| match before(step) {
                 true => 0,
                 false => 1 + u32::from(concurrent(step)) + 2 * u32::from(step.is_merge()),
             };
             self.steps.sort_by_key(turn);
-            self.before = self
-                .steps
-                .iter()
-                .filter(|step| step.prepares_keys())
-                .count();
+            self.before = self.steps.iter().filter(|step| before(step)).count();
             self.aside = self.steps.iter().filter(|step| concurrent(step)).count();
             let merging = self.steps.last_mut().filter(|step| step.is_merge());
             let merges = usize::from(merging.is_some());

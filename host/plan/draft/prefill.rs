@@ -21,10 +21,28 @@ impl PartInput<'_> {
         row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
-    /// Keys of the requests that prefill kernels run.
-    pub fn prefill_keys(&self) -> u64 {
-        let keys = |(row_block, _)| u64::from(self.part.kv_len(row_block));
-        self.contiguous().map(keys).sum()
+    /// Keys that prefill kernels see, and pairs of a key and a row of queries that sees it, for one KV head. Of requests that
+    /// begin with the same page, only the keys of the longest count.
+    pub fn prefill_keys(&self) -> [u64; 2] {
+        let (spec, table) = (&self.model.spec, &self.part.table);
+        let mut pairs = 0;
+        let of_block = |(row_block, tokens): (usize, Range<u32>)| {
+            let (kv_len, first) = (
+                self.part.kv_len(row_block),
+                self.part.first_position(row_block),
+            );
+            let rows = tokens.end - tokens.start;
+            let seen = |token: u32| spec.variant.visible(first + token as i32, kv_len);
+            let [begin, end] = [seen(0), seen(rows.saturating_sub(1))];
+            let both = u64::from(begin.end - begin.start) + u64::from(end.end - end.start);
+            pairs += u64::from(rows) * u64::from(spec.group()) * both / 2;
+            let page = table.indices.get(table.indptr[row_block] as usize);
+            (page.copied(), end.end.saturating_sub(begin.start))
+        };
+        let mut keys: Vec<_> = self.contiguous().map(of_block).collect();
+        keys.sort_unstable();
+        let longest = keys.chunk_by(|a, b| a.0 == b.0).filter_map(<[_]>::last);
+        [longest.map(|&(_, keys)| u64::from(keys)).sum(), pairs]
     }
 
     /// Counts the tiles of prefills, for forecasts. `add` is called for each group of similar tiles with their index in

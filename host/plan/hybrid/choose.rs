@@ -45,7 +45,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
     };
-    let [before, beside] = conversions(input, options);
+    let [before, beside] = conversions(input);
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
     // One kernel with both operations is for heads that have no other form, and for callers that ask for it.
@@ -102,21 +102,15 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
 }
 
 /// The conversion of 8-bit keys that few rows see, as each mode has it: by a launch before all else and beside the products.
-fn conversions(input: &BatchInput<'_>, options: &PlanOptions) -> [Conversion; 2] {
+fn conversions(input: &BatchInput<'_>) -> [Conversion; 2] {
     let Model { spec, tiles, .. } = input.model;
     let none = [Conversion::default(); 2];
     if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
         return none;
     }
-    let (mut pairs, mut keys) = (0.0, 0);
-    for part in input.parts(tiles) {
-        part.contiguous_tiles(options.split, |launch, units, keys| {
-            let rows = tiles.prefills()[launch].tile.m;
-            pairs += f64::from(units) * f64::from(rows) * keys / f64::from(spec.kv_heads);
-        });
-        keys += part.prefill_keys();
-    }
-    if !few_rows_see_them(pairs as u64, keys, spec.kv_heads) {
+    let parts = input.parts(tiles).map(|part| part.prefill_keys());
+    let [keys, pairs] = parts.fold([0; 2], |sum, part| [0, 1].map(|i| sum[i] + part[i]));
+    if !few_rows_see_them(pairs, keys, spec.kv_heads) {
         return none;
     }
     let (pieces, piece_ns) = pieces_beside(keys, spec.kv_heads, spec.head_dim_qk);

@@ -67,8 +67,8 @@ pub struct DeviceDescription {
     #[serde(default)]
     pub decode_max_rows: u32,
     /// The same with 8-bit keys, which prefills convert first: the rows may fill this many of the widest tiles. With at most
-    /// `decode_max_rows` rows, other row blocks may have fewer tokens.
-    #[serde(default)]
+    /// `decode_max_rows` rows, other row blocks may have fewer tokens. One if a description lacks it.
+    #[serde(default = "one_tile")]
     pub decode_max_tiles: u32,
     /// Costs of decodes.
     pub decode: DecodeDescription,
@@ -136,8 +136,8 @@ pub struct TileCost {
     /// When all decodes of a step take a wider tile instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wider: Option<WiderTile>,
-    /// Decodes take several narrower tiles each instead if these are at most so many units for each SM, of at most so many keys
-    /// in all for each SM. None: never.
+    /// `[units, keys]` for each SM: decodes take several narrower tiles each instead if these are at most so many units with at
+    /// most so many keys in all. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub narrower: Option<[f64; 2]>,
 }
@@ -174,6 +174,10 @@ pub struct JointDescription {
 
 const fn one() -> f64 {
     1.0
+}
+
+const fn one_tile() -> u32 {
+    1
 }
 
 const fn one_cta() -> u32 {

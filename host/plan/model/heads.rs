@@ -20,7 +20,8 @@ pub struct Model {
     /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
     /// they have only decode kernels.
     pub most_decode_tokens: u32,
-    /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, none is longer than this.
+    /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, have at most the rows of the device's
+    /// `decode_max_rows`.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
     /// `tiles` without the widest tile of decodes, and the most units of a batch, and keys of these, with which decodes take

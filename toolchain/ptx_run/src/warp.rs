@@ -18,7 +18,7 @@ pub const ALL: u32 = u32::MAX;
 pub struct Meta {
     /// Lanes in which it has a value.
     pub valid: u32,
-    /// The group of products that writes it; 0 if none. With [`LOADING`] the instruction of a load that nobody has waited for.
+    /// The group of products that writes it; 0 if none. With [`LOADING`] the number of a load that nobody has waited for.
     pub product: u32,
     /// The group of products that reads it as A; 0 if none.
     pub read_by: u32,
@@ -31,10 +31,14 @@ pub struct Meta {
 /// In [`Meta::product`]: the register belongs to a load from shared memory, and no instruction has used it since.
 pub const LOADING: u32 = 1 << 31;
 
+/// The most loads of a warp that are kept: older ones, which nobody may ever use, are forgotten.
+const MOST_LOADS: usize = 64;
+
 /// A load from shared memory whose registers no instruction has used. It may still read.
 #[derive(Clone, Debug)]
 pub struct Load {
-    pub instruction: usize,
+    /// Different for each load of a warp.
+    pub number: u32,
     /// Lane, offset and length of each read.
     pub reads: Vec<(usize, u32, usize)>,
     /// Lanes that have arrived at an mbarrier meanwhile, and what each knew when the first of them did.
@@ -149,8 +153,9 @@ pub struct Warp {
     pub fenced_products: bool,
     pub copies: [Groups; LANES],
     pub bulk: [Groups; LANES],
-    /// Loads that may still read, the last of each instruction.
+    /// Loads that may still read, oldest first, and how many have begun.
     pub loads: Vec<Load>,
+    pub loads_begun: u32,
     /// Those that this instruction uses, of lanes that have arrived at an mbarrier since they began.
     pub late_loads: Vec<Load>,
     /// Number of registers of a thread.
@@ -201,6 +206,7 @@ impl Warp {
                 ..Groups::default()
             }),
             loads: Vec::new(),
+            loads_begun: 0,
             late_loads: Vec::new(),
             registers: 0,
         };
@@ -254,14 +260,11 @@ impl Warp {
             return Ok(meta.valid);
         }
         if meta.product & LOADING != 0 {
-            let instruction = (meta.product & !LOADING) as usize;
+            let number = meta.product & !LOADING;
             (meta.product, meta.valid) = (0, meta.then);
             // A load writes all of its registers at once.
-            let load = self
-                .loads
-                .iter()
-                .position(|load| load.instruction == instruction);
-            let load = load.map(|at| self.loads.swap_remove(at));
+            let load = self.loads.iter().position(|load| load.number == number);
+            let load = load.map(|at| self.loads.remove(at));
             self.late_loads
                 .extend(load.filter(|load| load.arrived != 0));
             return Ok(self.w_meta[row as usize].valid);
@@ -335,15 +338,28 @@ impl Warp {
         }
     }
 
-    /// Notes that a load has begun, which has set these words.
-    pub fn begin_load(&mut self, load: Load, rows: &[Row]) {
+    /// Notes that a load of these bytes has begun, which has set these words.
+    pub fn begin_load(&mut self, reads: Vec<(usize, u32, usize)>, rows: &[Row]) {
+        self.loads_begun = (self.loads_begun + 1) & !LOADING;
+        let number = self.loads_begun;
         for &row in rows {
             let meta = &mut self.w_meta[row as usize];
-            (meta.product, meta.valid, meta.then) =
-                (LOADING | load.instruction as u32, 0, meta.valid);
+            (meta.product, meta.valid, meta.then) = (LOADING | number, 0, meta.valid);
         }
-        self.loads.retain(|old| old.instruction != load.instruction);
-        self.loads.push(load);
+        if self.loads.len() == MOST_LOADS {
+            self.loads.remove(0);
+        }
+        self.loads.push(Load {
+            number,
+            reads,
+            arrived: 0,
+            known: Vec::new(),
+        });
+    }
+
+    /// Waits for all loads, as fences do: too late for those that an arrival came before.
+    pub fn await_loads(&mut self) {
+        self.loads.retain(|load| load.arrived != 0);
     }
 
     /// Copies a word together with what is known of it.
@@ -353,7 +369,8 @@ impl Warp {
         if from.product > self.products_done {
             self.set_word(d, mask, &values, 0)?;
             let meta = &mut self.w_meta[d as usize];
-            (meta.product, meta.then, meta.born) = (from.product, from.then, 0);
+            let then = meta.valid | from.then & mask;
+            (meta.product, meta.valid, meta.then, meta.born) = (from.product, 0, then, 0);
             return Ok(());
         }
         let valid = if from.product != 0 {

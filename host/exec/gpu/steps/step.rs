@@ -215,9 +215,9 @@ impl Step {
         )
     }
 
-    /// Whether it prepares keys for a prefill.
-    pub(super) const fn prepares_keys(&self) -> bool {
-        matches!(self.parameters, Parameters::Widen(_) | Parameters::Turn(_))
+    /// Whether it widens keys for a prefill.
+    pub(super) const fn widens_keys(&self) -> bool {
+        matches!(self.parameters, Parameters::Widen(_))
     }
 
     pub(super) const fn is_merge(&self) -> bool {

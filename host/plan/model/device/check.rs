@@ -73,6 +73,12 @@ impl DeviceDescription {
             ("merge_last_ns", self.merge_last_ns, 0.0, 1e9),
             ("merge_state_ns", self.merge_state_ns, 0.0, 1e9),
             ("sms", self.sms.into(), 1.0, 65536.0),
+            (
+                "decode_max_tiles",
+                self.decode_max_tiles.into(),
+                0.0,
+                1024.0,
+            ),
             ("pod.streams_loss", self.pod.streams_loss, 0.0, 10.0),
             ("pod.apart_loss", self.pod.apart_loss, 0.0, 10.0),
             ("pod.decode_alone", self.pod.decode_alone, 1e-3, 1e3),
@@ -103,13 +109,13 @@ impl DeviceDescription {
                 ("queued_ns", tile.queued_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("state_ns", tile.state_ns.unwrap_or(0.0), 0.0, 1e9),
                 (
-                    "narrower",
+                    "narrower units",
                     tile.narrower.map_or(0.0, |[units, _]| units),
                     0.0,
                     1e4,
                 ),
                 (
-                    "narrower",
+                    "narrower keys",
                     tile.narrower.map_or(0.0, |[_, keys]| keys),
                     0.0,
                     1e9,

@@ -23,7 +23,7 @@ use self::{
 use super::{DeviceDescription, PodConfig};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::Spec,
+    problem::{Compute, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
@@ -169,13 +169,20 @@ impl TileTable {
         self.decode.last().map_or(0, tokens)
     }
 
-    /// The most query tokens of decodes in a batch that has no shorter ones, or has 8-bit keys. Their rows are at most the
-    /// device's `decode_max_rows` and fit a tile. With 8-bit keys they may have several tiles: prefills would convert all
-    /// keys, which takes longer.
+    /// The most query tokens of decodes in a batch that has no shorter ones, or has 8-bit keys. Their rows fit a tile and are at
+    /// most the device's `decode_max_rows`. With 8-bit keys, which prefills would convert, they may fill several tiles, at most
+    /// `decode_max_tiles`; with products of 8 bits not more than `decode_max_rows`.
     #[must_use]
     pub fn most_tokens_of_decodes(&self, device: &DeviceDescription, spec: &Spec) -> u32 {
         match (spec.kv_dtype.bytes(), self.decode.last()) {
-            (1, Some(widest)) => device.decode_max_tiles * widest.tile.m / self.group,
+            (1, Some(widest)) => {
+                let rows = device.decode_max_tiles.saturating_mul(widest.tile.m);
+                let most = match spec.compute {
+                    Compute::F16 => rows,
+                    Compute::F8 => rows.min(device.decode_max_rows),
+                };
+                most / self.group
+            }
             _ => (device.decode_max_rows / self.group).min(self.decode_tokens()),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     op::{Address, Row, Space},
     report::{Fault, Step},
     shadow::{Accessor, Conflict, GRANULE, Record, bytes_of},
-    warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Load, Warp, members},
+    warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
 };
 
 /// The location of an address.
@@ -170,7 +170,6 @@ impl Run<'_> {
 
     /// Notes a load of words, if it is from shared memory, with the address and lane of each read.
     pub fn note_load(
-        &self,
         warp: &mut Warp,
         places: impl Iterator<Item = (At, usize)>,
         len: usize,
@@ -182,16 +181,7 @@ impl Run<'_> {
         };
         let reads: Vec<_> = places.filter_map(read).collect();
         if !reads.is_empty() {
-            let instruction = self.pc;
-            warp.begin_load(
-                Load {
-                    instruction,
-                    reads,
-                    arrived: 0,
-                    known: Vec::new(),
-                },
-                rows,
-            );
+            warp.begin_load(reads, rows);
         }
     }
 

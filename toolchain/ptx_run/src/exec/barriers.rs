@@ -53,7 +53,7 @@ impl Run<'_> {
                 warp.cluster_phase = None;
             }
             Op::Fence => {
-                warp.loads.clear();
+                warp.await_loads();
                 for lane in members(mask) {
                     if let Some(found) = warp.found[lane].take() {
                         warp.learn(1 << lane, &found);
@@ -72,7 +72,9 @@ impl Run<'_> {
                     0
                 } | if *global { FENCE_GLOBAL } else { 0 };
                 mark(block, warp, mask, kinds);
-                warp.loads.clear();
+                if *shared {
+                    warp.await_loads();
+                }
             }
             Op::FenceBarrierInit => mark(block, warp, mask, FENCE_BARRIER),
             Op::SetMaxRegisters {

@@ -130,7 +130,7 @@ impl Run<'_> {
                     warp.set_word(row, mask, &out, valid)?;
                 }
                 let lines = (0..8 * d.len()).map(|lane| (places[lane], lane));
-                self.note_load(warp, lines, 16, d);
+                Self::note_load(warp, lines, 16, d);
             }
             Op::StoreMatrix {
                 transposed,

@@ -79,7 +79,7 @@ impl Run<'_> {
                     }
                 }
                 if !*long {
-                    self.note_load(warp, members(mask).map(|lane| (places[lane], lane)), len, d);
+                    Self::note_load(warp, members(mask).map(|lane| (places[lane], lane)), len, d);
                 }
             }
             Op::Store {

@@ -191,6 +191,17 @@ AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra AGAIN;
         "fence.proxy.async.shared::cta;\nmbarrier.arrive.shared",
     );
     assert_eq!(words(64, &format!("{fenced}{store}"), &numbers), sums);
+    // A fence after the arrival is too late.
+    let after = later.replace(
+        "@%p1 bra AGAIN;",
+        "fence.proxy.async.shared::cta;\n@%p1 bra AGAIN;",
+    );
+    assert_fault!(
+        64,
+        &after,
+        Fault::LoadInFlight { .. } | Fault::Race { .. },
+        ""
+    );
     // A later arrival tells of loads that an earlier one did not cover.
     let twice = used
         .replace(

@@ -15,7 +15,8 @@ use crate::abi::DecodeParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Smaller scales of values are raised to this, so that the inverse is finite.
+/// Smaller scales of values are raised to this, so that the inverse is finite. Scales of a row's values may differ by 2¹²⁰: beyond that,
+/// a sum loses the keys with the largest.
 const SMALLEST: f32 = 1e-30;
 
 /// The scale of a key. The logarithm of its value's is 8 bytes further.

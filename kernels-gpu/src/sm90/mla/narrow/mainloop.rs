@@ -1,6 +1,6 @@
 //! The consumer teams. Warps split a block by keys for the logits, and by columns for the outputs.
 
-use cuda_std::{barrier, convert, mbarrier, misc, mma, shared, thread};
+use cuda_std::{barrier, convert, fence, mbarrier, misc, mma, shared, thread};
 
 use super::{
     config::{FRAGMENT_BYTES, ROWS_OF_TILE, TEAMS, WARPS, WEIGHTS_BYTES},
@@ -121,8 +121,12 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
                     rows.sums = sums;
                 }
                 let weights = places.weights_to_read(s, of_all);
-                // Each lane has read keys and arrives for itself.
-                let read = || mbarrier::arrive(s.free(s.first_place(of_all).0));
+                // Each lane has read keys and arrives for itself. The fence waits for its loads: a copy to the freed place may
+                // overtake those in flight, and ptxas moves an arrival before the use of what was loaded.
+                let read = || {
+                    fence::proxy_async_shared();
+                    mbarrier::arrive(s.free(s.first_place(of_all).0));
+                };
                 add(&mut o, ahead, source, weights, read);
                 number += TEAMS;
             }
@@ -261,7 +265,6 @@ unsafe fn add(
         }
         step += 1;
     }
-    // Not before: a copy to the freed place may overtake loads from it that are still in flight.
     read();
 }
 
