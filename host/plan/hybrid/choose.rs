@@ -104,7 +104,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
 /// The conversion of 8-bit keys that few rows see, as each mode has it: by a launch before all else and beside the products.
 fn conversions(input: &BatchInput<'_>) -> [Conversion; 2] {
     let Model { spec, tiles, .. } = input.model;
-    let none = [Conversion::default(); 2];
+    let none = [Conversion::NONE; 2];
     if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
         return none;
     }
@@ -116,12 +116,12 @@ fn conversions(input: &BatchInput<'_>) -> [Conversion; 2] {
     let (pieces, piece_ns) = pieces_beside(keys, spec.kv_heads, spec.head_dim_qk);
     let before = Conversion {
         before_ns: prepared_ns(keys, spec.kv_heads, spec.head_dim_qk),
-        ..Conversion::default()
+        ..Conversion::NONE
     };
     let beside = Conversion {
         pieces,
         piece_ns,
-        ..Conversion::default()
+        ..Conversion::NONE
     };
     [before, beside]
 }

@@ -70,7 +70,7 @@ pub struct PrefillLoad {
 }
 
 /// The conversion of 8-bit keys: by a launch before all else, or beside the products.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conversion {
     /// Time of the launch.
     pub before_ns: f64,
@@ -83,6 +83,13 @@ pub struct Conversion {
 const FIRST_PIECES: f64 = 8.0;
 
 impl Conversion {
+    /// No keys are converted.
+    pub const NONE: Self = Self {
+        before_ns: 0.0,
+        pieces: 0.0,
+        piece_ns: 0.0,
+    };
+
     /// When the last piece is converted: by one warp of each CTA.
     fn beside(&self, ctas: u32) -> f64 {
         (self.pieces / f64::from(ctas) - FIRST_PIECES).max(0.0) * self.piece_ns
@@ -95,11 +102,7 @@ impl PrefillLoad {
         Self {
             launches: [Tiles::NONE; LAUNCHES],
             divisible,
-            conversion: Conversion {
-                before_ns: 0.0,
-                pieces: 0.0,
-                piece_ns: 0.0,
-            },
+            conversion: Conversion::NONE,
         }
     }
 

@@ -24,6 +24,10 @@ pub const E4M3_PAIRS_BY_TOKEN: u32 = 6;
 /// 128 bytes, and L2 takes as long for a part of a line as for all of it.
 pub const BITS16_PAIRS: u32 = 7;
 
+/// Where each token has scales, smaller ones of values are raised to this, so that the inverse is finite. Scales of a row's values
+/// may differ by 2¹²⁰: beyond that, a sum loses the keys with the largest.
+pub const SMALLEST_SCALE: f32 = 1e-30;
+
 /// Whether elements have 16 bits.
 #[must_use]
 pub const fn is_16_bits(cache: u32) -> bool {

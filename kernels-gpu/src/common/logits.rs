@@ -96,13 +96,19 @@ fn first_pair(at: &Pair, begin: i32) -> Pair {
     }
 }
 
+/// The pair of an accumulator's element; `at` holds each row's pair with the lane's first key.
+#[inline(always)]
+fn pair_of(at: &[Pair; 2], element: usize) -> Pair {
+    at[element / 2 % 2].further((8 * (element / 4) + element % 2) as u32)
+}
+
 /// Sets keys that the variant hides to −∞; `at` holds the query of each row (`key` is filled in here).
 #[inline(always)]
 pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
     let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
-        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
+        let pair = pair_of(&at, i);
         if !variant.visible(pair) {
             s[i] = f32::NEG_INFINITY;
         }
@@ -137,7 +143,7 @@ pub fn transform_fours<V: Variant, const S: usize>(
     while i < S {
         // Those of a row are in pairs.
         let four = [i, i + 1, i + 4, i + 5];
-        let pairs = four.map(|i| at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32));
+        let pairs = four.map(|i| pair_of(&at, i));
         let logits = variant.logits(four.map(|i| s[i]), pairs);
         let mut k = 0;
         while k < 4 {
@@ -159,7 +165,7 @@ pub fn transform<V: Variant, const S: usize>(
     let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
-        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
+        let pair = pair_of(&at, i);
         s[i] = variant.logit(s[i], pair);
         i += 1;
     }

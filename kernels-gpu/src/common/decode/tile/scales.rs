@@ -9,6 +9,7 @@ use super::{
     super::{KEYS, products::KEY_BLOCKS},
     Chunk, Keys,
 };
+use crate::common::cache::SMALLEST_SCALE;
 
 /// The scales of a lane's keys in a chunk, and of their values.
 #[derive(Clone, Copy)]
@@ -25,9 +26,6 @@ impl TokenScales {
         values_log2: [0.0; 2 * KEY_BLOCKS],
         values_inverse: [1.0; 2 * KEY_BLOCKS],
     };
-
-    /// Smaller scales of values are raised to this, so that the inverse is finite.
-    const SMALLEST: f32 = 1e-30;
 
     /// Loads the scales of KV head `head` of the chunk's `kv_heads`.
     ///
@@ -57,8 +55,8 @@ impl TokenScales {
             // Positions without a key have no scales.
             if !MASKED || position >= keys.begin && position < keys.end {
                 scales.keys[i] = of_key;
-                let of_value = if of_value < Self::SMALLEST {
-                    Self::SMALLEST
+                let of_value = if of_value < SMALLEST_SCALE {
+                    SMALLEST_SCALE
                 } else {
                     of_value
                 };

@@ -12,10 +12,7 @@ use super::{
     products::Tile,
     shared::{Shared, Unit},
 };
-use crate::abi::DecodeParams;
-
-/// Smaller scales of values are raised to this, so that the inverse is finite.
-const SMALLEST: f32 = 1e-30;
+use crate::{abi::DecodeParams, common::cache::SMALLEST_SCALE};
 
 /// Loads the scales of the blocks of all units, from the last block of a unit to the first.
 ///
@@ -94,7 +91,11 @@ pub(super) unsafe fn take_scales<const KEYS: usize>(
         if masked && (at < unit.kv_begin as i32 || at >= unit.kv_end as i32) {
             [k, v] = [1.0; 2];
         }
-        let v = if v < SMALLEST { SMALLEST } else { v };
+        let v = if v < SMALLEST_SCALE {
+            SMALLEST_SCALE
+        } else {
+            v
+        };
         let log = lg2(v);
         inverses[tile][half] = rcp(v);
         let mut column = 0;

@@ -11,13 +11,9 @@ use cuda_std::{
 };
 
 use super::{runs::Piece, shared::Shared};
-use crate::abi::DecodeParams;
+use crate::{abi::DecodeParams, common::cache::SMALLEST_SCALE};
 
 const WARP: u32 = warp::FULL_MASK;
-
-/// Smaller scales of values are raised to this, so that the inverse is finite. Scales of a row's values may differ by 2¹²⁰: beyond that,
-/// a sum loses the keys with the largest.
-const SMALLEST: f32 = 1e-30;
 
 /// The scale of a key. The logarithm of its value's is 8 bytes further.
 const fn of_key(scales: u32, key: u32) -> u32 {
@@ -82,7 +78,7 @@ pub(super) unsafe fn convert(s: Shared, scales: u32) {
         let at = of_value(s, scales, key);
         // SAFETY: the caller's promise; each thread has its own key.
         unsafe {
-            let scale = shared::load_f32(at).max(SMALLEST);
+            let scale = shared::load_f32(at).max(SMALLEST_SCALE);
             shared::store_f32(of_key(scales, key) + 8, lg2(scale));
             shared::store_f32(at, rcp(scale));
         }
