@@ -26,7 +26,18 @@ pub const BITS16_PAIRS: u32 = 7;
 
 /// Where each token has scales, smaller ones of values are raised to this, so that the inverse is finite. Scales of a row's values
 /// may differ by 2¹²⁰: beyond that, a sum loses the keys with the largest.
-pub const SMALLEST_SCALE: f32 = 1e-30;
+const SMALLEST_SCALE: f32 = 1e-30;
+
+/// The scale of a value as kernels use it. NaN stays NaN: then the rows that see the value are NaN.
+#[must_use]
+#[inline(always)]
+pub const fn scale_of_value(scale: f32) -> f32 {
+    if scale < SMALLEST_SCALE {
+        SMALLEST_SCALE
+    } else {
+        scale
+    }
+}
 
 /// Whether elements have 16 bits.
 #[must_use]

@@ -2,6 +2,7 @@
 
 mod hybrids;
 mod in_8_bits;
+mod nan_scales;
 mod needle;
 mod wide;
 

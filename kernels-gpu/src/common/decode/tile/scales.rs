@@ -9,7 +9,7 @@ use super::{
     super::{KEYS, products::KEY_BLOCKS},
     Chunk, Keys,
 };
-use crate::common::cache::SMALLEST_SCALE;
+use crate::common::cache::scale_of_value;
 
 /// The scales of a lane's keys in a chunk, and of their values.
 #[derive(Clone, Copy)]
@@ -55,11 +55,7 @@ impl TokenScales {
             // Positions without a key have no scales.
             if !MASKED || position >= keys.begin && position < keys.end {
                 scales.keys[i] = of_key;
-                let of_value = if of_value < SMALLEST_SCALE {
-                    SMALLEST_SCALE
-                } else {
-                    of_value
-                };
+                let of_value = scale_of_value(of_value);
                 scales.values_log2[i] = lg2(of_value);
                 scales.values_inverse[i] = rcp(of_value);
             }

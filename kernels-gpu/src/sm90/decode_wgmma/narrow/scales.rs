@@ -12,7 +12,7 @@ use super::{
     products::Tile,
     shared::{Shared, Unit},
 };
-use crate::{abi::DecodeParams, common::cache::SMALLEST_SCALE};
+use crate::{abi::DecodeParams, common::cache::scale_of_value};
 
 /// Loads the scales of the blocks of all units, from the last block of a unit to the first.
 ///
@@ -91,11 +91,7 @@ pub(super) unsafe fn take_scales<const KEYS: usize>(
         if masked && (at < unit.kv_begin as i32 || at >= unit.kv_end as i32) {
             [k, v] = [1.0; 2];
         }
-        let v = if v < SMALLEST_SCALE {
-            SMALLEST_SCALE
-        } else {
-            v
-        };
+        let v = scale_of_value(v);
         let log = lg2(v);
         inverses[tile][half] = rcp(v);
         let mut column = 0;

@@ -11,7 +11,7 @@ use cuda_std::{
 };
 
 use super::{runs::Piece, shared::Shared};
-use crate::{abi::DecodeParams, common::cache::SMALLEST_SCALE};
+use crate::{abi::DecodeParams, common::cache::scale_of_value};
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -78,7 +78,7 @@ pub(super) unsafe fn convert(s: Shared, scales: u32) {
         let at = of_value(s, scales, key);
         // SAFETY: the caller's promise; each thread has its own key.
         unsafe {
-            let scale = shared::load_f32(at).max(SMALLEST_SCALE);
+            let scale = scale_of_value(shared::load_f32(at));
             shared::store_f32(of_key(scales, key) + 8, lg2(scale));
             shared::store_f32(at, rcp(scale));
         }
