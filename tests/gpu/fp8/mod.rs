@@ -573,7 +573,9 @@ fn converted<T: Element>(gpu: &Gpu, seed: u64, granularity: u32) {
     spec.variant.causal = noise.below(4) > 0;
     let requests: Vec<_> = (0..1 + noise.below(4))
         .map(|_| {
-            let queries = 70 + noise.below(500) as u32;
+            // Requests of up to 256 rows are decodes.
+            let least = (256 / spec.group() + 1).max(70);
+            let queries = least + noise.below(500) as u32;
             (1 + noise.below(700) as u32, noise.below(5), queries)
         })
         .collect();
@@ -593,7 +595,10 @@ fn converted<T: Element>(gpu: &Gpu, seed: u64, granularity: u32) {
     };
     let plan = |case: &Case| {
         let plan = Planner::new().plan(&case.spec, &batch, &gpu.device(), &case.options);
-        plan.expect("it can be planned")
+        let plan = plan.expect("it can be planned");
+        let are_prefills = plan.groups.iter().all(|of| of.kernel == Kernel::Prefill);
+        assert!(are_prefills, "seed {seed}: {:?}", case.spec);
+        plan
     };
     let (narrow, spec) = (case(narrow), case(spec));
     let captured = Case {
