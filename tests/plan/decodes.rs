@@ -228,3 +228,39 @@ fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     assert_eq!(of(&e5m2, 16, 16), [(true, 16)]);
     assert_eq!(of(&spec.with_kv_dtype(Dtype::BF16), 4, 16), [(true, 64)]);
 }
+
+/// Latent heads that fill several tiles have blocks of 48 keys, few keys blocks of 32. Fixed splits do not look at the other
+/// requests.
+#[test]
+fn few_keys_of_many_latent_heads_have_shorter_blocks() {
+    let options = PlanOptions::default();
+    let blocks = |heads, requests: &[(u32, u32)], options: &PlanOptions| {
+        let spec = Spec::latent(heads, 512, 64);
+        let plan = plan_for(&spec, requests, options);
+        let of = |group: &TileGroup| (group.tile.m, group.tile.n);
+        plan.groups.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(blocks(128, &[(1, 2000); 32], &options), [(64, 32)]);
+    assert_eq!(blocks(128, &[(1, 32768)], &options), [(64, 32)]);
+    assert_eq!(blocks(128, &[(1, 8192); 64], &options), [(64, 48)]);
+    assert_eq!(blocks(128, &[(40, 8192); 8], &options), [(64, 48)]);
+    assert_eq!(blocks(64, &[(1, 8192); 64], &options), [(64, 32)]);
+    let fixed = options.with_split(SplitMode::Fixed { tokens: 1024 });
+    assert_eq!(blocks(128, &[(1, 2000); 32], &fixed), [(64, 48)]);
+}
+
+/// Merging 64 rows for each state takes about 5 µs: cutting has to save more.
+#[test]
+fn tiles_of_64_rows_are_cut_only_if_that_saves_more_than_merging() {
+    let is_cut = |spec: &Spec, requests: &[(u32, u32)]| {
+        let plan = plan_for(spec, requests, &PlanOptions::default());
+        assert!(plan.groups.iter().all(|group| group.tile.m == 64));
+        !plan.merges.is_empty()
+    };
+    let spec = Spec::new(64, 8, 128);
+    assert!(is_cut(&spec, &[(8, 2000); 4]));
+    let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+    assert!(!is_cut(&of_8_bits, &[(8, 512); 16]));
+    assert!(!is_cut(&of_8_bits, &[(8, 512); 8]));
+    assert!(is_cut(&of_8_bits, &[(8, 1000); 8]));
+}

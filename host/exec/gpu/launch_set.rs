@@ -80,7 +80,11 @@ impl LaunchSet {
         options: &PlanOptions,
     ) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add_decodes(&TileTable::of_options(device, spec, options)?);
+        let alone = TileTable::of_options(device, spec, options)?;
+        set.add_decodes(&alone);
+        if options.decode_tile.is_none() && !options.split.is_fixed() {
+            set.add_smaller(&alone, device, spec);
+        }
         if options.reads_prefixes_beside() {
             for config in device
                 .pod
@@ -113,7 +117,9 @@ impl LaunchSet {
         let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 });
         let [alone, fixed] = [PlanOptions::default(), fixed]
             .map(|options| TileTable::of_options(device, spec, &options));
-        for tiles in [alone?].into_iter().chain(tables).chain([fixed?]) {
+        let alone = alone?;
+        set.add_smaller(&alone, device, spec);
+        for tiles in [alone].into_iter().chain(tables).chain([fixed?]) {
             set.add_decodes(&tiles);
             for step in tiles.prefills() {
                 set.add(step.kernel, step.pack);
@@ -125,6 +131,13 @@ impl LaunchSet {
     fn add_decodes(&mut self, tiles: &TileTable) {
         for choice in tiles.decodes() {
             self.add(choice.kernel, tiles.decode_pack());
+        }
+    }
+
+    /// Adds the smaller tiles that few decodes take.
+    fn add_smaller(&mut self, tiles: &TileTable, device: &DeviceDescription, spec: &Spec) {
+        if let Some(smaller) = tiles.smaller(device, spec) {
+            self.add_decodes(&smaller);
         }
     }
 

@@ -20,7 +20,7 @@ pub struct BatchInput<'a> {
     row_blocks: &'a [PlannedRowBlock],
     /// Row blocks of at most this many query tokens are decodes.
     most_decode_tokens: u32,
-    /// Whether decodes are too few for the widest tile.
+    /// Whether decodes are few enough for smaller tiles.
     are_few: bool,
 }
 
@@ -49,17 +49,18 @@ impl<'a> BatchInput<'a> {
             };
         let most_decode_tokens = if are_decodes { most } else { few };
         // Narrower tiles take as long for rows that fit them, and prefixes may need the widest.
-        let are_few = model.narrow.as_ref().is_some_and(|(narrow, most)| {
-            let in_tile = narrow.decode_tokens();
+        let are_few = model.smaller.as_ref().is_some_and(|(smaller, most)| {
+            let in_tile = smaller.decode_tokens();
+            let tiles = u64::from(smaller.tiles_of_token() * model.spec.kv_heads);
             let (mut units, mut keys) = (0, 0);
             for block in &plan.row_blocks {
-                let of_block =
-                    u64::from(block.tokens.div_ceil(in_tile)) * u64::from(model.spec.kv_heads);
+                let of_block = u64::from(block.tokens.div_ceil(in_tile)) * tiles;
                 units += of_block;
                 keys += of_block * u64::from(block.kv_len);
             }
+            let as_wide = smaller.widest() == model.tiles.widest();
             longest <= most_decode_tokens
-                && longest > in_tile
+                && (as_wide || longest > in_tile)
                 && units <= most[0]
                 && keys <= most[1]
         });
@@ -75,8 +76,8 @@ impl<'a> BatchInput<'a> {
 
     /// The tiles of a batch in which nothing runs beside decodes.
     pub fn tiles(&self) -> &'a TileTable {
-        match &self.model.narrow {
-            Some((narrow, _)) if self.are_few => narrow,
+        match &self.model.smaller {
+            Some((smaller, _)) if self.are_few => smaller,
             _ => &self.model.tiles,
         }
     }

@@ -28,8 +28,10 @@ pub struct CostModel {
     tiles: Vec<(u32, KernelCost)>,
     /// Wider tiles for many decodes, by the rows of the smaller ones.
     wider: Vec<(u32, WiderTile)>,
-    /// The most units and keys in narrower tiles for each SM, by the rows of the wider ones.
-    narrower: Vec<(u32, [f64; 2])>,
+    /// The most units and keys in smaller tiles for each SM, by the rows of the larger ones.
+    smaller: Vec<(u32, [f64; 2])>,
+    /// What cutting adds to a step where that differs from `merge_ps`, by rows.
+    cuts: Vec<(u32, u64)>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
@@ -100,8 +102,9 @@ impl CostModel {
                 unit_ns: device.unit_ns(kernel),
                 queued_ns: None,
                 state_ns: None,
+                cut_ns: None,
                 wider: None,
-                narrower: None,
+                smaller: None,
             };
             reaching(kernel, &tile)
         };
@@ -119,9 +122,13 @@ impl CostModel {
                 .clone()
                 .filter_map(|tile| Some((tile.m, tile.wider?)))
                 .collect(),
-            narrower: tiles
+            smaller: tiles
                 .clone()
-                .filter_map(|tile| Some((tile.m, tile.narrower?)))
+                .filter_map(|tile| Some((tile.m, tile.smaller?)))
+                .collect(),
+            cuts: tiles
+                .clone()
+                .filter_map(|tile| Some((tile.m, (tile.cut_ns? * 1e3) as u64)))
                 .collect(),
             tiles: tiles
                 .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
@@ -159,9 +166,9 @@ impl CostModel {
         self.wider.iter().find(of_rows).map(|(_, tile)| tile)
     }
 
-    /// The most units for each SM, and their keys, with which decodes take narrower tiles than those of `m` rows.
-    pub fn narrower(&self, m: u32) -> Option<[f64; 2]> {
-        let mut tiles = self.narrower.iter();
+    /// The most units for each SM, and their keys, with which decodes take smaller tiles than the one of `m` rows.
+    pub fn smaller(&self, m: u32) -> Option<[f64; 2]> {
+        let mut tiles = self.smaller.iter();
         tiles.find(|(rows, _)| *rows == m).map(|(_, most)| *most)
     }
 
@@ -220,10 +227,12 @@ impl CostModel {
         self.cut_ps
     }
 
-    /// The least time that merging adds to a step.
+    /// The least time that merging adds to a step whose cut decodes have tiles of `m` rows.
     #[must_use]
-    pub const fn merge_ps(&self) -> u64 {
-        self.merge_ps
+    pub fn merge_ps(&self, m: u32) -> u64 {
+        let mut cuts = self.cuts.iter();
+        let of_rows = cuts.find(|(rows, _)| *rows == m);
+        of_rows.map_or(self.merge_ps, |(_, cut)| *cut)
     }
 
     /// Time from the end of a row's last piece to the end of its merge, for a row of `pieces` pieces.

@@ -133,13 +133,17 @@ pub struct TileCost {
     /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_ns: Option<f64>,
+    /// Time that cutting such decodes adds to a step that merges nothing otherwise, if it differs from
+    /// [`merge_ns`](DeviceDescription::merge_ns).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_ns: Option<f64>,
     /// When all decodes of a step take a wider tile instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wider: Option<WiderTile>,
-    /// `[units, keys]` for each SM: decodes take several narrower tiles each instead if these are at most so many units with at
-    /// most so many keys in all. None: never.
+    /// `[units, keys]` for each SM: decodes take smaller tiles instead, of fewer rows or with shorter blocks of keys, if these
+    /// are at most so many units with at most so many keys in all. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub narrower: Option<[f64; 2]>,
+    pub smaller: Option<[f64; 2]>,
 }
 
 /// A wider tile for decodes that would fit a smaller one, and when it is faster.

@@ -24,9 +24,9 @@ pub struct Model {
     /// `decode_max_rows`.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
-    /// `tiles` without the widest tile of decodes, and the most units of a batch, and keys of these, with which decodes take
+    /// `tiles` with smaller tiles of decodes, and the most units of a batch, and keys of these, with which decodes take
     /// those. None if they never do, and with fixed splits.
-    pub narrow: Option<(TileTable, [u64; 2])>,
+    pub smaller: Option<(TileTable, [u64; 2])>,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
@@ -70,18 +70,19 @@ impl Model {
             false => tiles.most_tokens_of_decodes(device, spec),
         };
         let cost = CostModel::new(device, spec);
-        let narrow = tiles.narrow().filter(|_| !rule.fixed);
-        let narrow = narrow.and_then(|(narrow, widest)| {
-            let most = cost.narrower(widest)?;
-            Some((
-                narrow,
-                most.map(|most| (most * f64::from(device.sms)) as u64),
-            ))
-        });
+        let chooses = !rule.fixed && rule.decode_tile.is_none();
+        let smaller = tiles
+            .smaller(device, spec)
+            .filter(|_| chooses)
+            .and_then(|smaller| {
+                let most = cost.smaller(tiles.widest())?;
+                let most = most.map(|most| (most * f64::from(device.sms)) as u64);
+                Some((smaller, most))
+            });
         Ok(Self {
             spec: *spec,
             rule,
-            narrow,
+            smaller,
             most_decode_tokens,
             most_tokens_of_decodes: most_decode_tokens.max(in_rows),
             fused_tiles: configs

@@ -337,10 +337,14 @@ fn sort(classes: &DraftClasses, drafts: &[Draft], kernel: Kernel, sorted: &mut V
 fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) -> u64 {
     let Step { input, drafts, .. } = *step;
     let merged = drafts.iter().any(|draft| draft.leaves_partial);
+    let decodes = drafts
+        .iter()
+        .filter(|draft| draft.kernel == Kernel::Decode && kernel == Kernel::Decode);
+    let widest = decodes.map(|draft| draft.tile.m).max().unwrap_or(0);
     let merge = match (merged, joint) {
         (true, _) => 0,
         (false, true) => input.cost.cut_ps(),
-        (false, false) => input.cost.merge_ps(),
+        (false, false) => input.cost.merge_ps(widest),
     };
     let in_parts = |draft: &Draft| draft.kernel == kernel && draft.leaves_partial;
     if kernel == Kernel::Prefill && !drafts.iter().any(in_parts) {

@@ -320,8 +320,9 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: Some(300.0),
         state_ns: None,
+        cut_ns: None,
         wider: None,
-        narrower: None,
+        smaller: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -334,8 +335,10 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: None,
         state_ns: None,
+        // A state has 64 rows, and several tokens are merged in a kernel.
+        cut_ns: Some(5000.0),
         wider: None,
-        narrower: None,
+        smaller: None,
     };
     let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
     // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
@@ -355,7 +358,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         head_dim: Some(head_dim),
         alone,
         flops_per_ns,
-        narrower: Some([1.0, 2000.0]),
+        smaller: Some([1.0, 2000.0]),
         ..rows_64
     };
     vec![
@@ -387,6 +390,9 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             flops_per_ns: 600_000.0,
             unit_ns: 3000.0,
             state_ns: Some(200.0),
+            cut_ns: None,
+            // Tokens of several tiles: shorter blocks.
+            smaller: Some([1000.0, 2500.0]),
             ..rows_64
         },
         // Heads of 512: computed from bytes and products, not measured.
@@ -397,6 +403,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             flops_per_ns: 450_000.0,
             unit_ns: 3000.0,
             state_ns: Some(200.0),
+            cut_ns: None,
             ..rows_64
         },
         rows_64,
@@ -407,6 +414,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             read: 0.78,
             flops_per_ns: 640_000.0,
             unit_ns: 3000.0,
+            cut_ns: None,
             ..rows_64
         },
     ]

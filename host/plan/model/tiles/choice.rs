@@ -58,8 +58,9 @@ impl Choice {
 }
 
 /// The kernels of decodes, by rows. The widest tiles of latent attention have two sizes of blocks. If a token takes
-/// several of them, arithmetic is the limit, and long blocks read the queries less often.
-pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
+/// several of them, arithmetic is the limit, and long blocks read the queries less often; few keys (`are_few`) take short
+/// blocks all the same, of which the first arrives sooner.
+pub(super) fn decodes(device: &DeviceDescription, spec: &Spec, are_few: bool) -> Vec<Choice> {
     let rows = &device.decode.rows;
     let mut choices: Vec<_> = match device.decode.keys {
         Some(keys) => rows.iter().map(|&m| Choice::any(m, keys)).collect(),
@@ -77,8 +78,8 @@ pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
         let longest = of_widest().map(|choice| choice.tile.n).max();
         let is_long = |choice: &Choice| Some(choice.tile.n) == longest;
         if of_widest().any(|choice| !is_long(choice)) {
-            let several_tiles = spec.q_heads > widest.unwrap_or(0);
-            choices.retain(|choice| !is_widest(choice) || is_long(choice) == several_tiles);
+            let long = !are_few && spec.q_heads > widest.unwrap_or(0);
+            choices.retain(|choice| !is_widest(choice) || is_long(choice) == long);
         }
     }
     choices

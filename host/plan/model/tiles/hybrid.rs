@@ -31,7 +31,7 @@ pub(super) fn kernels_apart(
     config: &PodConfig,
 ) -> Option<(KernelId, Vec<Choice>)> {
     let prefill = prefill_kernel(&alone(device, spec, Op::Prefill), config.prefill.m)?;
-    let decodes = decodes(device, spec);
+    let decodes = decodes(device, spec, false);
     let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
     let shares = share(Op::Prefill) && share(Op::Decode);
     // With rotary embeddings, a launch in front of the prefills rotates their keys, and decodes would wait for it.

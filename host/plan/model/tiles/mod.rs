@@ -51,7 +51,7 @@ impl TileTable {
         let prefill = prefills(device, spec).unwrap_or_default();
         let decode = match decode {
             Some(tile) => decode_of_tile(device, spec, tile).into_iter().collect(),
-            None => decodes(device, spec),
+            None => decodes(device, spec, false),
         };
         // If only prefill kernels were compiled for the heads, they run decodes, too.
         let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
@@ -146,17 +146,35 @@ impl TileTable {
         })
     }
 
-    /// The table without the widest tile of decodes, and the rows of that tile. None if there is no other, or if these hold
-    /// no token.
+    /// The table with smaller tiles for few decodes: without the widest or, of latent heads, with shorter blocks of keys. None
+    /// if there are no others, or if these hold no token.
     #[must_use]
-    pub fn narrow(&self) -> Option<(Self, u32)> {
-        let (widest, others) = self.decode.split_last()?;
-        let largest = others.last()?.tile.m;
-        let narrow = Self {
-            decode: others.to_vec(),
-            ..self.clone()
+    pub fn smaller(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+        let widest = self.decode.last()?.tile;
+        let others = match spec.latent {
+            true => {
+                let mut others = decodes(device, spec, true);
+                others.retain(|choice| choice.tile.m >= self.decode_pack);
+                others
+            }
+            false => self.decode[..self.decode.len() - 1].to_vec(),
         };
-        (largest < widest.tile.m).then_some((narrow, widest.tile.m))
+        (others.last()?.tile < widest).then(|| Self {
+            decode: others,
+            ..self.clone()
+        })
+    }
+
+    /// Rows of the widest tile of decodes.
+    #[must_use]
+    pub fn widest(&self) -> u32 {
+        self.decode.last().map_or(0, |choice| choice.tile.m)
+    }
+
+    /// Tiles of decodes that hold the query heads of a KV head for one token.
+    #[must_use]
+    pub const fn tiles_of_token(&self) -> u32 {
+        self.group.div_ceil(self.decode_pack)
     }
 
     /// The most query tokens that a tile of decodes holds.
