@@ -17,7 +17,7 @@ pub struct SplitInput<'a> {
     pub hybrid: bool,
     /// Whether both run on the same SMs. The speed of a decode CTA then depends on the prefill CTA beside it.
     pub shared_sms: bool,
-    /// How many times as long prefills take beside the decodes as alone.
+    /// How many times as long prefills take beside the decodes as the cost model says.
     pub prefill_slower: f64,
     /// Keys of all KV heads that fit into a third of L2: the size of a section of prefills.
     pub section_keys: u32,
@@ -53,7 +53,8 @@ impl<'a> SplitInput<'a> {
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
                 as u32,
             kv_heads: model.spec.kv_heads,
-            prefill_slower: slower.unwrap_or(1.0),
+            prefill_slower: slower.unwrap_or(1.0)
+                / model.device.prefill.part_of(model.spec.head_dim_qk),
             ctas,
         }
     }
