@@ -15,6 +15,7 @@ mod decodes;
 mod defects;
 mod fixed_splits;
 mod hybrid;
+mod hybrid_forms;
 mod pat_trees;
 mod planner;
 mod prompts;

@@ -1,70 +1,21 @@
 //! Predicted times of a hybrid batch in each mode.
 
+use super::tiles::{MERGED_NS, Tiles};
 use crate::plan::{
     data::{CtaSplit, PodForecast, alike},
     model::{PodConfig, PodDescription, Share},
 };
 
-/// With more rounds than this, tiles of different lengths fill the gaps of the last round.
-const MANY: u32 = 16;
-
-/// Tiles are classified by their time: `FINE` classes for each doubling, from `FIRST_NS` on.
-const CLASSES: usize = 96;
-const FINE: f64 = 8.0;
-const FIRST_NS: f64 = 500.0;
-
 /// Launches that are counted separately. Further launches count as the last one.
 const LAUNCHES: usize = 4;
-
-/// Time to write and merge the partial states of prefills that are cut, in nanoseconds.
-const MERGED_NS: f64 = 8e3;
-
-/// The tiles of one launch of prefills.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Tiles {
-    /// One bit for each class that has tiles.
-    used: u128,
-    /// For each class, the number of tiles and their total time.
-    count: [u32; CLASSES],
-    ns: [f64; CLASSES],
-    /// Time of all tiles on one CTA.
-    work_ns: f64,
-}
-
-impl Tiles {
-    const NONE: Self = Self {
-        used: 0,
-        count: [0; CLASSES],
-        ns: [0.0; CLASSES],
-        work_ns: 0.0,
-    };
-
-    /// Time of the tiles on a number of CTAs, the longest first: at least the even share of all work, and for each
-    /// class the rounds that its tiles and all longer ones need.
-    fn on(&self, ctas: u32) -> f64 {
-        let (mut left, mut longer) = (self.used, 0_u32);
-        let mut time = self.work_ns / f64::from(ctas);
-        while left != 0 {
-            let class = left.ilog2();
-            left ^= 1 << class;
-            let (count, ns) = (self.count[class as usize], self.ns[class as usize]);
-            longer = longer.saturating_add(count);
-            let rounds = longer.div_ceil(ctas);
-            if rounds > MANY {
-                break;
-            }
-            time = time.max(f64::from(rounds) * ns / f64::from(count));
-        }
-        time
-    }
-}
 
 /// The tiles of prefills, and the time of each on an SM of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillLoad {
     launches: [Tiles; LAUNCHES],
-    /// Whether tiles may be cut along their keys.
+    /// Whether tiles may be cut along their keys, and whether they leave partial states in any case.
     divisible: bool,
+    leaves_states: bool,
     /// The conversion of 8-bit keys that few rows see; many rows hide it.
     conversion: Conversion,
 }
@@ -102,7 +53,16 @@ impl PrefillLoad {
         Self {
             launches: [Tiles::NONE; LAUNCHES],
             divisible,
+            leaves_states: false,
             conversion: Conversion::NONE,
+        }
+    }
+
+    /// No tiles yet, and all will leave partial states.
+    pub const fn of_states() -> Self {
+        Self {
+            leaves_states: true,
+            ..Self::new(true)
         }
     }
 
@@ -114,22 +74,17 @@ impl PrefillLoad {
 
     /// Adds `count` tiles of a launch that take `ns` each.
     pub fn add(&mut self, launch: usize, count: u32, ns: f64) {
-        let tiles = &mut self.launches[launch.min(LAUNCHES - 1)];
-        let class = ((FINE * (ns / FIRST_NS).log2()) as usize).min(CLASSES - 1);
-        let all = f64::from(count) * ns;
-        tiles.used |= u128::from(count > 0) << class;
-        tiles.count[class] = tiles.count[class].saturating_add(count);
-        tiles.ns[class] += all;
-        tiles.work_ns += all;
+        self.launches[launch.min(LAUNCHES - 1)].add(count, ns);
     }
 
     fn launches(&self) -> impl Iterator<Item = &Tiles> {
-        self.launches.iter().filter(|tiles| tiles.used != 0)
+        self.launches.iter().filter(|tiles| !tiles.is_empty())
     }
 
     fn tiles(&self) -> u32 {
-        let tiles = self.launches().flat_map(|tiles| tiles.count);
-        tiles.fold(0, u32::saturating_add)
+        self.launches()
+            .map(Tiles::count)
+            .fold(0, u32::saturating_add)
     }
 
     /// Time on a number of SMs if no CTA is ever idle.
@@ -137,39 +92,52 @@ impl PrefillLoad {
         self.launches().map(|tiles| tiles.work_ns).sum::<f64>() / f64::from(ctas)
     }
 
-    /// Time on a number of SMs if no tile is cut.
-    fn whole(&self, ctas: u32) -> f64 {
-        self.launches().map(|tiles| tiles.on(ctas)).sum()
+    /// Time of each launch on a number of SMs if no tile is cut.
+    fn whole(&self, ctas: u32) -> [f64; LAUNCHES] {
+        self.launches.each_ref().map(|tiles| tiles.whole(ctas))
     }
 
-    /// The same, with tiles cut along their keys where that is faster.
-    fn on(&self, ctas: u32) -> f64 {
-        let of_launch = |tiles: &Tiles| {
-            let cut = tiles.work_ns / f64::from(ctas) + MERGED_NS;
-            match self.divisible {
-                true => tiles.on(ctas).min(cut),
-                false => tiles.on(ctas),
-            }
-        };
-        self.launches().map(of_launch).sum()
-    }
-
-    /// The same beside decodes, with which prefills take `slower` times as long. Prefills are not cut if the decodes
-    /// fill the device for longer, nor into more pieces than two for each CTA.
-    fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> f64 {
-        let whole = self.whole(ctas);
-        match whole * slower <= decode_ns || self.tiles() > ctas {
-            true => whole,
-            false => self.on(ctas),
+    /// The same time with tiles cut along their keys into at most `most` pieces, where that is faster.
+    fn cut(&self, ctas: u32, most: u32, whole: [f64; LAUNCHES]) -> f64 {
+        if !self.divisible {
+            return whole.iter().sum();
         }
+        let launches = self.launches.iter().zip(whole);
+        launches
+            .map(|(tiles, whole)| tiles.cut(ctas, most, whole))
+            .sum()
+    }
+
+    /// Time alone.
+    fn alone(&self, sms: u32) -> f64 {
+        self.cut(sms, u32::MAX, self.whole(sms))
+    }
+
+    /// Time beside decodes, with which prefills take `slower` times as long, and the time that decodes lose where prefills
+    /// are cut. Prefills are not cut if the decodes fill the device for longer, nor into more pieces than two for each
+    /// CTA.
+    fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> [f64; 2] {
+        let whole = self.whole(ctas);
+        let all: f64 = whole.iter().sum();
+        if all * slower <= decode_ns {
+            return [all, 0.0];
+        }
+        let cut = self.cut(ctas, 2 * ctas, whole);
+        let merged = match cut < all && !self.leaves_states {
+            true => MERGED_NS,
+            false => 0.0,
+        };
+        [cut, merged]
     }
 
     /// Numbers of prefill CTAs to try: those of whole rounds, and parts of the device.
     fn numbers_of_ctas(&self, sms: u32) -> impl Iterator<Item = u32> {
         let least = (sms / LEAST_SHARE).max(1);
         let tiles = self.tiles();
-        let rounds = (1..=MANY).map(move |rounds| tiles.div_ceil(rounds));
-        let parts = (0..=PARTS).map(move |part| least + (sms - least) * part / PARTS);
+        let rounds = (1..=ROUNDS).map(move |rounds| tiles.div_ceil(rounds));
+        let parts = (0..=PARTS)
+            .rev()
+            .map(move |part| least + (sms - least) * part / PARTS);
         parts
             .chain(rounds)
             .filter(move |ctas| (least..=sms).contains(ctas))
@@ -182,18 +150,29 @@ impl PodConfig {
     fn done(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> ([f64; 2], CtaSplit) {
         let decode_ns = decode_ns * self.decode_slowdown;
         if self.shares.is_empty() {
-            let prefill_ns = prefill.whole(sms) * self.prefill_slowdown;
+            let whole: f64 = prefill.whole(sms).iter().sum();
+            let prefill_ns = whole * self.prefill_slowdown;
             let time = overlapped(prefill_ns, decode_ns, self.overlap_loss);
             return (alike(time, [prefill_ns, decode_ns]), CtaSplit::default());
         }
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
             let share = self.share(ctas, sms);
-            let slower = self.prefill_slower(share);
-            let times = [prefill.beside(decode_ns, ctas, slower), prefill.busy(ctas)];
             let converted = prefill.conversion.beside(ctas);
-            let [alone, busy] = times.map(|ns| (ns * self.prefill_slowdown).max(converted));
-            let done = share.done([alone, busy], decode_ns);
+            let alone = |ns: f64| (ns * self.prefill_slowdown).max(converted);
+            let busy = alone(prefill.busy(ctas));
+            // Never sooner than if no CTA were ever idle.
+            if last(share.ends([busy, busy], decode_ns)) >= last(best.0) {
+                continue;
+            }
+            let slower = self.prefill_slower(share);
+            let [beside, merged] = prefill.beside(decode_ns, ctas, slower);
+            let gaps = if self.is_apart() {
+                LAST_APART
+            } else {
+                LAST_OF_BOTH
+            };
+            let done = share.done([alone(beside), busy], decode_ns + merged, gaps);
             if last(done) < last(best.0) {
                 best = (done, CtaSplit::new(sms, ctas));
             }
@@ -216,6 +195,8 @@ impl PodConfig {
 
 /// If both finish at the same time, neither fills the gaps of the other's last round. That costs this part of the time,
 const LAST_OF_BOTH: f64 = 0.03;
+/// or this, where each has SMs of its own,
+const LAST_APART: f64 = 0.05;
 /// and less the further apart their ends are, down to nothing at this part of the time.
 const CLOSE: f64 = 0.3;
 
@@ -223,20 +204,35 @@ const CLOSE: f64 = 0.3;
 const LEAST_SHARE: u32 = 4;
 const PARTS: u32 = 9;
 
+/// The numbers of CTAs to try fill at most this many rounds of tiles.
+const ROUNDS: u32 = 16;
+
 impl Share {
     /// When each operation finishes, from their times alone. `busy_ns` is the mean time for which the prefill CTAs are
-    /// busy.
-    fn done(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> [f64; 2] {
+    /// busy, and `gaps` what it costs if both finish at the same time.
+    fn done(&self, times: [f64; 2], decode_ns: f64, gaps: f64) -> [f64; 2] {
+        let [prefill_ns, busy_ns] = times;
         let slow_prefill = prefill_ns * self.prefill;
         let behind = decode_ns + busy_ns * self.prefill * self.decode;
         let close = 1.0 - (slow_prefill - behind).abs() / (CLOSE * behind);
-        let together = LAST_OF_BOTH * behind * close.max(0.0);
+        let together = gaps * behind * close.max(0.0);
+        let [prefilled, decoded] = self.ends(times, decode_ns);
+        match prefilled <= decoded {
+            true => [prefilled, decoded + together],
+            false => [prefilled + together, decoded],
+        }
+    }
+
+    /// The same if each filled the gaps of the other's last round.
+    fn ends(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> [f64; 2] {
+        let slow_prefill = prefill_ns * self.prefill;
+        let behind = decode_ns + busy_ns * self.prefill * self.decode;
         if slow_prefill <= behind {
-            return [slow_prefill, behind + together];
+            return [slow_prefill, behind];
         }
         // The decodes finish first, and the rest of the prefills has the device alone.
         let decoded = decode_ns / (1.0 - self.decode);
-        let all = prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together;
+        let all = prefill_ns + decoded * (1.0 - 1.0 / self.prefill);
         [all, decoded.min(all)]
     }
 }
@@ -268,19 +264,19 @@ impl PodDescription {
         [decode_ns, alone_ns]: [f64; 2],
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
-        let prefill_ns = prefill.on(sms) + launched + prefill.conversion.before_ns;
-        let beside_ns = prefill.beside(alone_ns, sms, 1.0);
-        let beside_ns = beside_ns.max(prefill.conversion.beside(sms)) + launched;
+        let prefill_ns = prefill.alone(sms) + launched + prefill.conversion.before_ns;
+        let both_ns = launched + self.decode_ns;
+        let converted = prefill.conversion.beside(sms);
+        let [beside_ns, merged_ns] = prefill.beside(alone_ns, sms, 1.0);
+        let [beside_ns, busy_ns] = [beside_ns, prefill.busy(sms)].map(|ns| ns.max(converted));
+        // The decodes run on SMs that the prefills leave idle, and then on all of them.
+        let waited_ns = self.streams_loss * busy_ns + self.idle_loss * (beside_ns - busy_ns);
         let alone_ns = alone_ns + self.decode_ns;
-        // Tiles that do not fill the device leave SMs to the decodes.
-        let free = 1.0 - f64::from(prefill.tiles().min(sms)) / f64::from(sms);
-        let loss =
-            self.streams_loss + (self.apart_loss - self.streams_loss) * (2.0 * free).min(1.0);
         let mut forecast = PodForecast {
             prefill_ns,
             decode_ns: alone_ns,
             serial_ns: prefill_ns + alone_ns,
-            streams_ns: overlapped(beside_ns, alone_ns, loss.min(self.streams_loss)),
+            streams_ns: (beside_ns + both_ns).max(alone_ns + merged_ns + launched + waited_ns),
             fused_ns: f64::MAX,
             fused_done_ns: [0.0; 2],
         };

@@ -2,5 +2,6 @@
 
 mod choose;
 mod forecast;
+mod tiles;
 
 pub use choose::{choose, prefixes_beside, tickets};

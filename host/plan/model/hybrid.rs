@@ -10,11 +10,11 @@ use crate::plan::data::Tile;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PodDescription {
-    /// The part of the shorter operation's time that two plain streams do not hide.
+    /// The part of the time of busy SMs for which decodes wait on a second stream.
     pub streams_loss: f64,
-    /// The same where the prefills leave half of the SMs to the decodes.
+    /// The same of the time for which prefills leave SMs idle.
     #[serde(default = "one")]
-    pub apart_loss: f64,
+    pub idle_loss: f64,
     /// Time of decodes alone, relative to the time that their bytes need. The configurations' times are relative to
     /// this as well.
     #[serde(default = "one")]
@@ -122,7 +122,7 @@ impl Default for PodDescription {
     fn default() -> Self {
         Self {
             streams_loss: 1.0,
-            apart_loss: 1.0,
+            idle_loss: 1.0,
             decode_alone: 1.0,
             prefill_ns: 0.0,
             decode_ns: 0.0,

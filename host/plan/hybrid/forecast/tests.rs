@@ -15,33 +15,99 @@ fn load(ns: f64, tiles: u32) -> PrefillLoad {
     load
 }
 
+fn whole(load: &PrefillLoad, ctas: u32) -> f64 {
+    load.whole(ctas).iter().sum()
+}
+
 #[test]
 fn tiles_take_rounds() {
     let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6 * b.max(1.0), "{a}, not {b}");
-    near(load(100e3, 264).whole(132), 100e3);
-    near(load(100e3, 256).whole(132), 100e3 * 264.0 / 256.0);
-    near(load(100e3, 264).whole(88), 150e3);
+    near(whole(&load(100e3, 264), 132), 100e3);
+    near(whole(&load(100e3, 256), 132), 100e3 * 264.0 / 256.0);
+    near(whole(&load(100e3, 264), 88), 150e3);
     // One tile on each of half of the SMs takes as long as one on each of all SMs.
-    near(load(50e3, 66).whole(132), load(100e3, 132).whole(132));
-    near(load(0.0, 0).whole(132), 0.0);
+    near(whole(&load(50e3, 66), 132), whole(&load(100e3, 132), 132));
+    near(whole(&load(0.0, 0), 132), 0.0);
     // A long tile among short ones, and several launches one after the other.
     let mut mixed = load(10e3, 264);
     mixed.add(0, 1, 90e3);
-    near(mixed.whole(132), 90e3);
+    near(whole(&mixed, 132), 90e3);
     mixed.add(1, 1, 20e3);
-    near(mixed.whole(132), 110e3);
+    near(whole(&mixed, 132), 110e3);
     // If it is cut, the long tile no longer limits the time.
-    assert!(mixed.on(132) < 55e3, "{}", mixed.on(132));
+    let cut = mixed.alone(132);
+    assert!(cut < 55e3, "{cut}");
+    // After 80 long tiles, 30 CTAs are left for 64 tiles of half the length: the last ones follow a long tile.
+    let mut unlike = PrefillLoad::new(true);
+    unlike.add(0, 80, 200e3);
+    unlike.add(0, 64, 110e3);
+    near(whole(&unlike, 110), 310e3);
 }
 
-/// Beside decodes at most two pieces for each CTA are made, so more tiles than CTAs stay whole.
+/// More different times than a forecast keeps apart.
 #[test]
-fn tiles_of_more_than_a_round_are_not_cut_beside_decodes() {
-    let (few, many) = (load(50e3, 66), load(100e3, 140));
-    assert!(few.beside(0.0, 132, 1.0) < 60e3);
-    assert!(many.on(132) < 110e3);
-    let whole = many.whole(132);
-    assert!(whole > 180e3 && many.beside(0.0, 132, 1.0) == whole);
+fn tiles_of_many_lengths_end_between_the_even_share_and_one_tile_more() {
+    let mut load = PrefillLoad::new(true);
+    let mut work = 0.0;
+    for i in 0..60 {
+        let ns = 1e3 * 1.1_f64.powi(i);
+        load.add(0, 3 + i.unsigned_abs() % 5, ns);
+        work += f64::from(3 + i % 5) * ns;
+    }
+    let longest = 1e3 * 1.1_f64.powi(59);
+    for ctas in [1, 7, 33, 132, 500] {
+        let (even, time) = (work / f64::from(ctas), whole(&load, ctas));
+        assert!(time >= even.max(longest) * 0.95, "{time} on {ctas}");
+        assert!(time <= 1.05 * (even + longest), "{time} on {ctas}");
+        assert!(load.beside(0.0, ctas, 1.0)[0] <= time);
+    }
+}
+
+/// Beside decodes at most two pieces for each CTA are made.
+#[test]
+fn tiles_are_cut_into_two_pieces_for_each_cta_beside_decodes() {
+    let (few, many) = (load(50e3, 66), load(100e3, 256));
+    assert!(few.beside(0.0, 132, 1.0)[0] < 70e3);
+    let uncut = whole(&many, 121);
+    assert!(many.alone(121) < 0.9 * uncut && many.beside(0.0, 121, 1.0)[0] == uncut);
+    // The last eight of 140 tiles fill what 132 others leave.
+    let nearly = load(100e3, 140);
+    assert!(nearly.beside(0.0, 132, 1.0)[0] < 0.7 * whole(&nearly, 132));
+    // Among many short tiles, the few long ones are cut.
+    let mut long = PrefillLoad::new(true);
+    long.add(0, 40, 300e3);
+    long.add(0, 60, 3e3);
+    assert!(long.tiles() > 88);
+    let cut = long.beside(0.0, 88, 1.0)[0];
+    assert!(cut < 0.6 * whole(&long, 88), "{cut}");
+    // Their states take memory bandwidth, unless the tiles leave states anyway.
+    assert!(long.beside(0.0, 88, 1.0)[1] > 0.0);
+    let states = PrefillLoad {
+        leaves_states: true,
+        ..long
+    };
+    assert_eq!(states.beside(0.0, 88, 1.0), [cut, 0.0]);
+    // They are whole if the decodes take longer anyway.
+    assert_eq!(long.beside(400e3, 88, 1.0), [whole(&long, 88), 0.0]);
+}
+
+/// On two streams, decodes begin on the SMs that have no tile.
+#[test]
+fn decodes_on_a_second_stream_wait_for_busy_sms() {
+    let (pod, sms) = h200();
+    let streams = |prefill: PrefillLoad, decode_ns| {
+        let none = std::iter::empty();
+        let (forecast, _) = pod.forecast(sms, &prefill, none, [decode_ns; 2]);
+        forecast.streams_ns / forecast.serial_ns
+    };
+    let uncut = |ns, tiles| PrefillLoad {
+        divisible: false,
+        ..load(ns, tiles)
+    };
+    let (full, half) = (uncut(100e3, sms), uncut(50e3, sms / 2));
+    assert_eq!(whole(&full, sms), whole(&half, sms));
+    assert!(streams(full, 60e3) > 0.95);
+    assert!(streams(half, 40e3) < 0.8);
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl DeviceDescription {
                 1024.0,
             ),
             ("pod.streams_loss", self.pod.streams_loss, 0.0, 10.0),
-            ("pod.apart_loss", self.pod.apart_loss, 0.0, 10.0),
+            ("pod.idle_loss", self.pod.idle_loss, 0.0, 10.0),
             ("pod.decode_alone", self.pod.decode_alone, 1e-3, 1e3),
             ("pod.prefill_ns", self.pod.prefill_ns, 0.0, 1e9),
             ("pod.decode_ns", self.pod.decode_ns, 0.0, 1e9),

@@ -75,8 +75,8 @@ fn h200() -> DeviceDescription {
             unit_ns: 1000.0,
         },
         pod: PodDescription {
-            streams_loss: 0.95,
-            apart_loss: 0.7,
+            streams_loss: 0.97,
+            idle_loss: 0.1,
             decode_alone: 0.95,
             prefill_ns: 7000.0,
             decode_ns: 12_000.0,
@@ -168,13 +168,13 @@ fn h200() -> DeviceDescription {
                     decode: None,
                     kv_bits: Some(16),
                     shares: shares(&[
-                        (0.33, 0.97, 0.24),
-                        (0.5, 1.1, 0.34),
-                        (0.67, 1.22, 0.44),
-                        (0.83, 1.24, 0.62),
-                        (1.0, 1.5, 0.84),
+                        (0.33, 1.0, 0.16),
+                        (0.5, 1.0, 0.31),
+                        (0.67, 1.0, 0.51),
+                        (0.83, 1.0, 0.73),
+                        (1.0, 1.1, 0.97),
                     ]),
-                    ..two_kernels("SMs apart", 128, (1.0, 0.95))
+                    ..two_kernels("SMs apart", 128, (0.88, 0.98))
                 },
             ],
         },
