@@ -41,7 +41,10 @@ fn hybrids_of_8_bit_pages_are_the_reference() {
     let decodes = prop::collection::vec((kv_len(), 0..6_usize, 1..=8_u32), 1..12);
     let requests = (page, chunks, decodes);
     let beside = Cell::new(0);
-    let mut runner = proptest::test_runner::TestRunner::new(cases(100));
+    let config = cases(100);
+    // Of a few batches, none may fit.
+    let enough = config.cases >= 20;
+    let mut runner = proptest::test_runner::TestRunner::new(config);
     runner
         .run(
             &(case(1, 4), requests),
@@ -80,5 +83,5 @@ fn hybrids_of_8_bit_pages_are_the_reference() {
             },
         )
         .unwrap();
-    assert!(beside.get() > 0, "no batch ran side by side");
+    assert!(beside.get() > 0 || !enough, "no batch ran side by side");
 }
