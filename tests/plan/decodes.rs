@@ -220,8 +220,8 @@ fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     assert_eq!(of(&spec, 16, 16), [(true, 64)]);
     assert_eq!(of(&spec, 4, 16), [(true, 16)]);
     assert_eq!(of(&spec, 1, 64), [(true, 16)]);
-    assert_eq!(of(&spec, 4, 17), [(true, 64)]);
-    assert_eq!(kernels(&spec, &[(64, 8192)], &options), [(true, 64)]);
+    assert_eq!(of(&spec, 16, 10), [(true, 64)]);
+    assert_eq!(of(&spec, 4, 17), [(true, 128)]);
     // The rows fit one such tile anyway, or there is no other.
     assert_eq!(of(&spec, 4, 4), [(true, 16)]);
     let e5m2 = spec.with_kv_dtype(Dtype::F8E5M2);
@@ -263,4 +263,39 @@ fn tiles_of_64_rows_are_cut_only_if_that_saves_more_than_merging() {
     assert!(!is_cut(&of_8_bits, &[(8, 512); 16]));
     assert!(!is_cut(&of_8_bits, &[(8, 512); 8]));
     assert!(is_cut(&of_8_bits, &[(8, 1000); 8]));
+}
+
+/// A tile of 128 rows converts 8-bit keys once for twice the rows. It takes an SM alone, so decodes of few rows beside it would be
+/// slower.
+#[test]
+fn decodes_of_many_rows_on_8_bit_keys_have_tiles_of_128_rows() {
+    let options = PlanOptions::default();
+    let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+    assert_eq!(kernels(&spec, &[(17, 8000); 4], &options), [(true, 128)]);
+    assert_eq!(kernels(&spec, &[(64, 2000); 16], &options), [(true, 128)]);
+    assert_eq!(kernels(&spec, &[(16, 8000); 8], &options), [(true, 64)]);
+    let with_one = [&[(17, 8000); 4][..], &[(1, 8000)]].concat();
+    assert!(
+        kernels(&spec, &with_one, &options)
+            .iter()
+            .all(|&(decode, m)| !decode || m < 128)
+    );
+    let capped = |mut spec: Spec| {
+        spec.variant.soft_cap = Some(30.0);
+        spec
+    };
+    assert_eq!(
+        kernels(&capped(spec), &[(17, 8000); 4], &options),
+        [(true, 128)]
+    );
+    // Other heads have no such tile.
+    let of_256 = Spec::new(16, 8, 256).with_kv_dtype(Dtype::F8E4M3);
+    let of = kernels(&of_256, &[(33, 8000); 4], &options);
+    assert!(of.iter().all(|&(decode, m)| decode && m <= 64), "{of:?}");
+    // A token that fits no other tile.
+    let multi_query = Spec::new(100, 1, 128).with_kv_dtype(Dtype::F8E4M3);
+    assert_eq!(
+        kernels(&multi_query, &[(1, 8000); 4], &options),
+        [(true, 128)]
+    );
 }

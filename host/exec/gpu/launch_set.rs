@@ -83,7 +83,7 @@ impl LaunchSet {
         let alone = TileTable::of_options(device, spec, options)?;
         set.add_decodes(&alone);
         if options.decode_tile.is_none() && !options.split.is_fixed() {
-            set.add_smaller(&alone, device, spec);
+            set.add_others(&alone, device, spec);
         }
         if options.reads_prefixes_beside() {
             for config in device
@@ -118,7 +118,7 @@ impl LaunchSet {
         let [alone, fixed] = [PlanOptions::default(), fixed]
             .map(|options| TileTable::of_options(device, spec, &options));
         let alone = alone?;
-        set.add_smaller(&alone, device, spec);
+        set.add_others(&alone, device, spec);
         for tiles in [alone].into_iter().chain(tables).chain([fixed?]) {
             set.add_decodes(&tiles);
             for step in tiles.prefills() {
@@ -134,10 +134,11 @@ impl LaunchSet {
         }
     }
 
-    /// Adds the smaller tiles that few decodes take.
-    fn add_smaller(&mut self, tiles: &TileTable, device: &DeviceDescription, spec: &Spec) {
-        if let Some(smaller) = tiles.smaller(device, spec) {
-            self.add_decodes(&smaller);
+    /// Adds the smaller tiles that few decodes take, and the larger one that decodes of many rows take.
+    fn add_others(&mut self, tiles: &TileTable, device: &DeviceDescription, spec: &Spec) {
+        let others = [tiles.smaller(device, spec), tiles.larger(device, spec)];
+        for tiles in others.iter().flatten() {
+            self.add_decodes(tiles);
         }
     }
 

@@ -22,6 +22,8 @@ pub struct BatchInput<'a> {
     most_decode_tokens: u32,
     /// Whether decodes are few enough for smaller tiles.
     are_few: bool,
+    /// Whether all decodes have enough rows for the larger tile.
+    have_many_rows: bool,
 }
 
 impl<'a> BatchInput<'a> {
@@ -64,6 +66,9 @@ impl<'a> BatchInput<'a> {
                 && units <= most[0]
                 && keys <= most[1]
         });
+        let have_many_rows = longest <= most_decode_tokens
+            && shortest != u32::MAX
+            && shortest > model.tiles.decode_tokens();
         Self {
             model,
             batch,
@@ -71,13 +76,15 @@ impl<'a> BatchInput<'a> {
             row_blocks: &plan.row_blocks,
             most_decode_tokens,
             are_few,
+            have_many_rows,
         }
     }
 
     /// The tiles of a batch in which nothing runs beside decodes.
     pub fn tiles(&self) -> &'a TileTable {
-        match &self.model.smaller {
-            Some((smaller, _)) if self.are_few => smaller,
+        match (&self.model.smaller, &self.model.larger) {
+            (Some((smaller, _)), _) if self.are_few => smaller,
+            (_, Some(larger)) if self.have_many_rows => larger,
             _ => &self.model.tiles,
         }
     }

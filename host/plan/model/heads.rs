@@ -27,6 +27,9 @@ pub struct Model {
     /// `tiles` with smaller tiles of decodes, and the most units of a batch, and keys of these, with which decodes take
     /// those. None if they never do, and with fixed splits.
     pub smaller: Option<(TileTable, [u64; 2])>,
+    /// `tiles` with a larger tile for all decodes, where all have more rows than those of `tiles`. None if there is no such
+    /// tile, and with fixed splits.
+    pub larger: Option<TileTable>,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
@@ -79,7 +82,9 @@ impl Model {
                 let most = most.map(|most| (most * f64::from(device.sms)) as u64);
                 Some((smaller, most))
             });
+        let larger = tiles.larger(device, spec).filter(|_| chooses);
         Ok(Self {
+            larger,
             spec: *spec,
             rule,
             smaller,

@@ -46,7 +46,7 @@ fn check(gpu: &Gpu, dim: u32, m: u32, n: u32) {
     let (key, head) = (KEYS - 2, 1);
     let (table, strides) = (&case.batch.parts[0].table, by_token(&case));
     let page = table.indices[(key / PAGE) as usize];
-    let at = page * strides.page as u32 + key % PAGE * strides.token as u32 + head;
+    let at = page * strides.page + key % PAGE * strides.token + head;
     scales.v[at as usize] = f32::NAN;
     let got = run(&scales);
     let row = (HEADS * GROUP * dim) as usize;
@@ -70,6 +70,7 @@ fn a_scale_that_is_nan_makes_rows_nan_that_see_its_value() {
         (64, 64, 64),
         (128, 64, 64),
         (256, 64, 64),
+        (128, 128, 64),
         (128, 16, 32),
         (128, 8, 32),
         (128, 8, 128),

@@ -30,6 +30,28 @@ fn tiles_of_64_rows_on_8_bit_pages_are_the_reference() {
         .unwrap();
 }
 
+/// As [`TILE`], by two warpgroups that share converted blocks.
+#[test]
+fn tiles_of_128_rows_on_8_bit_pages_are_the_reference() {
+    let Some(gpu) = gpu("tiles_of_128_rows_on_8_bit_pages_are_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(200));
+    runner
+        .run(&case(24, 4), |mut case| {
+            case.set_heads(Spec::new(case.spec.q_heads, case.spec.kv_heads, 128));
+            case.spec.variant.sinks = case.seed % 4 == 1;
+            case.add_ancestors();
+            let tile = Tile { m: 128, n: 64 };
+            case.options = case.options.with_decode_tile(Some(tile));
+            match case.seed / 64 % 2 {
+                0 => check::<f16, F8E4M3>(gpu, &case),
+                _ => check::<bf16, F8E4M3>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
+
 /// Requests with a common prefix, as the planner joins their rows in tiles of 64. With a `decode_tile` it joins none.
 #[test]
 fn joint_tiles_on_8_bit_pages_are_the_reference() {

@@ -372,6 +372,15 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         rows_16,
         of_8_bits(64, 1.3, 250_000.0),
         of_8_bits(128, 1.3, 340_000.0),
+        // Of products of 1,610 cycles a block (docs/notes/fp8.md).
+        TileCost {
+            m: 128,
+            share: 1,
+            smaller: None,
+            cut_ns: None,
+            unit_ns: 3000.0,
+            ..of_8_bits(128, 1.0, 600_000.0)
+        },
         TileCost {
             share: 1,
             ..of_8_bits(256, 1.0, 360_000.0)

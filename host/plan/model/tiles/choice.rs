@@ -57,6 +57,19 @@ impl Choice {
     }
 }
 
+/// Tiles of more rows of 8-bit keys take an SM alone. They are slower beside tiles of few rows, and so for decodes that share
+/// prefixes; only [`larger_decode`] has them, and tokens that fit no other.
+const SHARED_ROWS: u32 = 64;
+
+/// The kernel of decodes of 8-bit keys that all have more rows than the other tiles.
+pub(super) fn larger_decode(device: &DeviceDescription, spec: &Spec) -> Option<Choice> {
+    if spec.kv_dtype.bytes() != 1 || spec.latent || device.decode.keys.is_some() {
+        return None;
+    }
+    let mut kernels = alone(device, spec, Op::Decode).into_iter().map(Choice::of);
+    kernels.find(|choice| choice.tile.m > SHARED_ROWS)
+}
+
 /// The kernels of decodes, by rows. The widest tiles of latent attention have two sizes of blocks. If a token takes
 /// several of them, arithmetic is the limit, and long blocks read the queries less often; few keys (`are_few`) take short
 /// blocks all the same, of which the first arrives sooner.
@@ -71,6 +84,9 @@ pub(super) fn decodes(device: &DeviceDescription, spec: &Spec, are_few: bool) ->
         }
     };
     choices.sort_unstable_by_key(|choice| choice.tile);
+    if spec.kv_dtype.bytes() == 1 && spec.group() <= SHARED_ROWS {
+        choices.retain(|choice| choice.tile.m <= SHARED_ROWS);
+    }
     if spec.latent && device.decode.keys.is_none() {
         let widest = choices.iter().map(|choice| choice.tile.m).max();
         let is_widest = |choice: &Choice| Some(choice.tile.m) == widest;

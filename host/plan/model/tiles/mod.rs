@@ -16,7 +16,7 @@ use kernels_gpu::registry::{KernelId, Op};
 pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
 
 use self::{
-    choice::{decodes, prefill_tile, prefills},
+    choice::{decodes, larger_decode, prefill_tile, prefills},
     hybrid::{co_resident_kernels, kernels_apart, ticket_kernels},
     serving::serving,
 };
@@ -161,6 +161,16 @@ impl TileTable {
         };
         (others.last()?.tile < widest).then(|| Self {
             decode: others,
+            ..self.clone()
+        })
+    }
+
+    /// The table with one tile for all decodes, larger than its own, if they have 8-bit keys. None if there is no such tile.
+    #[must_use]
+    pub fn larger(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+        let choice = larger_decode(device, spec)?;
+        (choice.tile.m > self.widest()).then(|| Self {
+            decode: vec![choice],
             ..self.clone()
         })
     }

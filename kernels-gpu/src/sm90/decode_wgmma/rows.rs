@@ -1,7 +1,7 @@
 //! Gathers a unit's queries, whose rows may lie anywhere, to shared memory in wgmma's swizzled layout; and the addresses
 //! that kernels which do so have in common.
 
-use cuda_std::{async_copy, ptr, shared, warp};
+use cuda_std::{async_copy, shared, warp};
 
 use crate::{
     abi::DecodeParams,
@@ -34,10 +34,6 @@ impl Queries {
     pub unsafe fn gather(self, p: &DecodeParams, half: u32) {
         /// Copies whose addresses are computed together, so that none waits for another's.
         const AT_ONCE: usize = 4;
-        if let Some(unfit) = self.unfit {
-            // SAFETY: the caller's promise.
-            return unsafe { self.gather_fitted(p, half, unfit) };
-        }
         let Self {
             target,
             slab_bytes,
@@ -80,36 +76,39 @@ impl Queries {
                 }
                 row += AT_ONCE as u32 * step;
             }
+            if let Some(unfit) = self.unfit {
+                async_copy::wait_all();
+                self.fit(rows, half, unfit);
+            }
         }
     }
 
-    /// [`gather`](Self::gather) for queries in bf16 and products in f16: each row is multiplied by a power of two that
-    /// brings it into the range of f16.
+    /// For queries in bf16 and products in f16: multiplies each row by a power of two that brings it into the range of f16.
+    /// All rows were copied before: one latency of memory, not one for each few rows.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather); this lane's copies have arrived.
     #[inline(always)]
-    unsafe fn gather_fitted(self, p: &DecodeParams, half: u32, unfit_at: u32) {
-        /// Rows under way.
+    unsafe fn fit(self, rows: u32, half: u32, unfit_at: u32) {
+        /// Rows at once.
         const AT_ONCE: usize = 4;
-        let a = &p.attention;
         let lane = warp::lane_id();
         let vectors = self.head_dim / 8;
         let step = 2 * (32 / vectors);
         let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
         let target = self.target + vector / 8 * self.slab_bytes;
-        let source = a.q + u64::from(self.head * a.group * self.head_dim + vector * 8) * 2;
-        let rows = self.tokens * a.group;
-        // SAFETY: a whole warp; the rows are written, and the plan has these queries.
+        let at = |row: u32| target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
+        // SAFETY: the caller's promise; each lane has the vectors that it copied.
         unsafe {
             // All lanes take part in the shuffles.
             while warp::warp_vote_any(warp::FULL_MASK, row < rows) {
                 let mut words = [[0; 4]; AT_ONCE];
                 let mut i = 0;
                 while i < AT_ONCE {
-                    // Past the last row: the last token again, which is not stored.
-                    let (token, in_group) = p.group.div_rem(row + i as u32 * step);
-                    let token = shared::load_u32(self.rows + token.min(self.tokens - 1) * 16);
-                    let element = u64::from(token) * u64::from(a.q_token_stride)
-                        + u64::from(in_group * self.head_dim);
-                    words[i] = ptr::load_nc_u32x4((source + element * 2) as *const u32);
+                    let row = row + i as u32 * step;
+                    if row < rows {
+                        words[i] = shared::load_u32x4(at(row));
+                    }
                     i += 1;
                 }
                 i = 0;
@@ -124,8 +123,7 @@ impl Queries {
                     let [fit, unfit] = fit_f16(largest);
                     let row = row + i as u32 * step;
                     if row < rows {
-                        let at = target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
-                        shared::store_u32x4(at, words[i].map(|pair| fitted(pair, fit)));
+                        shared::store_u32x4(at(row), words[i].map(|pair| fitted(pair, fit)));
                         if vector == 0 {
                             shared::store_f32(unfit_at + row * 4, unfit);
                         }

@@ -39,6 +39,9 @@ macro_rules! decode_wide_8_bit_table {
              64 x  64, 128, [e4m3],      2, 2;
              64 x  64, 128, [e4m3, cap], 2, 2;
              64 x  64, 128, [e4m3, tok], 2, 2;
+            128 x  64, 128, [e4m3],      4, 1;
+            128 x  64, 128, [e4m3, cap], 4, 1;
+            128 x  64, 128, [e4m3, tok], 4, 1;
              64 x  64, 256, [e4m3],      2, 1;
              64 x  64, 256, [e4m3, cap], 2, 1;
              64 x  64, 256, [e4m3, tok], 2, 1;
@@ -179,6 +182,7 @@ impl Shape {
             (false, 2, 1) => [56, 24, 224],
             (true, 1, 2) => [48, 40, 152],
             (true, 1, 1) => [88, 88, 240],
+            (true, 2, 1) => [64, 48, 200],
             // No `setmaxnreg`: every thread gets the maximum at launch.
             _ => [248; 3],
         }
@@ -188,6 +192,20 @@ impl Shape {
     #[must_use]
     pub const fn converts(&self) -> bool {
         !cache::is_16_bits(self.cache)
+    }
+
+    /// Converted blocks of keys, and as many of values. Two warpgroups of consumers share them: with one block, the
+    /// conversion of the next would wait for both.
+    pub(super) const fn converted_stages(&self) -> u32 {
+        self.converts() as u32 * self.consumers
+    }
+
+    /// Threads that convert a block: the whole converting warpgroup or, with two converted blocks, half of it, for keys or
+    /// for values. The fence after each block takes longer than its conversion, and the halves wait for theirs at the same
+    /// time.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn converting_threads(&self) -> u32 {
+        128 / self.converted_stages()
     }
 
     /// Bytes of a key of one head.
@@ -225,7 +243,7 @@ impl Shape {
     }
 
     pub(super) const fn keys_offset(&self) -> u32 {
-        self.converted_offset() + 2 * self.converted_bytes()
+        self.converted_offset() + 2 * self.converted_stages() * self.converted_bytes()
     }
 
     pub(super) const fn values_offset(&self) -> u32 {
@@ -269,9 +287,10 @@ impl Shape {
     }
 
     /// Masks: one for each stage of keys. A stage of 8-bit keys is free as soon as they are converted, which tells that the
-    /// products of the block before are done: the consumers may still need the masks of these two.
+    /// products of the block that was converted to the same place are done: the consumers may still need the masks from that
+    /// block on.
     pub(super) const fn masks(&self) -> u32 {
-        self.stages + 2 * self.converts() as u32
+        self.stages + self.converted_stages() + self.converts() as u32
     }
 
     /// The mask after this one.
@@ -296,7 +315,7 @@ impl Shape {
 
     /// Barriers: those of the CTA, of each stage, and of the converted keys and values.
     pub(super) const fn barriers(&self) -> u32 {
-        BARRIERS + 4 * self.stages + 4 * self.converts() as u32
+        BARRIERS + 4 * self.stages + 4 * self.converted_stages()
     }
 }
 

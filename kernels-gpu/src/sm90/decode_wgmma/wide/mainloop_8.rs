@@ -1,7 +1,7 @@
 //! The consumer warpgroup's main loop over converted blocks of 8-bit keys.
 //!
 //! As [the one for 16-bit keys](super::mainloop), except that
-//! - the converting warpgroup hands over one block of keys and one of values at a time, in the same place, so their barriers have no stages;
+//! - the converting warpgroup hands over one block of keys and one of values at a time, or two with two consumers (`Converted`);
 //! - masks belong to blocks, not to stages, and count by themselves;
 //! - rows have factors: the scale of keys, and what undoes the conversion of their queries to f16. With a scale for each token,
 //!   logits are multiplied by it, and the logarithm of that of their value is added. So weights have both, and sums take the
@@ -13,7 +13,7 @@ use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
-        mma::{Slabs, queries_keys, weights_values_by_slabs},
+        mma::{Slabs, queries_keys, weights_values, weights_values_by_slabs},
         pipeline::Pipeline,
         uniform,
     },
@@ -21,7 +21,7 @@ use super::{
     mainloop::{Work, finish_logits, query, seen},
     masks::{Mode, Visible},
     scales::{apply, inverses, multiply_rows},
-    shared::Shared,
+    shared::{Converted, Shared},
 };
 use crate::{
     abi::DecodeParams, common::cache::Cache, common::half::Half,
@@ -31,7 +31,7 @@ use crate::{
 /// Works through all units.
 ///
 /// # Safety
-/// A whole warpgroup comes here, the only consumer of the CTA; the barriers are initialised.
+/// A whole warpgroup comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
     C: Cache,
@@ -79,9 +79,14 @@ pub(super) unsafe fn consume<
         scale,
         first_row,
     };
+    // With one CTA on an SM, consumers have registers for all descriptors and for one product of all columns.
+    let has_registers = s.shape.consumers == 2;
     // An address in each block anew: otherwise the descriptors of all products occupy registers in the main loop, and what they
     // displace is read from L2, since the stacks of two CTAs exceed the rest of L1.
     let at = |address: u32| {
+        if has_registers {
+            return address;
+        }
         let mut address = [address];
         wgmma::fence_operand(&mut address);
         // SAFETY: a whole warp.
@@ -89,8 +94,8 @@ pub(super) unsafe fn consume<
     };
 
     let mut slots = Pipeline::<2>::CONSUMER;
-    // The parity of the barrier of converted keys. Values are one block behind.
-    let mut k = 0;
+    // The place of the next keys. Values are one block behind.
+    let mut k = Converted::first(0);
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut o = [0.0; O];
@@ -101,8 +106,8 @@ pub(super) unsafe fn consume<
     // Frees the keys of a block and turns its products into logits.
     macro_rules! finish_keys {
         () => {
-            mbarrier::arrive(s.converted_free(false));
-            k ^= 1;
+            mbarrier::arrive(s.converted_free(false, k.stage));
+            k = k.next(&s.shape);
             let mask = s.mask(mask_of);
             if C::BY_TOKEN {
                 scales_at = s.token_scales(mask_of);
@@ -163,16 +168,21 @@ pub(super) unsafe fn consume<
     // Waits for the keys of the next block.
     macro_rules! await_keys {
         () => {{
-            mbarrier::wait(s.converted_full(false), k);
-            at(s.converted(false))
+            mbarrier::wait(s.converted_full(false, k.stage), k.parity);
+            at(s.converted(false, k.stage))
         }};
     }
     // Waits for the values of the next block, and multiplies them by the weights.
     macro_rules! multiply_values {
         () => {
-            mbarrier::wait(s.converted_full(true), k ^ 1);
-            let values = at(s.converted(true));
-            weights_values_by_slabs::<C::Product, O, P>(&mut o, &weights, values, slabs);
+            let v = k.before(&s.shape);
+            mbarrier::wait(s.converted_full(true, v.stage), v.parity);
+            let values = at(s.converted(true, v.stage));
+            if has_registers {
+                weights_values::<C::Product, O, P>(&mut o, &weights, values, slabs);
+            } else {
+                weights_values_by_slabs::<C::Product, O, P>(&mut o, &weights, values, slabs);
+            }
         };
     }
 
@@ -222,7 +232,9 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
             if lane == 0 {
-                mbarrier::arrive(s.converted_free(true));
+                // Of the block before that of the last keys.
+                let v = k.before(&s.shape).before(&s.shape);
+                mbarrier::arrive(s.converted_free(true, v.stage));
             }
             if turn {
                 finish.unit::<C::Query, V, PER_LANE, O>(done, &o, &ended);

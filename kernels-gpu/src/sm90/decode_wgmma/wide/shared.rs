@@ -6,6 +6,47 @@ use super::super::rows::shared_with_queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
 use crate::{abi::WorkItem, common::cache, sm90::arrivals};
 
+/// The place of a converted block, of keys or of values, and the parity of the phase to wait for.
+#[derive(Clone, Copy)]
+pub(super) struct Converted {
+    pub stage: u32,
+    pub parity: u32,
+}
+
+impl Converted {
+    /// Of the first block: `parity` is 0 for consumers, 1 for the warps that convert, which find the place free.
+    pub const fn first(parity: u32) -> Self {
+        Self { stage: 0, parity }
+    }
+
+    /// That of the next block.
+    #[inline(always)]
+    pub fn next(self, shape: &Shape) -> Self {
+        match shape.converted_stages() {
+            1 => Self {
+                stage: 0,
+                parity: self.parity ^ 1,
+            },
+            _ => Self {
+                stage: self.stage ^ 1,
+                parity: self.parity ^ self.stage,
+            },
+        }
+    }
+
+    /// That of the block before.
+    #[inline(always)]
+    pub fn before(self, shape: &Shape) -> Self {
+        match shape.converted_stages() {
+            1 => self.next(shape),
+            _ => Self {
+                stage: self.stage ^ 1,
+                parity: self.parity ^ self.stage ^ 1,
+            },
+        }
+    }
+}
+
 /// A unit of work, as the first gatherer warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
@@ -83,9 +124,9 @@ impl Shared {
     }
     /// Keys, or values, converted to 16 bits.
     #[inline(always)]
-    pub fn converted(self, values: bool) -> u32 {
-        let at = u32::from(values) * self.shape.converted_bytes();
-        self.base + self.shape.converted_offset() + at
+    pub fn converted(self, values: bool, stage: u32) -> u32 {
+        let block = u32::from(values) + 2 * stage;
+        self.base + self.shape.converted_offset() + block * self.shape.converted_bytes()
     }
     /// The scales of keys and values for one of a unit's tokens.
     #[inline(always)]
@@ -158,13 +199,15 @@ impl Shared {
 
     /// The converted keys, or values, are there.
     #[inline(always)]
-    pub fn converted_full(self, values: bool) -> u32 {
-        self.barrier(BARRIERS + 4 * self.shape.stages + u32::from(values))
+    pub fn converted_full(self, values: bool, stage: u32) -> u32 {
+        let first = BARRIERS + 4 * (self.shape.stages + stage);
+        self.barrier(first + u32::from(values))
     }
     /// The products with the converted keys, or values, are done.
     #[inline(always)]
-    pub fn converted_free(self, values: bool) -> u32 {
-        self.barrier(BARRIERS + 4 * self.shape.stages + 2 + u32::from(values))
+    pub fn converted_free(self, values: bool, stage: u32) -> u32 {
+        let first = BARRIERS + 4 * (self.shape.stages + stage);
+        self.barrier(first + 2 + u32::from(values))
     }
 
     /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
@@ -182,8 +225,13 @@ impl Shared {
             let converts = self.shape.converts();
             let (rows, all) = (64, 32 * (consumers + 2) + 128 * u32::from(converts));
             let of_unit = [(2, 32), (4, rows), (6, all), (8, 1), (10, 32)];
-            // Each lane of the converting warps reads and writes a part of a block.
-            let free = if converts { 128 } else { 32 * consumers };
+            // Each lane of the warps that convert a block reads and writes a part of it.
+            let convert = if converts {
+                self.shape.converting_threads()
+            } else {
+                0
+            };
+            let free = if converts { convert } else { 32 * consumers };
             // Where each token has scales, each lane also arrives once its copies of them are there.
             let full = if cache::by_token(self.shape.cache) {
                 64
@@ -192,14 +240,14 @@ impl Shared {
             };
             let values = if converts { 32 } else { 1 };
             let of_stage = [(1, full), (2, values), (if converts { 4 } else { 3 }, free)];
-            let of_converted = [(2, 128), (3, 32 * consumers)];
+            let of_converted = [(2, convert), (3, 32 * consumers)];
             let (stages, converted) = (BARRIERS, BARRIERS + 4 * self.shape.stages);
             let arrivals = if index < stages {
                 arrivals(index, of_unit, 1)
             } else if index < converted {
                 arrivals((index - stages) % 4, of_stage, consumers)
             } else {
-                arrivals(index - converted, of_converted, consumers)
+                arrivals((index - converted) % 4, of_converted, consumers)
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
