@@ -198,7 +198,7 @@ unstable! {
     ///     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     ///     reference,
     ///     tensor::HeadTensors,
-    ///     variant::{Pair, Real, Variant, VariantParams},
+    ///     variant::{Hook, Pair, Real, Variant, VariantParams},
     /// };
     ///
     /// /// The last keys get more weight, and no query sees the key before its own.
@@ -206,21 +206,17 @@ unstable! {
     /// struct Recent(VariantParams);
     ///
     /// impl Variant for Recent {
-    ///     // Only hooks that are declared by these constants are called.
-    ///     const TRANSFORMS_LOGITS: bool = true;
-    ///     const MASKS: bool = true;
-    ///
     ///     fn params(&self) -> &VariantParams {
     ///         &self.0
     ///     }
     ///
     ///     /// In base 2.
-    ///     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    ///     fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
     ///         let bonus = if at.distance < 4.0 { 0.5 } else { 0.0 };
     ///         dot * R::from_f32(self.0.scale_log2) + R::from_f32(bonus)
     ///     }
     ///
-    ///     fn visible(&self, at: Pair) -> bool {
+    ///     fn visible(&self, at: Pair) -> impl Hook<bool> {
     ///         at.distance != 1.0
     ///     }
     /// }
@@ -244,7 +240,7 @@ unstable! {
         pub use kernels_gpu::{
             abi::VariantParams,
             math::Real,
-            variant::{FromLaunch, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
+            variant::{FromLaunch, Hook, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
         };
     }
 }

@@ -2,7 +2,7 @@
 
 use kernels_gpu::{
     tree::descends,
-    variant::{Key, Pair, Query, Variant},
+    variant::{Hook, Key, Pair, Query, Variant},
 };
 
 use super::Pool;
@@ -75,7 +75,9 @@ impl<V: Variant> Row<'_, V> {
                 logit
             };
             let mut value = view.value(page, offset, at.head, self.spec.head_dim_v);
-            transform(&mut value, |pair, dim| self.variant.value(pair, dim, at));
+            transform(&mut value, |pair, dim| {
+                self.variant.value(pair, dim, at).plain()
+            });
             sum += weight;
             out.iter_mut()
                 .zip(value)
@@ -90,7 +92,7 @@ impl<V: Variant> Row<'_, V> {
             head: self.head,
             position: 0,
         };
-        transform(out, |pair, dim| self.variant.output(pair, dim, at));
+        transform(out, |pair, dim| self.variant.output(pair, dim, at).plain());
         match (V::SOFTMAX, nothing) {
             (false, _) => 0.0,
             (true, true) => f64::NEG_INFINITY,
@@ -125,14 +127,16 @@ impl<V: Variant> Row<'_, V> {
         if let Some(rotary) = &rotary {
             rotary.turn(&mut query, position.into());
         }
-        transform(&mut query, |pair, dim| variant.query(pair, dim, asks));
+        transform(&mut query, |pair, dim| {
+            variant.query(pair, dim, asks).plain()
+        });
         let (first, last) = variant.visible_keys(position);
         let pages = part.table.pages(row_block);
         let page_size = part.table.page_size;
         let seen = (0..part.kv_len(row_block)).filter(|&key| {
             (first..=last).contains(&(key as i32))
                 && descends(ancestors, position, key as i32)
-                && variant.visible(Pair::new(variant, asks, key))
+                && variant.visible(Pair::new(variant, asks, key)).plain()
         });
         seen.map(|key| {
             let (page, offset) = (pages[(key / page_size) as usize], key % page_size);
@@ -144,7 +148,7 @@ impl<V: Variant> Row<'_, V> {
             if let Some(rotary) = &rotary {
                 rotary.turn(&mut k, key.into());
             }
-            transform(&mut k, |pair, dim| variant.key(pair, dim, at));
+            transform(&mut k, |pair, dim| variant.key(pair, dim, at).plain());
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
             let scale_at = ScaleAt {
                 token,

@@ -6,7 +6,7 @@ use crate::{
     abi::VariantParams,
     common::{
         math::{Real, recip},
-        variant::{FromLaunch, OwnDefect, Pair, Query, Sigmoid, Variant},
+        variant::{FromLaunch, Hook, OwnDefect, Pair, Query, Sigmoid, Variant},
     },
 };
 
@@ -27,7 +27,6 @@ pub struct Slopes {
 }
 
 impl Variant for Alibi {
-    const TRANSFORMS_LOGITS: bool = true;
     const KEEPS_UNIT: bool = true;
     const LINEAR: bool = true;
 
@@ -44,7 +43,7 @@ impl Variant for Alibi {
     }
 
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         R::from_f32(at.of_row).mul_add(R::from_f32(at.distance), dot)
     }
 }
@@ -174,7 +173,6 @@ impl BiasTable {
 }
 
 impl Variant for DistanceBias {
-    const TRANSFORMS_LOGITS: bool = true;
     const KEEPS_UNIT: bool = true;
 
     #[inline(always)]
@@ -183,7 +181,7 @@ impl Variant for DistanceBias {
     }
 
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         let BiasTable {
             address,
             entries,

@@ -6,7 +6,7 @@ use tandem_attn::{
     problem::{Batch, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, HeadTensors},
-    variant::{Pair, Real, Standard, Variant, VariantParams},
+    variant::{Hook, Pair, Real, Standard, Variant, VariantParams},
 };
 
 use super::numeric::{Rng, Tolerance, compare, to_f64};
@@ -189,17 +189,15 @@ struct Blocked<'a> {
 }
 
 impl Variant for Blocked<'_> {
-    const MASKS: bool = true;
-
     fn params(&self) -> &VariantParams {
         self.standard.params()
     }
 
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         self.standard.logit(dot, at)
     }
 
-    fn visible(&self, at: Pair) -> bool {
+    fn visible(&self, at: Pair) -> impl Hook<bool> {
         let mut token = at.token;
         for prompt in &self.prompts.prompts {
             if token < prompt.tokens {

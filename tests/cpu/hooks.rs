@@ -3,7 +3,7 @@
 use kernels_gpu::{
     abi::VariantParams,
     math::Real,
-    variant::{Key, Pair, Query, Sigmoid, Variant},
+    variant::{Hook, Key, Pair, Query, Sigmoid, Variant},
 };
 use proptest::prelude::*;
 use tandem_attn::{
@@ -34,39 +34,32 @@ impl Everything {
 }
 
 impl Variant for Everything {
-    const TRANSFORMS_LOGITS: bool = true;
-    const MASKS: bool = true;
-    const TRANSFORMS_QUERY: bool = true;
-    const TRANSFORMS_KEY: bool = true;
-    const TRANSFORMS_VALUE: bool = true;
-    const TRANSFORMS_OUTPUT: bool = true;
-
     fn params(&self) -> &VariantParams {
         &self.0
     }
 
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         let distance = R::from_f32(at.distance);
         dot * R::from_f32(self.0.scale_log2) - distance * R::from_f32(0.01 * (at.head + 1) as f32)
     }
 
-    fn visible(&self, at: Pair) -> bool {
+    fn visible(&self, at: Pair) -> impl Hook<bool> {
         !(at.key + at.token + at.head).is_multiple_of(3)
     }
 
-    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> impl Hook<[R; 2]> {
         Self::turn(x, at.position as u32 % 64 + dim + at.head)
     }
 
-    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> impl Hook<[R; 2]> {
         Self::turn(x, at.position % 64 + dim + at.head)
     }
 
-    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> impl Hook<[R; 2]> {
         Self::turn(x, at.position % 7 + dim)
     }
 
-    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> impl Hook<[R; 2]> {
         Self::turn(x, at.token + at.head + dim)
     }
 }
@@ -145,6 +138,6 @@ fn a_linear_bias_is_the_slope_times_the_distance() {
     // What kernels compute in its place.
     const { assert!(Alibi::LINEAR && Alibi::KEEPS_UNIT) };
     let logit = 3.0 + f64::from(at.of_row) * f64::from(at.distance);
-    assert_eq!(alibi.logit(3.0_f64, at), logit);
+    assert_eq!(alibi.logit(3.0_f64, at).plain(), logit);
     assert_eq!(at.further(2).distance, 4.0);
 }

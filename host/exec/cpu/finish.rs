@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use kernels_gpu::{
     state::{Softmax, natural, with_sink},
-    variant::{Query, Variant},
+    variant::{Hook, Query, Variant},
 };
 use rayon::prelude::*;
 
@@ -82,7 +82,12 @@ impl<V: Variant> Finish<'_, V> {
                     position: 0,
                 };
                 for (pair, x) in state.chunks_exact_mut(2).enumerate() {
-                    x.copy_from_slice(&self.variant.output([x[0], x[1]], 2 * pair as u32, at));
+                    x.copy_from_slice(
+                        &self
+                            .variant
+                            .output([x[0], x[1]], 2 * pair as u32, at)
+                            .plain(),
+                    );
                 }
             }
             out.iter_mut()

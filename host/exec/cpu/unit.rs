@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::{
     abi::{KvStrides, WorkItem},
     tree::descends,
-    variant::{Key, Pair, Query, Variant},
+    variant::{Hook, Key, Pair, Query, Variant},
 };
 
 use super::{buffer::Buffer, simd::prefetch};
@@ -251,7 +251,7 @@ impl<'a, V: Variant> Unit<'a, V> {
                 head,
                 position: row.position,
             };
-            transform(to, |x, dim| self.variant.query(x, dim, at));
+            transform(to, |x, dim| self.variant.query(x, dim, at).plain());
         }
         // Scaling costs one multiplication per element of a query here, instead of one per logit.
         let of_logits = match V::TRANSFORMS_LOGITS {
@@ -352,7 +352,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         if V::TRANSFORMS_KEY {
             for (position, to) in keys.clone().zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
                 transform(to, |x, dim| {
-                    self.variant.key(x, dim, Key { position, head })
+                    self.variant.key(x, dim, Key { position, head }).plain()
                 });
             }
         }
@@ -368,7 +368,7 @@ impl<'a, V: Variant> Unit<'a, V> {
                 .zip(to.chunks_exact_mut(self.dim(Pool::Values)))
             {
                 transform(to, |x, dim| {
-                    self.variant.value(x, dim, Key { position, head })
+                    self.variant.value(x, dim, Key { position, head }).plain()
                 });
             }
         }
@@ -428,7 +428,7 @@ impl<'a, V: Variant> Unit<'a, V> {
             position: row.position,
         };
         let at = Pair::new(self.variant, query, key);
-        if V::MASKS && !self.variant.visible(at) {
+        if V::MASKS && !self.variant.visible(at).plain() {
             hidden(V::SOFTMAX)
         } else if V::TRANSFORMS_LOGITS {
             self.variant.base_2(dot, at)

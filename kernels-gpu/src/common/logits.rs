@@ -5,7 +5,7 @@ use cuda_std::{math::fma, misc, warp};
 
 use crate::common::{
     tree::descends,
-    variant::{Pair, Variant},
+    variant::{Hook, Pair, Variant},
 };
 
 /// Column of a thread's first element, counted in keys from the block's first.
@@ -109,7 +109,7 @@ pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i3
     let mut i = 0;
     while i < S {
         let pair = pair_of(&at, i);
-        if !variant.visible(pair) {
+        if !variant.visible(pair).plain() {
             s[i] = f32::NEG_INFINITY;
         }
         i += 1;
@@ -144,7 +144,7 @@ pub fn transform_fours<V: Variant, const S: usize>(
         // Those of a row are in pairs.
         let four = [i, i + 1, i + 4, i + 5];
         let pairs = four.map(|i| pair_of(&at, i));
-        let logits = variant.logits(four.map(|i| s[i]), pairs);
+        let logits = variant.logits(four.map(|i| s[i]), pairs).plain();
         let mut k = 0;
         while k < 4 {
             s[four[k]] = logits[k];
@@ -166,7 +166,7 @@ pub fn transform<V: Variant, const S: usize>(
     let mut i = 0;
     while i < S {
         let pair = pair_of(&at, i);
-        s[i] = variant.logit(s[i], pair);
+        s[i] = variant.logit(s[i], pair).plain();
         i += 1;
     }
 }

@@ -11,20 +11,18 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// `cuda_builder`, and also for the host, where it defines the [`Hooks`] to pass to `tandem_attn`.
 ///
 /// ```
-/// use kernels_gpu::{abi::VariantParams, math::Real, variant::{FromLaunch, Pair, Variant}, variant_kernels};
+/// use kernels_gpu::{abi::VariantParams, math::Real, variant::{FromLaunch, Hook, Pair, Variant}, variant_kernels};
 ///
 /// /// Logits that grow with the number of keys that a query may see.
 /// #[derive(Clone, Copy)]
 /// pub struct Growing(VariantParams);
 ///
 /// impl Variant for Growing {
-///     const TRANSFORMS_LOGITS: bool = true;
-///
 ///     fn params(&self) -> &VariantParams {
 ///         &self.0
 ///     }
 ///
-///     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+///     fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
 ///         let growth = 1.0 + at.position as f32 / 65536.0;
 ///         dot * R::from_f32(self.0.scale_log2 * growth)
 ///     }
@@ -41,6 +39,64 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// variant_kernels! { pub const GROWING: "growing" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Growing; }
 ///
 /// assert_eq!(GROWING.kernels().count(), 2 * (5 + 5 + 6 + 3));
+/// ```
+///
+/// A hook that no kernel runs is a compile error, here one on keys:
+///
+/// ```compile_fail,E0080
+/// use kernels_gpu::{abi::VariantParams, math::Real, variant::{FromLaunch, Hook, Key, Variant}, variant_kernels};
+///
+/// #[derive(Clone, Copy)]
+/// pub struct Halved(VariantParams);
+///
+/// impl Variant for Halved {
+///     fn params(&self) -> &VariantParams {
+///         &self.0
+///     }
+///
+///     fn key<R: Real>(&self, x: [R; 2], _: u32, _: Key) -> impl Hook<[R; 2]> {
+///         x.map(|x| x * R::from_f32(0.5))
+///     }
+/// }
+///
+/// impl FromLaunch for Halved {
+///     type Own = ();
+///
+///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///         Self(params)
+///     }
+/// }
+///
+/// variant_kernels! { pub const HALVED: "halved" = [Sm80Decode] of Halved; }
+/// ```
+///
+/// So is `logits` without `logit`, which the other kernels run:
+///
+/// ```compile_fail,E0080
+/// use kernels_gpu::{abi::VariantParams, variant::{FromLaunch, Hook, Pair, Variant}, variant_kernels};
+///
+/// #[derive(Clone, Copy)]
+/// pub struct Four(VariantParams);
+///
+/// impl Variant for Four {
+///     fn params(&self) -> &VariantParams {
+///         &self.0
+///     }
+///
+///     fn logits(&self, dots: [f32; 4], _: [Pair; 4]) -> impl Hook<[f32; 4]> {
+///         dots
+///     }
+/// }
+///
+/// impl FromLaunch for Four {
+///     type Own = ();
+///
+///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///         Self(params)
+///     }
+/// }
+///
+/// variant_kernels! { pub const FOUR: "four" = [Prefill] of Four; }
 /// ```
 ///
 /// Families are those of the registry. `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use kernels_gpu::{
     abi::VariantParams,
     math::Real,
-    variant::{FromLaunch, Pair, Variant},
+    variant::{FromLaunch, Hook, Pair, Variant},
     variant_kernels,
 };
 
@@ -30,22 +30,19 @@ pub struct Chunked {
 }
 
 impl Variant for Chunked {
-    const TRANSFORMS_LOGITS: bool = true;
-    const MASKS: bool = true;
-
     #[inline(always)]
     fn params(&self) -> &VariantParams {
         &self.params
     }
 
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         let loss = at.distance.min(self.chunks.most) * self.chunks.loss;
         dot * R::from_f32(self.params.scale_log2) - R::from_f32(loss)
     }
 
     #[inline(always)]
-    fn visible(&self, at: Pair) -> bool {
+    fn visible(&self, at: Pair) -> impl Hook<bool> {
         at.key / self.chunks.tokens == at.position as u32 / self.chunks.tokens
     }
 }

@@ -2,7 +2,7 @@
 
 use core::f32::consts::LOG2_E;
 
-use super::{Pair, Variant};
+use super::{Hook, Pair, Variant};
 use crate::{
     abi::VariantParams,
     common::math::{self, Real},
@@ -25,7 +25,7 @@ impl<const CAP: bool> Variant for Standard<CAP> {
     }
 
     #[inline(always)]
-    fn unit(&self) -> f32 {
+    fn unit(&self) -> impl Hook<f32> {
         if CAP {
             self.0.soft_cap * LOG2_E
         } else {
@@ -34,7 +34,7 @@ impl<const CAP: bool> Variant for Standard<CAP> {
     }
 
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, _at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, _at: Pair) -> impl Hook<R> {
         let VariantParams {
             scale,
             scale_log2,
@@ -51,14 +51,14 @@ impl<const CAP: bool> Variant for Standard<CAP> {
     }
 
     #[inline(always)]
-    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> [f32; 4] {
+    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> impl Hook<[f32; 4]> {
         if CAP {
             let inner = self.0.scale * math::recip(self.0.soft_cap) * (2.0 * LOG2_E);
             // Not 0: hidden keys are −∞, and −∞ · 0 is NaN.
             let inner = inner.max(f32::MIN_POSITIVE);
             math::tanh_of_four(dots.map(|dot| dot * inner))
         } else {
-            [0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]))
+            [0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]).plain())
         }
     }
 }
@@ -74,7 +74,6 @@ pub struct Sigmoid {
 
 impl Variant for Sigmoid {
     const SOFTMAX: bool = false;
-    const TRANSFORMS_LOGITS: bool = true;
 
     #[inline(always)]
     fn params(&self) -> &VariantParams {
@@ -82,7 +81,7 @@ impl Variant for Sigmoid {
     }
 
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, _at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, _at: Pair) -> impl Hook<R> {
         let one = R::from_f32(1.0);
         let bias = R::from_f32(self.bias) * R::from_f32(LOG2_E);
         (one + (-(dot * R::from_f32(self.params.scale_log2) + bias)).exp2()).recip()

@@ -35,11 +35,11 @@ pub trait FromLaunch: Variant {
     const RUNS_ON_GPUS: () = {
         assert!(
             Self::SOFTMAX || Self::TRANSFORMS_LOGITS,
-            "weights of no softmax are what `logit` returns: set TRANSFORMS_LOGITS"
+            "weights of no softmax are what `logit` returns: implement `logit`"
         );
         assert!(
             Self::SOFTMAX || !Self::KEEPS_UNIT,
-            "weights of no softmax have no unit to keep: leave KEEPS_UNIT out"
+            "weights of no softmax have no unit to keep: leave KEEPS_UNIT and `unit` out"
         );
         assert!(
             !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
@@ -51,11 +51,19 @@ pub trait FromLaunch: Variant {
         );
         assert!(
             Self::TRANSFORMS_LOGITS || !Self::KEEPS_UNIT,
-            "logits of no hook keep no unit: set TRANSFORMS_LOGITS beside KEEPS_UNIT"
+            "logits of no hook keep no unit: implement `logit`, or leave KEEPS_UNIT and `unit` out"
+        );
+        assert!(
+            Self::TRANSFORMS_LOGITS || !Self::MIXES_KEYS,
+            "only Hopper's prefills call `logits`: implement `logit` beside it"
         );
         assert!(
             Self::KEEPS_UNIT || !Self::LINEAR,
             "what is linear is in the unit of dot products: set KEEPS_UNIT beside LINEAR"
+        );
+        assert!(
+            !Self::LINEAR || !Self::MIXES_KEYS,
+            "kernels do not call `logits` of what is linear: leave LINEAR or `logits` out"
         );
     };
 }

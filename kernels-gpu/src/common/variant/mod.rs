@@ -1,11 +1,11 @@
 //! Attention variants: hooks for what differs between models.
 //!
-//! A [`Variant`] is compiled into the kernel. Associated constants say which hooks it uses, so a kernel without a soft
-//! cap contains no instruction for one. Hooks are generic over [`Real`]: the GPU and the CPU executor run them in f32,
-//! the reference runs the same code in f64.
+//! A [`Variant`] is compiled into the kernel, with the hooks that it implements: a kernel without a soft cap contains no
+//! instruction for one. Hooks are generic over [`Real`]: the GPU and the CPU executor run them in f32, the reference
+//! runs the same code in f64.
 //!
 //! ```
-//! use kernels_gpu::{abi::VariantParams, math::Real, variant::{Pair, Variant}};
+//! use kernels_gpu::{abi::VariantParams, math::Real, variant::{Hook, Pair, Variant}};
 //!
 //! /// Attention with linear biases: a key that stands further back weighs less.
 //! #[derive(Clone, Copy)]
@@ -15,13 +15,11 @@
 //! }
 //!
 //! impl Variant for Alibi {
-//!     const TRANSFORMS_LOGITS: bool = true;
-//!
 //!     fn params(&self) -> &VariantParams {
 //!         &self.params
 //!     }
 //!
-//!     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+//!     fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
 //!         let slope = R::from_f32(-8.0 * (at.head + 1) as f32 / self.heads as f32).exp2();
 //!         let distance = R::from_f32(at.distance);
 //!         let log2_e = R::from_f32(core::f32::consts::LOG2_E);
@@ -32,9 +30,13 @@
 
 mod built_in;
 mod from_launch;
+mod hook;
 
 pub use built_in::{Sigmoid, Standard};
 pub use from_launch::{FromLaunch, OwnDefect};
+pub use hook::Hook;
+
+use hook::{Unused, own_0, own_1, own_2, own_3};
 
 use crate::{abi::VariantParams, common::math::Real};
 
@@ -114,33 +116,37 @@ impl Pair {
 
 /// The hooks of an attention variant.
 ///
+/// A hook that a variant implements runs; there is nothing else to declare. Hooks return `impl Hook<T>`, and a method
+/// returns a plain `T`: the [return type](Hook) says whether the hook is the variant's own. A variant whose constant
+/// parameters decide this sets the hook's constant itself.
+///
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
 /// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
 pub trait Variant: Copy + Send + Sync {
     /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, of either sign;
-    /// partial results are added, and the LSE is meaningless (it is written as 0). Such a variant must also set
-    /// [`Variant::TRANSFORMS_LOGITS`]. Kernels round a weight to the type of the values: in f16, weights below 2⁻²⁴ are
-    /// lost.
+    /// partial results are added, and the LSE is meaningless (it is written as 0). Kernels round a weight to the type of
+    /// the values: in f16, weights below 2⁻²⁴ are lost.
     const SOFTMAX: bool = true;
-    /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
-    const TRANSFORMS_LOGITS: bool = false;
     /// [`Variant::logit`] still has to be multiplied by [`Variant::unit`]: kernels fold that into the exp2 at no cost.
-    const KEEPS_UNIT: bool = false;
-    /// Hopper's prefills call [`Variant::logits`], in which a NaN may make the logits of all four keys NaN.
-    const MIXES_KEYS: bool = false;
+    /// A variant without a unit of its own, whose logits are in the unit of dot products, has to say so.
+    const KEEPS_UNIT: bool = own_0(&Self::unit);
     /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products. Kernels then do not call it: they
     /// fold the row's part into the offset of the exp2, at no cost.
     const LINEAR: bool = false;
+    /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
+    const TRANSFORMS_LOGITS: bool = own_2(&Self::logit::<f32>);
+    /// Hopper's prefills call [`Variant::logits`] instead of [`Variant::logit`].
+    const MIXES_KEYS: bool = own_2(&Self::logits);
     /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
-    const MASKS: bool = false;
+    const MASKS: bool = own_1(&Self::visible);
     /// [`Variant::query`] is not the identity.
-    const TRANSFORMS_QUERY: bool = false;
+    const TRANSFORMS_QUERY: bool = own_3(&Self::query::<f32>);
     /// [`Variant::key`] is not the identity.
-    const TRANSFORMS_KEY: bool = false;
+    const TRANSFORMS_KEY: bool = own_3(&Self::key::<f32>);
     /// [`Variant::value`] is not the identity.
-    const TRANSFORMS_VALUE: bool = false;
+    const TRANSFORMS_VALUE: bool = own_3(&Self::value::<f32>);
     /// [`Variant::output`] is not the identity.
-    const TRANSFORMS_OUTPUT: bool = false;
+    const TRANSFORMS_OUTPUT: bool = own_3(&Self::output::<f32>);
 
     /// Scale, window and causality.
     fn params(&self) -> &VariantParams;
@@ -172,30 +178,31 @@ pub trait Variant: Copy + Send + Sync {
     /// Maps the dot product of query and key to the base-2 logit (or to the weight, see [`Variant::SOFTMAX`]; or to a
     /// logit in the unit of dot products, see [`Variant::KEEPS_UNIT`]).
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
         let _ = at;
-        dot * R::from_f32(self.params().scale_log2)
+        Unused(dot * R::from_f32(self.params().scale_log2))
     }
 
-    /// [`Variant::logit`] of four keys, which may share work ([`Variant::MIXES_KEYS`]).
+    /// [`Variant::logit`] of four keys, which may share work. Dot products of hidden keys are −∞; what is returned for them does not
+    /// matter, but must not make the other logits NaN.
     #[inline(always)]
-    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> [f32; 4] {
-        [0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]))
+    fn logits(&self, dots: [f32; 4], at: [Pair; 4]) -> impl Hook<[f32; 4]> {
+        Unused([0, 1, 2, 3].map(|i| self.logit(dots[i], at[i]).plain()))
     }
 
     /// The factor that turns a logit that [keeps its unit](Variant::KEEPS_UNIT) into base 2. By default the unit is
     /// that of dot products.
     #[inline(always)]
-    fn unit(&self) -> f32 {
-        self.params().scale_log2
+    fn unit(&self) -> impl Hook<f32> {
+        Unused(self.params().scale_log2)
     }
 
     /// The base-2 logit (or the weight), independent of the unit of [`Variant::logit`].
     #[inline(always)]
     fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
-        let logit = self.logit(dot, at);
+        let logit = self.logit(dot, at).plain();
         if Self::KEEPS_UNIT {
-            logit * R::from_f32(self.unit())
+            logit * R::from_f32(self.unit().plain())
         } else {
             logit
         }
@@ -203,37 +210,37 @@ pub trait Variant: Copy + Send + Sync {
 
     /// Whether the query sees the key; called only for keys within [`Variant::visible_keys`].
     #[inline(always)]
-    fn visible(&self, at: Pair) -> bool {
+    fn visible(&self, at: Pair) -> impl Hook<bool> {
         let _ = at;
-        true
+        Unused(true)
     }
 
     /// Applied to queries as they are loaded.
     #[inline(always)]
-    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> impl Hook<[R; 2]> {
         let _ = (dim, at);
-        x
+        Unused(x)
     }
 
     /// Applied to keys as they are loaded.
     #[inline(always)]
-    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> impl Hook<[R; 2]> {
         let _ = (dim, at);
-        x
+        Unused(x)
     }
 
     /// Applied to values as they are loaded.
     #[inline(always)]
-    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> impl Hook<[R; 2]> {
         let _ = (dim, at);
-        x
+        Unused(x)
     }
 
     /// Applied to the final output, after all merges. The query's position is no longer known there: the hook gets 0.
     #[inline(always)]
-    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> impl Hook<[R; 2]> {
         let _ = (dim, at);
-        x
+        Unused(x)
     }
 }
 

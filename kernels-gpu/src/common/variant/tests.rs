@@ -63,8 +63,8 @@ fn f32_and_f64_run_the_same_formula() {
         );
         assert!(
             close(
-                sigmoid.logit(dot, at()),
-                sigmoid.logit(f64::from(dot), at())
+                sigmoid.logit(dot, at()).plain(),
+                sigmoid.logit(f64::from(dot), at()).plain()
             ),
             "sigmoid at {dot}"
         );
@@ -76,4 +76,127 @@ fn what_is_not_there_costs_nothing() {
     const { assert!(!Standard::<false>::TRANSFORMS_LOGITS && Standard::<true>::TRANSFORMS_LOGITS) };
     const { assert!(!Standard::<true>::MASKS && !Standard::<true>::TRANSFORMS_QUERY) };
     const { assert!(!Sigmoid::SOFTMAX) };
+}
+
+/// Implements the hooks on logits.
+#[derive(Clone, Copy)]
+struct Logits;
+
+/// Implements the hooks on rows.
+#[derive(Clone, Copy)]
+struct Rows;
+
+/// Implements nothing.
+#[derive(Clone, Copy)]
+struct Nothing;
+
+static NONE: VariantParams = VariantParams {
+    scale_log2: 1.0,
+    scale: 1.0,
+    soft_cap: 0.0,
+    window_left: i32::MAX,
+    causal: 1,
+    reserved: 0,
+};
+
+impl Variant for Logits {
+    fn params(&self) -> &VariantParams {
+        &NONE
+    }
+
+    fn unit(&self) -> impl Hook<f32> {
+        2.0
+    }
+
+    fn logit<R: Real>(&self, dot: R, _: Pair) -> impl Hook<R> {
+        dot + dot
+    }
+
+    fn logits(&self, dots: [f32; 4], _: [Pair; 4]) -> impl Hook<[f32; 4]> {
+        dots.map(|dot| dot + dot)
+    }
+
+    fn visible(&self, _: Pair) -> impl Hook<bool> {
+        false
+    }
+}
+
+impl Variant for Rows {
+    fn params(&self) -> &VariantParams {
+        &NONE
+    }
+
+    fn query<R: Real>(&self, x: [R; 2], _: u32, _: Query) -> impl Hook<[R; 2]> {
+        x
+    }
+
+    fn key<R: Real>(&self, x: [R; 2], _: u32, _: Key) -> impl Hook<[R; 2]> {
+        x
+    }
+
+    fn value<R: Real>(&self, x: [R; 2], _: u32, _: Key) -> impl Hook<[R; 2]> {
+        x
+    }
+
+    fn output<R: Real>(&self, x: [R; 2], _: u32, _: Query) -> impl Hook<[R; 2]> {
+        x
+    }
+}
+
+impl Variant for Nothing {
+    fn params(&self) -> &VariantParams {
+        &NONE
+    }
+}
+
+/// The constants by which executors and kernels call hooks.
+fn called<V: Variant>() -> [bool; 8] {
+    [
+        V::TRANSFORMS_LOGITS,
+        V::MIXES_KEYS,
+        V::KEEPS_UNIT,
+        V::MASKS,
+        V::TRANSFORMS_QUERY,
+        V::TRANSFORMS_KEY,
+        V::TRANSFORMS_VALUE,
+        V::TRANSFORMS_OUTPUT,
+    ]
+}
+
+#[test]
+fn hooks_that_a_variant_implements_are_called_and_no_others() {
+    let (on, off) = ([true; 4], [false; 4]);
+    assert_eq!(called::<Logits>(), [on, off].concat()[..]);
+    assert_eq!(called::<Rows>(), [off, on].concat()[..]);
+    assert_eq!(called::<Nothing>(), [off, off].concat()[..]);
+    // Constant parameters may decide.
+    assert_eq!(called::<Standard<false>>(), [off, off].concat()[..]);
+    assert_eq!(
+        called::<Standard<true>>(),
+        [true, true, true, false, false, false, false, false]
+    );
+}
+
+#[test]
+fn hooks_that_a_variant_does_not_implement_change_nothing() {
+    let at = at();
+    let query = Query {
+        token: 0,
+        head: 0,
+        position: 0,
+    };
+    let key = Key {
+        position: 0,
+        head: 0,
+    };
+    assert!(Nothing.visible(at).plain());
+    assert_eq!(Nothing.logit(3.0_f64, at).plain(), 3.0);
+    assert_eq!(
+        Nothing.logits([1.0, 2.0, 3.0, 4.0], [at; 4]).plain(),
+        [1.0, 2.0, 3.0, 4.0]
+    );
+    assert_eq!(Nothing.query([1.0, 2.0], 0, query).plain(), [1.0, 2.0]);
+    assert_eq!(Nothing.key([1.0, 2.0], 0, key).plain(), [1.0, 2.0]);
+    assert_eq!(Nothing.value([1.0, 2.0], 0, key).plain(), [1.0, 2.0]);
+    assert_eq!(Nothing.output([1.0, 2.0], 0, query).plain(), [1.0, 2.0]);
 }

@@ -16,7 +16,7 @@ use crate::{
         logits::{hide_after, hide_before, hide_strangers_from, mask, transform},
         prefill_tile::Tile,
         softmax::Rows,
-        variant::Variant,
+        variant::{Hook, Variant},
     },
 };
 
@@ -117,7 +117,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
     let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.unit()
+        variant.unit().plain()
     };
     let mut o = [[0.0; O]; HALVES];
     let mut rows = [Rows::begin::<V>(); HALVES];

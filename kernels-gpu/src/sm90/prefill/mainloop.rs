@@ -21,7 +21,7 @@ use crate::{
     },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},
-    common::variant::{Pair, Query, Variant},
+    common::variant::{Hook, Pair, Query, Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -66,7 +66,7 @@ pub(super) unsafe fn consume<
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.unit()
+        variant.unit().plain()
     };
     // Per row of the thread: the softmax scale, of the current tile; and the factor of its 8-bit keys' scales, of the
     // tile being opened.

@@ -14,7 +14,7 @@ use crate::common::{
     softmax::SLACK,
     state::Softmax,
     tree,
-    variant::{Pair, Query, Variant},
+    variant::{Hook, Pair, Query, Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -109,7 +109,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     }
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
                         || MASKED && other_branch >> i & 1 != 0
-                        || V::MASKS && !variant.visible(at)
+                        || V::MASKS && !variant.visible(at).plain()
                     {
                         *logit = if V::SOFTMAX { f32::NEG_INFINITY } else { 0.0 };
                     }

@@ -17,7 +17,7 @@ use crate::{
     common::half::Half,
     common::logits::hide_other_branches,
     common::softmax::Rows,
-    common::variant::{Pair, Query, Variant},
+    common::variant::{Hook, Pair, Query, Variant},
 };
 
 /// A consumer warpgroup's view of its unit.
@@ -109,14 +109,14 @@ pub(super) unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: 
             let key = visible.key + columns + e as u32;
             let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
-                *logit = variant.logit(*logit, pair);
+                *logit = variant.logit(*logit, pair).plain();
             }
             let mut sees = row[h] & column[e];
             if POSITIONAL {
                 sees &= key as i32 >= seen[h][0] && key as i32 <= seen[h][1];
             }
             if V::MASKS {
-                sees &= variant.visible(pair);
+                sees &= variant.visible(pair).plain();
             }
             if !sees {
                 *logit = f32::NEG_INFINITY;
@@ -157,7 +157,7 @@ pub(super) unsafe fn consume<
     let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.unit()
+        variant.unit().plain()
     };
     let slab = s.shape.slab_bytes();
     let slabs = Slabs::of_eight_rows(DIM);

@@ -24,8 +24,12 @@ use super::{
     shared::{Converted, Shared},
 };
 use crate::{
-    abi::DecodeParams, common::cache::Cache, common::half::Half,
-    common::logits::hide_other_branches, common::softmax::Rows, common::variant::Variant,
+    abi::DecodeParams,
+    common::cache::Cache,
+    common::half::Half,
+    common::logits::hide_other_branches,
+    common::softmax::Rows,
+    common::variant::{Hook, Variant},
 };
 
 /// Works through all units.
@@ -59,7 +63,7 @@ pub(super) unsafe fn consume<
     let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.unit()
+        variant.unit().plain()
     };
     let slab = s.shape.slab_bytes();
     let slabs = Slabs::of_eight_rows(DIM);

@@ -18,7 +18,7 @@ use crate::{
     common::half::Half,
     common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
-    common::variant::{Pair, Query, Variant},
+    common::variant::{Hook, Pair, Query, Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -66,7 +66,7 @@ pub(super) unsafe fn consume<
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.unit()
+        variant.unit().plain()
     };
     // Per row of the thread: the softmax scale, of the current tile; and the factor of Q·Kᵀ, from the scales of queries
     // and keys, of the tile being opened.
