@@ -23,7 +23,7 @@ pub fn embed(modules: &[CudaModule]) -> io::Result<()> {
     if modules.iter().any(|module| module.cubin.is_none()) {
         println!(
             "cargo::warning=no ptxas was found, so only PTX is embedded and `Gpu::new` refuses it; `cargo xtask setup` of \
-             tandem-attn installs ptxas, and PTXAS says where one is"
+             tandem-attn installs ptxas, and TANDEM_PTXAS names one"
         );
     }
     let mut table = String::from("&[\n");

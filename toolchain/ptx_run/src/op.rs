@@ -80,10 +80,21 @@ pub enum Word1 {
     SignExtend16,
     F32FromU32,
     F32FromI32,
+    U32FromF32,
+    I32FromF32,
     F32FromF16,
     UnpackE4m3,
     UnpackE5m2,
     BrevBits,
+}
+
+/// How a word becomes a pair of words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Widen {
+    Unsigned,
+    Signed,
+    U64FromF32,
+    I64FromF32,
 }
 
 /// Arithmetic on three words.
@@ -370,7 +381,7 @@ pub enum Op {
         b: Row,
     },
     LongFromWord {
-        signed: bool,
+        f: Widen,
         d: Row,
         a: Row,
     },

@@ -2,7 +2,7 @@
 
 use super::{Decoded, Decoder, bit, long_written, optional_word, word_written};
 use crate::{
-    op::{Bit2, Compare, Kind, Long2, Op, Shift, Word1, Word2, Word3},
+    op::{Bit2, Compare, Kind, Long2, Op, Shift, Widen, Word1, Word2, Word3},
     parse::{Class, Operand},
 };
 
@@ -91,6 +91,8 @@ impl Decoder<'_> {
             ["cvt", "s32", "s16"] => Word1::SignExtend16,
             ["cvt", "rn", "f32", "u32"] => Word1::F32FromU32,
             ["cvt", "rn", "f32", "s32"] => Word1::F32FromI32,
+            ["cvt", "rzi", "u32", "f32"] => Word1::U32FromF32,
+            ["cvt", "rzi", "s32", "f32"] => Word1::I32FromF32,
             ["cvt", "f32", "f16"] => Word1::F32FromF16,
             ["cvt", "rn", "f16x2", "e4m3x2"] => Word1::UnpackE4m3,
             ["cvt", "rn", "f16x2", "e5m2x2"] => Word1::UnpackE5m2,
@@ -222,14 +224,10 @@ impl Decoder<'_> {
                     b: self.word(b)?,
                 })
             })(),
-            ["cvt", "u64", "u32"] | ["cvt", "s64", "s32"] => (|| {
-                let [d, a] = exactly(operands)?;
-                Ok(Op::LongFromWord {
-                    signed: parts[1] == "s64",
-                    d: long_written(d)?,
-                    a: self.word(a)?,
-                })
-            })(),
+            ["cvt", "u64", "u32"] => self.widened(Widen::Unsigned, operands),
+            ["cvt", "s64", "s32"] => self.widened(Widen::Signed, operands),
+            ["cvt", "rzi", "u64", "f32"] => self.widened(Widen::U64FromF32, operands),
+            ["cvt", "rzi", "s64", "f32"] => self.widened(Widen::I64FromF32, operands),
             ["cvt", "u32", "u64"] => (|| {
                 let [d, a] = exactly(operands)?;
                 Ok(Op::WordFromLong {
@@ -238,6 +236,15 @@ impl Decoder<'_> {
                 })
             })(),
             _ => return None,
+        })
+    }
+
+    fn widened(&mut self, f: Widen, operands: &[Operand]) -> Decoded<Op> {
+        let [d, a] = exactly(operands)?;
+        Ok(Op::LongFromWord {
+            f,
+            d: long_written(d)?,
+            a: self.word(a)?,
         })
     }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::{
-    op::{Bit2, Compare, Kind, Long2, Op, Row, Shift, Word1, Word2, Word3},
+    op::{Bit2, Compare, Kind, Long2, Op, Row, Shift, Widen, Word1, Word2, Word3},
     report::Step,
     warp::{LANES, Warp},
 };
@@ -83,6 +83,19 @@ fn tanh_approx(x: f32) -> f32 {
 }
 
 #[inline]
+fn widen(f: Widen, a: u32) -> u64 {
+    let float = f32::from_bits(a);
+    match f {
+        Widen::Unsigned => a.into(),
+        Widen::Signed => i64::from(a as i32) as u64,
+        // The result for NaN, where the one of 32 bits is 0.
+        Widen::U64FromF32 | Widen::I64FromF32 if float.is_nan() => 1 << 63,
+        Widen::U64FromF32 => float as u64,
+        Widen::I64FromF32 => float as i64 as u64,
+    }
+}
+
+#[inline]
 fn word1(f: Word1, a: &Words) -> Words {
     match f {
         Word1::Move => *a,
@@ -106,6 +119,8 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::SignExtend16 => map1(a, |a| i32::from(a as u16 as i16) as u32),
         Word1::F32FromU32 => map1(a, |a| (a as f32).to_bits()),
         Word1::F32FromI32 => map1(a, |a| (a as i32 as f32).to_bits()),
+        Word1::U32FromF32 => map1(a, |a| f32::from_bits(a) as u32),
+        Word1::I32FromF32 => map1(a, |a| f32::from_bits(a) as i32 as u32),
         Word1::UnpackE4m3 => map1(a, |a| {
             u32::from(wide(a as u8)) | u32::from(wide((a >> 8) as u8)) << 16
         }),
@@ -453,18 +468,22 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
             });
             warp.set_word(d, mask, &out, valid)
         }
-        Op::LongFromWord { signed, d, a } => {
+        Op::LongFromWord { f, d, a } => {
             let valid = warp.valid(a, mask)?;
             let a = warp.word(a);
-            let out = std::array::from_fn(|lane| match signed {
-                true => i64::from(a[lane] as i32) as u64,
-                false => u64::from(a[lane]),
-            });
+            let out = std::array::from_fn(|lane| widen(f, a[lane]));
             warp.set_halves(
                 d,
                 mask,
                 &out,
-                [valid, if signed { valid } else { u32::MAX }],
+                [
+                    valid,
+                    if f == Widen::Unsigned {
+                        u32::MAX
+                    } else {
+                        valid
+                    },
+                ],
             );
             Ok(())
         }

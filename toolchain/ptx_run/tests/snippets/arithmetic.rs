@@ -87,6 +87,29 @@ fn longs_are_made_of_words() {
 }
 
 #[test]
+fn floats_become_integers_towards_zero_and_within_their_range() {
+    let of_float = |convert: &str, bits: u32| {
+        let body = format!("mov.b32 %r3, 0f{bits:08X}; {convert}");
+        lanes(&body)[0]
+    };
+    let word =
+        |kind: &str, x: f32| of_float(&format!("cvt.rzi.{kind}.f32 %r10, %r3;"), x.to_bits());
+    for x in [2.9, -2.9, 0.0, 3e9, -3e9, f32::INFINITY, f32::NAN] {
+        assert_eq!(word("u32", x), x as u32 as i32, "{x}");
+        assert_eq!(word("s32", x), x as i32, "{x}");
+    }
+    let high = |kind: &str, x: f32| {
+        let convert = format!("cvt.rzi.{kind}.f32 %rd3, %r3; mov.b64 {{_, %r10}}, %rd3;");
+        of_float(&convert, x.to_bits())
+    };
+    for x in [2.9, 3e12, -3e12, f32::NEG_INFINITY] {
+        assert_eq!(high("u64", x), (x as u64 >> 32) as i32, "{x}");
+        assert_eq!(high("s64", x), (x as i64 >> 32) as i32, "{x}");
+    }
+    assert_eq!(high("u64", f32::NAN), i32::MIN);
+}
+
+#[test]
 fn floats_and_what_is_not_a_number() {
     let bits = |f: fn(f32) -> f32| each(|t| f(t as f32).to_bits() as i32);
     assert_eq!(
