@@ -186,6 +186,7 @@ fn check<T: Element>(
         });
     }
     for (index, (view, Part { table, .. })) in kv.iter().zip(&batch.parts).enumerate() {
+        ShapeError::named(index, table.page_size, table.pool_pages)?;
         view.check(spec, index, table.page_size, table.pool_pages)?;
         let pages = [table.page_size, table.pool_pages];
         view.scales

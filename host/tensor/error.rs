@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::problem::Dtype;
+use crate::problem::{Dtype, PageTable};
 
 /// A tensor that does not match the plan or the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -72,6 +72,15 @@ pub enum ShapeError {
         /// Pages of the pool.
         pool_pages: u32,
     },
+    /// A batch whose keys are chosen on the device, in a run that is not given their indices.
+    #[error(
+        "the keys of part {part} are chosen on the device (Batch::of_top_k), and this run has no indices: give them to a \
+         run on a GPU (RunTensors::with_indices), or make the batch from indices on the host (Batch::of_indices)"
+    )]
+    ChosenOnDevice {
+        /// The part.
+        part: usize,
+    },
     /// Scales for keys and values that are not of 8 bits.
     #[error(
         "scales are given for keys and values in {dtype:?}, but only 8-bit types have scales: use `KvScales::One`"
@@ -109,6 +118,16 @@ pub enum ShapeError {
     Hooks {
         /// Their name.
         hooks: kernels_gpu::HooksName,
+    },
+    /// Data for a variant's hooks of another size than theirs.
+    #[error("{}", own_bytes(*.hooks, *.got, *.expected))]
+    OwnBytes {
+        /// The variant that the specification names, if any.
+        hooks: Option<kernels_gpu::HooksName>,
+        /// Bytes given.
+        got: usize,
+        /// Bytes of its `FromLaunch::Own`.
+        expected: usize,
     },
     /// Invalid data for a variant's hooks.
     #[error("the variant {hooks:?} was given {name}: {got}; give {rule}")]
@@ -251,6 +270,19 @@ const fn names_softmax(softmax: bool) -> &'static str {
     }
 }
 
+fn own_bytes(hooks: Option<kernels_gpu::HooksName>, got: usize, expected: usize) -> String {
+    match hooks {
+        Some(hooks) => format!(
+            "the run was given {got} bytes of data for the variant {hooks:?}, whose `FromLaunch::Own` has {expected}: pass one \
+             with `RunTensors::with_own`"
+        ),
+        None => format!(
+            "the run was given {got} bytes of data for a variant, but the specification names none: leave them out, or name the \
+             variant with `Spec::with_hooks`"
+        ),
+    }
+}
+
 impl ShapeError {
     /// Whether a slice is as long as its shape says.
     pub(crate) const fn length(
@@ -268,5 +300,12 @@ impl ShapeError {
             shape,
             expected,
         })
+    }
+    /// Whether a part names its keys: its pages are those of a pool.
+    pub(crate) const fn named(part: usize, page_size: u32, pages: u32) -> Result<(), Self> {
+        match page_size == 1 && pages > PageTable::CHOSEN {
+            true => Err(Self::ChosenOnDevice { part }),
+            false => Ok(()),
+        }
     }
 }

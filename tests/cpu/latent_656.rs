@@ -86,6 +86,39 @@ proptest! {
     }
 }
 
+/// Its page ids are not those of a pool: what runs without the indices would read other keys.
+#[test]
+fn keys_chosen_on_the_device_are_known_to_runs_on_gpus_only() {
+    let (spec, batch) = (spec(2), Batch::of_top_k(3, 4).unwrap());
+    let cpu = Cpu::new();
+    let plan = Planner::new()
+        .plan(&spec, &batch, &cpu.device(), &PlanOptions::default())
+        .unwrap();
+    let (q, mut out) = (vec![bf16::ONE; 3 * 2 * 576], vec![bf16::ONE; 3 * 2 * 512]);
+    let pool = vec![F8E4M3(0); 64 * ROW];
+    let view = KvView::latent_656(1, &pool);
+    let chosen = ShapeError::ChosenOnDevice { part: 0 };
+    let ran = cpu.run(&plan, &q, &[view], &mut out, None);
+    assert_eq!(ran, Err(chosen.into()));
+    assert_eq!(
+        reference::attention(&spec, &batch, &q, &[view]).unwrap_err(),
+        chosen
+    );
+    let tensor = TensorRef::new(&pool, [64, 1, 1, ROW]).unwrap();
+    let kv = KvTensors {
+        k: tensor,
+        v: tensor,
+        scales: KvScales::InRow,
+    };
+    let q = TensorRef::new(&q, [3, 2, 576]).unwrap();
+    let to = TensorMut::new(&mut out, [3, 2, 512]).unwrap();
+    assert_eq!(
+        cpu.run_tensors(&plan, &q, &[kv], to, None),
+        Err(chosen.into())
+    );
+    assert_eq!(out, vec![bf16::ONE; 3 * 2 * 512]);
+}
+
 #[test]
 fn appended_keys_are_those_that_are_read() {
     let (page, pages) = (4_usize, 3);

@@ -266,7 +266,7 @@ fn indices_that_no_kernel_reads_by_are_refused() {
         seed: 1,
     };
     let indices = Memory::new(&case.indices());
-    let refused = |spec: &Spec, batch: &Batch, len: usize, captured: bool| {
+    let refused = |spec: &Spec, batch: &Batch, len: Option<usize>, captured: bool| {
         let device = gpu.device();
         let plan = Planner::new()
             .plan(spec, batch, &device, &PlanOptions::default())
@@ -281,33 +281,39 @@ fn indices_that_no_kernel_reads_by_are_refused() {
             Dtype::F8E4M3 => [KvPool::latent_656(1, 100, pool.address())],
             _ => [KvPool::latent(spec, 1, 100, pool.address())],
         };
-        let array = DeviceArray::new(indices.address(), len);
-        let tensors = RunTensors::new(&q, &pools, &out).with_indices(array);
+        let mut tensors = RunTensors::new(&q, &pools, &out);
+        if let Some(len) = len {
+            tensors = tensors.with_indices(DeviceArray::new(indices.address(), len));
+        }
         // SAFETY: everything lives until the stream was waited for.
         let result = unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) };
         stream.wait();
         result.map_err(|error| error.to_string())
     };
     let (spec, batch) = (case.spec(), Batch::of_top_k(2, 40).unwrap());
-    assert_eq!(refused(&spec, &batch, 80, false), Ok(()));
+    assert_eq!(refused(&spec, &batch, Some(80), false), Ok(()));
     let says = |result: Result<(), String>, what: &str| {
         let error = result.expect_err("it is refused");
         assert!(error.contains(what), "{error}");
     };
+    says(refused(&spec, &batch, None, false), "no indices");
     says(
-        refused(&spec, &batch, 79, false),
+        refused(&spec, &batch, Some(79), false),
         "80, as the plan has keys",
     );
-    says(refused(&spec, &batch, 80, true), "a launch set");
+    says(refused(&spec, &batch, Some(80), true), "a launch set");
     says(
-        refused(&spec.with_window_left(3), &batch, 80, false),
+        refused(&spec.with_window_left(3), &batch, Some(80), false),
         "a window of 3",
     );
     let of_16_bits = spec.with_kv_dtype(Dtype::BF16);
-    says(refused(&of_16_bits, &batch, 80, false), "mla_16x64_bf16");
+    says(
+        refused(&of_16_bits, &batch, Some(80), false),
+        "mla_16x64_bf16",
+    );
     let named = Batch::of_indices(40, &case.indices(), 100).unwrap();
     says(
-        refused(&spec, &named, 80, false),
+        refused(&spec, &named, Some(80), false),
         "a plan that names its keys",
     );
 }

@@ -208,10 +208,12 @@ fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(),
 
 fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
     let expected = plan.parts.len();
-    match got == expected {
-        true => Ok(()),
-        false => Err(ShapeError::Parts { got, expected }),
+    if got != expected {
+        return Err(ShapeError::Parts { got, expected });
     }
+    (plan.parts.iter().enumerate()).try_for_each(|(index, part)| {
+        ShapeError::named(index, part.page_size, pages_of(plan, part))
+    })
 }
 
 /// The number of pages that a pool must have for a part of a plan.

@@ -1,12 +1,16 @@
 //! Indices of keys that a run is given, instead of the plan's page ids.
 
 use super::{RunTensors, Workspace, launch_plan::GroupLaunch};
-use crate::Error;
+use crate::{Error, tensor::ShapeError};
 
-/// Checks that indices, if given, match the plan's keys, and that its kernels read keys by indices.
+/// Checks that indices are given where the plan needs them, that they match its keys, and that its kernels read keys by
+/// indices.
 pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let Some(indices) = tensors.indices else {
-        return Ok(());
+        return match workspace.launch_plan.indices {
+            Some(keys) if keys > 0 => Err(ShapeError::ChosenOnDevice { part: 0 }.into()),
+            _ => Ok(()),
+        };
     };
     let refused = |asked: String| Error::NoInstance {
         kernel: "attention",

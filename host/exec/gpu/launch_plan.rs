@@ -19,7 +19,7 @@ use crate::{
         conversion::few_rows_see_them,
         pod::{CtaSplit, PodMode, Tickets},
     },
-    problem::Padding,
+    problem::{Padding, PageTable},
 };
 
 /// Items that run together.
@@ -120,9 +120,9 @@ impl LaunchPlan {
             }
         }));
         let one_token = matches!(&self.parts[..], [part] if part.page_size == 1);
-        let mut ids = plan.page_ids.iter().zip(0..);
-        let counted = one_token && ids.all(|(&id, index)| id == index);
-        self.indices = counted.then_some(plan.page_ids.len() as u32);
+        let mut ids = plan.page_ids.iter().zip(PageTable::CHOSEN..);
+        let chosen = one_token && ids.all(|(&id, index)| id == index);
+        self.indices = chosen.then_some(plan.page_ids.len() as u32);
         self.order(plan)?;
         self.convert(plan);
         self.divide_merges(plan, merge_mode);

@@ -175,7 +175,7 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
                 return Err(wrong("tokens in a page", page_size, rule));
             }
         }
-        if pool.pages < needs.pages && tensors.indices.is_none() {
+        if pool.pages < needs.pages && launch_plan.indices.is_none() {
             let rule = format!("at least {}, for the plan's page ids", needs.pages);
             return Err(wrong("pages", pool.pages, rule));
         }

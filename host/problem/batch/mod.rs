@@ -71,8 +71,8 @@ impl Batch {
     }
 
     /// Sparse attention with indices on the device: a request for each of `tokens` query tokens, with `k` keys each. The indices
-    /// are passed to each run on a GPU (`gpu::RunTensors::with_indices`). If the host knows them, use
-    /// [`of_indices`](Self::of_indices).
+    /// are passed to each run on a GPU (`gpu::RunTensors::with_indices`); runs without them, and runs on the CPU, are refused. If the
+    /// host knows them, use [`of_indices`](Self::of_indices).
     ///
     /// Pages of the batch have one token, whatever the page size with which the pool was filled.
     ///
@@ -83,12 +83,12 @@ impl Batch {
         fits(
             Quantity::Batch("query tokens × their keys"),
             all,
-            u32::MAX.into(),
+            (1 << 31) - u64::from(PageTable::CHOSEN),
         )?;
-        // These page ids stand for the indices that are passed to the run.
-        let mut table = PageTable::new(1, all as u32);
+        let mut table = PageTable::new(1, PageTable::CHOSEN + all as u32);
         for token in 0..tokens {
-            table.try_push(token * k..(token + 1) * k, k)?;
+            let first = PageTable::CHOSEN + token * k;
+            table.try_push(first..first + k, k)?;
         }
         Ok(Self::new((0..=tokens).collect(), table))
     }

@@ -50,6 +50,11 @@ impl PageTable {
     /// The longest row block: positions are signed 32-bit, and `i32::MAX` stands for "no window".
     pub const MAX_POSITION: u32 = MAX_POSITION;
 
+    /// From this page id on, ids stand for the indices that runs are given
+    /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)). No pool has so many pages of one token: those of the
+    /// smallest keys would be larger than any memory.
+    pub(crate) const CHOSEN: u32 = 1 << 30;
+
     /// A table without rows for a pool of `pool_pages` pages. [`Batch::check`](crate::problem::Batch::check) checks the page size.
     #[must_use]
     pub fn new(page_size: u32, pool_pages: u32) -> Self {
