@@ -258,19 +258,21 @@ fn what_a_variant_lacks_is_refused() {
             gpu.run_with(&mut workspace, &given, stream.0)
         }
     };
-    let length = |got, expected| {
-        Err(Error::Shape(ShapeError::Length {
-            name: "what the variant is given",
+    let bytes = |hooks, got, expected| {
+        Err(Error::Shape(ShapeError::OwnBytes {
+            hooks,
             got,
-            shape: "its size in bytes",
             expected,
         }))
     };
     let slopes = Slopes { address: 1 << 20 };
-    assert_eq!(run(&spec, &[]), length(0, size_of::<Slopes>()));
+    assert_eq!(
+        run(&spec, &[]),
+        bytes(Some(ALIBI.name), 0, size_of::<Slopes>())
+    );
     assert_eq!(
         run(&Spec::new(8, 2, 128), bytemuck::bytes_of(&slopes)),
-        length(8, 0)
+        bytes(None, 8, 0)
     );
     let asked = HooksName::new("unheard_of").unwrap();
     let unknown = Hooks {

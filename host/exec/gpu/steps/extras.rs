@@ -143,8 +143,13 @@ pub(in crate::exec::gpu) fn check_sinks(
 pub(in crate::exec::gpu) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
     let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
     let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
-    let given = "what the variant is given";
-    ShapeError::length(given, own.len(), "its size in bytes", expected)?;
+    if own.len() != expected {
+        return Err(Error::Shape(ShapeError::OwnBytes {
+            hooks: hooks.map(|hooks| hooks.name),
+            got: own.len(),
+            expected,
+        }));
+    }
     let Some(hooks) = hooks else {
         return Ok(());
     };
