@@ -50,7 +50,9 @@ impl Deal {
             (None, _) => 1,
         };
         if !gpus.is_multiple_of(heads) {
-            return Err(format!("{self}: {heads} shares of heads over {gpus} GPUs"));
+            return Err(format!(
+                "{self}: {gpus} GPUs are not a multiple of {heads} shares of heads; give a number of shares that divides {gpus}"
+            ));
         }
         let sharding = Sharding::one().over_heads(heads);
         let left = gpus / heads;

@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for name in &args.policy {
         reports.push(args.simulate(name, &cost, &trace)?);
     }
-    output::print(&table(&cost, &trace, &reports));
+    output::print(&table(&cost, &trace, None, &reports));
     if reports.iter().all(|report| report.finished == 0) {
         return Err(Failure::Wrong(format!(
             "no request finished: all {} were refused, as larger than the memory for keys and values or than a step; \
@@ -162,7 +162,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         output::write_file(path, json.as_bytes())?;
     }
     if let Some(path) = &args.svg {
-        let [machine, requests] = heading(&cost, &trace);
+        let [machine, requests] = heading(&cost, &trace, None);
         let from = args.trace.as_ref().and_then(|path| path.file_name());
         let from = from.map_or("requests alike".to_owned(), |name| {
             name.to_string_lossy().into_owned()
@@ -311,7 +311,7 @@ mod tests {
         let cost = args.machine.cost().unwrap();
         let trace = args.trace().unwrap();
         let report = args.simulate("orca", &cost, &trace).unwrap();
-        let table = table(&cost, &trace, &[report]);
+        let table = table(&cost, &trace, None, &[report]);
         assert!(
             table.contains("yi-6b on 2 × a100") && table.contains("bubbles"),
             "{table}"

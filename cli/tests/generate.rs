@@ -147,6 +147,12 @@ fn what_is_no_model_is_wrong_input() {
         "{}",
         named.stderr
     );
+    let named = run(here.path(), &["serve", ".", "--name", ""]);
+    assert!(
+        named.code == 2 && named.stderr.contains("--name"),
+        "{}",
+        named.stderr
+    );
     let said = run(here.path(), &["serve", "."]).stderr;
     assert!(said.contains(". has no config.json: give"), "{said}");
     let Said {
@@ -307,8 +313,8 @@ fn a_trace_is_replayed_beside_its_simulation() {
             "--prefix 30 is more than the 20",
         ),
         (
-            &["--prompt", "3000", "--requests", "3"],
-            "no request finished",
+            &["--prompt", "600", "--generated", "10"],
+            "the shortest has 610 tokens of prompt and answer, and the model has 512 positions",
         ),
     ] {
         let said = serve(wrong);
@@ -318,6 +324,30 @@ fn a_trace_is_replayed_beside_its_simulation() {
             said.stderr
         );
     }
+
+    let mut arguments = vec!["bench", "--serve", "--backend", "cpu", "--model", &folder];
+    arguments.extend(["--prompt", "100", "--cache", "64"]);
+    let said = run(directory.path(), &arguments);
+    assert!(
+        said.code == 2 && said.stderr.contains("the KV cache holds 64 tokens"),
+        "{}",
+        said.stderr
+    );
+
+    // Answers of one token have no time between tokens, and some requests are too long.
+    let csv = "num_prefill_tokens,num_decode_tokens\n20,1\n900,1\n";
+    std::fs::write(directory.path().join("short.csv"), csv).unwrap();
+    let arguments = ["--trace", "short.csv", "--policy", "sarathi-serve"];
+    let correction = ["--correction", "calibration.json"];
+    let said = serve(&[&arguments[..], &correction].concat());
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(said.stdout.contains("TBT -, tokens/s"), "{}", said.stdout);
+    assert!(
+        said.stdout.starts_with("llama3 on the CPU: ")
+            && said.stdout.contains("simulated as 1 × h200"),
+        "{}",
+        said.stdout
+    );
 }
 
 /// `tandem serve`, what it says first, and where it listens. It ends with the test.

@@ -4,6 +4,15 @@ use std::{io, path::PathBuf};
 
 use tandem_schedule::{CacheType, ScheduleError};
 
+/// Why bytes cannot be read as a file of a model: in a clone without Git LFS, the file is a pointer to what it should be.
+pub(crate) fn unread(bytes: &[u8], error: &dyn std::fmt::Display) -> String {
+    match bytes.starts_with(b"version https://git-lfs") {
+        true => "this is a pointer of Git LFS and not the file: `git lfs pull` in the folder fetches it, and `hf download` the model"
+            .to_owned(),
+        false => error.to_string(),
+    }
+}
+
 /// Why a model cannot be loaded or a step cannot be computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

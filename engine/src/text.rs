@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 
 pub use chat::Message;
 
-use crate::Error;
+use crate::{Error, error::unread};
 use chat::ChatTemplate;
 
 /// Tokenizer and chat template of a model.
@@ -53,9 +53,9 @@ impl Text {
             path: path.clone(),
             error,
         })?;
-        let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| Error::Malformed {
+        let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Error::Malformed {
             path,
-            reason: error.to_string(),
+            reason: unread(&bytes, &error),
         })?;
         let path = folder.join("tokenizer_config.json");
         let config: TokenizerConfig = match optional(&path)? {

@@ -12,10 +12,10 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use memmap2::Mmap;
 use rayon::prelude::*;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
-use crate::Error;
+use crate::{Error, error::unread};
 
 /// Source of a model's weights.
 #[derive(Debug)]
@@ -94,8 +94,8 @@ impl Weights {
             // SAFETY: the memory is only read. If another program truncates the file while it is mapped, this process
             // may be killed, as with any mapped file.
             let map = unsafe { Mmap::map(&file) }.map_err(|error| read_error(&path, error))?;
-            let (header, metadata) =
-                SafeTensors::read_metadata(&map).map_err(|error| malformed(&path, error))?;
+            let (header, metadata) = SafeTensors::read_metadata(&map)
+                .map_err(|error| malformed(&path, not_whole(&map, &error)))?;
             for (name, info) in metadata.tensors() {
                 let (begin, end) = info.data_offsets;
                 // Data starts after the 8-byte header length and the header.
@@ -322,6 +322,14 @@ fn read_error(path: &Path, error: std::io::Error) -> Error {
         path: path.to_owned(),
         error,
     }
+}
+
+fn not_whole(bytes: &[u8], error: &SafeTensorError) -> String {
+    let error = format!(
+        "this is no whole safetensors file of {} bytes ({error}): download it again",
+        bytes.len()
+    );
+    unread(bytes, &error)
 }
 
 fn malformed(path: &Path, reason: impl ToString) -> Error {

@@ -195,6 +195,28 @@ fn a_folder_without_weights_says_what_it_may_have() {
     assert!(said.contains(both), "{said}");
 }
 
+/// What a clone without Git LFS and an interrupted download leave behind.
+#[test]
+fn files_that_are_not_whole_say_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 8960\n";
+    fs::write(folder.path().join("model.safetensors"), pointer).unwrap();
+    fs::write(folder.path().join("tokenizer.json"), pointer).unwrap();
+    let weights = Weights::open(folder.path()).map(|_| ());
+    let text = Text::read(folder.path()).map(|_| ());
+    for read in [weights, text] {
+        let error = read.expect_err("a pointer").to_string();
+        assert!(error.contains("`git lfs pull`"), "{error}");
+    }
+    let whole = fixture("llama3", "model.safetensors");
+    let half = &whole[..whole.len() / 2];
+    fs::write(folder.path().join("model.safetensors"), half).unwrap();
+    let read = Weights::open(folder.path()).map(|_| ());
+    let error = read.expect_err("half of a file").to_string();
+    let size = format!("no whole safetensors file of {} bytes", half.len());
+    assert!(error.contains(&size), "{error}");
+}
+
 #[test]
 fn damaged_weights_are_refused_or_read() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -88,6 +88,7 @@ pub fn run(
         step_tokens: args.most_tokens(&trace)?,
         step_requests: args.batch,
     };
+    check_lengths(&trace, architecture.positions, room.cache)?;
     let ceilings = match &gpu {
         Some(_) => Some(backend::open(Choice::Gpu)?.ceilings()?),
         None => None,
@@ -163,7 +164,7 @@ pub fn run(
         output::write_file(path, results.json(args).as_bytes())?;
     }
     if let Some(path) = &args.svg {
-        let [machine, requests] = table::heading(&cost, &trace);
+        let [machine, requests] = table::heading(&cost, &trace, Some(&device));
         let reports = results.reports();
         let title = format!("{machine}: measured, and simulated after calibration");
         output::write_file(path, chart::draw(&title, &requests, &reports).as_bytes())?;
@@ -293,13 +294,34 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
     Ok(trace)
 }
 
-/// Number of tokens of the longest request.
-fn longest(trace: &Trace) -> u32 {
-    let tokens = trace.arrivals.iter().map(|arrival| {
+/// Numbers of tokens of the requests, prompt and answer.
+fn lengths(trace: &Trace) -> impl Iterator<Item = u32> {
+    trace.arrivals.iter().map(|arrival| {
         let request = &arrival.request;
         request.prompt.len().saturating_add(request.max_new_tokens)
-    });
-    tokens.max().unwrap_or(0)
+    })
+}
+
+fn longest(trace: &Trace) -> u32 {
+    lengths(trace).max().unwrap_or(0)
+}
+
+/// Checks that a request fits, before anything is measured; those that do not are refused while the trace is served.
+fn check_lengths(trace: &Trace, positions: u32, cache: Option<u32>) -> Result<(), Failure> {
+    let shortest = lengths(trace).min().unwrap_or(0);
+    let cache = cache.unwrap_or(u32::MAX);
+    let room = match shortest {
+        _ if shortest > positions => {
+            format!("the model has {positions} positions: give a model with more")
+        }
+        _ if shortest > cache => {
+            format!("the KV cache holds {cache} tokens: give a larger --cache")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Input(format!(
+        "no request fits: the shortest has {shortest} tokens of prompt and answer, and {room}, or shorter requests"
+    )))
 }
 
 /// The parts of a policy's name.

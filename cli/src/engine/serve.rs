@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = address)]
     listen: SocketAddr,
     /// The model's name in the interface [default: the name of its folder]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Maximum number of waiting requests; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]

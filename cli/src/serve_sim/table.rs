@@ -13,13 +13,15 @@ use crate::{
     table::{Table, WIDTH, counted, digits, wrap},
 };
 
-/// The model on its machine, and the requests: the heading of every output.
-pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
+/// The model on its machine, and the requests: the heading of every output. With measured times, the machine is the one
+/// that they are from, and the simulated one is named after it.
+pub(crate) fn heading(cost: &CostModel, trace: &Trace, measured: Option<&str>) -> [String; 2] {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
+    let measured = measured.map_or(String::new(), |device| format!("{device}, simulated as "));
     [
         format!(
-            "{} on {} × {} (tensor {tensor}, pipeline {pipeline}){}",
+            "{} on {measured}{} × {} (tensor {tensor}, pipeline {pipeline}){}",
             cost.model().name,
             u64::from(tensor) * u64::from(pipeline),
             cost.hardware().name,
@@ -33,8 +35,15 @@ pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
 }
 
 /// The table of policies.
-pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
-    let [machine, requests] = heading(cost, trace);
+pub(crate) fn table(
+    cost: &CostModel,
+    trace: &Trace,
+    measured: Option<&str>,
+    reports: &[Report],
+) -> String {
+    let [machine, requests] = heading(cost, trace, measured);
+    let machine = wrap(&machine, WIDTH, "  ");
+    let machine = machine.trim_end();
     let mut table = Table::new([
         "",
         "TTFT s",

@@ -5,6 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tandem_attn::step::StepError;
 
 use super::fields::{self, Fields, Idle};
 use crate::{Error, Generation, Message, Sampling, Text};
@@ -78,7 +79,12 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self::wrong(error.to_string())
+        let refusal = Self::wrong(error.to_string());
+        let Error::Attention(tandem_attn::Error::Step(StepError::Sampling { what, .. })) = error
+        else {
+            return refusal;
+        };
+        refusal.in_field(what.trim_start_matches("the "))
     }
 }
 

@@ -76,9 +76,17 @@ struct Served<'a> {
     simulated: Line<'a>,
 }
 
+/// How far a simulated mean is from the measured one; there is no time between tokens if all answers have one.
+fn off_by(simulated: f64, measured: f64) -> String {
+    match measured > 0.0 {
+        true => format!("{:+.1} %", 100.0 * (simulated / measured - 1.0)),
+        false => "-".to_owned(),
+    }
+}
+
 impl Results<'_> {
     pub(super) fn text(&self, args: &Args) -> String {
-        let mut text = table::table(self.cost, self.trace, &self.reports());
+        let mut text = table::table(self.cost, self.trace, Some(self.device), &self.reports());
         let mut line = format!("measured on {}", self.device);
         if let Some(rate) = self.rate {
             line += &format!(
@@ -96,17 +104,17 @@ impl Results<'_> {
         }
         text += &format!("\n{}\n", wrap(&line, WIDTH, "  ").trim_end());
         for (replay, simulated) in self.served {
-            let off = |of: fn(&Report) -> f64| {
-                100.0 * (of(simulated) / of(&replay.report).max(f64::MIN_POSITIVE) - 1.0)
-            };
-            let line = format!(
-                "{}: idle {:.2} % of the time; simulated: TTFT {:+.1} %, TBT {:+.1} %, tokens/s {:+.1} %",
-                replay.report.policy,
-                100.0 * replay.idle(),
-                off(|report| report.ttft.mean()),
-                off(|report| report.tbt.mean()),
-                off(Report::tokens_per_s),
-            );
+            let idle = 100.0 * replay.idle();
+            let mut line = format!("{}: idle {idle:.2} % of the time", replay.report.policy);
+            if replay.report.finished > 0 && simulated.finished > 0 {
+                let off = |of: fn(&Report) -> f64| off_by(of(simulated), of(&replay.report));
+                line += &format!(
+                    "; simulated: TTFT {}, TBT {}, tokens/s {}",
+                    off(|report| report.ttft.mean()),
+                    off(|report| report.tbt.mean()),
+                    off(Report::tokens_per_s),
+                );
+            }
             text += &format!("{}\n", wrap(&line, WIDTH, "  "));
         }
         if !self.calibration.steps.is_empty() {

@@ -232,3 +232,38 @@ fn errors_name_their_field() {
     let error = refusal.err().unwrap().body();
     assert_eq!(error["error"]["param"], "messages[1].content", "{error}");
 }
+
+/// The ranges of these are known where tokens are drawn.
+#[test]
+fn errors_of_drawing_name_their_field() {
+    for (sampling, param) in [
+        (
+            Sampling {
+                temperature: -1.0,
+                ..Sampling::GREEDY
+            },
+            "temperature",
+        ),
+        (
+            Sampling {
+                top_p: 1.5,
+                ..Sampling::GREEDY
+            },
+            "top_p",
+        ),
+        (
+            Sampling {
+                min_p: 2.0,
+                ..Sampling::GREEDY
+            },
+            "min_p",
+        ),
+    ] {
+        let error = sampling
+            .draw(0)
+            .map_err(tandem_attn::Error::from)
+            .unwrap_err();
+        let error = Refusal::from(Error::from(error)).body();
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}
