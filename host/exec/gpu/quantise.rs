@@ -14,11 +14,12 @@ use super::{
     launch::Launch,
     pool::check_page_size,
     registry::element,
+    scales::{KEYS, VALUES},
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
-    exec::apart::check_pool,
+    exec::apart::{check_apart, check_pool},
     problem::{Dtype, Quantity, Spec},
 };
 
@@ -203,7 +204,12 @@ fn row_parameters(
 pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
     match (scales, &pool.scales) {
         (_, KvScales::InRow) => Err(super::append::in_rows()),
-        (AppendScales::Computed, KvScales::Token { .. }) => Ok(COMPUTED),
+        (AppendScales::Computed, KvScales::Token { k, v }) => {
+            for (name, scales) in [(KEYS, k), (VALUES, v)] {
+                check_apart(name, scales.shape, 1, scales.strides)?;
+            }
+            Ok(COMPUTED)
+        }
         (AppendScales::Computed, _) => Err(Error::NoInstance {
             kernel: "append",
             asked: "computed scales for a pool without scales by token".into(),

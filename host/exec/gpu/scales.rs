@@ -167,7 +167,7 @@ impl KvScales {
                 true => format!("scales by token in {}", row.name),
                 false => format!("scales that are not by token in {}", row.name),
             },
-            there: "scales by tensor, by KV head, by request and KV head, or (without a soft cap) by token",
+            there: "scales by tensor, by KV head, by request and KV head, or (in F8E4M3, without a soft cap) by token",
         })
     }
 
@@ -220,8 +220,8 @@ fn reach<const RANK: usize>(
     Ok(fits(what, a.saturating_add(b), u32::MAX).map(drop)?)
 }
 
-const KEYS: &str = "the scales of keys";
-const VALUES: &str = "the scales of values";
+pub(super) const KEYS: &str = "the scales of keys";
+pub(super) const VALUES: &str = "the scales of values";
 
 /// Parameters for scales of keys and of values. `strides` returns the strides of requests and of heads.
 fn pair<const RANK: usize>(

@@ -8,7 +8,7 @@ use kernels_gpu::{
 use super::{Cpu, check_dtype, check_slots, place};
 use crate::{
     Error,
-    exec::apart::check_sides,
+    exec::apart::{check_pool, check_sides},
     kv::{AppendScales, KvScales, KvViewMut, ScaleAt},
     problem::{Dtype, Integer, ProblemError, Spec},
     tensor::{Element, F8E4M3, F8E5M2, ShapeError, TensorMut, TensorRef, with_elements},
@@ -80,6 +80,15 @@ impl Cpu {
             ShapeError::length(name, got, "[tokens, kv_heads, head_dim]", expected)?;
         }
         view(&scales).check(T::DTYPE, 0, heads, tokens as u32, [page_size, pool_pages])?;
+        if let AppendScales::Computed {
+            k_strides,
+            v_strides,
+            ..
+        } = &scales
+        {
+            check_pool("the scales of keys", pool_pages, heads, 1, *k_strides)?;
+            check_pool("the scales of values", pool_pages, heads, 1, *v_strides)?;
+        }
         check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
 
         let sides = [

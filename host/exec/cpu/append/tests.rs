@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kv::{AppendScales, KvScales, KvView},
+    kv::{AppendScales, KvScales, KvStrides, KvView},
     problem::{Dtype, KvLayout},
     tensor::F8E4M3,
 };
@@ -296,6 +296,38 @@ fn pools_whose_rows_overlap_are_refused() {
         &mut pool,
         scales,
     ));
+
+    // Scales that are written: those of the two heads of a token would be one.
+    let (spec, rows) = (spec.with_kv_dtype(Dtype::F8E4M3), [1.0_f32; 2 * 16]);
+    let two_heads = Spec::new(2, 2, 16).with_kv_dtype(Dtype::F8E4M3);
+    for (spec, token, page, tokens) in [(two_heads, 1, 8, 1), (spec, 1, 3, 2)] {
+        let (mut k, mut v) = ([F8E4M3(0); 8 * 32], [F8E4M3(0); 8 * 32]);
+        let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+        let heads = spec.kv_heads;
+        let dense = KvStrides {
+            page: 4 * heads,
+            token: heads,
+            head: 1,
+            page_size: 4,
+        };
+        let strides = KvStrides {
+            token,
+            page,
+            ..dense
+        };
+        let (mut of_keys, mut of_values) = ([0.0; 32], [0.0; 32]);
+        let scales = AppendScales::Computed {
+            k: &mut of_keys,
+            v: &mut of_values,
+            k_strides: dense,
+            v_strides: strides,
+        };
+        let slots = &[1, 2][..tokens];
+        overlaps(Cpu::append_quantised(
+            &spec, 2, slots, &rows, &rows, &mut pool, scales,
+        ));
+        assert_eq!((k, of_keys), ([F8E4M3(0); 8 * 32], [0.0; 32]));
+    }
 }
 
 fn append_slots(slots: &[i64]) -> Error {

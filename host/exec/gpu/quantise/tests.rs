@@ -63,3 +63,29 @@ fn latent_keys_are_appended_without_values() {
         "{error}"
     );
 }
+
+/// Two of them would be one number, whichever warp writes last.
+#[test]
+fn scales_that_are_written_do_not_overlap() {
+    let spec = Spec::new(4, 2, 64).with_kv_dtype(Dtype::F8E4M3);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 3, 1 << 20, 1 << 21);
+    let dense = DeviceTensor::new(1 << 22, Dtype::F32, [3, 16, 2]);
+    let overlapping = dense.with_stride(1, 1);
+    let mode_of = |k, v, scales| mode(scales, &pool.with_scales(KvScales::Token { k, v }));
+    assert_eq!(mode_of(dense, dense, AppendScales::Computed), Ok(COMPUTED));
+    let refused = mode_of(dense, overlapping, AppendScales::Computed);
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Stride {
+                tensor: VALUES,
+                dimension: "heads",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    // One scale for all heads may be read.
+    let given = mode_of(dense, dense.with_stride(2, 0), AppendScales::Given);
+    assert_eq!(given, Ok(GIVEN_BY_TOKEN));
+}

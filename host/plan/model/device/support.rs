@@ -88,9 +88,13 @@ impl DeviceDescription {
                 Dtype::F32 => !is_cache && Padding::of(spec).is_none(),
             };
             if !there_is {
+                let capped = is_cache && cap && of(Element::E5m2, false) && got == Dtype::F8E5M2;
                 return Err(Unsupported::Dtype {
                     device: device(),
-                    tensor,
+                    tensor: match capped {
+                        true => "keys and values (with a soft cap)",
+                        false => tensor,
+                    },
                     got,
                     there: match (is_cache, e4m3, e5m2) {
                         (true, true, true) => "BF16, F16, F8E4M3 or F8E5M2",

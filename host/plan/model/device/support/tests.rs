@@ -154,7 +154,7 @@ fn element_types_without_a_kernel_are_named() {
     let cap = spec.with_kv_dtype(Dtype::F8E5M2).with_soft_cap(30.0);
     assert_eq!(
         refused(&cap).to_string(),
-        "no kernel for h200 takes keys and values in F8E5M2: convert to BF16, F16 or F8E4M3, or plan for the CPU, which \
+        "no kernel for h200 takes keys and values (with a soft cap) in F8E5M2: convert to BF16, F16 or F8E4M3, or plan for the CPU, which \
          takes every type"
     );
     let a100 = DeviceDescription::named("a100").unwrap();
