@@ -91,11 +91,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         scaled(file.len() as f64, "B"),
     );
     output::print(&wrap(&text, WIDTH, "  "));
-    if !step.unread.is_empty() {
-        let names = shorten(&step.unread.join(", "), MOST_NAMES);
-        let tensors = counted(step.unread.len(), "tensor");
-        let text = format!("{tensors} of the input not read: {names}\n");
-        output::print(&wrap(&text, WIDTH, "  "));
+    for (unread, what, of) in [
+        (&step.unread, "tensor", "input"),
+        (&step.unread_metadata, "name", "metadata"),
+    ] {
+        if !unread.is_empty() {
+            let names = shorten(&unread.join(", "), MOST_NAMES);
+            let text = format!(
+                "{} of the {of} not read: {names}\n",
+                counted(unread.len(), what)
+            );
+            output::print(&wrap(&text, WIDTH, "  "));
+        }
     }
     Ok(())
 }

@@ -329,13 +329,14 @@ fn metadata_is_heeded() {
 
 /// Other programs keep their own results in the file.
 #[test]
-fn tensors_that_are_not_read_are_named() {
+fn tensors_and_metadata_that_are_not_read_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let (mut input, _) = input(Layout::Nhd, Dtype::F32);
     for name in ["expected", "kv_scales"] {
         let tensor = (Dtype::F32, vec![1], vec![0; 4]);
         input.tensors.insert(name, tensor);
     }
+    let input = input.with_metadata(&[("format", "pt"), ("casual", "false")]);
     input.write(&directory.path().join("in.safetensors"));
     let call = "attend --input in.safetensors --output out.safetensors";
     let said = run(
@@ -344,8 +345,9 @@ fn tensors_that_are_not_read_are_named() {
     );
     assert_eq!(said.code, 0, "{}", said.stderr);
     assert!(
-        said.stdout
-            .ends_with("\n2 tensors of the input not read: expected, kv_scales\n"),
+        said.stdout.ends_with(
+            "\n2 tensors of the input not read: expected, kv_scales\n1 name of the metadata not read: casual\n"
+        ),
         "{}",
         said.stdout
     );

@@ -24,6 +24,8 @@ pub(super) struct Step {
     pub(super) tensors: Tensors,
     /// Tensors that are not read, sorted.
     pub(super) unread: Vec<String>,
+    /// Names in the metadata that are not read, sorted.
+    pub(super) unread_metadata: Vec<String>,
 }
 
 /// Reads a step, or returns one line that explains why it cannot be read.
@@ -128,6 +130,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             token_scales: None,
         },
         unread: unread(&file),
+        unread_metadata: metadata.unread(),
     })
 }
 
@@ -215,6 +218,16 @@ impl Metadata<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What is not read and may be a mistake, sorted. `format` says which program wrote the file.
+    fn unread(&self) -> Vec<String> {
+        let names = self.0.keys().map(String::as_str);
+        let known = |name: &&str| Self::NAMES.contains(name) || NOT_TAKEN.contains(name);
+        let names = names.filter(|name| !known(name) && *name != "format");
+        let mut names: Vec<String> = names.map(|name| visible(name, false)).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Whether the metadata has this name with a value that changes the result.
