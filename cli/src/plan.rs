@@ -10,7 +10,7 @@ use tandem_attn::{
         DeviceDescription, Plan, PlanError,
         pod::{PodMode, PodPlan},
     },
-    problem::Batch,
+    problem::{Batch, Dtype},
 };
 
 use crate::{
@@ -29,6 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   tandem plan my-workload.json --svg plan.svg
   tandem plan my-workload.json --device a100 --packing off
+  tandem plan my-workload.json --kv-dtype f8e4m3
   tandem plan pat_fig10.json --case 'pat 4 32/8' --json plan.json
   tandem plan my-workload.json --gpus 8 --deal heads:4+pages:16";
 
@@ -42,6 +43,9 @@ pub struct Args {
     /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
+    /// Use this type for keys and values instead of the workload's: bf16, f16, f8e4m3, …
+    #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
+    kv_dtype: Option<Dtype>,
     /// h200, h100, a100, a6000, rtx4090, cpu, or a JSON file with a description
     #[arg(long, default_value = "h200", value_name = "NAME|FILE")]
     device: String,
@@ -76,7 +80,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 .flatten(),
         )
         .check(args.force)?;
-    let cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
+    let mut cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
+    for case in &mut cases {
+        case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
+    }
     let device = device(&args.device)?;
     if let Some(path) = &args.describe {
         let json = serde_json::to_string_pretty(&device).expect("plain data");

@@ -372,6 +372,28 @@ fn what_no_kernel_does_is_not_planned() {
     }
 }
 
+#[test]
+fn a_plan_takes_another_type_for_keys_and_values() {
+    let directory = directory();
+    let plan = |dtype| {
+        let call = ["plan", "hybrid.json", "--kv-dtype", dtype];
+        run(directory.path(), &call)
+    };
+    let said = plan("f8e4m3");
+    assert!(
+        said.code == 0 && said.stdout.contains("KV f8e4m3") && said.stdout.contains("_e4m3"),
+        "{}{}",
+        said.stdout,
+        said.stderr
+    );
+    let said = plan("f32");
+    assert!(
+        said.code == 2 && said.stderr.contains("keys and values in F32"),
+        "{}",
+        said.stderr
+    );
+}
+
 /// Whether this command, as it was built, finds a GPU on this machine.
 fn has_gpu() -> bool {
     #[cfg(feature = "cuda")]

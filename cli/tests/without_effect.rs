@@ -69,6 +69,29 @@ fn flags_of_measuring_do_not_go_with_serving() {
     }
 }
 
+/// Nothing could be measured, which was said only after the limits of the machine.
+#[test]
+fn flags_of_8_bits_need_a_case_with_such_keys() {
+    for (line, texts) in [
+        (
+            "--token-scales",
+            [
+                "--token-scales is for keys and values in f8e4m3 or f8e5m2",
+                "--kv-dtype",
+            ],
+        ),
+        (
+            "--compute f8 --kv-dtype f8e5m2",
+            [
+                "--compute f8 is for keys and values in f8e4m3",
+                "--kv-dtype",
+            ],
+        ),
+    ] {
+        refused(&format!("bench w.json --json r.json {line}"), &texts);
+    }
+}
+
 #[test]
 fn flags_of_simulations_need_what_they_change() {
     for (line, texts) in [
@@ -130,13 +153,12 @@ fn what_there_is_instead_is_named() {
         said.stderr
     );
     // The reason why a case was left out is shown whole.
-    let said = run(
-        directory.path(),
-        &["bench", "w.json", "--seconds", "0", "--token-scales"],
-    );
+    let call = "bench w.json --seconds 0 --backend cpu --kv-dtype f8e4m3 --compute f8";
+    let call: Vec<_> = call.split_whitespace().collect();
+    let said = run(directory.path(), &call);
     let words = said.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        words.contains("but only 8-bit types have scales: leave --token-scales out"),
+        words.contains("supported: none on this device; otherwise leave --compute f8 out"),
         "{}",
         said.stdout
     );

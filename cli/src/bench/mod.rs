@@ -452,6 +452,31 @@ fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
         case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
         case.spec.compute = args.compute.into();
     }
+    let has = |dtypes: &[Dtype]| {
+        cases
+            .iter()
+            .any(|case| dtypes.contains(&case.spec.kv_dtype))
+    };
+    let eight_bits = [Dtype::F8E4M3, Dtype::F8E5M2];
+    for (given, dtypes, flag) in [
+        (args.token_scales, &eight_bits[..], "--token-scales"),
+        (
+            args.compute == workload::Compute::F8,
+            &eight_bits[..1],
+            "--compute f8",
+        ),
+    ] {
+        if given && !has(dtypes) {
+            let names: Vec<_> = dtypes
+                .iter()
+                .map(|&dtype| workload::dtype_name(dtype))
+                .collect();
+            return Err(Failure::Input(format!(
+                "{flag} is for keys and values in {}, and no case has any: leave it out, or give --kv-dtype f8e4m3",
+                names.join(" or ")
+            )));
+        }
+    }
     Ok(cases)
 }
 
