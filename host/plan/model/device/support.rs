@@ -302,7 +302,7 @@ impl DeviceDescription {
         Err(Unsupported::Latent {
             device: self.name.clone(),
             what:
-                "with ancestors (Batch::ancestors: remove them, or use heads that are not latent)"
+                "with ancestors (Batch::ancestors: give each draft token as a request of its own, by Batch::of_indices, or use heads that are not latent)"
                     .into(),
         })
     }
