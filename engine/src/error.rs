@@ -94,6 +94,12 @@ pub enum Error {
         /// Its type.
         got: String,
     },
+    /// Caches for which there is not enough memory.
+    #[error("KV caches of {tokens} tokens cannot be allocated: ask for fewer tokens")]
+    CacheMemory {
+        /// Tokens asked for.
+        tokens: u32,
+    },
     /// A text or a token that the tokenizer rejects.
     #[error("the tokenizer: {reason}")]
     Tokenizer {

@@ -123,7 +123,7 @@ impl CpuBackend {
     /// Loads a model and allocates its caches. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
-    /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported.
+    /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported; [`Error::CacheMemory`].
     pub fn load(
         architecture: Architecture,
         weights: &Weights,
@@ -144,11 +144,15 @@ impl CpuBackend {
             size: options.page_size,
         };
         let pool = |_| Pool::new(cache_type, architecture.spec(), pages);
+        let pools: Option<Vec<_>> = architecture.layers.iter().map(pool).collect();
+        let pools = pools.ok_or(Error::CacheMemory {
+            tokens: options.cache_tokens,
+        })?;
         Ok(Self {
             model,
             cpu,
             kinds,
-            pools: architecture.layers.iter().map(pool).collect(),
+            pools,
             pages,
             cache_type,
             logits: Vec::new(),

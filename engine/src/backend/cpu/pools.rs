@@ -35,10 +35,11 @@ pub(super) struct Numbers<T> {
 }
 
 impl Pool {
-    pub(super) fn new(cache_type: CacheType, spec: &Spec, pages: Pages) -> Self {
+    /// None if there is not enough memory.
+    pub(super) fn new(cache_type: CacheType, spec: &Spec, pages: Pages) -> Option<Self> {
         match cache_type.is_8_bit() {
-            false => Self::F32(Numbers::new(cache_type, spec, pages)),
-            true => Self::E4m3(Numbers::new(cache_type, spec, pages)),
+            false => Numbers::new(cache_type, spec, pages).map(Self::F32),
+            true => Numbers::new(cache_type, spec, pages).map(Self::E4m3),
         }
     }
 
@@ -79,20 +80,31 @@ impl Pool {
     }
 }
 
+/// The scales of rows that were never written, which are zeros. None if there is not enough memory.
+fn ones(rows: usize) -> Option<Vec<f32>> {
+    let mut scales = Vec::new();
+    scales.try_reserve_exact(rows).ok()?;
+    scales.resize(rows, 1.0);
+    Some(scales)
+}
+
 impl<T: Element> Numbers<T> {
-    fn new(cache_type: CacheType, spec: &Spec, pages: Pages) -> Self {
-        let rows = pages.count as usize * (pages.size * spec.kv_heads) as usize;
-        let elements = rows * spec.head_dim_qk as usize;
+    fn new(cache_type: CacheType, spec: &Spec, pages: Pages) -> Option<Self> {
+        let [heads, dim] = [spec.kv_heads, spec.head_dim_qk].map(|size| size as usize);
+        let rows = (pages.count as usize).checked_mul(pages.size as usize)?;
+        let rows = rows.checked_mul(heads)?;
         // The system hands out pages of zeros when they are first used.
-        let side = || bytemuck::zeroed_vec(elements);
-        Self {
+        let side = || bytemuck::allocation::try_zeroed_vec(rows.checked_mul(dim)?).ok();
+        let sides = [side()?, side()?];
+        let scales = match cache_type.is_scaled() {
+            true => Some([ones(rows)?, ones(rows)?]),
+            false => None,
+        };
+        Some(Self {
             pages,
-            sides: [side(), side()],
-            // Of a row that was never written, the scale is that of zeros.
-            scales: cache_type
-                .is_scaled()
-                .then(|| [vec![1.0; rows], vec![1.0; rows]]),
-        }
+            sides,
+            scales,
+        })
     }
 
     /// Strides of the scales.
@@ -157,5 +169,25 @@ impl<T: Element> Numbers<T> {
                 v_strides: strides,
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No machine has so much memory, and no `usize` counts it.
+    #[test]
+    fn caches_that_cannot_be_allocated_are_none() {
+        let spec = Spec::new(1024, 1024, 128);
+        let pages = Pages {
+            count: u32::MAX,
+            size: u32::MAX,
+        };
+        for cache_type in CacheType::ALL {
+            assert!(Pool::new(cache_type, &spec, pages).is_none());
+        }
+        assert_eq!(ones(usize::MAX / 2), None);
+        assert_eq!(ones(2), Some(vec![1.0; 2]));
     }
 }
