@@ -12,6 +12,7 @@ use tandem_attn::{
         WorkspaceLayout,
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    variants::ALIBI,
 };
 
 proptest! {
@@ -67,7 +68,7 @@ fn a_plan_prints_as_a_table() {
             items.iter().map(of).sum::<u32>().to_string()
         };
         let figures = [
-            plan.kernel_name(group).to_owned(),
+            plan.kernel_name(group),
             group.tile.to_string(),
             group.pack.to_string(),
             items.len().to_string(),
@@ -83,6 +84,25 @@ fn a_plan_prints_as_a_table() {
         plan.slots
     );
     assert_eq!(table.lines().last(), Some(merges.as_str()));
+}
+
+/// Not the kernels with a soft cap in whose place they are, which no profile shows.
+#[test]
+fn kernels_of_a_variant_have_the_names_of_their_entries() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128).with_hooks(&ALIBI);
+    let plan = Planner::new()
+        .plan(&spec, &batch(), &device, &PlanOptions::default())
+        .unwrap();
+    let entries: Vec<_> = ALIBI.kernels().map(|id| ALIBI.entry(id.info())).collect();
+    for group in &plan.groups {
+        let name = plan.kernel_name(group);
+        assert!(
+            name.ends_with("_alibi") && entries.contains(&name),
+            "{name}"
+        );
+        assert!(plan.to_string().contains(&name), "{plan}");
+    }
 }
 
 #[test]

@@ -13,14 +13,15 @@ impl Plan {
     /// The name of the kernel that runs a group. With tickets, this kernel has both operations. On the CPU, which has
     /// no kernels, the name of the operation.
     #[must_use]
-    pub fn kernel_name(&self, group: &TileGroup) -> &'static str {
+    pub fn kernel_name(&self, group: &TileGroup) -> String {
         let tickets = self.pod.is_some_and(|pod| pod.mode == PodMode::Tickets);
         let pod = |id: &KernelId| id.info().op == Op::Pod && serves(id.info(), &self.spec);
         let pod = KernelId::all().find(pod).filter(|_| tickets);
+        let hooks = self.spec.variant.hooks;
         match (pod.or(group.id), group.kernel) {
-            (Some(id), _) => id.info().name,
-            (None, Kernel::Prefill) => "Prefill",
-            (None, Kernel::Decode) => "Decode",
+            (Some(id), _) => hooks.map_or(id.info().name.into(), |hooks| hooks.entry(id.info())),
+            (None, Kernel::Prefill) => "Prefill".into(),
+            (None, Kernel::Decode) => "Decode".into(),
         }
     }
 }

@@ -42,6 +42,13 @@ impl HooksName {
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.bytes[..self.len.into()]).unwrap_or_default()
     }
+
+    /// The name of the entry by which the variant of this name replaces a kernel.
+    #[must_use]
+    pub fn entry(&self, row: &KernelInfo) -> String {
+        let plain = row.name.trim_end_matches("_cap");
+        format!("{plain}_{self}")
+    }
 }
 
 impl fmt::Display for HooksName {
@@ -148,7 +155,6 @@ impl Hooks {
     /// The name of the entry that replaces a kernel.
     #[must_use]
     pub fn entry(&self, row: &KernelInfo) -> String {
-        let plain = row.name.trim_end_matches("_cap");
-        format!("{plain}_{}", self.name)
+        self.name.entry(row)
     }
 }
