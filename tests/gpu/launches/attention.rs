@@ -140,7 +140,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             planned.arch = None;
         }
         Op::Decode if row.latent => {
-            // Tokens of several tiles have kernels with long blocks.
+            // Tokens of several tiles have kernels with long blocks, which few keys would not take.
             let heads = match (row.rows, row.keys) {
                 (..=16, _) => 7,
                 // Two tokens take 28 rows.
@@ -149,6 +149,9 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 _ => 100,
             };
             planned.spec = spec(row, heads);
+            if heads == 100 {
+                planned.options = options.with_decode_tile(tile);
+            }
             planned.requests = vec![(150, 1), (33, 2), (1, 1)];
             planned.page = if row.stands_in { 4 } else { 16 };
         }

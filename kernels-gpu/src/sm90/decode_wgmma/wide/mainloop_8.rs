@@ -88,13 +88,14 @@ pub(super) unsafe fn consume<
     // An address in each block anew: otherwise the descriptors of all products occupy registers in the main loop, and what they
     // displace is read from L2, since the stacks of two CTAs exceed the rest of L1.
     let at = |address: u32| {
+        let mut opaque = [address];
+        wgmma::fence_operand(&mut opaque);
         if has_registers {
-            return address;
+            address
+        } else {
+            // SAFETY: a whole warp.
+            unsafe { uniform(opaque[0]) }
         }
-        let mut address = [address];
-        wgmma::fence_operand(&mut address);
-        // SAFETY: a whole warp.
-        unsafe { uniform(address[0]) }
     };
 
     let mut slots = Pipeline::<2>::CONSUMER;
