@@ -161,7 +161,7 @@ pub fn prefixes_beside(
         configs.map(move |(tiles, config)| tiles.as_ref().filter(|_| may(config)))
     };
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
-    let mut load = PrefillLoad::of_states();
+    let mut load = PrefillLoad::new(true);
     let (mut decode_ps, mut states) = (0, 0.0);
     let ns_per_pair = ns_per_pair(model);
     for draft in &drafter.drafts.items {

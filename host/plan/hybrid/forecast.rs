@@ -13,9 +13,8 @@ const LAUNCHES: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillLoad {
     launches: [Tiles; LAUNCHES],
-    /// Whether tiles may be cut along their keys, and whether they leave partial states in any case.
+    /// Whether tiles may be cut along their keys.
     divisible: bool,
-    leaves_states: bool,
     /// The conversion of 8-bit keys that few rows see; many rows hide it.
     conversion: Conversion,
 }
@@ -53,16 +52,7 @@ impl PrefillLoad {
         Self {
             launches: [Tiles::NONE; LAUNCHES],
             divisible,
-            leaves_states: false,
             conversion: Conversion::NONE,
-        }
-    }
-
-    /// No tiles yet, and all will leave partial states.
-    pub const fn of_states() -> Self {
-        Self {
-            leaves_states: true,
-            ..Self::new(true)
         }
     }
 
@@ -123,7 +113,7 @@ impl PrefillLoad {
             return [all, 0.0];
         }
         let cut = self.cut(ctas, 2 * ctas, whole);
-        let merged = match cut < all && !self.leaves_states {
+        let merged = match cut < all {
             true => MERGED_NS,
             false => 0.0,
         };
