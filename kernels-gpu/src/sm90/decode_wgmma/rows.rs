@@ -1,7 +1,7 @@
 //! Gathers a unit's queries, whose rows may lie anywhere, to shared memory in wgmma's swizzled layout; and the addresses
 //! that kernels which do so have in common.
 
-use cuda_std::{async_copy, shared, warp};
+use cuda_std::{async_copy, ptr, shared, warp};
 
 use crate::{
     abi::DecodeParams,
@@ -23,6 +23,9 @@ pub(super) struct Queries {
     /// Where queries are bf16 and products f16: the shared address of a factor for each row, which undoes its
     /// conversion.
     pub unfit: Option<u32>,
+    /// Whether these are copied to shared memory before they are converted: then a unit waits for memory once, not once for
+    /// each few rows. Where loaders have few registers, that made the main loop 4 % slower.
+    pub copied_first: bool,
 }
 
 impl Queries {
@@ -34,6 +37,10 @@ impl Queries {
     pub unsafe fn gather(self, p: &DecodeParams, half: u32) {
         /// Copies whose addresses are computed together, so that none waits for another's.
         const AT_ONCE: usize = 4;
+        if let (Some(unfit), false) = (self.unfit, self.copied_first) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.fit(p, half, unfit) };
+        }
         let Self {
             target,
             slab_bytes,
@@ -78,27 +85,29 @@ impl Queries {
             }
             if let Some(unfit) = self.unfit {
                 async_copy::wait_all();
-                self.fit(rows, half, unfit);
+                self.fit(p, half, unfit);
             }
         }
     }
 
     /// For queries in bf16 and products in f16: multiplies each row by a power of two that brings it into the range of f16.
-    /// All rows were copied before: one latency of memory, not one for each few rows.
     ///
     /// # Safety
-    /// As [`gather`](Self::gather); this lane's copies have arrived.
+    /// As [`gather`](Self::gather); what this lane copied first has arrived.
     #[inline(always)]
-    unsafe fn fit(self, rows: u32, half: u32, unfit_at: u32) {
+    unsafe fn fit(self, p: &DecodeParams, half: u32, unfit_at: u32) {
         /// Rows at once.
         const AT_ONCE: usize = 4;
+        let a = &p.attention;
         let lane = warp::lane_id();
         let vectors = self.head_dim / 8;
         let step = 2 * (32 / vectors);
         let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
         let target = self.target + vector / 8 * self.slab_bytes;
+        let source = a.q + u64::from(self.head * a.group * self.head_dim + vector * 8) * 2;
+        let rows = self.tokens * a.group;
         let at = |row: u32| target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
-        // SAFETY: the caller's promise; each lane has the vectors that it copied.
+        // SAFETY: a whole warp; the rows are written, the plan has these queries, and each lane has the vectors that it copied.
         unsafe {
             // All lanes take part in the shuffles.
             while warp::warp_vote_any(warp::FULL_MASK, row < rows) {
@@ -106,8 +115,17 @@ impl Queries {
                 let mut i = 0;
                 while i < AT_ONCE {
                     let row = row + i as u32 * step;
-                    if row < rows {
-                        words[i] = shared::load_u32x4(at(row));
+                    if self.copied_first {
+                        if row < rows {
+                            words[i] = shared::load_u32x4(at(row));
+                        }
+                    } else {
+                        // Past the last row: the last token again, which is not stored.
+                        let (token, in_group) = p.group.div_rem(row);
+                        let token = shared::load_u32(self.rows + token.min(self.tokens - 1) * 16);
+                        let element = u64::from(token) * u64::from(a.q_token_stride)
+                            + u64::from(in_group * self.head_dim);
+                        words[i] = ptr::load_nc_u32x4((source + element * 2) as *const u32);
                     }
                     i += 1;
                 }
@@ -169,6 +187,7 @@ macro_rules! shared_with_queries {
                     head,
                     head_dim: self.shape.head_dim,
                     unfit: self.unfitted(slot),
+                    copied_first: self.copies_queries_first(),
                 }
             }
             #[inline(always)]

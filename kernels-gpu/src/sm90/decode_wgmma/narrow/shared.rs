@@ -98,6 +98,11 @@ impl Shared {
     pub fn unfitted(self, _slot: u32) -> Option<u32> {
         None
     }
+    /// Queries are not converted after they were copied.
+    #[inline(always)]
+    pub fn copies_queries_first(self) -> bool {
+        false
+    }
     /// A block of values that reaches past the item's last key has arrived; its loader then zeroes the rows past the
     /// end.
     #[inline(always)]

@@ -148,6 +148,11 @@ impl Shared {
             None
         }
     }
+    /// See [`Queries`](super::super::rows::Queries).
+    #[inline(always)]
+    pub fn copies_queries_first(self) -> bool {
+        self.shape.registers()[0] >= 64
+    }
     /// One of a unit's [`Run`](super::runs::Run)s.
     #[inline(always)]
     pub fn run(self, slot: u32, index: u32) -> u32 {
