@@ -88,6 +88,7 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
     kv: &[KvView<'_, T>],
     heads: &HeadTensors<'_>,
 ) -> Result<Output, ShapeError> {
+    const { V::AGREES };
     check(spec, batch, q.len(), kv)?;
     heads.check(spec)?;
     check_softmax(spec, V::SOFTMAX)?;

@@ -299,3 +299,11 @@ fn decodes_of_many_rows_on_8_bit_keys_have_tiles_of_128_rows() {
         [(true, 128)]
     );
 }
+
+/// Pieces of latent heads are merged in the time of the device, not in that of other tiles of 64 rows.
+#[test]
+fn latent_heads_are_cut_where_that_saves_a_microsecond() {
+    let spec = Spec::latent(128, 512, 64);
+    let plan = plan_on(64, &spec, &[(1, 700); 200], &PlanOptions::default());
+    assert!(!plan.merges.is_empty());
+}

@@ -266,7 +266,8 @@ impl Cpu {
         self.run_standard(plan, q, &pools, out, lse, heads)
     }
 
-    /// Computes the attention of a plan's batch, with any variant.
+    /// Computes the attention of a plan's batch, with any variant. A variant whose hooks contradict each other does not
+    /// compile, such as a `unit` without a `logit`.
     ///
     /// The plan omits keys that the mask of its spec hides from all rows. The variant may hide more keys, but not fewer.
     ///
@@ -284,6 +285,7 @@ impl Cpu {
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
+        const { V::AGREES };
         check(plan, q, kv, out, lse.as_deref())?;
         heads.check(&plan.spec)?;
         crate::tensor::check_softmax(&plan.spec, V::SOFTMAX)?;

@@ -66,9 +66,11 @@ impl<'a> BatchInput<'a> {
                 && units <= most[0]
                 && keys <= most[1]
         });
-        let have_many_rows = longest <= most_decode_tokens
+        let have_many_rows = model.larger.is_some()
+            && longest <= most_decode_tokens
             && shortest != u32::MAX
-            && shortest > model.tiles.decode_tokens();
+            && shortest > model.tiles.decode_tokens()
+            && !most_share_pages(batch);
         Self {
             model,
             batch,

@@ -187,7 +187,7 @@ pub fn prefixes_beside(
     let beside_ns = forecast.fused_ns + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
     let Some(choice) = choice.filter(|_| any && is_sooner) else {
-        drafter.draft_again(input, &model.tiles, false);
+        drafter.draft_again(input, input.tiles(), false);
         return None;
     };
     let ctas = match options.prefill_ctas {

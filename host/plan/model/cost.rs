@@ -30,7 +30,7 @@ pub struct CostModel {
     wider: Vec<(u32, WiderTile)>,
     /// The most units and keys in smaller tiles for each SM, by the rows of the larger ones.
     smaller: Vec<(u32, [f64; 2])>,
-    /// What cutting adds to a step where that differs from `merge_ps`, by rows.
+    /// What cutting adds to a step, by the rows of tiles with a description; the first one counts.
     cuts: Vec<(u32, u64)>,
     prefill: KernelCost,
     q_heads: u32,
@@ -128,7 +128,8 @@ impl CostModel {
                 .collect(),
             cuts: tiles
                 .clone()
-                .filter_map(|tile| Some((tile.m, (tile.cut_ns? * 1e3) as u64)))
+                .map(|tile| (tile.m, tile.cut_ns.unwrap_or(device.merge_ns)))
+                .map(|(m, ns)| (m, (ns * 1e3) as u64))
                 .collect(),
             tiles: tiles
                 .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))

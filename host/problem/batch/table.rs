@@ -51,8 +51,8 @@ impl PageTable {
     pub const MAX_POSITION: u32 = MAX_POSITION;
 
     /// From this page id on, ids stand for the indices that runs are given
-    /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)). No pool has so many pages of one token: those of the
-    /// smallest keys would be larger than any memory.
+    /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)). A pool of so many pages of one token is refused
+    /// on the CPU: with 8-bit keys of one head of 64 its keys take 64 GiB.
     pub(crate) const CHOSEN: u32 = 1 << 30;
 
     /// A table without rows for a pool of `pool_pages` pages. [`Batch::check`](crate::problem::Batch::check) checks the page size.

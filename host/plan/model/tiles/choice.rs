@@ -66,8 +66,10 @@ pub(super) fn larger_decode(device: &DeviceDescription, spec: &Spec) -> Option<C
     if spec.kv_dtype.bytes() != 1 || spec.latent || device.decode.keys.is_some() {
         return None;
     }
+    let rows = &device.decode.rows;
+    let wanted = |m| m > SHARED_ROWS && (rows.is_empty() || rows.contains(&m));
     let mut kernels = alone(device, spec, Op::Decode).into_iter().map(Choice::of);
-    kernels.find(|choice| choice.tile.m > SHARED_ROWS)
+    kernels.find(|choice| wanted(choice.tile.m))
 }
 
 /// The kernels of decodes, by rows. The widest tiles of latent attention have two sizes of blocks. If a token takes

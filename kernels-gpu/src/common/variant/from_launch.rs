@@ -33,14 +33,7 @@ pub trait FromLaunch: Variant {
 
     /// Rejects at compile time a variant with a hook that no kernel runs.
     const RUNS_ON_GPUS: () = {
-        assert!(
-            Self::SOFTMAX || Self::TRANSFORMS_LOGITS,
-            "weights of no softmax are what `logit` returns: implement `logit`"
-        );
-        assert!(
-            Self::SOFTMAX || !Self::KEEPS_UNIT,
-            "weights of no softmax have no unit to keep: leave KEEPS_UNIT and `unit` out"
-        );
+        let () = Self::AGREES;
         assert!(
             !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
             "kernels on GPUs run no hooks on queries or keys: transform them before attention, keys as they are appended"
@@ -48,22 +41,6 @@ pub trait FromLaunch: Variant {
         assert!(
             !Self::TRANSFORMS_VALUE && !Self::TRANSFORMS_OUTPUT,
             "kernels on GPUs run no hooks on values or outputs: transform them before and behind attention"
-        );
-        assert!(
-            Self::TRANSFORMS_LOGITS || !Self::KEEPS_UNIT,
-            "logits of no hook keep no unit: implement `logit`, or leave KEEPS_UNIT and `unit` out"
-        );
-        assert!(
-            Self::TRANSFORMS_LOGITS || !Self::MIXES_KEYS,
-            "only Hopper's prefills call `logits`: implement `logit` beside it"
-        );
-        assert!(
-            Self::KEEPS_UNIT || !Self::LINEAR,
-            "what is linear is in the unit of dot products: set KEEPS_UNIT beside LINEAR"
-        );
-        assert!(
-            !Self::LINEAR || !Self::MIXES_KEYS,
-            "kernels do not call `logits` of what is linear: leave LINEAR or `logits` out"
         );
     };
 }

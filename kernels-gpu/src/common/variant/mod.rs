@@ -118,7 +118,8 @@ impl Pair {
 ///
 /// A hook that a variant implements runs; there is nothing else to declare. Hooks return `impl Hook<T>`, and a method
 /// returns a plain `T`: the [return type](Hook) says whether the hook is the variant's own. A variant whose constant
-/// parameters decide this sets the hook's constant itself.
+/// parameters decide this sets the hook's constant itself, and one that passes hooks on to another variant passes on its
+/// constants, too.
 ///
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
 /// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
@@ -147,6 +148,54 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_VALUE: bool = own_3(&Self::value::<f32>);
     /// [`Variant::output`] is not the identity.
     const TRANSFORMS_OUTPUT: bool = own_3(&Self::output::<f32>);
+
+    /// Rejects at compile time hooks and constants that contradict each other, with which a hook would not run. Executors,
+    /// the reference and kernels evaluate it.
+    ///
+    /// ```compile_fail
+    /// # use kernels_gpu::{abi::VariantParams, variant::{Hook, Variant}};
+    /// #[derive(Clone, Copy)]
+    /// struct UnitWithoutLogit(VariantParams);
+    ///
+    /// impl Variant for UnitWithoutLogit {
+    ///     fn params(&self) -> &VariantParams {
+    ///         &self.0
+    ///     }
+    ///
+    ///     fn unit(&self) -> impl Hook<f32> {
+    ///         2.0
+    ///     }
+    /// }
+    ///
+    /// const _: () = UnitWithoutLogit::AGREES;
+    /// ```
+    #[doc(hidden)]
+    const AGREES: () = {
+        assert!(
+            Self::SOFTMAX || Self::TRANSFORMS_LOGITS,
+            "weights of no softmax are what `logit` returns: implement `logit`"
+        );
+        assert!(
+            Self::SOFTMAX || !Self::KEEPS_UNIT,
+            "weights of no softmax have no unit to keep: leave KEEPS_UNIT and `unit` out"
+        );
+        assert!(
+            Self::TRANSFORMS_LOGITS || !Self::KEEPS_UNIT,
+            "logits of no hook keep no unit: implement `logit`, or leave KEEPS_UNIT and `unit` out"
+        );
+        assert!(
+            Self::TRANSFORMS_LOGITS || !Self::MIXES_KEYS,
+            "only Hopper's prefills call `logits`: implement `logit` beside it"
+        );
+        assert!(
+            Self::KEEPS_UNIT || !Self::LINEAR,
+            "what is linear is in the unit of dot products: set KEEPS_UNIT beside LINEAR"
+        );
+        assert!(
+            !Self::LINEAR || !Self::MIXES_KEYS,
+            "kernels do not call `logits` of what is linear: leave LINEAR or `logits` out"
+        );
+    };
 
     /// Scale, window and causality.
     fn params(&self) -> &VariantParams;

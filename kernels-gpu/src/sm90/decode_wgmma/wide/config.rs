@@ -188,7 +188,7 @@ impl Shape {
         }
     }
 
-    /// Whether keys and values have 8 bits: consumers convert each block to 16 bits before its products.
+    /// Whether keys and values have 8 bits: a warpgroup converts each block to 16 bits before its products.
     #[must_use]
     pub const fn converts(&self) -> bool {
         !cache::is_16_bits(self.cache)

@@ -83,7 +83,7 @@ pub(super) unsafe fn consume<
         scale,
         first_row,
     };
-    // With one CTA on an SM, consumers have registers for all descriptors and for one product of all columns.
+    // Two consumers have the SM alone, and registers for all descriptors and for one product of all columns.
     let has_registers = s.shape.consumers == 2;
     // An address in each block anew: otherwise the descriptors of all products occupy registers in the main loop, and what they
     // displace is read from L2, since the stacks of two CTAs exceed the rest of L1.

@@ -70,7 +70,7 @@ pub(super) unsafe fn load(
 /// Replaces the scales of values by their logarithms and inverses.
 ///
 /// # Safety
-/// The converting warpgroup comes here; the block's scales have arrived, and nothing else accesses them.
+/// The warps that convert keys come here; the block's scales have arrived, and nothing else accesses them.
 #[inline(always)]
 pub(super) unsafe fn convert(s: Shared, scales: u32) {
     let key = thread::thread_idx_x() % 128;
