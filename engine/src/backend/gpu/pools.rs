@@ -329,7 +329,7 @@ mod tests {
             ("h200", llama, 4, "4 tokens"),
             ("h200", Spec::new(32, 8, 80), 16, "80"),
             ("h200", Spec::new(32, 8, 512), 16, "512"),
-            ("h200", Spec::new(80, 1, 128), 16, "80"),
+            ("h200", Spec::new(80, 1, 64), 16, "80"),
         ] {
             let [auto, plain, scaled] = on(device, &spec, page_size);
             auto.unwrap_or_else(|error| panic!("{spec:?}: {error}"));
