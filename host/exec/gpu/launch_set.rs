@@ -82,8 +82,8 @@ impl LaunchSet {
         let mut set = Self::new();
         let alone = TileTable::of_options(device, spec, options)?;
         set.add_decodes(&alone);
-        if options.decode_tile.is_none() && !options.split.is_fixed() {
-            set.add_others(&alone, device, spec);
+        for tiles in alone.others(device, spec, options).iter().flatten() {
+            set.add_decodes(tiles);
         }
         if options.reads_prefixes_beside() {
             for config in device
@@ -118,7 +118,10 @@ impl LaunchSet {
         let [alone, fixed] = [PlanOptions::default(), fixed]
             .map(|options| TileTable::of_options(device, spec, &options));
         let alone = alone?;
-        set.add_others(&alone, device, spec);
+        let others = alone.others(device, spec, &PlanOptions::default());
+        for tiles in others.iter().flatten() {
+            set.add_decodes(tiles);
+        }
         for tiles in [alone].into_iter().chain(tables).chain([fixed?]) {
             set.add_decodes(&tiles);
             for step in tiles.prefills() {
@@ -131,14 +134,6 @@ impl LaunchSet {
     fn add_decodes(&mut self, tiles: &TileTable) {
         for choice in tiles.decodes() {
             self.add(choice.kernel, tiles.decode_pack());
-        }
-    }
-
-    /// Adds the smaller tiles that few decodes take, and the larger one that decodes of many rows take.
-    fn add_others(&mut self, tiles: &TileTable, device: &DeviceDescription, spec: &Spec) {
-        let others = [tiles.smaller(device, spec), tiles.larger(device, spec)];
-        for tiles in others.iter().flatten() {
-            self.add_decodes(tiles);
         }
     }
 

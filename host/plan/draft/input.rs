@@ -1,6 +1,6 @@
 //! The input of drafting.
 
-use std::ops::Range;
+use std::{cell::LazyCell, ops::Range};
 
 use super::DraftRow;
 use crate::{
@@ -39,13 +39,14 @@ impl<'a> BatchInput<'a> {
         let may_be = few < longest
             && longest <= most
             && parts.all(|part| part.table.page_size.is_multiple_of(8));
+        let share_pages = LazyCell::new(|| most_share_pages(batch));
         // Beside shorter row blocks they are prefills: both kinds then run side by side. That is faster, unless prefills convert keys
         // of few rows that they do not share.
         let are_decodes = may_be
             && match model.spec.kv_dtype.bytes() {
                 1 => {
                     let of_few_rows = model.device.decode_max_rows / model.spec.group();
-                    (shortest > few || longest <= of_few_rows) && !most_share_pages(batch)
+                    (shortest > few || longest <= of_few_rows) && !*share_pages
                 }
                 _ => shortest > few,
             };
@@ -70,7 +71,7 @@ impl<'a> BatchInput<'a> {
             && longest <= most_decode_tokens
             && shortest != u32::MAX
             && shortest > model.tiles.decode_tokens()
-            && !most_share_pages(batch);
+            && !*share_pages;
         Self {
             model,
             batch,

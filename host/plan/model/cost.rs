@@ -24,14 +24,8 @@ const fn readers(kernel: Kernel) -> f64 {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
     decode: KernelCost,
-    /// Costs of decode tiles that differ from `decode`, by their rows.
-    tiles: Vec<(u32, KernelCost)>,
-    /// Wider tiles for many decodes, by the rows of the smaller ones.
-    wider: Vec<(u32, WiderTile)>,
-    /// The most units and keys in smaller tiles for each SM, by the rows of the larger ones.
-    smaller: Vec<(u32, [f64; 2])>,
-    /// What cutting adds to a step, by the rows of tiles with a description; the first one counts.
-    cuts: Vec<(u32, u64)>,
+    /// The device's descriptions of decode tiles, and their costs. Of those with the same rows the first counts.
+    tiles: Vec<(TileCost, KernelCost)>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
@@ -118,21 +112,8 @@ impl CostModel {
         let state_ns = tiles.clone().find_map(|tile| tile.state_ns);
         Self {
             decode: kernel(Kernel::Decode),
-            wider: tiles
-                .clone()
-                .filter_map(|tile| Some((tile.m, tile.wider?)))
-                .collect(),
-            smaller: tiles
-                .clone()
-                .filter_map(|tile| Some((tile.m, tile.smaller?)))
-                .collect(),
-            cuts: tiles
-                .clone()
-                .map(|tile| (tile.m, tile.cut_ns.unwrap_or(device.merge_ns)))
-                .map(|(m, ns)| (m, (ns * 1e3) as u64))
-                .collect(),
             tiles: tiles
-                .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
+                .map(|tile| (*tile, reaching(Kernel::Decode, tile)))
                 .collect(),
             prefill: kernel(Kernel::Prefill),
             q_heads: spec.q_heads,
@@ -154,23 +135,25 @@ impl CostModel {
     }
 
     fn tile(&self, kernel: Kernel, m: u32) -> &KernelCost {
-        let of_rows = || self.tiles.iter().find(|tile| tile.0 == m);
         match kernel {
-            Kernel::Decode => of_rows().map_or(&self.decode, |tile| &tile.1),
+            Kernel::Decode => self.of_rows(m).map_or(&self.decode, |tile| &tile.1),
             Kernel::Prefill => &self.prefill,
         }
     }
 
+    /// The description and the cost of the decode tile of `m` rows.
+    fn of_rows(&self, m: u32) -> Option<&(TileCost, KernelCost)> {
+        self.tiles.iter().find(|(tile, _)| tile.m == m)
+    }
+
     /// The wider tile that many decodes take instead of one of `m` rows.
     pub fn wider(&self, m: u32) -> Option<&WiderTile> {
-        let of_rows = |(rows, _): &&(u32, WiderTile)| *rows == m;
-        self.wider.iter().find(of_rows).map(|(_, tile)| tile)
+        self.of_rows(m)?.0.wider.as_ref()
     }
 
     /// The most units for each SM, and their keys, with which decodes take smaller tiles than the one of `m` rows.
     pub fn smaller(&self, m: u32) -> Option<[f64; 2]> {
-        let mut tiles = self.smaller.iter();
-        tiles.find(|(rows, _)| *rows == m).map(|(_, most)| *most)
+        self.of_rows(m)?.0.smaller
     }
 
     /// How CTAs of a tile slow each other down.
@@ -231,9 +214,8 @@ impl CostModel {
     /// The least time that merging adds to a step whose cut decodes have tiles of `m` rows.
     #[must_use]
     pub fn merge_ps(&self, m: u32) -> u64 {
-        let mut cuts = self.cuts.iter();
-        let of_rows = cuts.find(|(rows, _)| *rows == m);
-        of_rows.map_or(self.merge_ps, |(_, cut)| *cut)
+        let cut_ns = self.of_rows(m).and_then(|(tile, _)| tile.cut_ns);
+        cut_ns.map_or(self.merge_ps, |ns| (ns * 1e3) as u64)
     }
 
     /// Time from the end of a row's last piece to the end of its merge, for a row of `pieces` pieces.

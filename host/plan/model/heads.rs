@@ -73,16 +73,12 @@ impl Model {
             false => tiles.most_tokens_of_decodes(device, spec),
         };
         let cost = CostModel::new(device, spec);
-        let chooses = !rule.fixed && rule.decode_tile.is_none();
-        let smaller = tiles
-            .smaller(device, spec)
-            .filter(|_| chooses)
-            .and_then(|smaller| {
-                let most = cost.smaller(tiles.widest())?;
-                let most = most.map(|most| (most * f64::from(device.sms)) as u64);
-                Some((smaller, most))
-            });
-        let larger = tiles.larger(device, spec).filter(|_| chooses);
+        let [smaller, larger] = tiles.others(device, spec, options);
+        let smaller = smaller.and_then(|smaller| {
+            let most = cost.smaller(tiles.widest())?;
+            let most = most.map(|most| (most * f64::from(device.sms)) as u64);
+            Some((smaller, most))
+        });
         Ok(Self {
             larger,
             spec: *spec,

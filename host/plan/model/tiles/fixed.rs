@@ -37,6 +37,13 @@ pub(in crate::plan) struct KernelRule {
     merges: bool,
 }
 
+impl KernelRule {
+    /// Whether the batch may decide which tiles its decodes have.
+    const fn chooses(self) -> bool {
+        !self.fixed && self.decode_tile.is_none()
+    }
+}
+
 impl From<&PlanOptions> for KernelRule {
     fn from(options: &PlanOptions) -> Self {
         Self {
@@ -78,6 +85,20 @@ impl TileTable {
         options: &PlanOptions,
     ) -> Result<Self, PlanError> {
         Self::by_rule(device, spec, options.into()).map(|(tiles, _)| tiles)
+    }
+
+    /// The tables that a batch may take instead: with smaller tiles for few decodes, and with a larger one for many rows.
+    #[must_use]
+    pub fn others(
+        &self,
+        device: &DeviceDescription,
+        spec: &Spec,
+        options: &PlanOptions,
+    ) -> [Option<Self>; 2] {
+        match KernelRule::from(options).chooses() {
+            true => [self.smaller(device, spec), self.larger(device, spec)],
+            false => [None, None],
+        }
     }
 
     /// The kernels that are used outside of hybrid batches, and those among them that share SMs.

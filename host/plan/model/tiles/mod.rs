@@ -149,7 +149,7 @@ impl TileTable {
     /// The table with smaller tiles for few decodes: without the widest or, of latent heads, with shorter blocks of keys. None
     /// if there are no others, or if these hold no token.
     #[must_use]
-    pub fn smaller(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+    fn smaller(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
         let widest = self.decode.last()?.tile;
         let others = match spec.latent {
             true => {
@@ -167,7 +167,7 @@ impl TileTable {
 
     /// The table with one tile for all decodes, larger than its own, if they have 8-bit keys. None if there is no such tile.
     #[must_use]
-    pub fn larger(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+    fn larger(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
         let choice = larger_decode(device, spec)?;
         (choice.tile.m > self.widest()).then(|| Self {
             decode: vec![choice],
