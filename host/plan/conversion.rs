@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::abi::ConvertedPage;
+use kernels_gpu::abi::{ConvertedPage, WorkItem};
 
 use super::data::Plan;
 
@@ -18,14 +18,35 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
     }
     let prefills = plan.items.iter().filter(|item| !item.is_gathered());
     // Counts each row block once: at the item with its last query token and its last key.
-    let of_blocks = prefills.filter_map(|item| {
+    let of_blocks = prefills.clone().filter_map(|item| {
         let block = plan.row_block_of(item);
         let keys = plan.keys_seen(block);
         let last_token = item.rows_begin + item.rows == block.first_token + block.tokens;
         let of_block = || converted_pages(&keys).len() as u32;
-        (last_token && item.kv_end == keys.end).then(of_block)
+        (!shares_keys(item) && last_token && item.kv_end == keys.end).then(of_block)
     });
-    of_blocks.sum()
+    // Counts each prefix that prefills read for decodes once, however its tiles are cut.
+    let mut prefixes: Vec<_> = prefills.filter(|item| shares_keys(item)).collect();
+    prefixes.sort_unstable_by_key(|item| (item.table, item.kv_begin));
+    let mut counted = (NO_TABLE, 0);
+    let of_prefixes = prefixes.iter().map(|item| {
+        let pages = converted_pages(&(item.kv_begin..item.kv_end));
+        let before = match counted {
+            (table, end) if table == item.table => end,
+            _ => 0,
+        };
+        counted = (item.table, pages.end.max(before));
+        pages.end.saturating_sub(pages.start.max(before))
+    });
+    of_blocks.sum::<u32>() + of_prefixes.sum::<u32>()
+}
+
+/// No table of a plan begins there.
+const NO_TABLE: u32 = u32::MAX;
+
+/// Whether a prefill reads a prefix that several decodes share.
+const fn shares_keys(item: &WorkItem) -> bool {
+    item.flags & WorkItem::SHARED_KEYS != 0
 }
 
 /// On an H200 a prefill converts an 8-bit key of 128 elements and its value in 0.94 ns beside its products, and a launch

@@ -344,6 +344,40 @@ fn a_wide_prefix_is_read_by_prefills_beside_the_other_keys() {
     assert_eq!(bounded.pod.unwrap().mode, PodMode::Fused);
 }
 
+/// Prefills convert a prefix of 8-bit keys, if the bound has room for the converted keys; otherwise decodes read it, together.
+#[test]
+fn a_wide_prefix_of_8_bit_keys_is_converted_by_prefills_if_there_is_room() {
+    let own: Vec<u32> = (0..160).map(|i| 101 + 4 * i).collect();
+    let batch = behind(6000, &own);
+    let device = DeviceDescription::named("h200").unwrap();
+    let plan = |kv_dtype, limits: Option<BatchLimits>| {
+        let spec = Spec::new(32, 8, 128).with_kv_dtype(kv_dtype);
+        let options = PlanOptions::default();
+        let bound = limits.map(|limits| Bound::new(&spec, &device, &options, &limits).unwrap());
+        let options = options.with_bound(bound);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &options)
+            .unwrap();
+        assert_eq!(plan.verify(&batch), Ok(()));
+        plan
+    };
+    let limits = BatchLimits::decodes(160, 6800, PAGE);
+    let beside = [None, Some(limits), Some(limits.with_prefill_keys(6016))];
+    for plan in beside.map(|limits| plan(Dtype::F8E4M3, limits)) {
+        assert_eq!(plan.pod.unwrap().mode, PodMode::Fused);
+        assert_eq!(Bound::of(&plan).converted_pages, 6000_u32.div_ceil(64));
+    }
+    for too_few in [0, 8] {
+        let plan = plan(Dtype::F8E4M3, Some(limits.with_prefill_keys(too_few)));
+        assert_eq!(plan.pod, None, "{too_few}");
+        // The prefix is read by tiles of several requests, not by each request for itself.
+        let read: u32 = plan.items.iter().map(|item| item.kv_len()).sum();
+        assert!(read < 160 * 6000 / 4, "{too_few}: {read}");
+    }
+    // No kernels for an SM together have been built for e5m2.
+    assert_eq!(plan(Dtype::F8E5M2, None).pod, None);
+}
+
 #[test]
 fn prefixes_stay_with_decodes_where_prefills_would_not_pay_or_are_not_to_be_had() {
     let wide: Vec<u32> = (0..160).map(|i| 101 + 4 * i).collect();

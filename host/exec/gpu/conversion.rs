@@ -65,7 +65,11 @@ impl Conversion {
         let first = self.pages.len() as u32;
         for item in &*items {
             if !self.tables.contains_key(&item.table) {
-                self.add_table(plan, item);
+                let seen = match item.flags & WorkItem::SHARED_KEYS {
+                    0 => plan.keys_seen(plan.row_block_of(item)),
+                    _ => keys_of_table(items, item.table),
+                };
+                self.add_table(plan, item, seen);
             }
         }
         items.sort_by_cached_key(|item| self.tables[&item.table].begin);
@@ -76,8 +80,7 @@ impl Conversion {
     }
 
     /// Adds the pages of an item's table that are seen.
-    fn add_table(&mut self, plan: &Plan, item: &WorkItem) {
-        let seen = plan.keys_seen(plan.row_block_of(item));
+    fn add_table(&mut self, plan: &Plan, item: &WorkItem, seen: Range<u32>) {
         let pages = converted_pages(&seen);
         let begin = self.ids.len();
         self.ids.resize(begin + pages.len(), 0);
@@ -117,6 +120,14 @@ impl Conversion {
         self.pages.push(new);
         new.page
     }
+}
+
+/// The keys that the items of a table see together.
+fn keys_of_table(items: &[WorkItem], table: u32) -> Range<u32> {
+    let of_table = items.iter().filter(|item| item.table == table);
+    let ranges = of_table.map(|item| item.kv_begin..item.kv_end);
+    let all = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+    all.unwrap_or_default()
 }
 
 /// The kernel's number for the element type of a pool.

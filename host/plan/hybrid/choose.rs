@@ -5,8 +5,8 @@ use kernels_gpu::registry::KernelInfo;
 use super::forecast::{Conversion, PrefillLoad};
 use crate::{
     plan::{
-        conversion::{few_rows_see_them, pieces_beside, prepared_ns},
-        data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
+        conversion::{converted_pages, few_rows_see_them, pieces_beside, prepared_ns},
+        data::{Bound, CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
@@ -104,12 +104,21 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
 /// The conversion of 8-bit keys that few rows see, as each mode has it: by a launch before all else and beside the products.
 fn conversions(input: &BatchInput<'_>) -> [Conversion; 2] {
     let Model { spec, tiles, .. } = input.model;
+    if spec.kv_dtype.bytes() != 1 {
+        return [Conversion::NONE; 2];
+    }
+    let parts = input.parts(tiles).map(|part| part.prefill_keys());
+    let sums = parts.fold([0; 2], |sum, part| [0, 1].map(|i| sum[i] + part[i]));
+    conversions_of(input.model, sums)
+}
+
+/// The same for a number of keys, and pairs of a key and a row that sees it.
+fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
+    let spec = &model.spec;
     let none = [Conversion::NONE; 2];
     if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
         return none;
     }
-    let parts = input.parts(tiles).map(|part| part.prefill_keys());
-    let [keys, pairs] = parts.fold([0; 2], |sum, part| [0, 1].map(|i| sum[i] + part[i]));
     if !few_rows_see_them(pairs, keys, spec.kv_heads) {
         return none;
     }
@@ -156,14 +165,13 @@ pub fn prefixes_beside(
     let alone_ps = drafter.shared_ps(input, wanted)?;
     let configs = || {
         let configs = model.fused_tiles.iter().zip(&device.pod.configs);
-        // With 8-bit keys, prefills would first convert the prefixes.
-        let may = |config: &PodConfig| config.shares_sms() && config.kv_bits != Some(8);
-        configs.map(move |(tiles, config)| tiles.as_ref().filter(|_| may(config)))
+        configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
     };
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
     let mut load = PrefillLoad::new(true);
     let (mut decode_ps, mut states) = (0, 0.0);
     let ns_per_pair = ns_per_pair(model);
+    let (mut prefix, mut prefix_keys, mut pages, mut seen) = (None, 0, 0, 0);
     for draft in &drafter.drafts.items {
         match draft.kernel {
             Kernel::Prefill => {
@@ -171,10 +179,20 @@ pub fn prefixes_beside(
                 let units = model.cost.units_per_item(draft.pack);
                 load.add(0, units, pairs * ns_per_pair + device.pod.tile_ns);
                 states += f64::from(draft.rows);
+                let keys = u64::from(draft.kv_len());
+                seen += u64::from(draft.rows) * u64::from(model.spec.group()) * keys;
+                // The tiles of a prefix follow each other.
+                let this = Some((draft.table, draft.kv_begin));
+                if prefix != this {
+                    prefix = this;
+                    prefix_keys += keys;
+                    pages += converted_pages(&(draft.kv_begin..draft.kv_end)).len() as u32;
+                }
             }
             _ => decode_ps += draft.mean_load_ps(&model.cost),
         }
     }
+    let load = load.converting(conversions_of(model, [prefix_keys, seen])[0]);
     let decode_ns = decode_ps as f64 / 1e3;
     let fused = configs().map(|tiles| tiles.map(|_| load));
     let forecast = device
@@ -186,7 +204,9 @@ pub fn prefixes_beside(
     let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
     let beside_ns = forecast.fused_ns + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
-    let Some(choice) = choice.filter(|_| any && is_sooner) else {
+    let has_room = |bound: Bound| !model.spec.converts() || pages <= bound.converted_pages;
+    let may = any && is_sooner && options.bound.is_none_or(has_room);
+    let Some(choice) = choice.filter(|_| may) else {
         drafter.draft_again(input, input.tiles(), false);
         return None;
     };

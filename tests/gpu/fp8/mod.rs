@@ -4,6 +4,7 @@ mod hybrids;
 mod in_8_bits;
 mod nan_scales;
 mod needle;
+mod prefixes;
 mod wide;
 
 use crate::common;
@@ -39,6 +40,8 @@ struct Case {
     /// Whether the launches are those of a captured graph, which claim one unit at a time.
     captured: bool,
     granularity: u32,
+    /// Whether scales are powers of two: then keys that were multiplied by them are exact.
+    powers: bool,
     /// Factor of all queries, as a power of two: bf16 has a range that f16 has not.
     query_exponent: i32,
     seed: u64,
@@ -113,6 +116,7 @@ fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
                         .with_merge_mode(merge_mode),
                     captured: (seed / 9).is_multiple_of(3),
                     granularity,
+                    powers: false,
                     query_exponent,
                     seed,
                 }
@@ -136,7 +140,14 @@ impl Scales {
         let table = &case.batch.parts[0].table;
         let by_token = table.pool_pages * table.page_size * heads;
         let count = [0, 1, heads, REQUESTS * heads, by_token][case.granularity as usize];
-        let mut some = |largest| (0..count).map(|_| noise.between(0.1, largest)).collect();
+        let mut some = |largest| {
+            let scales = (0..count).map(|_| noise.between(0.1, largest));
+            let scales = scales.map(|scale: f32| match case.powers {
+                true => scale.log2().round().exp2(),
+                false => scale,
+            });
+            scales.collect()
+        };
         Self {
             k: some(1.5),
             v: some(3.0),
@@ -498,6 +509,7 @@ fn graphs_decode_many_units_of_one_chunk() {
             options: PlanOptions::default(),
             captured: true,
             granularity,
+            powers: false,
             query_exponent: 0,
             seed: 1,
         };
@@ -590,6 +602,7 @@ fn converted<T: Element>(gpu: &Gpu, seed: u64, granularity: u32) {
         options: PlanOptions::default().with_split(SplitMode::Off),
         captured: false,
         granularity,
+        powers: false,
         query_exponent: 0,
         seed,
     };

@@ -23,6 +23,7 @@ fn check(gpu: &Gpu, dim: u32, m: u32, n: u32) {
         options: PlanOptions::default().with_decode_tile(Some(Tile { m, n })),
         captured: false,
         granularity: 4,
+        powers: false,
         query_exponent: 0,
         seed: 1,
     };

@@ -91,6 +91,7 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
         options,
         captured: false,
         granularity: 0,
+        powers: false,
         query_exponent: 0,
         seed: 0,
     };

@@ -11,7 +11,7 @@ mod in_f32;
 mod options;
 mod rotary;
 mod rounds;
-mod wide_prefixes;
+pub mod wide_prefixes;
 
 use crate::{common, problem};
 use common::{

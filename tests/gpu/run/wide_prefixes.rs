@@ -14,7 +14,7 @@ use crate::common::Rng;
 const PAGE: u32 = 16;
 
 /// Decodes behind prefixes of so many keys, so many each, with 1 to 60 keys of their own; and one behind none.
-fn batch(prefixes: &[(u32, u32)], seed: u64) -> Batch {
+pub fn batch(prefixes: &[(u32, u32)], seed: u64) -> Batch {
     let mut random = Rng(seed);
     let mut requests = Vec::new();
     let mut next = 0;

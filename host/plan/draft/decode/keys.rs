@@ -81,7 +81,7 @@ impl ItemKeys<'_> {
                 position: position.max(self.end as i32),
                 kv_begin: self.start,
                 kv_end: self.end,
-                flags: 0,
+                flags: WorkItem::SHARED_KEYS,
                 leaves_partial: true,
                 growable: true,
                 tail_of: NO_ROW_BLOCK,
