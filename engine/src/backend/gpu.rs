@@ -494,6 +494,10 @@ fn limits(a: &Architecture, options: &GpuOptions) -> BatchLimits {
     BatchLimits::decodes(options.step_requests, longest, options.page_size)
 }
 
+/// Keys of common prefixes for whose conversion graphs have room, if caches have 8 bits: 128 MiB with 8 heads of 128. Decodes read longer
+/// prefixes themselves.
+const PREFIX_KEYS: u32 = 32_768;
+
 /// Plans of one kind of attention, and their workspace.
 fn plans(
     gpu: &Gpu,
@@ -506,16 +510,13 @@ fn plans(
     let device = gpu.device();
     let mut limits = limits(a, options);
     let mut of_workspace = WorkspaceOptions::default();
-    // A graph with all launches would run those for prefixes next to other keys in every step, needed or not, so the
-    // launch sets have none.
-    let planning = match replayed {
-        true => planning.with_pod(PodMode::Serial),
-        false => planning,
-    };
     match replayed {
         true => {
-            // Decodes convert no keys.
-            limits = limits.with_prefill_keys(0);
+            limits = limits.with_prefill_keys(match planning.pod {
+                // Decodes convert no keys.
+                PodMode::Serial => 0,
+                _ => PREFIX_KEYS,
+            });
             of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?);
         }
         false => limits = limits.with_query_tokens(options.step_tokens),
