@@ -165,3 +165,37 @@ impl Rule {
         key(logit) >= self.least && !light
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Sampling;
+
+    /// Groups are skipped only if they do not have the largest score.
+    #[test]
+    fn bounds_do_not_change_what_is_drawn() {
+        let logits: Vec<f32> = (0..4000_u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 21) as f32)
+            .collect();
+        for temperature in [0.01, 0.3, 1.0, 1000.0] {
+            let sampling = Sampling {
+                temperature,
+                ..Sampling::GREEDY
+            };
+            for position in 0..50 {
+                let draw = sampling.draw(position).expect("a good sampling").0;
+                let race = Race::new(&draw);
+                let groups = logits.chunks(GROUP).enumerate().map(|(group, x)| {
+                    let x: [f32; GROUP] = x.try_into().expect("a whole group");
+                    let largest = x.iter().copied().fold(f32::NAN, f32::max);
+                    let scored = race.scored(group as u32, &x, &race.weights(&x, largest), largest);
+                    let first = std::cmp::Reverse(group);
+                    (scored.key, scored.tie, first, scored.place)
+                });
+                let (_, _, group, place) = groups.max().expect("there are groups");
+                let right = (group.0 * GROUP) as u32 + place;
+                assert_eq!(choose(&logits, &draw), right);
+            }
+        }
+    }
+}

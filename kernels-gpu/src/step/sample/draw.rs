@@ -1,9 +1,9 @@
 //! The kernel: finds the largest logit, applies the rules and draws the token.
 
-use cuda_std::prelude::*;
+use cuda_std::{atomic, prelude::*, shared};
 
 use super::{
-    THREADS, key,
+    THREADS, at, key,
     limit::{self, Rules},
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
@@ -36,7 +36,7 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
             let rule = Rule::new(&mut team, &part, &draw, p);
             // Again, from L1, since the limit needs the registers.
             let draw = load_draw(misc::opaque_u64(draw_at));
-            let of_warp = race(&part, &Race::new(&draw), &rule);
+            let of_warp = race(&team, &part, &Race::new(&draw), &rule);
             // Without a rule this is the first exchange.
             if !rule.any {
                 team.begun();
@@ -178,25 +178,34 @@ impl Rule {
 }
 
 /// The [number] of the warp's best token: of the group with the largest score, of those with kept tokens. 0 if there is
-/// none.
+/// none; another one, or 0, if another warp of the CTA has a better one.
 ///
 /// # Safety
-/// All lanes come here; the row exists.
+/// All threads of the CTA come here; the row exists; nobody else uses the CTA's word [`at::REACHED`].
 #[inline(always)]
-unsafe fn race<L: Logits>(part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
+unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
     let (mut best, mut eights, mut round) = (0, part.held, 0);
-    // What the best score of the warp reaches, and that of computed scores as a key.
+    // What the best score of the CTA reaches, as far as this warp knows, and the key of the warp's best score.
     let (mut reached, mut top) = (f32::NEG_INFINITY, 0);
+    let known_at = team.memory + at::REACHED;
+    let bounds_of = |round| {
+        let (mut bounds, mut i) = ([[0.0; 2]; MOST_HELD], 0);
+        while i < L::HELD {
+            bounds[i] = race.bounds((part.token(round) / VECTOR) + i as u32 * 32);
+            i += 1;
+        }
+        bounds
+    };
     // SAFETY: the caller's promise.
     unsafe {
+        if thread::thread_idx_x() == 0 {
+            shared::store_u32(known_at, 0);
+        }
+        // Before the barrier, since it waits for no logit.
+        let mut bounds = bounds_of(0);
+        thread::sync_threads();
         loop {
             let first = part.token(round) / VECTOR;
-            // These wait for no logit.
-            let (mut bounds, mut i) = ([[0.0; 2]; MOST_HELD], 0);
-            while i < L::HELD {
-                bounds[i] = race.bounds(first + i as u32 * 32);
-                i += 1;
-            }
             let (mut most, mut least, mut i) = ([f32::NAN; MOST_HELD], f32::NAN, 0);
             while i < L::HELD {
                 let mut largest = L::largest(eights[i]);
@@ -208,8 +217,14 @@ unsafe fn race<L: Logits>(part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
                 most[i] = race.score(largest, bounds[i][1]);
                 i += 1;
             }
-            let of_warp = logit_of(warp::warp_reduce_max(warp::FULL_MASK, key(least)));
-            reached = reached.max(of_warp);
+            let of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(least));
+            // Keeps ptxas from moving the load up to where the warp still waits for its logits.
+            warp::sync_warp(warp::FULL_MASK);
+            let known = atomic::shared::load_relaxed_u32(known_at);
+            if of_warp > known && warp::lane_id() == 0 {
+                atomic::shared::fetch_max_relaxed_u32(known_at, of_warp);
+            }
+            reached = reached.max(logit_of(if of_warp > known { of_warp } else { known }));
             // Each lane computes the score of its group with the largest bound, as long as one may be the best.
             loop {
                 let (mut mine, mut i) = (most[0], 1);
@@ -248,6 +263,9 @@ unsafe fn race<L: Logits>(part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
                     best = if number > best { number } else { best };
                 }
                 top = warp::warp_reduce_max(warp::FULL_MASK, (best >> 32) as u32);
+                if warp::lane_id() == 0 {
+                    atomic::shared::fetch_max_relaxed_u32(known_at, top);
+                }
                 reached = reached.max(logit_of(top));
             }
             round += L::HELD as u32;
@@ -259,6 +277,7 @@ unsafe fn race<L: Logits>(part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
                 eights[i] = part.vector(round + i as u32);
                 i += 1;
             }
+            bounds = bounds_of(round);
         }
         let low = if (best >> 32) as u32 == top {
             best as u32

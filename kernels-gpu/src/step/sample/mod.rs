@@ -69,7 +69,9 @@ mod at {
     pub const COUNT: u32 = LIST + CANDIDATES * 4;
     /// A bin, and the sum before it.
     pub const FOUND: u32 = COUNT + 16;
-    pub const END: u32 = FOUND + 16;
+    /// The key of a score that a warp of the CTA reaches.
+    pub const REACHED: u32 = FOUND + 16;
+    pub const END: u32 = REACHED + 16;
 }
 
 /// Shared memory of a CTA.
