@@ -173,7 +173,7 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            668192,
+            676099,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            643213,
+            651190,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            317600,
+            320672,
         )),
     },
     Module {

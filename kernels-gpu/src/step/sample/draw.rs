@@ -3,7 +3,7 @@
 use cuda_std::{atomic, prelude::*, shared};
 
 use super::{
-    THREADS, at, key,
+    ROUND, THREADS, at, key,
     limit::{self, Rules},
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
@@ -99,15 +99,25 @@ unsafe fn largest_of_lanes(x: u64) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
         let high = warp::warp_reduce_max(warp::FULL_MASK, (x >> 32) as u32);
-        let low = if (x >> 32) as u32 == high {
-            x as u32
-        } else {
-            0
-        };
-        let low = warp::warp_reduce_max(warp::FULL_MASK, low);
-        u64::from(high) << 32 | u64::from(low)
+        of_lanes(x, high)
     }
 }
+
+/// The largest number of a warp, given its upper word.
+///
+/// # Safety
+/// All lanes come here.
+#[inline(always)]
+unsafe fn of_lanes(x: u64, high: u32) -> u64 {
+    let has_it = (x >> 32) as u32 == high;
+    let low = if has_it { x as u32 } else { 0 };
+    // SAFETY: the caller's promise.
+    let low = unsafe { warp::warp_reduce_max(warp::FULL_MASK, low) };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Groups of a round.
+const GROUPS: u32 = ROUND / VECTOR;
 
 /// Which tokens of a row are kept.
 #[derive(Clone, Copy)]
@@ -191,7 +201,7 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
     let bounds_of = |round| {
         let (mut bounds, mut i) = ([[0.0; 2]; MOST_HELD], 0);
         while i < L::HELD {
-            bounds[i] = race.bounds((part.token(round) / VECTOR) + i as u32 * 32);
+            bounds[i] = race.bounds(part.token(round) / VECTOR + i as u32 * GROUPS);
             i += 1;
         }
         bounds
@@ -257,9 +267,10 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
                             i += 1;
                         }
                     }
-                    let group = first + at * 32;
+                    let group = first + at * GROUPS;
                     let scored = race.scored(group, &x, &weights, largest);
-                    let number = scored.number(group * VECTOR);
+                    let token = group * VECTOR + scored.place;
+                    let number = number(scored.key, scored.tie, token);
                     best = if number > best { number } else { best };
                 }
                 top = warp::warp_reduce_max(warp::FULL_MASK, (best >> 32) as u32);
@@ -279,13 +290,7 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
             }
             bounds = bounds_of(round);
         }
-        let low = if (best >> 32) as u32 == top {
-            best as u32
-        } else {
-            0
-        };
-        let low = warp::warp_reduce_max(warp::FULL_MASK, low);
-        u64::from(top) << 32 | u64::from(low)
+        of_lanes(best, top)
     }
 }
 

@@ -151,18 +151,8 @@ impl Race {
     }
 }
 
-impl Scored {
-    /// One number, which is the larger the larger the score is; of equal scores, the smaller the token is.
-    /// `token` is the group's first.
-    #[inline(always)]
-    #[must_use]
-    pub fn number(self, token: u32) -> u64 {
-        number(self.key, self.tie, token + self.place)
-    }
-}
-
-/// A token with its key, ordered by the key, then by `tie`; smaller tokens are above larger ones. With the key of NaN, 0,
-/// it stands for no token.
+/// A token and its [score](Scored), as one number, which is the larger the better the token is. Of equal tokens the first
+/// is the best. With the key of NaN, 0, it stands for no token.
 #[inline(always)]
 #[must_use]
 pub const fn number(key: u32, tie: u32, token: u32) -> u64 {
