@@ -116,10 +116,10 @@ fn running_ahead_gives_the_same_answers() {
             seed,
             ..Sampling::GREEDY
         },
-        ignore_ends: seed < 4,
+        ignore_ends: seed < 14,
         ..Generation::greedy(right.prompt[..keep].to_vec(), 250 + keep as u32)
     };
-    let all: Vec<_> = (0..)
+    let all: Vec<_> = (10..)
         .zip([48, 40, 33, 24, 17, 8, 1])
         .map(generation)
         .collect();

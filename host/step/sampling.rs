@@ -95,7 +95,9 @@ impl Sampling {
             },
             min_weight: (f64::from(min_p) * f64::from(ONE)).ceil() as u32,
             random: random(seed, position),
-            reserved: [0; 2],
+            // Products with random exponents are finite.
+            inverse_scale: temperature.min(1e36) * std::f32::consts::LN_2,
+            reserved: 0,
         }))
     }
 }

@@ -173,11 +173,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            803530,
+            676099,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            412112,
+            347600,
         )),
     },
     Module {
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            766268,
+            651190,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            368800,
+            320672,
         )),
     },
     Module {

@@ -2,7 +2,14 @@
 
 use kernels_gpu::{
     abi::DrawParams,
-    step::sample::{fall, key, share, weight},
+    step::{
+        VECTOR,
+        sample::{
+            key,
+            race::{Race, Scored},
+            share, weight,
+        },
+    },
 };
 use rayon::prelude::*;
 
@@ -48,56 +55,147 @@ pub fn sample<T: Element>(
 }
 
 fn choose(logits: &[f32], draw: &DrawParams) -> u32 {
-    let keys: Vec<u32> = logits.iter().map(|&logit| key(logit)).collect();
-    let largest = *keys.iter().max().expect("a vocabulary has tokens");
-    let first = keys
-        .iter()
-        .position(|&key| key == largest)
-        .expect("it is one");
-    if draw.scale == 0.0 || !logits[first].is_finite() {
-        return first as u32;
+    if draw.scale == 0.0 {
+        return first_of_largest(logits) as u32;
     }
-    let weigh = |logit: f32| weight(logit, logits[first], draw.scale);
-    let mut weights: Vec<u32> = logits.iter().map(|&logit| weigh(logit)).collect();
-    // Logits whose keys are below this one are dropped.
-    let mut least = 0;
-    let k = draw.top_k as usize;
-    if k > 0 && k < keys.len() {
-        let mut keys = keys.clone();
-        let (_, kth, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
-        least = *kth;
+    let rule = Rule::new(logits, draw);
+    let race = Race::new(draw);
+    let mut best: Option<(Scored, u32)> = None;
+    for (group, some) in logits.chunks(GROUP).enumerate() {
+        let mut x = [f32::NAN; GROUP];
+        x[..some.len()].copy_from_slice(some);
+        let largest = x.iter().copied().fold(f32::NAN, f32::max);
+        if largest.is_nan() || !rule.keeps(largest) {
+            continue;
+        }
+        let group = group as u32;
+        // Most groups cannot have the largest score, whatever their other tokens are.
+        if let Some((best, _)) = best
+            && key(race.score(largest, race.bounds(group)[1])) < best.key
+        {
+            continue;
+        }
+        let mut weights = race.weights(&x, largest);
+        for (weight, &logit) in weights.iter_mut().zip(&x) {
+            if !rule.keeps(logit) {
+                *weight = 0.0;
+            }
+        }
+        let scored = race.scored(group, &x, &weights, largest);
+        // Of equal scores that of the first group counts.
+        if best.is_none_or(|(best, _)| (scored.key, scored.tie) > (best.key, best.tie)) {
+            best = Some((scored, group));
+        }
     }
-    if draw.top_p > 0 {
-        let pairs = keys
-            .iter()
-            .zip(&weights)
-            .map(|(&key, &weight)| (key, weight));
-        let mut staying: Vec<_> = pairs
-            .filter(|&(key, weight)| key >= least && weight > 0)
+    // Without numbers, the first token.
+    best.map_or(0, |(scored, group)| group * GROUP as u32 + scored.place)
+}
+
+const GROUP: usize = VECTOR as usize;
+
+/// −∞ is above NaN.
+fn first_of_largest(logits: &[f32]) -> usize {
+    let keys = logits.iter().map(|&logit| key(logit));
+    let largest = keys.clone().max().expect("a vocabulary has tokens");
+    keys.clone()
+        .position(|key| key == largest)
+        .expect("it is one")
+}
+
+/// Which tokens of a row are kept.
+struct Rule {
+    /// Keys below it are dropped.
+    least: u32,
+    min_weight: u32,
+    top: f32,
+    scale: f32,
+}
+
+impl Rule {
+    fn new(logits: &[f32], draw: &DrawParams) -> Self {
+        let mut rule = Self {
+            least: 0,
+            min_weight: 0,
+            top: 0.0,
+            scale: draw.scale,
+        };
+        let k = match draw.top_k as usize {
+            k if k < logits.len() => k,
+            _ => 0,
+        };
+        if k == 0 && draw.top_p == 0 && draw.min_weight == 0 {
+            return rule;
+        }
+        rule.top = logits[first_of_largest(logits)];
+        // Of infinite logits the race takes the first.
+        if !rule.top.is_finite() {
+            return rule;
+        }
+        rule.min_weight = draw.min_weight;
+        let mut keys: Vec<u32> = logits.iter().map(|&logit| key(logit)).collect();
+        if k > 0 {
+            let (_, kth, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+            rule.least = *kth;
+        }
+        if draw.top_p > 0 {
+            let weighed = logits.iter().map(|&logit| (key(logit), rule.weight(logit)));
+            let mut staying: Vec<_> = weighed
+                .filter(|&(key, weight)| key >= rule.least && weight > 0)
+                .collect();
+            let all = staying.iter().map(|&(_, weight)| u64::from(weight)).sum();
+            staying.sort_unstable_by_key(|&(key, _)| std::cmp::Reverse(key));
+            let (needed, mut sum) = (share(all, draw.top_p), 0);
+            for (key, weight) in staying {
+                sum += u64::from(weight);
+                if sum >= needed {
+                    rule.least = key;
+                    break;
+                }
+            }
+        }
+        rule
+    }
+
+    fn weight(&self, logit: f32) -> u32 {
+        weight(logit, self.top, self.scale)
+    }
+
+    fn keeps(&self, logit: f32) -> bool {
+        let light = self.min_weight > 0 && self.weight(logit) < self.min_weight;
+        key(logit) >= self.least && !light
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Sampling;
+
+    /// Groups are skipped only if they do not have the largest score.
+    #[test]
+    fn bounds_do_not_change_what_is_drawn() {
+        let logits: Vec<f32> = (0..4000_u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 21) as f32)
             .collect();
-        let all = staying.iter().map(|&(_, weight)| u64::from(weight)).sum();
-        staying.sort_unstable_by_key(|&(key, _)| std::cmp::Reverse(key));
-        let (needed, mut sum) = (share(all, draw.top_p), 0);
-        for (key, weight) in staying {
-            sum += u64::from(weight);
-            if sum >= needed {
-                least = key;
-                break;
+        for temperature in [0.01, 0.3, 1.0, 1000.0] {
+            let sampling = Sampling {
+                temperature,
+                ..Sampling::GREEDY
+            };
+            for position in 0..50 {
+                let draw = sampling.draw(position).expect("a good sampling").0;
+                let race = Race::new(&draw);
+                let groups = logits.chunks(GROUP).enumerate().map(|(group, x)| {
+                    let x: [f32; GROUP] = x.try_into().expect("a whole group");
+                    let largest = x.iter().copied().fold(f32::NAN, f32::max);
+                    let scored = race.scored(group as u32, &x, &race.weights(&x, largest), largest);
+                    let first = std::cmp::Reverse(group);
+                    (scored.key, scored.tie, first, scored.place)
+                });
+                let (_, _, group, place) = groups.max().expect("there are groups");
+                let right = (group.0 * GROUP) as u32 + place;
+                assert_eq!(choose(&logits, &draw), right);
             }
         }
     }
-    for (weight, &key) in weights.iter_mut().zip(&keys) {
-        if key < least || *weight < draw.min_weight {
-            *weight = 0;
-        }
-    }
-    let sum = weights.iter().map(|&weight| u64::from(weight)).sum();
-    let mut left = fall(sum, draw.random);
-    for (id, &weight) in weights.iter().enumerate() {
-        match left.checked_sub(weight.into()) {
-            Some(rest) => left = rest,
-            None => return id as u32,
-        }
-    }
-    unreachable!("the random number is below the sum")
 }

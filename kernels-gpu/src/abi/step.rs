@@ -169,8 +169,10 @@ pub struct DrawParams {
     pub min_weight: u32,
     /// A random number.
     pub random: u64,
+    /// 1 / `scale`; 0 if that is 0.
+    pub inverse_scale: f32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// Parameters of `sample`.

@@ -23,7 +23,8 @@ pub fn natural(log2: f32) -> f32 {
 
 /// `log₂ x` for `x > 0`; −∞ at zero.
 #[inline(always)]
-fn log2(x: f32) -> f32 {
+#[must_use]
+pub fn log2(x: f32) -> f32 {
     #[cfg(target_arch = "nvptx64")]
     {
         cuda_std::math::lg2(x)

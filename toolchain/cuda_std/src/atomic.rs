@@ -351,11 +351,29 @@ pub mod shared {
         fetch_add_f32, "acq_rel", "add", "f32", f32, "Adds and gives what was there before.";
         fetch_add_relaxed_u32, "relaxed", "add", "u32", u32, "[`fetch_add_u32`] that orders nothing else.";
         fetch_max_u32, "acq_rel", "max", "u32", u32, "Keeps the larger value and gives what was there before.";
+        fetch_max_relaxed_u32, "relaxed", "max", "u32", u32, "[`fetch_max_u32`] that orders nothing else.";
         fetch_max_i32, "acq_rel", "max", "s32", i32, "Keeps the larger value and gives what was there before.";
         fetch_min_u32, "acq_rel", "min", "u32", u32, "Keeps the smaller value and gives what was there before.";
         fetch_and_u32, "acq_rel", "and", "b32", u32, "Keeps the bits that both have and gives what was there before.";
         fetch_or_u32, "acq_rel", "or", "b32", u32, "Keeps the bits that either has and gives what was there before.";
         exchange_u32, "acq_rel", "exch", "b32", u32, "Puts the value there and gives what was there before.";
+    }
+
+    /// Reads a value that other threads may change at the same time, by atomic operations.
+    ///
+    /// # Safety
+    /// - `address` is aligned to 4 and lies in the block's shared memory.
+    ///
+    /// # PTX
+    /// `ld.relaxed.cta.shared.u32`
+    #[inline(always)]
+    pub unsafe fn load_relaxed_u32(address: u32) -> u32 {
+        let value;
+        // SAFETY: the caller's promise is the instruction's.
+        unsafe {
+            asm!("ld.relaxed.cta.shared.u32 {}, [{}];", out(reg32) value, in(reg32) address, options(nostack));
+        }
+        value
     }
 
     /// Replaces the value by `new` if it equals `expected`. Returns the old value.

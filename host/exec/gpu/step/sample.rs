@@ -25,8 +25,8 @@ impl Gpu {
     /// of `draws` says. The row stride is a multiple of 8.
     ///
     /// The token of a request does not depend on other rows. The same call on the CPU is
-    /// [`cpu::sample`](crate::step::cpu::sample). Its exponentials differ in their last bits, so in rare cases the token differs,
-    /// too.
+    /// [`cpu::sample`](crate::step::cpu::sample). Its exponentials and logarithms differ in their last bits, so in rare cases
+    /// the token differs, too.
     ///
     /// # Safety
     /// As [`rms_norm`](Self::rms_norm), and `ids` overlaps nothing.

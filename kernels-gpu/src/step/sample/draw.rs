@@ -1,19 +1,20 @@
 //! The kernel: finds the largest logit, applies the rules and draws the token.
 
-use cuda_std::prelude::*;
+use cuda_std::{atomic, prelude::*, shared};
 
 use super::{
-    THREADS, WARPS, fall, key,
+    ROUND, THREADS, at, key,
     limit::{self, Rules},
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
-    team::{CTAS, Table, Team, sum_of_warp, sums_up_to},
-    weights,
+    race::{Race, number, token_of},
+    team::{CTAS, Table, Team},
+    weight,
 };
 use crate::{
     abi::{DrawParams, SampleParams},
     common::half::{Bf16, F16},
-    step::{Vector, begin},
+    step::{VECTOR, begin},
 };
 
 /// # Safety
@@ -24,132 +25,105 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
     unsafe {
         let mut team = Team::new();
         let index = u64::from(thread::block_idx_x() / CTAS);
+        let draw_at = p.draws + index * size_of::<DrawParams>() as u64;
+        let draw = load_draw(draw_at);
         let part = Part::<L>::load(&team, p.logits + index * p.row * L::BYTES, p.vocabulary);
-        let draw = load_draw(p.draws + index * size_of::<DrawParams>() as u64);
-        let id_at = (p.ids + index * 4) as *mut u32;
-        let rules = Rules::new(&part, &draw, p.vocabulary, p.last_bit);
-        if rules.any() {
-            limit::clear(&team);
-        }
-        let mine = key(part.largest());
-        let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
-        if draw.scale == 0.0 {
-            // Each warp finds its first token before the exchange, so that nobody searches after it.
-            let mut first = u32::MAX;
-            if mine == of_warp {
-                first = part.first_of(logit_of(of_warp));
-            }
-            let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+        let of_warp = if draw.scale == 0.0 {
+            let of_warp = largest_of_warp(&part);
             team.begun();
-            let table = team.send_to_first(u64::from(of_warp) << 32 | u64::from(first));
-            if team.warp() == 0 {
-                write_largest(table, id_at);
+            of_warp
+        } else {
+            let rule = Rule::new(&mut team, &part, &draw, p);
+            // Again, from L1, since the limit needs the registers.
+            let draw = load_draw(misc::opaque_u64(draw_at));
+            let of_warp = race(&team, &part, &Race::new(&draw), &rule);
+            // Without a rule this is the first exchange.
+            if !rule.any {
+                team.begun();
             }
-            return;
-        }
-        let reached = if rules.any() { rules.reached(mine) } else { 0 };
-        team.begun();
-        let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
-        let (mut top, mut rank) = (0, 0);
-        while rank < CTAS {
-            let of_warp = (table.of(rank) >> 32) as u32;
-            top = if of_warp > top { of_warp } else { top };
-            rank += 1;
-        }
-        let top = warp::warp_reduce_max(warp::FULL_MASK, top);
-        if logit_of(top).is_infinite() {
-            if of_warp == top {
-                write_first(&team, &part, table, top, id_at);
-            }
-            return;
-        }
-        let mut least = f32::NEG_INFINITY;
-        if rules.any() {
-            least = logit_of(limit::limit(&mut team, &part, &rules, table, top));
-        }
-        let rule = Rule {
-            least,
-            min_weight: draw.min_weight,
-            top: logit_of(top),
-            scale: draw.scale,
+            of_warp
         };
-        write_drawn(&mut team, &part, &rule, draw.random, id_at);
-    }
-}
-
-/// Writes the first token with the largest logit, given the largest key of each warp and its first token; 0 if all are
-/// NaN.
-///
-/// # Safety
-/// All lanes of a warp of the first CTA come here.
-#[inline(always)]
-unsafe fn write_largest(table: Table, id_at: *mut u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (mut top, mut first, mut rank) = (0, u32::MAX, 0);
-        while rank < CTAS {
-            // Later CTAs have later tokens.
-            let number = table.of(rank);
-            let key = (number >> 32) as u32;
-            if key > top {
-                (top, first) = (key, number as u32);
-            }
-            rank += 1;
-        }
-        let largest = warp::warp_reduce_max(warp::FULL_MASK, top);
-        let first = if top == largest { first } else { u32::MAX };
-        let first = warp::warp_reduce_min(warp::FULL_MASK, first);
-        if warp::lane_id() == 0 {
-            ptr::store_u32(id_at, if first == u32::MAX { 0 } else { first });
+        let table = team.send_to_first(of_warp);
+        if team.warp() == 0 {
+            write_best(table, (p.ids + index * 4) as *mut u32);
         }
     }
 }
 
-/// Writes the first token with the largest logit; 0 if all are NaN. Called by all warps that have this logit; the first
-/// of them writes.
+/// The [number] of the warp's first token with its largest logit.
 ///
 /// # Safety
 /// All lanes come here; the row exists.
 #[inline(always)]
-unsafe fn write_first<L: Logits>(
-    team: &Team,
-    part: &Part<L>,
-    table: Table,
-    top: u32,
-    id_at: *mut u32,
-) {
+unsafe fn largest_of_warp<L: Logits>(part: &Part<L>) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut rank = 0;
-        while rank <= team.rank {
-            let has_it = (table.of(rank) >> 32) as u32 == top;
-            let first = warp::warp_vote_ballot(warp::FULL_MASK, has_it).trailing_zeros();
-            if first < 32 && rank * WARPS + first < team.warp() {
-                return;
-            }
+        let mine = key(part.largest());
+        let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
+        let mut first = u32::MAX;
+        if mine == of_warp {
+            first = part.first_of(logit_of(of_warp));
+        }
+        let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+        number(of_warp, 0, first)
+    }
+}
+
+/// Writes the best token, given the best of each warp; 0 if all are NaN.
+///
+/// # Safety
+/// All lanes of a warp of the first CTA come here.
+#[inline(always)]
+unsafe fn write_best(table: Table, id_at: *mut u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut best, mut rank) = (0, 0);
+        while rank < CTAS {
+            let of_warp = table.of(rank);
+            best = if of_warp > best { of_warp } else { best };
             rank += 1;
         }
-        let (mut first, top) = (u32::MAX, logit_of(top));
-        part.each(|round, x| {
-            let mut i = 8;
-            while i > 0 {
-                i -= 1;
-                let token = part.token(round) + i as u32;
-                if x[i] == top && token < first {
-                    first = token;
-                }
-            }
-        });
-        let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+        let best = largest_of_lanes(best);
         if warp::lane_id() == 0 {
-            ptr::store_u32(id_at, if first == u32::MAX { 0 } else { first });
+            ptr::store_u32(id_at, token_of(best));
         }
     }
 }
 
-/// Which tokens are kept, and their weights.
+/// The largest number of a warp.
+///
+/// # Safety
+/// All lanes come here.
+#[inline(always)]
+unsafe fn largest_of_lanes(x: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let high = warp::warp_reduce_max(warp::FULL_MASK, (x >> 32) as u32);
+        of_lanes(x, high)
+    }
+}
+
+/// The largest number of a warp, given its upper word.
+///
+/// # Safety
+/// All lanes come here.
+#[inline(always)]
+unsafe fn of_lanes(x: u64, high: u32) -> u64 {
+    let has_it = (x >> 32) as u32 == high;
+    let low = if has_it { x as u32 } else { 0 };
+    // SAFETY: the caller's promise.
+    let low = unsafe { warp::warp_reduce_max(warp::FULL_MASK, low) };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Groups of a round.
+const GROUPS: u32 = ROUND / VECTOR;
+
+/// Which tokens of a row are kept.
 #[derive(Clone, Copy)]
 struct Rule {
+    /// Whether tokens may be dropped.
+    any: bool,
     least: f32,
     min_weight: u32,
     top: f32,
@@ -157,158 +131,167 @@ struct Rule {
 }
 
 impl Rule {
-    /// The weights of eight logits. Branchless: with branches each exponential would wait for the previous one.
+    /// # Safety
+    /// As [`Team::new`]; the row exists.
     #[inline(always)]
-    fn of_each(&self, x: &Vector) -> [u32; 8] {
-        let (mut weights, mut i) = (weights(x, self.top, self.scale), 0);
-        while i < 8 {
-            let stays = (x[i] >= self.least) & (weights[i] >= self.min_weight);
-            weights[i] &= u32::from(stays).wrapping_neg();
+    unsafe fn new<L: Logits>(
+        team: &mut Team,
+        part: &Part<L>,
+        draw: &DrawParams,
+        p: &SampleParams,
+    ) -> Self {
+        let rules = Rules::new(part, draw, p.vocabulary, p.last_bit);
+        let mut rule = Self {
+            any: rules.any() || draw.min_weight > 0,
+            least: f32::NEG_INFINITY,
+            min_weight: 0,
+            top: 0.0,
+            scale: draw.scale,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if rule.any {
+                if rules.any() {
+                    limit::clear(team);
+                }
+                let mine = key(part.largest());
+                let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
+                let reached = if rules.any() { rules.reached(mine) } else { 0 };
+                team.begun();
+                let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
+                let (mut top, mut rank) = (0, 0);
+                while rank < CTAS {
+                    let of_warp = (table.of(rank) >> 32) as u32;
+                    top = if of_warp > top { of_warp } else { top };
+                    rank += 1;
+                }
+                let top = warp::warp_reduce_max(warp::FULL_MASK, top);
+                rule.top = logit_of(top);
+                // Of infinite logits the race takes the first.
+                if rule.top.is_finite() {
+                    rule.min_weight = draw.min_weight;
+                    if rules.any() {
+                        rule.least = logit_of(limit::limit(team, part, &rules, table, top));
+                    }
+                }
+            }
+        }
+        rule
+    }
+
+    /// Whether a token is kept. Branchless: with branches each exponential would wait for the previous one.
+    #[inline(always)]
+    fn keeps(&self, logit: f32) -> bool {
+        let weight = weight(logit, self.top, self.scale);
+        (logit >= self.least) & (weight >= self.min_weight)
+    }
+}
+
+/// The [number] of the warp's best token: of the group with the largest score, of those with kept tokens. 0 if there is
+/// none; another one, or 0, if another warp of the CTA has a better one.
+///
+/// # Safety
+/// All threads of the CTA come here; the row exists; nobody else uses the CTA's word [`at::REACHED`].
+#[inline(always)]
+unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
+    let (mut best, mut eights, mut round) = (0, part.held, 0);
+    // What the best score of the CTA reaches, as far as this warp knows, and the key of the warp's best score.
+    let (mut reached, mut top) = (f32::NEG_INFINITY, 0);
+    let known_at = team.memory + at::REACHED;
+    let bounds_of = |round| {
+        let (mut bounds, mut i) = ([[0.0; 2]; MOST_HELD], 0);
+        while i < L::HELD {
+            bounds[i] = race.bounds(part.token(round) / VECTOR + i as u32 * GROUPS);
             i += 1;
         }
-        weights
-    }
-
-    /// The sum of the weights of eight logits.
-    #[inline(always)]
-    fn weights(&self, x: &Vector) -> u32 {
-        // With a limit, most vectors have no token that is kept.
-        if self.least > f32::NEG_INFINITY {
-            let [a, b, c, d, e, f, g, h] = *x;
-            let largest = a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)));
-            // False if `largest` is NaN; then no logit reaches the limit anyway.
-            if largest < self.least {
-                return 0;
-            }
-        }
-        sum_of(self.of_each(x))
-    }
-
-    /// Whether no token is dropped.
-    #[inline(always)]
-    fn keeps_all(&self) -> bool {
-        self.least == f32::NEG_INFINITY && self.min_weight == 0
-    }
-}
-
-#[inline(always)]
-fn sum_of([a, b, c, d, e, f, g, h]: [u32; 8]) -> u32 {
-    ((a + b) + (c + d)) + ((e + f) + (g + h))
-}
-
-/// Writes the token in whose weight the random number falls.
-///
-/// # Safety
-/// As [`Team::new`]; the row exists.
-#[inline(always)]
-unsafe fn write_drawn<L: Logits>(
-    team: &mut Team,
-    part: &Part<L>,
-    rule: &Rule,
-    random: u64,
-    id_at: *mut u32,
-) {
+        bounds
+    };
     // SAFETY: the caller's promise.
     unsafe {
-        let (mut sum, mut held) = (0, [0; MOST_HELD]);
-        let mut add = |round: u32, weights: u32| {
-            if (round as usize) < L::HELD {
-                held[round as usize] = weights;
+        if thread::thread_idx_x() == 0 {
+            shared::store_u32(known_at, 0);
+        }
+        // Before the barrier, since it waits for no logit.
+        let mut bounds = bounds_of(0);
+        thread::sync_threads();
+        loop {
+            let first = part.token(round) / VECTOR;
+            let (mut most, mut least, mut i) = ([f32::NAN; MOST_HELD], f32::NAN, 0);
+            while i < L::HELD {
+                let mut largest = L::largest(eights[i]);
+                // The other tokens of a group are dropped if the largest is.
+                if rule.any && !rule.keeps(largest) {
+                    largest = f32::NAN;
+                }
+                least = race.score(largest, bounds[i][0]).max(least);
+                most[i] = race.score(largest, bounds[i][1]);
+                i += 1;
             }
-            sum += u64::from(weights);
-        };
-        // Two loops: most rows keep all tokens, and comparisons are a fifth of the instructions.
-        if rule.keeps_all() {
-            part.each(|round, x| add(round, sum_of(weights(&x, rule.top, rule.scale))));
-        } else {
-            part.each(|round, x| add(round, rule.weights(&x)));
-        }
-        let of_warp = sum_of_warp(sum);
-        let table = team.exchange(of_warp);
-        // Find the CTA in whose part the number falls; the other CTAs are done.
-        let (mut all, mut before, mut mine, mut rank) = (0, 0, 0, 0);
-        while rank < CTAS {
-            let sums = table.of(rank);
-            all += sums;
-            before += if rank < team.rank { sums } else { 0 };
-            mine = if rank == team.rank { sums } else { mine };
-            rank += 1;
-        }
-        let left = fall(sum_of_warp(all), random);
-        let me = thread::thread_idx_x() / 32;
-        if warp::lane_id() < me {
-            before += mine;
-        }
-        let before = sum_of_warp(before);
-        if left < before || left - before >= of_warp {
-            return;
-        }
-        // The number falls in this warp's part: find the round, the lane and the token.
-        let (mut left, mut found) = (left - before, None);
-        part.each(|round, x| {
-            let weights = match held.get(round as usize) {
-                Some(&weights) if (round as usize) < L::HELD => weights,
-                _ => rule.weights(&x),
-            };
-            let of_round = sum_of_warp(weights.into());
-            if found.is_none() && left < of_round {
-                found = Some((round, weights));
-            } else if found.is_none() {
-                left -= of_round;
+            let of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(least));
+            // Keeps ptxas from moving the load up to where the warp still waits for its logits.
+            warp::sync_warp(warp::FULL_MASK);
+            let known = atomic::shared::load_relaxed_u32(known_at);
+            if of_warp > known && warp::lane_id() == 0 {
+                atomic::shared::fetch_max_relaxed_u32(known_at, of_warp);
             }
-        });
-        if let Some((round, weights)) = found
-            && let Some((lane, left)) = falls_in(weights.into(), left)
-            && lane == warp::lane_id()
-        {
-            let x = L::unpack(part.again(round));
-            write_one(&x, rule, left, part.token(round), id_at);
+            reached = reached.max(logit_of(if of_warp > known { of_warp } else { known }));
+            // Each lane computes the score of its group with the largest bound, as long as one may be the best.
+            loop {
+                let (mut mine, mut i) = (most[0], 1);
+                while i < L::HELD {
+                    mine = mine.max(most[i]);
+                    i += 1;
+                }
+                if !warp::warp_vote_any(warp::FULL_MASK, mine >= reached) {
+                    break;
+                }
+                if mine >= reached {
+                    let (mut eight, mut at, mut i) = (eights[0], 0, L::HELD);
+                    while i > 0 {
+                        i -= 1;
+                        if most[i] == mine {
+                            (eight, at) = (eights[i], i as u32);
+                        }
+                    }
+                    let mut i = 0;
+                    while i < L::HELD {
+                        most[i] = if at == i as u32 { f32::NAN } else { most[i] };
+                        i += 1;
+                    }
+                    let (x, largest) = (L::unpack(eight), L::largest(eight));
+                    let mut weights = race.weights(&x, largest);
+                    if rule.any {
+                        let mut i = 0;
+                        while i < 8 {
+                            weights[i] = if rule.keeps(x[i]) { weights[i] } else { 0.0 };
+                            i += 1;
+                        }
+                    }
+                    let group = first + at * GROUPS;
+                    let scored = race.scored(group, &x, &weights, largest);
+                    let token = group * VECTOR + scored.place;
+                    let number = number(scored.key, scored.tie, token);
+                    best = if number > best { number } else { best };
+                }
+                top = warp::warp_reduce_max(warp::FULL_MASK, (best >> 32) as u32);
+                if warp::lane_id() == 0 {
+                    atomic::shared::fetch_max_relaxed_u32(known_at, top);
+                }
+                reached = reached.max(logit_of(top));
+            }
+            round += L::HELD as u32;
+            if round >= part.rounds {
+                break;
+            }
+            let mut i = 0;
+            while i < L::HELD {
+                eights[i] = part.vector(round + i as u32);
+                i += 1;
+            }
+            bounds = bounds_of(round);
         }
+        of_lanes(best, top)
     }
-}
-
-/// The lane in whose `number` `left` falls, counting over the lanes, and the rest within it; `None` if it is past their
-/// sum.
-///
-/// # Safety
-/// All lanes come here.
-#[inline(always)]
-unsafe fn falls_in(number: u64, left: u64) -> Option<(u32, u64)> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let up_to = sums_up_to(number);
-        let past = warp::warp_vote_ballot(warp::FULL_MASK, up_to > left);
-        let lane = past.trailing_zeros();
-        let before = up_to - number;
-        let low = warp::warp_shuffle_idx(warp::FULL_MASK, before as u32, lane, 32);
-        let high = warp::warp_shuffle_idx(warp::FULL_MASK, (before >> 32) as u32, lane, 32);
-        (past != 0).then(|| {
-            (
-                lane,
-                left.wrapping_sub(u64::from(high) << 32 | u64::from(low)),
-            )
-        })
-    }
-}
-
-/// Writes the token, of eight, in whose weight `left` falls.
-///
-/// # Safety
-/// `id_at` is writable.
-#[inline(always)]
-unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut u32) {
-    let (mut drawn, mut before, mut i) = (0, 0, 0);
-    let weights = rule.of_each(x);
-    while i < 8 {
-        let weight = u64::from(weights[i]);
-        if before <= left && left < before + weight {
-            drawn = token + i as u32;
-        }
-        before += weight;
-        i += 1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { ptr::store_u32(id_at, drawn) }
 }
 
 /// # Safety
@@ -318,13 +301,15 @@ unsafe fn load_draw(from: u64) -> DrawParams {
     // SAFETY: the caller's promise.
     unsafe {
         let [scale, top_k, top_p, min_weight] = ptr::load_u32x4(from as *const u32);
+        let [low, high, inverse_scale, reserved] = ptr::load_u32x4((from + 16) as *const u32);
         DrawParams {
             scale: f32::from_bits(scale),
             top_k,
             top_p,
             min_weight,
-            random: ptr::load_u64((from + 16) as *const u64),
-            reserved: [0; 2],
+            random: u64::from(high) << 32 | u64::from(low),
+            inverse_scale: f32::from_bits(inverse_scale),
+            reserved,
         }
     }
 }

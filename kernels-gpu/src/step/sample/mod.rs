@@ -1,15 +1,16 @@
 //! `sample`: draws a token from the logits of each row.
 //!
-//! Weights are integers, so their sums do not depend on the order in which threads add them; the largest logit has
-//! weight [`ONE`]. Every rule is a lower limit of the logit: tokens below it are dropped.
+//! Every rule is a lower limit of the logit: tokens below it are dropped. The weights that rules refer to are integers, so
+//! their sums do not depend on the order in which threads add them; the largest logit has weight [`ONE`]. Of the kept
+//! tokens one is drawn by the Gumbel-max trick ([`race`]).
 //!
 //! A row is processed by a cluster of [`CLUSTER`] CTAs on Hopper, elsewhere by one CTA. Each warp has neighbouring
 //! tokens, in registers as far as they fit. CTAs exchange results through distributed shared memory, once per step:
 //!
-//! 1. The largest logit; of greedy rows also its first token of each warp. They end here.
+//! 1. If there is a rule: the largest logit.
 //! 2. If a rule needs a limit (`limit.rs`): the candidate tokens for it, and the sum of all weights.
-//! 3. The weights of the kept tokens, per warp. The warp in whose part the random number falls finds the token.
-//!    Tokens count in the order of their ids.
+//! 3. The best token of each warp: that with the largest logit (greedy), or of the group with the largest score. The first
+//!    CTA writes the best of all.
 
 use crate::math::exp2;
 
@@ -23,6 +24,7 @@ mod limit;
 mod logits;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod part;
+pub mod race;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod team;
 
@@ -67,7 +69,9 @@ mod at {
     pub const COUNT: u32 = LIST + CANDIDATES * 4;
     /// A bin, and the sum before it.
     pub const FOUND: u32 = COUNT + 16;
-    pub const END: u32 = FOUND + 16;
+    /// The key of a score that a warp of the CTA reaches.
+    pub const REACHED: u32 = FOUND + 16;
+    pub const END: u32 = REACHED + 16;
 }
 
 /// Shared memory of a CTA.
@@ -126,13 +130,6 @@ pub fn key(logit: f32) -> u32 {
 pub const fn share(sum: u64, of: u32) -> u64 {
     let part = ((sum as u128 * of as u128) >> 32) as u64;
     if part == 0 { 1 } else { part }
-}
-
-/// Maps a random number uniformly to 0 .. `sum`.
-#[inline(always)]
-#[must_use]
-pub const fn fall(sum: u64, random: u64) -> u64 {
-    ((sum as u128 * random as u128) >> 64) as u64
 }
 
 /// The kernels: `sample_<element>`.

@@ -20,7 +20,8 @@ pub struct Part<L: Logits> {
     pub rounds: u32,
     /// The lane's first token.
     first: u32,
-    held: [L::Eight; MOST_HELD],
+    /// The logits of the first rounds, [`L::HELD`](Logits::HELD) of them.
+    pub held: [L::Eight; MOST_HELD],
 }
 
 impl<L: Logits> Part<L> {
@@ -87,7 +88,8 @@ impl<L: Logits> Part<L> {
             } else if token + VECTOR <= self.vocabulary {
                 L::load(from)
             } else {
-                L::load_some(from, self.vocabulary - token)
+                // Opaque: the difference would be kept in a register for other rounds.
+                L::load_some(from, self.vocabulary - misc::opaque(token))
             }
         }
     }
@@ -143,28 +145,6 @@ impl<L: Logits> Part<L> {
             place = if x[i] == logit { i as u32 } else { place };
         }
         first + place
-    }
-
-    /// Eight logits again: from registers, if they are there.
-    ///
-    /// # Safety
-    /// The row exists.
-    #[inline(always)]
-    pub unsafe fn again(&self, round: u32) -> L::Eight {
-        if round as usize >= L::HELD {
-            // SAFETY: the caller's promise.
-            return unsafe { self.vector(round) };
-        }
-        let (mut eight, mut i) = (self.held[0], 1);
-        while i < L::HELD {
-            eight = if round as usize == i {
-                self.held[i]
-            } else {
-                eight
-            };
-            i += 1;
-        }
-        eight
     }
 
     /// Calls `take` for each round with the round and the lane's eight logits. All lanes have the same rounds.

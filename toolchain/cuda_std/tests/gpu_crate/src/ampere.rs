@@ -224,6 +224,8 @@ probes! {
     atomic_store_relaxed(p: *mut u32, v: u32) atomic::store::<Relaxed, Cta, _>(p, v) => "st.relaxed.cta.global.b32";
     shared_fetch_add_u32(a: u32, v: u32) atomic::shared::fetch_add_u32(a, v) => "atom.acq_rel.cta.shared.add.u32";
     shared_fetch_add_relaxed_u32(a: u32, v: u32) atomic::shared::fetch_add_relaxed_u32(a, v) => "atom.relaxed.cta.shared.add.u32";
+    shared_fetch_max_relaxed_u32(a: u32, v: u32) atomic::shared::fetch_max_relaxed_u32(a, v) => "atom.relaxed.cta.shared.max.u32";
+    shared_load_relaxed_u32(a: u32) atomic::shared::load_relaxed_u32(a) => "ld.relaxed.cta.shared.u32";
     shared_fetch_add_f32(a: u32, v: f32) atomic::shared::fetch_add_f32(a, v) => "atom.acq_rel.cta.shared.add.f32";
     shared_fetch_max_u32(a: u32, v: u32) atomic::shared::fetch_max_u32(a, v) => "atom.acq_rel.cta.shared.max.u32";
     shared_fetch_max_i32(a: u32, v: i32) atomic::shared::fetch_max_i32(a, v) => "atom.acq_rel.cta.shared.max.s32";
