@@ -39,10 +39,13 @@ pub fn of_family(
     let line_info = std::env::var_os(LINE_INFO).is_some();
     let kernels = workspace.join("kernels-gpu");
     archs.iter().map(move |&arch| {
+        // `st.async` is of CUDA 12.1.
+        let minor = u32::from(family == "step" && arch == Compute90a);
         CudaBuilder::new(&kernels)
             .module(family)
             .features([family])
             .arch(arch)
+            .ptx_version(8, minor)
             .generate_line_info(line_info)
     })
 }

@@ -170,3 +170,27 @@ pub unsafe fn store_u64(address: u32, value: u64) {
         asm!("st.shared::cluster.b64 [{}], {};", in(reg32) address, in(reg64) value, options(nostack));
     }
 }
+
+/// Writes 64 bits at an address of the cluster's shared window, and then counts 8 bytes at the mbarrier with the address
+/// `barrier` in the same block. No other barrier is needed: who waits for that one sees the value.
+///
+/// # Safety
+/// - As for [`store_u64`]; `barrier` comes from [`map_shared_rank`] with the same rank; it has been initialised, which is
+///   visible to the thread.
+/// - That block does not exit before the store is complete. The writing one may.
+///
+/// # PTX
+/// `st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [a], v, [barrier]` (sm_90)
+#[inline(always)]
+pub unsafe fn store_u64_async(address: u32, value: u64, barrier: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        asm!(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [{}], {}, [{}];",
+            in(reg32) address,
+            in(reg64) value,
+            in(reg32) barrier,
+            options(nostack),
+        );
+    }
+}

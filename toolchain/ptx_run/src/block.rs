@@ -24,6 +24,20 @@ pub struct Cluster {
     arrived: u32,
     clock: Shared,
     pub released: Shared,
+    /// Bytes that have arrived at mbarriers, not counted yet.
+    pub sent: Vec<Sent>,
+}
+
+/// Bytes of asynchronous stores that have arrived at an mbarrier.
+#[derive(Debug)]
+pub struct Sent {
+    /// Rank of the block.
+    pub rank: u32,
+    pub barrier: u32,
+    pub bytes: u32,
+    /// What threads learn that wait for the barrier.
+    pub clock: Shared,
+    pub instruction: usize,
 }
 
 impl Cluster {

@@ -663,6 +663,12 @@ pub enum Op {
     CopyAsyncArrive {
         address: Address,
     },
+    /// Stores eight bytes, then counts them at an mbarrier; both may be in another block of the cluster.
+    StoreAsync {
+        address: Address,
+        value: Row,
+        barrier: Address,
+    },
     BulkLoad {
         target: Address,
         source: Address,

@@ -632,8 +632,28 @@ impl Grid<'_> {
             self.residents[at].block.shared = self.run.peers[rank].take().unwrap_or_default();
         }
         result?;
+        if self.launch.cluster > 1 {
+            self.receive(at)?;
+        }
         if self.residents[at].warps[index].alive == 0 {
             self.ended(at, index)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the bytes that a block has stored asynchronously in its cluster.
+    fn receive(&mut self, at: usize) -> Result<(), Box<Report>> {
+        let cluster = self.residents[at].block.cluster.clone();
+        let sent = std::mem::take(&mut cluster.borrow_mut().sent);
+        for one in sent {
+            let to = self.residents.iter_mut().find(|to| {
+                Rc::ptr_eq(&to.block.cluster, &cluster) && to.block.cluster_rank == one.rank
+            });
+            let block = &mut to.expect("it was written to in this turn").block;
+            if let Err(fault) = self.run.received(block, &one) {
+                let place = self.run.place(one.instruction, block.id, "a store".into());
+                return Err(self.report(Some(place), *fault));
+            }
         }
         Ok(())
     }

@@ -125,6 +125,8 @@ pub struct Warp {
     pub wait: Wait,
     /// The phase of the cluster's barrier in which the warp arrived without having waited for it.
     pub cluster_phase: Option<u64>,
+    /// The initialisations of mbarriers that were fenced since the last arrival at the cluster's barrier.
+    pub fenced_inits: Option<Shared>,
     /// The last read of uninitialised bytes: instruction, lane, address.
     pub unwritten: Option<(usize, usize, At)>,
     /// Whether a test of an mbarrier must fail once, so that the code runs on.
@@ -183,6 +185,7 @@ impl Warp {
             alive: lanes,
             wait: Wait::Nothing,
             cluster_phase: None,
+            fenced_inits: None,
             unwritten: None,
             give_up: false,
             asked: None,

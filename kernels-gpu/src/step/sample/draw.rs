@@ -3,7 +3,7 @@
 use cuda_std::{atomic, prelude::*, shared};
 
 use super::{
-    ROUND, THREADS, at, key,
+    ROUND, THREADS, WARPS, at, key,
     limit::{self, Rules},
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
@@ -25,26 +25,25 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
     unsafe {
         let mut team = Team::new();
         let index = u64::from(thread::block_idx_x() / CTAS);
+        // The logits are requested before anything else.
+        let part = Part::<L>::load(&team, p.logits + index * p.row * L::BYTES, p.vocabulary);
+        team.start();
         let draw_at = p.draws + index * size_of::<DrawParams>() as u64;
         let draw = load_draw(draw_at);
-        let part = Part::<L>::load(&team, p.logits + index * p.row * L::BYTES, p.vocabulary);
         let of_warp = if draw.scale == 0.0 {
-            let of_warp = largest_of_warp(&part);
-            team.begun();
-            of_warp
+            largest_of_warp(&part)
+        } else if draw.top_k == 0 && draw.top_p == 0 && draw.min_weight == 0 {
+            race::<L, false>(&team, &part, &Race::new(&draw), &Rule::NONE)
         } else {
             let rule = Rule::new(&mut team, &part, &draw, p);
             // Again, from L1, since the limit needs the registers.
             let draw = load_draw(misc::opaque_u64(draw_at));
-            let of_warp = race(&team, &part, &Race::new(&draw), &rule);
-            // Without a rule this is the first exchange.
-            if !rule.any {
-                team.begun();
-            }
-            of_warp
+            race::<L, true>(&team, &part, &Race::new(&draw), &rule)
         };
+        team.wait();
         let table = team.send_to_first(of_warp);
         if team.warp() == 0 {
+            team.wait_for_numbers();
             write_best(table, (p.ids + index * 4) as *mut u32);
         }
     }
@@ -116,14 +115,15 @@ unsafe fn of_lanes(x: u64, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// 0: nothing shared. 1: whenever. 2: once, with a barrier.
+const BOUND: u32 = 2;
+
 /// Groups of a round.
 const GROUPS: u32 = ROUND / VECTOR;
 
 /// Which tokens of a row are kept.
 #[derive(Clone, Copy)]
 struct Rule {
-    /// Whether tokens may be dropped.
-    any: bool,
     least: f32,
     min_weight: u32,
     top: f32,
@@ -131,8 +131,16 @@ struct Rule {
 }
 
 impl Rule {
+    /// All tokens are kept.
+    const NONE: Self = Self {
+        least: f32::NEG_INFINITY,
+        min_weight: 0,
+        top: 0.0,
+        scale: 0.0,
+    };
+
     /// # Safety
-    /// As [`Team::new`]; the row exists.
+    /// As [`Team::new`]; the row exists; the team has [started](Team::start).
     #[inline(always)]
     unsafe fn new<L: Logits>(
         team: &mut Team,
@@ -142,39 +150,39 @@ impl Rule {
     ) -> Self {
         let rules = Rules::new(part, draw, p.vocabulary, p.last_bit);
         let mut rule = Self {
-            any: rules.any() || draw.min_weight > 0,
-            least: f32::NEG_INFINITY,
-            min_weight: 0,
-            top: 0.0,
             scale: draw.scale,
+            ..Self::NONE
         };
+        if !rules.any() && draw.min_weight == 0 {
+            return rule;
+        }
         // SAFETY: the caller's promise.
         unsafe {
-            if rule.any {
+            if rules.any() {
+                limit::clear(team);
+            }
+            let mine = key(part.largest());
+            let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
+            let reached = if rules.any() { rules.reached(mine) } else { 0 };
+            team.wait();
+            let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
+            let (mut top, mut rank) = (0, 0);
+            while rank < CTAS {
+                let of_warp = (table.of(rank) >> 32) as u32;
+                top = if of_warp > top { of_warp } else { top };
+                rank += 1;
+            }
+            let top = warp::warp_reduce_max(warp::FULL_MASK, top);
+            rule.top = logit_of(top);
+            // Of infinite logits the race takes the first.
+            if rule.top.is_finite() {
+                rule.min_weight = draw.min_weight;
                 if rules.any() {
-                    limit::clear(team);
-                }
-                let mine = key(part.largest());
-                let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
-                let reached = if rules.any() { rules.reached(mine) } else { 0 };
-                team.begun();
-                let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
-                let (mut top, mut rank) = (0, 0);
-                while rank < CTAS {
-                    let of_warp = (table.of(rank) >> 32) as u32;
-                    top = if of_warp > top { of_warp } else { top };
-                    rank += 1;
-                }
-                let top = warp::warp_reduce_max(warp::FULL_MASK, top);
-                rule.top = logit_of(top);
-                // Of infinite logits the race takes the first.
-                if rule.top.is_finite() {
-                    rule.min_weight = draw.min_weight;
-                    if rules.any() {
-                        rule.least = logit_of(limit::limit(team, part, &rules, table, top));
-                    }
+                    rule.least = logit_of(limit::limit(team, part, &rules, table, top));
                 }
             }
+            // CTAs may have read from the memory of others, which must not have ended.
+            team.arrive();
         }
         rule
     }
@@ -193,7 +201,12 @@ impl Rule {
 /// # Safety
 /// All threads of the CTA come here; the row exists; nobody else uses the CTA's word [`at::REACHED`].
 #[inline(always)]
-unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule) -> u64 {
+unsafe fn race<L: Logits, const RULE: bool>(
+    team: &Team,
+    part: &Part<L>,
+    race: &Race,
+    rule: &Rule,
+) -> u64 {
     let (mut best, mut eights, mut round) = (0, part.held, 0);
     // What the best score of the CTA reaches, as far as this warp knows, and the key of the warp's best score.
     let (mut reached, mut top) = (f32::NEG_INFINITY, 0);
@@ -208,33 +221,50 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
     };
     // SAFETY: the caller's promise.
     unsafe {
-        if thread::thread_idx_x() == 0 {
+        if BOUND == 1 && thread::thread_idx_x() == 0 {
             shared::store_u32(known_at, 0);
         }
         // Before the barrier, since it waits for no logit.
         let mut bounds = bounds_of(0);
-        thread::sync_threads();
+        if BOUND == 1 {
+            thread::sync_threads();
+        }
         loop {
             let first = part.token(round) / VECTOR;
             let (mut most, mut least, mut i) = ([f32::NAN; MOST_HELD], f32::NAN, 0);
             while i < L::HELD {
                 let mut largest = L::largest(eights[i]);
                 // The other tokens of a group are dropped if the largest is.
-                if rule.any && !rule.keeps(largest) {
+                if RULE && !rule.keeps(largest) {
                     largest = f32::NAN;
                 }
                 least = race.score(largest, bounds[i][0]).max(least);
                 most[i] = race.score(largest, bounds[i][1]);
                 i += 1;
             }
-            let of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(least));
-            // Keeps ptxas from moving the load up to where the warp still waits for its logits.
-            warp::sync_warp(warp::FULL_MASK);
-            let known = atomic::shared::load_relaxed_u32(known_at);
-            if of_warp > known && warp::lane_id() == 0 {
-                atomic::shared::fetch_max_relaxed_u32(known_at, of_warp);
+            let mut of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(least));
+            if BOUND == 2 && round == 0 {
+                let (mine, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
+                if lane == 0 {
+                    shared::store_u32(known_at + mine * 4, of_warp);
+                }
+                thread::sync_threads();
+                let mut known = 0;
+                if lane < WARPS {
+                    known = shared::load_u32(known_at + lane * 4);
+                }
+                of_warp = warp::warp_reduce_max(warp::FULL_MASK, known);
             }
-            reached = reached.max(logit_of(if of_warp > known { of_warp } else { known }));
+            if BOUND == 1 {
+                // Keeps ptxas from moving the load up to where the warp still waits for its logits.
+                warp::sync_warp(warp::FULL_MASK);
+                let known = atomic::shared::load_relaxed_u32(known_at);
+                if of_warp > known && warp::lane_id() == 0 {
+                    atomic::shared::fetch_max_relaxed_u32(known_at, of_warp);
+                }
+                of_warp = if of_warp > known { of_warp } else { known };
+            }
+            reached = reached.max(logit_of(of_warp));
             // Each lane computes the score of its group with the largest bound, as long as one may be the best.
             loop {
                 let (mut mine, mut i) = (most[0], 1);
@@ -260,7 +290,7 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
                     }
                     let (x, largest) = (L::unpack(eight), L::largest(eight));
                     let mut weights = race.weights(&x, largest);
-                    if rule.any {
+                    if RULE {
                         let mut i = 0;
                         while i < 8 {
                             weights[i] = if rule.keeps(x[i]) { weights[i] } else { 0.0 };
@@ -274,7 +304,7 @@ unsafe fn race<L: Logits>(team: &Team, part: &Part<L>, race: &Race, rule: &Rule)
                     best = if number > best { number } else { best };
                 }
                 top = warp::warp_reduce_max(warp::FULL_MASK, (best >> 32) as u32);
-                if warp::lane_id() == 0 {
+                if BOUND == 1 && warp::lane_id() == 0 {
                     atomic::shared::fetch_max_relaxed_u32(known_at, top);
                 }
                 reached = reached.max(logit_of(top));

@@ -69,9 +69,11 @@ mod at {
     pub const COUNT: u32 = LIST + CANDIDATES * 4;
     /// A bin, and the sum before it.
     pub const FOUND: u32 = COUNT + 16;
-    /// The key of a score that a warp of the CTA reaches.
+    /// The key of a score that each warp of the CTA reaches.
     pub const REACHED: u32 = FOUND + 16;
-    pub const END: u32 = REACHED + 16;
+    /// An mbarrier: the numbers of all warps have arrived.
+    pub const ARRIVED: u32 = REACHED + WARPS * 4;
+    pub const END: u32 = ARRIVED + 8;
 }
 
 /// Shared memory of a CTA.
@@ -113,15 +115,10 @@ fn shifted(x: u32, places: u32) -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn key(logit: f32) -> u32 {
-    if logit.is_nan() {
-        return 0;
-    }
     let bits = (logit + 0.0).to_bits();
-    if bits >> 31 == 0 {
-        bits | 1 << 31
-    } else {
-        !bits
-    }
+    // Negative: all bits are flipped, otherwise the sign.
+    let flipped = bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | 1 << 31);
+    if logit.is_nan() { 0 } else { flipped }
 }
 
 /// The share `of` / 2³² of a sum, at least 1.

@@ -114,41 +114,49 @@ impl Race {
         weights: &[f32; VECTOR as usize],
         largest: f32,
     ) -> Scored {
-        if largest.is_infinite() {
-            // The first of them.
-            let (mut place, mut i) = (0, x.len());
-            while i > 0 {
-                i -= 1;
-                place = if x[i] == largest { i as u32 } else { place };
-            }
-            return Scored {
-                key: key(largest),
-                // Scores of finite logits may overflow at the highest temperatures. They stay between the infinite ones.
-                tie: if largest > 0.0 { MOST_TIE } else { 0 },
-                place,
-            };
-        }
-        // Sums over the first tokens.
-        let (mut up_to, mut i) = (*weights, 1);
-        while i < up_to.len() {
-            up_to[i] += up_to[i - 1];
-            i += 1;
-        }
-        let sum = up_to[up_to.len() - 1];
+        // Sums over the first tokens: few additions, and few after each other. They do not fall, and a token without weight
+        // adds nothing.
+        let [a, b, c, d, e, f, g, h] = *weights;
+        let (ab, cd, ef, gh) = (a + b, c + d, e + f, g + h);
+        let [abcd, efgh] = [ab + cd, ef + gh];
+        let up_to = [a, ab, ab + c, abcd, abcd + e, abcd + ef, abcd + (ef + g)];
+        let sum = abcd + efgh;
         let exponent = log2(sum) - log2(exponential(self.bits(group)));
         // 24 bits: below the sum in spite of rounding.
         let falls = (self.bits(!group) >> 8) as f32 * (sum / (1 << 24) as f32);
-        let (mut place, mut i) = (0, 0);
-        while i < up_to.len() {
-            place += u32::from(falls >= up_to[i]);
-            i += 1;
-        }
-        Scored {
+        let mut scored = Scored {
             key: key(self.score(largest, exponent)),
             tie: tie(exponent),
-            place,
+            place: place(&up_to, falls),
+        };
+        if largest.is_infinite() {
+            // The first of them.
+            let mut i = x.len();
+            while i > 0 {
+                i -= 1;
+                scored.place = if x[i] == largest {
+                    i as u32
+                } else {
+                    scored.place
+                };
+            }
+            scored.key = key(largest);
+            // Scores of finite logits may overflow at the highest temperatures. They stay between the infinite ones.
+            scored.tie = if largest > 0.0 { MOST_TIE } else { 0 };
         }
+        scored
     }
+}
+
+/// The number of sums that a number reaches. The sums do not fall.
+#[inline(always)]
+fn place(up_to: &[f32; VECTOR as usize - 1], falls: f32) -> u32 {
+    let four = falls >= up_to[3];
+    let two = falls >= if four { up_to[5] } else { up_to[1] };
+    let early = if two { up_to[2] } else { up_to[0] };
+    let late = if two { up_to[6] } else { up_to[4] };
+    let one = falls >= if four { late } else { early };
+    u32::from(four) << 2 | u32::from(two) << 1 | u32::from(one)
 }
 
 /// A token and its [score](Scored), as one number, which is the larger the better the token is. Of equal tokens the first

@@ -1,7 +1,7 @@
 //! The CTAs of a row, and their exchange of numbers.
 
 #[cfg(target_feature = "sm_90a")]
-use cuda_std::cluster;
+use cuda_std::{cluster, fence, mbarrier};
 use cuda_std::{prelude::*, shared};
 
 use super::{WARPS, at};
@@ -12,6 +12,9 @@ pub const CTAS: u32 = if cfg!(target_feature = "sm_90a") {
 } else {
     1
 };
+
+/// Whether the last exchange is an asynchronous store.
+const ASYNC: bool = cfg!(target_feature = "sm_90a");
 
 /// The CTAs of a row.
 pub struct Team {
@@ -28,18 +31,12 @@ impl Team {
     /// All threads of all CTAs of the team call this, and each method that refers to this contract, in the same order.
     #[inline(always)]
     pub unsafe fn new() -> Self {
-        #[cfg(target_feature = "sm_90a")]
-        let rank = {
-            // SAFETY: `begun` waits before the first exchange. Distributed shared memory may only be accessed once all
-            // CTAs of the cluster have started.
-            unsafe { cluster::arrive_relaxed() };
-            cluster::cta_rank()
-        };
-        #[cfg(not(target_feature = "sm_90a"))]
-        let rank = 0;
         Self {
             memory: shared::dynamic_shared_address(),
-            rank,
+            #[cfg(target_feature = "sm_90a")]
+            rank: cluster::cta_rank(),
+            #[cfg(not(target_feature = "sm_90a"))]
+            rank: 0,
             half: 0,
         }
     }
@@ -50,14 +47,48 @@ impl Team {
         self.rank * WARPS + thread::thread_idx_x() / 32
     }
 
-    /// Waits until all CTAs have started.
+    /// Tells the other CTAs that this one has started. Distributed shared memory may be accessed once all have:
+    /// [`wait`](Self::wait) must follow.
     ///
     /// # Safety
     /// As [`new`](Self::new), once, before anything else.
     #[inline(always)]
-    pub unsafe fn begun(&self) {
+    pub unsafe fn start(&self) {
         #[cfg(target_feature = "sm_90a")]
-        // SAFETY: the caller's promise; `new` arrived.
+        // SAFETY: the caller's promise; one thread starts the barrier, before others can see it.
+        unsafe {
+            let arrived = self.memory + at::ARRIVED;
+            let is_first = self.rank == 0 && thread::thread_idx_x() == 0;
+            if ASYNC && is_first {
+                mbarrier::init(arrived, 1);
+                fence::mbarrier_init();
+                mbarrier::arrive_expect_tx(arrived, at::TABLE_BYTES);
+            }
+            cluster::arrive_relaxed();
+        }
+    }
+
+    /// Arrives at a barrier of all threads of the team, for which [`wait`](Self::wait) waits.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    #[inline(always)]
+    pub unsafe fn arrive(&self) {
+        #[cfg(target_feature = "sm_90a")]
+        // SAFETY: the caller's promise.
+        unsafe {
+            cluster::arrive();
+        }
+    }
+
+    /// Waits until all CTAs have started, or arrived.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new), once after [`start`](Self::start) and [`arrive`](Self::arrive), before anything else.
+    #[inline(always)]
+    pub unsafe fn wait(&self) {
+        #[cfg(target_feature = "sm_90a")]
+        // SAFETY: the caller's promise.
         unsafe {
             cluster::wait();
         }
@@ -100,8 +131,8 @@ impl Team {
         }
     }
 
-    /// Sends a number of the warp to the first CTA, which alone may read the table; otherwise as
-    /// [`exchange`](Self::exchange). No exchange follows.
+    /// Sends a number of the warp to the first CTA, which alone may read the table, after it has
+    /// [waited](Self::wait_for_numbers). Nothing else follows: other CTAs may end at once.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange).
@@ -113,14 +144,36 @@ impl Team {
         unsafe {
             if warp::lane_id() == 0 {
                 #[cfg(target_feature = "sm_90a")]
-                cluster::store_u64(cluster::map_shared_rank(mine, 0), number);
+                if ASYNC {
+                    let arrived = cluster::map_shared_rank(self.memory + at::ARRIVED, 0);
+                    cluster::store_u64_async(cluster::map_shared_rank(mine, 0), number, arrived);
+                } else {
+                    cluster::store_u64(cluster::map_shared_rank(mine, 0), number);
+                }
                 #[cfg(not(target_feature = "sm_90a"))]
                 shared::store_u64(mine, number);
             }
-            self.sync();
+            if !ASYNC {
+                self.sync();
+            }
         }
         Table {
             first: table + warp::lane_id() * 8,
+        }
+    }
+
+    /// Waits until all numbers have arrived at the first CTA.
+    ///
+    /// # Safety
+    /// The first CTA calls this once, after all warps [sent](Self::send_to_first).
+    #[inline(always)]
+    pub unsafe fn wait_for_numbers(&self) {
+        #[cfg(target_feature = "sm_90a")]
+        // SAFETY: the caller's promise.
+        unsafe {
+            if ASYNC {
+                mbarrier::wait_cluster(self.memory + at::ARRIVED, 0);
+            }
         }
     }
 

@@ -57,6 +57,20 @@ impl Decoder<'_> {
                     })
                 })()
             }
+            [
+                "st",
+                "async",
+                "shared::cluster",
+                "mbarrier::complete_tx::bytes",
+                "b64",
+            ] => (|| {
+                let [address, value, barrier] = exactly(operands)?;
+                Ok(Op::StoreAsync {
+                    address: self.address(address)?,
+                    value: self.long(value)?,
+                    barrier: self.address(barrier)?,
+                })
+            })(),
             ["cp", "async", "bulk", "prefetch", ..] => Ok(Op::Prefetch),
             ["cp", "async", "bulk", "tensor", rank, rest @ ..] => {
                 self.tensor(rank, rest, operands, false)
@@ -120,7 +134,14 @@ impl Decoder<'_> {
             .filter(|part| {
                 !matches!(
                     *part,
-                    "shared::cta" | "shared" | "b64" | "release" | "acquire" | "relaxed" | "cta"
+                    "shared::cta"
+                        | "shared"
+                        | "b64"
+                        | "release"
+                        | "acquire"
+                        | "relaxed"
+                        | "cta"
+                        | "cluster"
                 )
             })
             .collect();

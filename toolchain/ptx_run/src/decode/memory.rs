@@ -59,6 +59,7 @@ impl Decoder<'_> {
     pub(super) fn memory(&mut self, parts: &[&str], operands: &[Operand]) -> Option<Decoded<Op>> {
         Some(match parts {
             ["ld", ..] => self.load(parts, operands),
+            ["st", "async", ..] => return None,
             ["st", ..] => self.store(parts, operands),
             ["atom" | "red", ..] => self.atomic(parts, operands),
             ["cvta", "to", space, "u64"] => (|| {

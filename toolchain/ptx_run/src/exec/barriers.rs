@@ -6,7 +6,7 @@ use super::{
     operand, together,
 };
 use crate::{
-    block::{Arrival, Block, Mbarrier},
+    block::{Arrival, Block, Mbarrier, Sent},
     clock::{MEMBERS, Shared, join},
     op::{Address, Op, Row, Space},
     report::{Fault, Place, Step},
@@ -36,7 +36,11 @@ impl Run<'_> {
                 if warp.cluster_phase.is_some() {
                     return Err(cluster_fault("a warp arrives twice in one phase"));
                 }
-                let clock = releases.then(|| warp.publish(block.id, mask));
+                let inits = warp.fenced_inits.take();
+                let clock = match releases {
+                    true => Some(warp.publish(block.id, mask)),
+                    false => inits,
+                };
                 warp.cluster_phase = Some(block.cluster.borrow_mut().arrive(clock));
                 self.progress += 1;
             }
@@ -76,7 +80,12 @@ impl Run<'_> {
                     warp.await_loads();
                 }
             }
-            Op::FenceBarrierInit => mark(block, warp, mask, FENCE_BARRIER),
+            Op::FenceBarrierInit => {
+                // The cluster's next barrier makes the initialisation known, even if that is relaxed.
+                let inits = Shared::make_mut(warp.fenced_inits.get_or_insert_default());
+                inits.learn_members(block.id, warp.index, mask, warp.time);
+                mark(block, warp, mask, FENCE_BARRIER);
+            }
             Op::SetMaxRegisters {
                 registers,
                 increase,
@@ -468,6 +477,13 @@ impl Run<'_> {
         barrier.pending -= count;
         join(&mut barrier.clock, clock);
         self.maybe_complete(block, address)
+    }
+
+    /// Counts the bytes of an asynchronous store.
+    pub fn received(&mut self, block: &mut Block, sent: &Sent) -> Step {
+        self.pc = sent.instruction;
+        join(&mut found(block, sent.barrier)?.clock, &sent.clock);
+        self.arrived(block, sent.barrier, sent.bytes)
     }
 
     fn maybe_complete(&mut self, block: &mut Block, address: u32) -> Step {

@@ -7,9 +7,9 @@ use super::{
     operand,
 };
 use crate::{
-    block::{Block, Copy, Pending},
-    clock::{MEMBERS, Shared},
-    op::{Op, Space, TensorBox},
+    block::{Block, Copy, Pending, Sent},
+    clock::{Clock, MEMBERS, Shared},
+    op::{Address, Op, Row, Space, TensorBox},
     report::{Fault, Step},
     shadow::{GRANULE, Record},
     tensor_map::TensorMap,
@@ -95,6 +95,11 @@ impl Run<'_> {
                     });
                 }
             }
+            Op::StoreAsync {
+                address,
+                value,
+                barrier,
+            } => self.store_async(block, warp, mask, address, *value, barrier)?,
             Op::BulkLoad {
                 target,
                 source,
@@ -246,6 +251,68 @@ impl Run<'_> {
             }
         }
         Ok(Flow::Next)
+    }
+
+    fn store_async(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        address: &Address,
+        value: Row,
+        barrier: &Address,
+    ) -> Step {
+        const BYTES: usize = 8;
+        let targets = self.addresses(warp, mask, Space::Cluster, address)?;
+        let barriers = self.addresses(warp, mask, Space::Cluster, barrier)?;
+        let record = self.record(block, warp);
+        if warp.long_valid(value) & mask != mask {
+            return Err(Box::new(Fault::UninitialisedRegister {
+                what: "a value that is stored",
+                read: None,
+            }));
+        }
+        let own = block.cluster_rank;
+        let place = |at| match at {
+            At::Shared(offset) => (own, offset),
+            At::Peer(rank, offset) => (rank, offset),
+            _ => unreachable!("asked for addresses of the cluster"),
+        };
+        for lane in members(mask) {
+            let (at, (rank, barrier)) = (targets[lane], place(barriers[lane]));
+            if place(at).0 != rank {
+                let what = "an asynchronous store whose mbarrier is in another block";
+                return Err(operand(what.into()));
+            }
+            Self::aligned(at, BYTES)?;
+            Self::aligned(barriers[lane], 8)?;
+            let touch = Touch {
+                lane,
+                at,
+                len: BYTES,
+                record,
+                member: lane,
+                write: true,
+                asynchronous: false,
+                same_value: false,
+                what: "an asynchronous store writes",
+            };
+            let bytes = warp.long(value)[lane].to_le_bytes();
+            self.write(block, warp, touch, &bytes, u32::MAX)?;
+            // The thread's own writes, but nothing that it knows of others: the store orders no other access.
+            let mut clock = Clock::default();
+            clock.learn(block.id, warp.index * MEMBERS + lane, warp.time);
+            block.cluster.borrow_mut().sent.push(Sent {
+                rank,
+                barrier,
+                bytes: BYTES as u32,
+                clock: Shared::new(clock),
+                instruction: self.pc,
+            });
+        }
+        warp.time += 1;
+        self.progress += 1;
+        Ok(())
     }
 
     fn copy_lane(

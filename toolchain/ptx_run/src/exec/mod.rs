@@ -179,6 +179,7 @@ impl Run<'_> {
             | Op::CopyAsyncCommit
             | Op::CopyAsyncWait { .. }
             | Op::CopyAsyncArrive { .. }
+            | Op::StoreAsync { .. }
             | Op::BulkLoad { .. }
             | Op::BulkStore { .. }
             | Op::TensorLoad { .. }

@@ -86,3 +86,69 @@ fn a_warp_that_does_not_arrive() {
     );
     assert_fault_of!(&body, Fault::ClusterBarrier { .. }, "barrier.cluster.wait");
 }
+
+/// Each warp sends its first thread's number to the first block of its cluster, which waits for all 8 numbers.
+const SENT: &str = "
+    mov.u32 %r3, %cluster_ctarank; add.s32 %r4, %r2, 1024;
+    or.b32 %r5, %r3, %r0; setp.ne.u32 %p1, %r5, 0;
+    @%p1 bra STARTED;
+    mbarrier.init.shared::cta.b64 [%r4], 1;
+    fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 64;
+    STARTED:
+    barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
+    shr.u32 %r6, %r0, 5; shl.b32 %r7, %r3, 1; add.s32 %r6, %r6, %r7;
+    shl.b32 %r7, %r6, 3; add.s32 %r7, %r2, %r7;
+    and.b32 %r8, %r0, 31; setp.ne.u32 %p2, %r8, 0;
+    cvt.u64.u32 %rd10, %r6;
+    mov.u32 %r9, 0;
+    mapa.shared::cluster.u32 %r10, %r7, %r9; mapa.shared::cluster.u32 %r11, %r4, %r9;
+    @%p2 bra SENT;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%r10], %rd10, [%r11];
+    SENT:
+    setp.ne.u32 %p3, %r3, 0; setp.ge.u32 %p4, %r0, 32; or.pred %p3, %p3, %p4;
+    @%p3 bra END;
+    WAIT:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p5, [%r4], 0;
+    @%p5 bra ARRIVED;
+    bra WAIT;
+    ARRIVED:
+    setp.ge.u32 %p6, %r0, 8;
+    @%p6 bra END;
+    shl.b32 %r12, %r0, 3; add.s32 %r12, %r2, %r12;
+    ld.shared.b64 %rd11, [%r12];
+    mov.u32 %r13, %ctaid.x; shl.b32 %r13, %r13, 1; add.s32 %r13, %r13, %r0;
+    mul.wide.u32 %rd12, %r13, 8; add.s64 %rd12, %rd0, %rd12; st.global.b64 [%rd12], %rd11;
+    END:";
+
+#[test]
+fn numbers_are_sent_to_the_first_block() {
+    for schedule in SCHEDULES {
+        let mut memory = Memory::new();
+        let out = memory.allocate(16 * 8);
+        let module = kernel(1, SENT);
+        run(&module, &clusters(), &[out], &mut memory, schedule)
+            .unwrap_or_else(|report| panic!("{schedule:?}: {report}"));
+        let bytes = memory.read(out, 16 * 8).unwrap();
+        for (at, word) in bytes.chunks(8).enumerate() {
+            let got = u64::from_le_bytes(word.try_into().unwrap()) as usize;
+            assert_eq!(got, at % 8, "number {at}");
+        }
+    }
+}
+
+#[test]
+fn a_number_that_nobody_waited_for_is_a_race() {
+    let body = SENT.replace("@%p5 bra ARRIVED;\n    bra WAIT;", "");
+    assert_fault_of!(
+        &body,
+        Fault::Race { .. } | Fault::UninitialisedRegister { .. },
+        ""
+    );
+}
+
+#[test]
+fn an_mbarrier_that_was_not_fenced_is_a_race() {
+    let body = SENT.replace("fence.mbarrier_init.release.cluster;", "");
+    assert_fault_of!(&body, Fault::Race { .. }, "mbarrier.try_wait");
+}
