@@ -180,7 +180,7 @@ pub unsafe fn store_u64(address: u32, value: u64) {
 /// - That block does not exit before the store is complete. The writing one may.
 ///
 /// # PTX
-/// `st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [a], v, [barrier]` (sm_90)
+/// `st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [a], v, [barrier]` (sm_90, PTX 8.1)
 #[inline(always)]
 pub unsafe fn store_u64_async(address: u32, value: u64, barrier: u32) {
     // SAFETY: the caller's promise is the instruction's.

@@ -28,6 +28,7 @@ fn modules() -> Option<&'static [CudaModule; 2]> {
         let built = build_all([NvvmArch::Compute80, NvvmArch::Compute90a].map(|arch| {
             CudaBuilder::new(gpu_crate())
                 .arch(arch)
+                .ptx_version(8, 1)
                 .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
         }))
         .unwrap_or_else(|error| panic!("{error}"));

@@ -34,7 +34,7 @@
 //! data race, a read of uninitialised bytes, an address out of bounds, an incorrect use of a barrier, an access to a
 //! register that a product still uses, or a deadlock.
 //!
-//! Unsupported features are errors: local memory, copies and mbarriers across a cluster, instructions that our kernels
+//! Unsupported features are errors: local memory, copies and mbarriers across a cluster (except `st.async`), instructions that our kernels
 //! do not use.
 
 mod block;

@@ -115,7 +115,9 @@ unsafe fn of_lanes(x: u64, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// 0: nothing shared. 1: whenever. 2: once, with a barrier.
+/// How the warps of a CTA tell each other what scores they reach, so that they need to compute fewer. 0: not at all. 1: by a
+/// maximum in shared memory, which each reads when it is ready. 2: by one number per warp and a barrier, once. No draw
+/// depends on it.
 const BOUND: u32 = 2;
 
 /// Groups of a round.

@@ -31,6 +31,7 @@ use crate::{
 pub struct Race {
     scale: f32,
     inverse_scale: f32,
+    /// The row's random number; the first half with half of the first round of [`bits`](Self::bits) done.
     random: [u32; 2],
 }
 
@@ -55,23 +56,29 @@ const TOKEN_BITS: u32 = 32 - TIE_BITS;
 const TOKENS: u32 = 1 << TOKEN_BITS;
 const _: () = assert!(super::MOST <= TOKENS);
 
+/// At least the last group.
+const MOST_GROUP: u32 = (1 << 16) - 1;
+const _: () = assert!(super::MOST / VECTOR <= MOST_GROUP);
+
 impl Race {
     /// The race of a row.
     #[inline(always)]
     #[must_use]
     pub const fn new(draw: &DrawParams) -> Self {
+        let [low, high] = [draw.random as u32, (draw.random >> 32) as u32];
         Self {
             scale: draw.scale,
             inverse_scale: draw.inverse_scale,
-            random: [draw.random as u32, (draw.random >> 32) as u32],
+            random: [low ^ low >> 16, high],
         }
     }
 
-    /// 32 random bits for each `x`: a multiplicative hash, with half of the row's random number in each of its rounds.
+    /// 32 random bits for each group, and others for its tokens, with 16 bits of ones above the group: a multiplicative
+    /// hash, with half of the row's random number in each of its rounds.
     #[inline(always)]
     fn bits(&self, x: u32) -> u32 {
-        let x = x ^ self.random[0];
-        let x = (x ^ x >> 16).wrapping_mul(0x7FEB_352D);
+        // The first round: bits are mixed with those 16 places above. A group has none there.
+        let x = (x ^ self.random[0]).wrapping_mul(0x7FEB_352D);
         let x = (x ^ x >> 15 ^ self.random[1]).wrapping_mul(0x846C_A68B);
         x ^ x >> 16
     }
@@ -123,7 +130,7 @@ impl Race {
         let sum = abcd + efgh;
         let exponent = log2(sum) - log2(exponential(self.bits(group)));
         // 24 bits: below the sum in spite of rounding.
-        let falls = (self.bits(!group) >> 8) as f32 * (sum / (1 << 24) as f32);
+        let falls = (self.bits(group | !MOST_GROUP) >> 8) as f32 * (sum / (1 << 24) as f32);
         let mut scored = Scored {
             key: key(self.score(largest, exponent)),
             tie: tie(exponent),

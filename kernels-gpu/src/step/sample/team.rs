@@ -13,7 +13,8 @@ pub const CTAS: u32 = if cfg!(target_feature = "sm_90a") {
     1
 };
 
-/// Whether the last exchange is an asynchronous store.
+/// Whether the last exchange is an asynchronous store, for which no CTA needs to wait but the first. The fence that a barrier
+/// of the cluster implies takes longer than the store.
 const ASYNC: bool = cfg!(target_feature = "sm_90a");
 
 /// The CTAs of a row.

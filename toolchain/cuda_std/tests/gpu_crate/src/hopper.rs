@@ -33,6 +33,7 @@ probes! {
     cluster_load(a: u32) cluster::load(a) => "ld.shared::cluster.b32";
     cluster_store(a: u32, v: u32) cluster::store(a, v) => "st.shared::cluster.b32";
     cluster_store_u64(a: u32, v: u64) cluster::store_u64(a, v) => "st.shared::cluster.b64";
+    cluster_store_u64_async(a: u32, v: u64, b: u32) cluster::store_u64_async(a, v, b) => "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64";
 
     fence_acq_rel_cluster() fence::acq_rel_cluster() => "fence.acq_rel.cluster;";
     fence_proxy_async() fence::proxy_async() => "fence.proxy.async;";
