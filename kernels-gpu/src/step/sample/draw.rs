@@ -1,6 +1,6 @@
 //! The kernel: finds the largest logit, applies the rules and draws the token.
 
-use cuda_std::{atomic, prelude::*, shared};
+use cuda_std::{prelude::*, shared};
 
 use super::{
     ROUND, THREADS, WARPS, at, key,
@@ -115,11 +115,6 @@ unsafe fn of_lanes(x: u64, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// How the warps of a CTA tell each other what scores they reach, so that they need to compute fewer. 0: not at all. 1: by a
-/// maximum in shared memory, which each reads when it is ready. 2: by one number per warp and a barrier, once. No draw
-/// depends on it.
-const BOUND: u32 = 2;
-
 /// Groups of a round.
 const GROUPS: u32 = ROUND / VECTOR;
 
@@ -223,14 +218,8 @@ unsafe fn race<L: Logits, const RULE: bool>(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        if BOUND == 1 && thread::thread_idx_x() == 0 {
-            shared::store_u32(known_at, 0);
-        }
         // Before the barrier, since it waits for no logit.
         let mut bounds = bounds_of(0);
-        if BOUND == 1 {
-            thread::sync_threads();
-        }
         loop {
             let first = part.token(round) / VECTOR;
             let (mut most, mut least, mut i) = ([f32::NAN; MOST_HELD], f32::NAN, 0);
@@ -245,7 +234,8 @@ unsafe fn race<L: Logits, const RULE: bool>(
                 i += 1;
             }
             let mut of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(least));
-            if BOUND == 2 && round == 0 {
+            // All warps of the CTA take the best bound of their first groups, so that few compute scores. No draw depends on it.
+            if round == 0 {
                 let (mine, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
                 if lane == 0 {
                     shared::store_u32(known_at + mine * 4, of_warp);
@@ -256,15 +246,6 @@ unsafe fn race<L: Logits, const RULE: bool>(
                     known = shared::load_u32(known_at + lane * 4);
                 }
                 of_warp = warp::warp_reduce_max(warp::FULL_MASK, known);
-            }
-            if BOUND == 1 {
-                // Keeps ptxas from moving the load up to where the warp still waits for its logits.
-                warp::sync_warp(warp::FULL_MASK);
-                let known = atomic::shared::load_relaxed_u32(known_at);
-                if of_warp > known && warp::lane_id() == 0 {
-                    atomic::shared::fetch_max_relaxed_u32(known_at, of_warp);
-                }
-                of_warp = if of_warp > known { of_warp } else { known };
             }
             reached = reached.max(logit_of(of_warp));
             // Each lane computes the score of its group with the largest bound, as long as one may be the best.
@@ -306,9 +287,6 @@ unsafe fn race<L: Logits, const RULE: bool>(
                     best = if number > best { number } else { best };
                 }
                 top = warp::warp_reduce_max(warp::FULL_MASK, (best >> 32) as u32);
-                if BOUND == 1 && warp::lane_id() == 0 {
-                    atomic::shared::fetch_max_relaxed_u32(known_at, top);
-                }
                 reached = reached.max(logit_of(top));
             }
             round += L::HELD as u32;

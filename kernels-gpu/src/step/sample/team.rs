@@ -13,10 +13,6 @@ pub const CTAS: u32 = if cfg!(target_feature = "sm_90a") {
     1
 };
 
-/// Whether the last exchange is an asynchronous store, for which no CTA needs to wait but the first. The fence that a barrier
-/// of the cluster implies takes longer than the store.
-const ASYNC: bool = cfg!(target_feature = "sm_90a");
-
 /// The CTAs of a row.
 pub struct Team {
     /// Address of the CTA's shared memory.
@@ -60,7 +56,7 @@ impl Team {
         unsafe {
             let arrived = self.memory + at::ARRIVED;
             let is_first = self.rank == 0 && thread::thread_idx_x() == 0;
-            if ASYNC && is_first {
+            if is_first {
                 mbarrier::init(arrived, 1);
                 fence::mbarrier_init();
                 mbarrier::arrive_expect_tx(arrived, at::TABLE_BYTES);
@@ -133,7 +129,8 @@ impl Team {
     }
 
     /// Sends a number of the warp to the first CTA, which alone may read the table, after it has
-    /// [waited](Self::wait_for_numbers). Nothing else follows: other CTAs may end at once.
+    /// [waited](Self::wait_for_numbers). Nothing else follows: other CTAs may end at once. On Hopper this is an asynchronous store,
+    /// since the fence that a barrier of the cluster implies takes longer than the store.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange).
@@ -145,18 +142,15 @@ impl Team {
         unsafe {
             if warp::lane_id() == 0 {
                 #[cfg(target_feature = "sm_90a")]
-                if ASYNC {
+                {
                     let arrived = cluster::map_shared_rank(self.memory + at::ARRIVED, 0);
                     cluster::store_u64_async(cluster::map_shared_rank(mine, 0), number, arrived);
-                } else {
-                    cluster::store_u64(cluster::map_shared_rank(mine, 0), number);
                 }
                 #[cfg(not(target_feature = "sm_90a"))]
                 shared::store_u64(mine, number);
             }
-            if !ASYNC {
-                self.sync();
-            }
+            #[cfg(not(target_feature = "sm_90a"))]
+            self.sync();
         }
         Table {
             first: table + warp::lane_id() * 8,
@@ -172,9 +166,7 @@ impl Team {
         #[cfg(target_feature = "sm_90a")]
         // SAFETY: the caller's promise.
         unsafe {
-            if ASYNC {
-                mbarrier::wait_cluster(self.memory + at::ARRIVED, 0);
-            }
+            mbarrier::wait_cluster(self.memory + at::ARRIVED, 0);
         }
     }
 
