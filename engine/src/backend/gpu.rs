@@ -18,7 +18,7 @@ use tandem_attn::{
         AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
         KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
-    plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
+    plan::{BatchLimits, Bound, PlanOptions},
     problem::{Batch, Spec},
 };
 use tandem_schedule::CacheType;
