@@ -25,28 +25,41 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
         let of_block = || converted_pages(&keys).len() as u32;
         (!shares_keys(item) && last_token && item.kv_end == keys.end).then(of_block)
     });
-    // Counts each prefix that prefills read for decodes once, however its tiles are cut.
-    let mut prefixes: Vec<_> = prefills.filter(|item| shares_keys(item)).collect();
-    prefixes.sort_unstable_by_key(|item| (item.table, item.kv_begin));
-    let mut counted = (NO_TABLE, 0);
-    let of_prefixes = prefixes.iter().map(|item| {
-        let pages = converted_pages(&(item.kv_begin..item.kv_end));
-        let before = match counted {
-            (table, end) if table == item.table => end,
-            _ => 0,
-        };
-        counted = (item.table, pages.end.max(before));
-        pages.end.saturating_sub(pages.start.max(before))
-    });
-    of_blocks.sum::<u32>() + of_prefixes.sum::<u32>()
+    let mut prefixes = Prefixes::default();
+    for item in prefills.filter(|item| shares_keys(item)) {
+        prefixes.add(item.table, item.kv_begin..item.kv_end);
+    }
+    of_blocks.sum::<u32>() + prefixes.pages()
 }
-
-/// No table of a plan begins there.
-const NO_TABLE: u32 = u32::MAX;
 
 /// Whether a prefill reads a prefix that several decodes share.
 const fn shares_keys(item: &WorkItem) -> bool {
     item.flags & WorkItem::SHARED_KEYS != 0
+}
+
+/// The keys that prefills read for decodes, with their tables.
+#[derive(Debug, Default)]
+pub(crate) struct Prefixes(Vec<(u32, Range<u32>)>);
+
+impl Prefixes {
+    pub(crate) fn add(&mut self, table: u32, keys: Range<u32>) {
+        if self.0.last() != Some(&(table, keys.clone())) {
+            self.0.push((table, keys));
+        }
+    }
+
+    /// Number of pages that a launch converts: of each table those from the first key to the last. Decodes may read some
+    /// in between.
+    pub(crate) fn pages(mut self) -> u32 {
+        self.0
+            .sort_unstable_by_key(|(table, keys)| (*table, keys.start));
+        let tables = self.0.chunk_by(|a, b| a.0 == b.0);
+        let of_table = tables.map(|of| {
+            let end = of.iter().map(|(_, keys)| keys.end).max();
+            converted_pages(&(of[0].1.start..end.unwrap_or(0))).len() as u32
+        });
+        of_table.sum()
+    }
 }
 
 /// On an H200 a prefill converts an 8-bit key of 128 elements and its value in 0.94 ns beside its products, and a launch

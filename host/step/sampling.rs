@@ -83,6 +83,8 @@ impl Sampling {
             probability.contains(&min_p),
             "between 0 and 1",
         )?;
+        // Beyond this all finite logits have equal weights anyway; below, products with random exponents are finite.
+        let temperature = temperature.min(1e36);
         Ok(Draw(DrawParams {
             scale: match temperature {
                 0.0 => 0.0,
@@ -95,8 +97,7 @@ impl Sampling {
             },
             min_weight: (f64::from(min_p) * f64::from(ONE)).ceil() as u32,
             random: random(seed, position),
-            // Products with random exponents are finite.
-            inverse_scale: temperature.min(1e36) * std::f32::consts::LN_2,
+            inverse_scale: temperature * std::f32::consts::LN_2,
             reserved: 0,
         }))
     }

@@ -18,7 +18,7 @@ use tandem_attn::{
         AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
         KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
-    plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
+    plan::{BatchLimits, Bound, PlanOptions},
     problem::{Batch, Spec},
 };
 use tandem_schedule::CacheType;
@@ -494,8 +494,8 @@ fn limits(a: &Architecture, options: &GpuOptions) -> BatchLimits {
     BatchLimits::decodes(options.step_requests, longest, options.page_size)
 }
 
-/// Keys of common prefixes for whose conversion graphs have room, if caches have 8 bits: 128 MiB with 8 heads of 128. Decodes read longer
-/// prefixes themselves.
+/// Keys of the common prefixes of a step for whose conversion graphs have room, if caches have 8 bits: with 8 heads of 128 about
+/// 144 MiB. Decodes read further prefixes themselves.
 const PREFIX_KEYS: u32 = 32_768;
 
 /// Plans of one kind of attention, and their workspace.
@@ -512,12 +512,14 @@ fn plans(
     let mut of_workspace = WorkspaceOptions::default();
     match replayed {
         true => {
-            limits = limits.with_prefill_keys(match planning.pod {
-                // Decodes convert no keys.
-                PodMode::Serial => 0,
-                _ => PREFIX_KEYS,
+            let launches = LaunchSet::decodes_with(&device, &spec, &planning)?;
+            // Decodes convert no keys. Prefills convert prefixes, where they read these for decodes; those of windows they do not.
+            let reads_prefixes = launches.has_prefills() && spec.variant.window_left.is_none();
+            limits = limits.with_prefill_keys(match reads_prefixes {
+                true => PREFIX_KEYS.min(options.cache_tokens),
+                false => 0,
             });
-            of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?);
+            of_workspace.launches = Some(launches);
         }
         false => limits = limits.with_query_tokens(options.step_tokens),
     }

@@ -271,7 +271,7 @@ impl Gpu {
 mod tests {
     use super::*;
     use crate::{
-        plan::{DeviceDescription, PlanOptions, Planner, conversion::most_pages},
+        plan::{DeviceDescription, PlanOptions, Planner, conversion::most_pages, pod::PodMode},
         problem::{Batch, PageTable, Spec},
     };
 
@@ -322,5 +322,42 @@ mod tests {
         assert_eq!(converted(&window).ids.len(), 6);
         assert_eq!(most_pages(&window), 6);
         assert_eq!(most_pages(&plan(&Spec::new(8, 2, 128))), 0);
+    }
+
+    /// Decodes read keys in the middle of a table, because their requests are not next to each other: prefills convert these
+    /// keys, too, and the bound counts them.
+    #[test]
+    fn keys_between_two_prefixes_of_a_table_are_counted() {
+        // 33 requests have three common levels, 14 have two of these, and 33 among the 14 have one.
+        let [root, both, run] =
+            [0..500, 500..625, 625..685].map(|pages| pages.collect::<Vec<u32>>());
+        let mut table = PageTable::new(16, 800);
+        for request in 0..80_u32 {
+            let pages = match request {
+                0..33 => [&root[..], &both, &run].concat(),
+                _ if request % 2 == 0 && request < 61 => [&root[..], &both].concat(),
+                _ => root.clone(),
+            };
+            let pages = [&pages[..], &[700 + request]].concat();
+            table.push(&pages, pages.len() as u32 * 16);
+        }
+        let batch = Batch::new((0..=80).collect(), table);
+        let device = DeviceDescription::named("h200").unwrap();
+        let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+        let options = PlanOptions::default().with_pod(PodMode::Fused);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &options)
+            .unwrap();
+        let prefills = plan.items.iter().filter(|item| !item.is_gathered());
+        let of_first = prefills.clone().filter(|item| item.table == 0);
+        let between = |item: &WorkItem| item.kv_begin < 10_000 && item.kv_end > 8000;
+        assert!(!of_first.clone().any(between), "{plan}");
+        assert_eq!(of_first.clone().map(|item| item.kv_begin).min(), Some(0));
+        assert_eq!(of_first.map(|item| item.kv_end).max(), Some(10_960));
+        let mut conversion = Conversion::default();
+        let mut items: Vec<WorkItem> = prefills.copied().collect();
+        conversion.add(&plan, &mut items);
+        assert!(conversion.pages.len() as u32 <= most_pages(&plan));
+        assert_eq!(conversion.ids.len() as u32, most_pages(&plan));
     }
 }

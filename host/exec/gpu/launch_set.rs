@@ -208,6 +208,13 @@ impl LaunchSet {
         &self.keys
     }
 
+    /// Whether it has prefills: without prompts, those that read wide prefixes for decodes.
+    #[must_use]
+    pub fn has_prefills(&self) -> bool {
+        let is_prefill = |key: &LaunchKey| key.kernel.info().op == Op::Prefill;
+        self.keys.iter().any(is_prefill)
+    }
+
     /// The number of parts of a batch for which it has launches, from the first part on.
     pub(super) fn parts(&self) -> usize {
         let parts = self.keys.iter().map(|key| key.part as usize + 1);

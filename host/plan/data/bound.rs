@@ -34,7 +34,8 @@ pub struct BatchLimits {
     pub kv_len: u32,
     /// Keys of all prefills of a batch together. With 8-bit keys, or if attention applies rotary embeddings, the workspace has room
     /// for this number of converted keys and values of 16 bits. The default is the keys of all requests, but at most 262,144 or the
-    /// keys of one request, whichever is more.
+    /// keys of one request, whichever is more. Prefixes that prefills read for decodes use this room, too; if it is too small,
+    /// decodes read them.
     #[serde(default)]
     pub prefill_keys: u32,
     /// Parts of a batch.
@@ -87,7 +88,8 @@ impl BatchLimits {
     }
 
     /// With this number of keys of all prefills of a batch. Prefills are requests with more query tokens than a decode
-    /// has. If the page size is not a multiple of 8 tokens, all requests count.
+    /// has. If the page size is not a multiple of 8 tokens, all requests count. Of decodes, prefixes that prefills read for them use
+    /// this room.
     #[must_use]
     pub const fn with_prefill_keys(mut self, prefill_keys: u32) -> Self {
         self.prefill_keys = prefill_keys;

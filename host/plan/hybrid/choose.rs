@@ -5,8 +5,8 @@ use kernels_gpu::registry::KernelInfo;
 use super::forecast::{Conversion, PrefillLoad};
 use crate::{
     plan::{
-        conversion::{converted_pages, few_rows_see_them, pieces_beside, prepared_ns},
-        data::{Bound, CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
+        conversion::{Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
+        data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
@@ -148,6 +148,52 @@ const LAUNCHED_NS: f64 = 8e3;
 /// Prefixes are read beside the other keys if the step then takes less than this part of its time.
 const WORTH_BESIDE: f64 = 0.95;
 
+/// What prefills read for decodes, and what is left for these.
+struct WidePrefixes {
+    load: PrefillLoad,
+    /// Partial states of the prefills, one for each query token.
+    states: f64,
+    decode_ps: u64,
+    /// Keys of the prefixes, and pairs of a key and a row that sees it.
+    seen: [u64; 2],
+    prefixes: Prefixes,
+}
+
+impl WidePrefixes {
+    fn of(model: &Model, drafts: &Drafts) -> Self {
+        let mut all = Self {
+            load: PrefillLoad::new(true),
+            states: 0.0,
+            decode_ps: 0,
+            seen: [0; 2],
+            prefixes: Prefixes::default(),
+        };
+        let (ns_per_pair, group) = (ns_per_pair(model), u64::from(model.spec.group()));
+        let mut last = None;
+        for draft in &drafts.items {
+            if draft.kernel != Kernel::Prefill {
+                all.decode_ps += draft.mean_load_ps(&model.cost);
+                continue;
+            }
+            let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
+            let units = model.cost.units_per_item(draft.pack);
+            let ns = pairs * ns_per_pair + model.device.pod.tile_ns;
+            all.load.add(0, units, ns);
+            all.states += f64::from(draft.rows);
+            let keys = u64::from(draft.kv_len());
+            all.seen[1] += u64::from(draft.rows) * group * keys;
+            // The tiles of a prefix follow each other.
+            let prefix = Some((draft.table, draft.kv_begin));
+            if prefix != last {
+                last = prefix;
+                all.seen[0] += keys;
+                all.prefixes.add(draft.table, draft.kv_begin..draft.kv_end);
+            }
+        }
+        all
+    }
+}
+
 /// Lets prefills read the wide prefixes of decodes, side by side with the keys that each request has alone. Wide
 /// prefixes are limited by tensor cores, the other keys by memory bandwidth. Returns none if this is not faster or not
 /// possible.
@@ -168,31 +214,14 @@ pub fn prefixes_beside(
         configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
     };
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
-    let mut load = PrefillLoad::new(true);
-    let (mut decode_ps, mut states) = (0, 0.0);
-    let ns_per_pair = ns_per_pair(model);
-    let (mut prefix, mut prefix_keys, mut pages, mut seen) = (None, 0, 0, 0);
-    for draft in &drafter.drafts.items {
-        match draft.kernel {
-            Kernel::Prefill => {
-                let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
-                let units = model.cost.units_per_item(draft.pack);
-                load.add(0, units, pairs * ns_per_pair + device.pod.tile_ns);
-                states += f64::from(draft.rows);
-                let keys = u64::from(draft.kv_len());
-                seen += u64::from(draft.rows) * u64::from(model.spec.group()) * keys;
-                // The tiles of a prefix follow each other.
-                let this = Some((draft.table, draft.kv_begin));
-                if prefix != this {
-                    prefix = this;
-                    prefix_keys += keys;
-                    pages += converted_pages(&(draft.kv_begin..draft.kv_end)).len() as u32;
-                }
-            }
-            _ => decode_ps += draft.mean_load_ps(&model.cost),
-        }
-    }
-    let load = load.converting(conversions_of(model, [prefix_keys, seen])[0]);
+    let WidePrefixes {
+        load,
+        states,
+        decode_ps,
+        seen,
+        prefixes,
+    } = WidePrefixes::of(model, &drafter.drafts);
+    let load = load.converting(conversions_of(model, seen)[0]);
     let decode_ns = decode_ps as f64 / 1e3;
     let fused = configs().map(|tiles| tiles.map(|_| load));
     let forecast = device
@@ -204,8 +233,9 @@ pub fn prefixes_beside(
     let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
     let beside_ns = forecast.fused_ns + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
-    let has_room = |bound: Bound| !model.spec.converts() || pages <= bound.converted_pages;
-    let may = any && is_sooner && options.bound.is_none_or(has_room);
+    let room = options.bound.filter(|_| model.spec.converts());
+    let has_room = room.is_none_or(|bound| prefixes.pages() <= bound.converted_pages);
+    let may = any && is_sooner && has_room;
     let Some(choice) = choice.filter(|_| may) else {
         drafter.draft_again(input, input.tiles(), false);
         return None;

@@ -39,11 +39,11 @@ pub fn batch(prefixes: &[(u32, u32)], seed: u64) -> Batch {
 
 fn check<T: Element>(
     gpu: &Gpu,
-    (q_heads, kv_heads): (u32, u32),
+    (q_heads, kv_heads, dim): (u32, u32, u32),
     prefixes: &[(u32, u32)],
     sms: u32,
 ) {
-    let mut spec = Spec::new(q_heads, kv_heads, 128).with_dtype(T::DTYPE);
+    let mut spec = Spec::new(q_heads, kv_heads, dim).with_dtype(T::DTYPE);
     spec.variant.sinks = sms == 8;
     let case = Case {
         spec,
@@ -71,7 +71,8 @@ fn prefixes_beside_other_keys_are_the_reference() {
     let Some(gpu) = hopper("prefixes_beside_other_keys_are_the_reference") else {
         return;
     };
-    check::<bf16>(gpu, (4, 1), &[(272, 40)], 132);
-    check::<f16>(gpu, (14, 2), &[(400, 19), (256, 37)], 132);
-    check::<bf16>(gpu, (8, 1), &[(1024, 16)], 8);
+    check::<bf16>(gpu, (4, 1, 128), &[(272, 40)], 132);
+    check::<f16>(gpu, (14, 2, 128), &[(400, 19), (256, 37)], 132);
+    check::<bf16>(gpu, (8, 1, 128), &[(1024, 16)], 8);
+    check::<bf16>(gpu, (8, 2, 64), &[(272, 40)], 132);
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 /// The most graphs of a bucket that contain only what plans need. Decodes without common prefixes need few; prefixes and
 /// a second kind of attention multiply them. Plans that need yet other launches share a graph with all launches: it is a
 /// few microseconds slower in each layer, and capturing again and again would take milliseconds.
-const MOST_OF_BUCKET: usize = 8;
+const MOST_OF_BUCKET: usize = 16;
 
 /// Graphs by their bucket, the number of decodes that a step is padded to.
 pub(super) struct Graphs<G> {

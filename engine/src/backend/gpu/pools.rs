@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Workspaces of graphs have no room for converted keys.
+    /// Without POD, workspaces of graphs have no room for converted keys.
     #[test]
     fn decodes_convert_no_keys() {
         let device = DeviceDescription::named("h200").unwrap();
