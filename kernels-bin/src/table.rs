@@ -173,7 +173,7 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            727913,
+            728124,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),

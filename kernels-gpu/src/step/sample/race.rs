@@ -38,7 +38,7 @@ pub struct Race {
 /// The score of a group, and which of its tokens is drawn if it is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Scored {
-    /// The [key](super::key) of the score.
+    /// The [key] of the score.
     pub key: u32,
     /// Decides between equal scores: the larger one wins, below 2¹³. Scores are equal if the logits are so large, or the
     /// temperature is so low, that the random number is lost in rounding. It is (log₂ s − log₂ E) in steps of 1 / 128.

@@ -59,7 +59,6 @@ impl Team {
             if is_first {
                 mbarrier::init(arrived, 1);
                 fence::mbarrier_init();
-                mbarrier::arrive_expect_tx(arrived, at::TABLE_BYTES);
             }
             cluster::arrive_relaxed();
         }
@@ -160,13 +159,18 @@ impl Team {
     /// Waits until all numbers have arrived at the first CTA.
     ///
     /// # Safety
-    /// The first CTA calls this once, after all warps [sent](Self::send_to_first).
+    /// The first warp of the first CTA calls this once, after all warps [sent](Self::send_to_first).
     #[inline(always)]
     pub unsafe fn wait_for_numbers(&self) {
         #[cfg(target_feature = "sm_90a")]
         // SAFETY: the caller's promise.
         unsafe {
-            mbarrier::wait_cluster(self.memory + at::ARRIVED, 0);
+            // Numbers may have arrived already: the phase ends with this arrival, or with the last number.
+            let arrived = self.memory + at::ARRIVED;
+            if thread::thread_idx_x() == 0 {
+                mbarrier::arrive_expect_tx(arrived, at::TABLE_BYTES);
+            }
+            mbarrier::wait_cluster(arrived, 0);
         }
     }
 
