@@ -15,7 +15,7 @@ fn texts_are_generated_with_caches_of_each_type() {
         let output = Command::new(env!("CARGO_BIN_EXE_tandem"))
             .args(["generate", &folder, "The planner", "--backend", "cpu"])
             .args(drawn)
-            .args(["--max-new-tokens", "60"])
+            .args(["--max-new-tokens", "200"])
             .args(more)
             .output()
             .unwrap();
