@@ -42,24 +42,32 @@ const fn shares_keys(item: &WorkItem) -> bool {
 pub(crate) struct Prefixes(Vec<(u32, Range<u32>)>);
 
 impl Prefixes {
-    pub(crate) fn add(&mut self, table: u32, keys: Range<u32>) {
-        if self.0.last() != Some(&(table, keys.clone())) {
-            self.0.push((table, keys));
+    /// Adds the keys of a tile. Returns whether they are not those of the tile before.
+    pub(crate) fn add(&mut self, table: u32, keys: Range<u32>) -> bool {
+        let prefix = (table, keys);
+        let is_new = self.0.last() != Some(&prefix);
+        if is_new {
+            self.0.push(prefix);
         }
+        is_new
     }
 
-    /// Number of pages that a launch converts: of each table those from the first key to the last. Decodes may read some
-    /// in between.
+    /// Number of pages that a launch converts.
     pub(crate) fn pages(mut self) -> u32 {
-        self.0
-            .sort_unstable_by_key(|(table, keys)| (*table, keys.start));
+        self.0.sort_unstable_by_key(|(table, _)| *table);
         let tables = self.0.chunk_by(|a, b| a.0 == b.0);
         let of_table = tables.map(|of| {
-            let end = of.iter().map(|(_, keys)| keys.end).max();
-            converted_pages(&(of[0].1.start..end.unwrap_or(0))).len() as u32
+            let keys = of.iter().map(|(_, keys)| keys.clone());
+            converted_pages(&first_to_last(keys)).len() as u32
         });
         of_table.sum()
     }
+}
+
+/// The keys of a table that a launch converts, for prefixes: from the first key to the last. Decodes may read some in between.
+pub(crate) fn first_to_last(keys: impl Iterator<Item = Range<u32>>) -> Range<u32> {
+    keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+        .unwrap_or_default()
 }
 
 /// On an H200 a prefill converts an 8-bit key of 128 elements and its value in 0.94 ns beside its products, and a launch

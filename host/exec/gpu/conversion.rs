@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     Error,
-    plan::{Plan, conversion::converted_pages},
+    plan::{
+        Plan,
+        conversion::{converted_pages, first_to_last},
+    },
     problem::{Compute, Dtype, KvLayout},
 };
 
@@ -67,7 +70,10 @@ impl Conversion {
             if !self.tables.contains_key(&item.table) {
                 let seen = match item.flags & WorkItem::SHARED_KEYS {
                     0 => plan.keys_seen(plan.row_block_of(item)),
-                    _ => keys_of_table(items, item.table),
+                    _ => {
+                        let of_table = items.iter().filter(|other| other.table == item.table);
+                        first_to_last(of_table.map(|item| item.kv_begin..item.kv_end))
+                    }
                 };
                 self.add_table(plan, item, seen);
             }
@@ -120,14 +126,6 @@ impl Conversion {
         self.pages.push(new);
         new.page
     }
-}
-
-/// The keys that the items of a table see together.
-fn keys_of_table(items: &[WorkItem], table: u32) -> Range<u32> {
-    let of_table = items.iter().filter(|item| item.table == table);
-    let ranges = of_table.map(|item| item.kv_begin..item.kv_end);
-    let all = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-    all.unwrap_or_default()
 }
 
 /// The kernel's number for the element type of a pool.

@@ -154,7 +154,7 @@ struct WidePrefixes {
     /// Partial states of the prefills, one for each query token.
     states: f64,
     decode_ps: u64,
-    /// Keys of the prefixes, and pairs of a key and a row that sees it.
+    /// If keys are converted: keys of the prefixes, and pairs of a key and a row that sees it.
     seen: [u64; 2],
     prefixes: Prefixes,
 }
@@ -169,7 +169,6 @@ impl WidePrefixes {
             prefixes: Prefixes::default(),
         };
         let (ns_per_pair, group) = (ns_per_pair(model), u64::from(model.spec.group()));
-        let mut last = None;
         for draft in &drafts.items {
             if draft.kernel != Kernel::Prefill {
                 all.decode_ps += draft.mean_load_ps(&model.cost);
@@ -180,14 +179,13 @@ impl WidePrefixes {
             let ns = pairs * ns_per_pair + model.device.pod.tile_ns;
             all.load.add(0, units, ns);
             all.states += f64::from(draft.rows);
-            let keys = u64::from(draft.kv_len());
-            all.seen[1] += u64::from(draft.rows) * group * keys;
             // The tiles of a prefix follow each other.
-            let prefix = Some((draft.table, draft.kv_begin));
-            if prefix != last {
-                last = prefix;
-                all.seen[0] += keys;
-                all.prefixes.add(draft.table, draft.kv_begin..draft.kv_end);
+            if model.spec.converts() {
+                let keys = u64::from(draft.kv_len());
+                all.seen[1] += u64::from(draft.rows) * group * keys;
+                if all.prefixes.add(draft.table, draft.kv_begin..draft.kv_end) {
+                    all.seen[0] += keys;
+                }
             }
         }
         all
