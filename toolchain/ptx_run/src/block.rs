@@ -105,6 +105,35 @@ pub struct Named {
     pub released: Vec<(u64, Shared, bool)>,
 }
 
+/// The products of a warpgroup that not all of its warps have issued yet, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Products {
+    /// The instruction of each, and the first warp that issued it.
+    pub open: VecDeque<(usize, usize)>,
+    /// How many came before these, and how many each warp has issued.
+    complete: u64,
+    issued: [u64; 4],
+}
+
+impl Products {
+    /// A warp issues a product. `Err` with the instruction and the warp that were first, if these differ.
+    pub fn issue(&mut self, warp: usize, instruction: usize) -> Result<(), (usize, usize)> {
+        let issued = &mut self.issued[warp % 4];
+        let at = (*issued - self.complete) as usize;
+        *issued += 1;
+        match self.open.get(at) {
+            Some(&first) if first.0 != instruction => return Err(first),
+            Some(_) => {}
+            None => self.open.push_back((instruction, warp)),
+        }
+        if self.issued.iter().all(|&issued| issued > self.complete) {
+            self.open.pop_front();
+            self.complete += 1;
+        }
+        Ok(())
+    }
+}
+
 /// An mbarrier.
 #[derive(Clone, Debug)]
 pub struct Mbarrier {
@@ -200,6 +229,8 @@ pub struct Block {
     /// `cp.async` copies of each lane, in program order.
     pub lane_copies: Vec<VecDeque<Pending>>,
     pub fences: Vec<Vec<FenceMark>>,
+    /// Of each warpgroup.
+    pub products: Vec<Products>,
     /// For each four bytes of shared memory, reads by loads whose threads arrived at an mbarrier before they used the data.
     pub late_reads: HashMap<usize, Vec<Record>>,
     /// Registers that no warp holds.

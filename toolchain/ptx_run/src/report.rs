@@ -180,6 +180,12 @@ pub enum Fault {
         /// Accumulator or A.
         what: &'static str,
     },
+    /// A product is one of all four warps of a warpgroup, but another warp issues another one, or none.
+    #[error("all four warps of a warpgroup issue each product, but {what}")]
+    OtherProduct {
+        /// What another warp does.
+        what: String,
+    },
     /// Lanes that must execute an instruction together do not.
     #[error("needs lanes {expected:08x}, only {got:08x} are here")]
     Diverged {

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     Memory, Module, Report,
-    block::{Block, Cluster, Named, Resident},
+    block::{Block, Cluster, Named, Products, Resident},
     clock::{Clock, MEMBERS, Shared},
     decode::{Code, LaneMask, Special},
     exec::{Run, lane_list},
@@ -417,6 +417,7 @@ impl Grid<'_> {
             pending: Vec::new(),
             lane_copies: vec![VecDeque::new(); warps * LANES],
             fences: vec![Vec::new(); warps],
+            products: vec![Products::default(); warps.div_ceil(4)],
             late_reads: HashMap::new(),
             pool: 0,
             live_warps: warps as u32,

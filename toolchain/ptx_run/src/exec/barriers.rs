@@ -626,6 +626,14 @@ impl Run<'_> {
                 Box::new(Fault::Barrier { id, what }),
             ));
         }
+        let open = block.products.iter().find_map(|of| of.open.front());
+        if let Some(&(instruction, warp)) = open {
+            let what = "others end without it".into();
+            return Err((
+                self.place(instruction, block.id, format!("warp {warp}")),
+                Box::new(Fault::OtherProduct { what }),
+            ));
+        }
         if let Some(barrier) = block
             .barriers
             .iter()

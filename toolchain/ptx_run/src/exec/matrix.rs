@@ -231,6 +231,11 @@ impl Run<'_> {
                 });
             }
         }
+        if let Err((first, other)) = block.products[warp.index / 4].issue(warp.index, self.pc) {
+            let place = self.place(first, block.id, format!("warp {other}"));
+            let what = format!("another one is the next: {place}");
+            return Err(Box::new(Fault::OtherProduct { what }));
+        }
         if !warp.fenced_products {
             return Err(Box::new(Fault::NoProductFence {
                 what: "registers, since the last wait,",

@@ -350,6 +350,26 @@ fn shared_memory_must_not_change_under_a_product() {
 }
 
 #[test]
+fn all_warps_of_a_warpgroup_issue_the_same_products() {
+    let lines = || REGISTERS.lines();
+    let product = lines().find(|line| line.contains("mma_async"));
+    let product = product.expect("a product");
+    // Three warps issue one more.
+    let more = format!(
+        "setp.lt.u32 %p1, %r0, 96; @%p1 bra MORE; bra ON;\nMORE: {product}\nON: wgmma.commit_group"
+    );
+    let more = REGISTERS.replace("wgmma.commit_group", &more);
+    // Two warps issue the same product at another place of the code.
+    let apart = format!(
+        "setp.lt.u32 %p1, %r0, 64; @%p1 bra HERE;\n{product}\nbra ON;\nHERE: {product}\nON: "
+    );
+    let apart = REGISTERS.replace(product, &apart);
+    for body in [more, apart] {
+        assert_fault!(128, &body, Fault::OtherProduct { .. }, "wgmma.mma_async");
+    }
+}
+
+#[test]
 fn products_need_all_lanes() {
     let body = "mov.b32 %r3, 0; setp.lt.u32 %p1, %r0, 5; @%p1 bra A; bra B;\n\
                 A: movmatrix.sync.aligned.m8n8.trans.b16 %r4, %r3;\nB:";
