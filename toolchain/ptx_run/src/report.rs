@@ -43,12 +43,24 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} `{}`", self.line, self.text)?;
+        write!(f, "line {} `{}`", self.line, shortened(&self.text))?;
         if let Some(source) = &self.source {
             write!(f, " ({source})")?;
         }
         write!(f, " by block {}, {}", self.block, self.who)
     }
+}
+
+/// Leaves out the middle of a long text: a product lists up to 128 registers.
+fn shortened(text: &str) -> String {
+    const ENDS: usize = 80;
+    let count = text.chars().count();
+    if count <= 2 * ENDS {
+        return text.into();
+    }
+    let begin: String = text.chars().take(ENDS).collect();
+    let end: String = text.chars().skip(count - ENDS).collect();
+    format!("{begin} … {end}")
 }
 
 /// A warp that cannot continue.
