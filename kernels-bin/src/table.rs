@@ -173,11 +173,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            728124,
+            715727,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            361936,
+            355792,
         )),
     },
     Module {
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            701248,
+            688560,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            326816,
+            321696,
         )),
     },
     Module {

@@ -5,7 +5,7 @@ use kernels_gpu::{
     step::{
         VECTOR,
         sample::{
-            key,
+            key, least_of,
             race::{Race, Scored},
             share, weight,
         },
@@ -102,23 +102,14 @@ fn first_of_largest(logits: &[f32]) -> usize {
         .expect("it is one")
 }
 
-/// Which tokens of a row are kept.
+/// Which tokens of a row are kept: those with at least this key.
 struct Rule {
-    /// Keys below it are dropped.
     least: u32,
-    min_weight: u32,
-    top: f32,
-    scale: f32,
 }
 
 impl Rule {
     fn new(logits: &[f32], draw: &DrawParams) -> Self {
-        let mut rule = Self {
-            least: 0,
-            min_weight: 0,
-            top: 0.0,
-            scale: draw.scale,
-        };
+        let mut rule = Self { least: 0 };
         let k = match draw.top_k as usize {
             k if k < logits.len() => k,
             _ => 0,
@@ -126,19 +117,19 @@ impl Rule {
         if k == 0 && draw.top_p == 0 && draw.min_weight == 0 {
             return rule;
         }
-        rule.top = logits[first_of_largest(logits)];
+        let largest = logits[first_of_largest(logits)];
         // Of infinite logits the race takes the first.
-        if !rule.top.is_finite() {
+        if !largest.is_finite() {
             return rule;
         }
-        rule.min_weight = draw.min_weight;
         let mut keys: Vec<u32> = logits.iter().map(|&logit| key(logit)).collect();
         if k > 0 {
             let (_, kth, _) = keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
             rule.least = *kth;
         }
         if draw.top_p > 0 {
-            let weighed = logits.iter().map(|&logit| (key(logit), rule.weight(logit)));
+            let weight_of = |&logit: &f32| (key(logit), weight(logit, largest, draw.scale));
+            let weighed = logits.iter().map(weight_of);
             let mut staying: Vec<_> = weighed
                 .filter(|&(key, weight)| key >= rule.least && weight > 0)
                 .collect();
@@ -153,16 +144,15 @@ impl Rule {
                 }
             }
         }
+        if draw.min_weight > 0 {
+            let heavy = least_of(draw.min_weight, largest, draw.inverse_scale);
+            rule.least = rule.least.max(key(heavy));
+        }
         rule
     }
 
-    fn weight(&self, logit: f32) -> u32 {
-        weight(logit, self.top, self.scale)
-    }
-
     fn keeps(&self, logit: f32) -> bool {
-        let light = self.min_weight > 0 && self.weight(logit) < self.min_weight;
-        key(logit) >= self.least && !light
+        key(logit) >= self.least
     }
 }
 

@@ -3,13 +3,12 @@
 use cuda_std::{prelude::*, shared};
 
 use super::{
-    ROUND, THREADS, WARPS, at, key,
+    ROUND, THREADS, WARPS, at, key, least_of,
     limit::{self, Rules},
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
     race::{Race, number, token_of},
     team::{CTAS, Table, Team},
-    weight,
 };
 use crate::{
     abi::{DrawParams, SampleParams},
@@ -118,22 +117,16 @@ unsafe fn of_lanes(x: u64, high: u32) -> u64 {
 /// Groups of a round.
 const GROUPS: u32 = ROUND / VECTOR;
 
-/// Which tokens of a row are kept.
+/// Which tokens of a row are kept: those with at least this logit.
 #[derive(Clone, Copy)]
 struct Rule {
     least: f32,
-    min_weight: u32,
-    top: f32,
-    scale: f32,
 }
 
 impl Rule {
     /// All tokens are kept.
     const NONE: Self = Self {
         least: f32::NEG_INFINITY,
-        min_weight: 0,
-        top: 0.0,
-        scale: 0.0,
     };
 
     /// # Safety
@@ -146,10 +139,7 @@ impl Rule {
         p: &SampleParams,
     ) -> Self {
         let rules = Rules::new(part, draw, p.vocabulary, p.last_bit);
-        let mut rule = Self {
-            scale: draw.scale,
-            ..Self::NONE
-        };
+        let mut rule = Self::NONE;
         if !rules.any() && draw.min_weight == 0 {
             return rule;
         }
@@ -170,12 +160,13 @@ impl Rule {
                 rank += 1;
             }
             let top = warp::warp_reduce_max(warp::FULL_MASK, top);
-            rule.top = logit_of(top);
+            let largest = logit_of(top);
             // Of infinite logits the race takes the first.
-            if rule.top.is_finite() {
-                rule.min_weight = draw.min_weight;
+            if largest.is_finite() {
+                rule.least = least_of(draw.min_weight, largest, draw.inverse_scale);
                 if rules.any() {
-                    rule.least = logit_of(limit::limit(team, part, &rules, table, top));
+                    let limit = logit_of(limit::limit(team, part, &rules, table, top));
+                    rule.least = rule.least.max(limit);
                 }
             }
             // CTAs may have read from the memory of others, which must not have ended.
@@ -184,11 +175,9 @@ impl Rule {
         rule
     }
 
-    /// Whether a token is kept. Branchless: with branches each exponential would wait for the previous one.
     #[inline(always)]
     fn keeps(&self, logit: f32) -> bool {
-        let weight = weight(logit, self.top, self.scale);
-        (logit >= self.least) & (weight >= self.min_weight)
+        logit >= self.least
     }
 }
 
@@ -196,7 +185,7 @@ impl Rule {
 /// none; another one, or 0, if another warp of the CTA has a better one.
 ///
 /// # Safety
-/// All threads of the CTA come here; the row exists; nobody else uses the CTA's word [`at::REACHED`].
+/// All threads of the CTA come here; the row exists; nobody else uses the CTA's words [`at::REACHED`].
 #[inline(always)]
 unsafe fn race<L: Logits, const RULE: bool>(
     team: &Team,

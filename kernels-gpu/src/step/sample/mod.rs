@@ -12,7 +12,10 @@
 //! 3. The best token of each warp: that with the largest logit (greedy), or of the group with the largest score. The first
 //!    CTA writes the best of all.
 
-use crate::math::exp2;
+use crate::{
+    common::{math::Real, state::log2},
+    math::exp2,
+};
 
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod draw;
@@ -84,6 +87,17 @@ pub const SHARED_BYTES: u32 = at::END;
 #[must_use]
 pub fn weight(logit: f32, largest: f32, scale: f32) -> u32 {
     weight_of(exp2((logit - largest) * scale).to_bits())
+}
+
+/// The least logit with at least this weight; −∞ for the weight 0. The largest logit of the row is finite.
+#[inline(always)]
+#[must_use]
+pub fn least_of(weight: u32, largest: f32, inverse_scale: f32) -> f32 {
+    if weight == 0 {
+        return f32::NEG_INFINITY;
+    }
+    let below = log2(weight as f32) - ONE.ilog2() as f32;
+    Real::mul_add(below.min(0.0), inverse_scale, largest)
 }
 
 /// The weight of a power of two, given as f32 bits: at most 1, or NaN.
@@ -177,6 +191,24 @@ mod tests {
                 off <= 1.0 + right * 3e-7,
                 "{got} instead of {right} at {below}"
             );
+        }
+    }
+
+    #[test]
+    fn the_least_logit_of_a_weight() {
+        for (temperature, largest) in [(1.0, 3.0), (0.01, -2.0), (50.0, 20.0)] {
+            let (scale, inverse) = (
+                core::f32::consts::LOG2_E / temperature,
+                temperature * core::f32::consts::LN_2,
+            );
+            assert_eq!(least_of(ONE, largest, inverse), largest);
+            assert_eq!(least_of(0, largest, inverse), f32::NEG_INFINITY);
+            for least in [1, 2, 1000, ONE / 20, ONE / 3, ONE - 1] {
+                let logit = least_of(least, largest, inverse);
+                let step = 2e-6 * (logit.abs() + largest.abs() + inverse);
+                assert!(weight(logit + step, largest, scale) >= least, "{least}");
+                assert!(weight(logit - step, largest, scale) < least, "{least}");
+            }
         }
     }
 
