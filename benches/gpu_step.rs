@@ -86,6 +86,7 @@ fn main() {
         ("temperature", hot),
         ("top-k 50", Sampling { top_k: 50, ..hot }),
         ("top-p 0.9", Sampling { top_p: 0.9, ..hot }),
+        ("min-p 0.05", Sampling { min_p: 0.05, ..hot }),
         (
             "top-k 50, top-p 0.9",
             Sampling {
