@@ -453,7 +453,7 @@ fn a_server_says_how_it_stores_keys_and_values() {
 fn a_client_that_takes_nothing_is_cut_off() {
     let name = "n".repeat(64 << 10);
     let server = Server::start(&["--name", &name, "--send-timeout", "1"]);
-    let body = "{\"prompt\": \"a\", \"max_tokens\": 400, \"seed\": 2, \"stream\": true}";
+    let body = "{\"prompt\": \"a\", \"max_tokens\": 400, \"temperature\": 0, \"stream\": true}";
     let length = body.len();
     let client = server.send(&format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
