@@ -9,10 +9,13 @@ use std::{
     time::Duration,
 };
 
-use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness, on_cpu};
+use common::{
+    FAMILIES, ODD_VOCABULARY, PAGES, answers, engine, expected, expected_text, folder, nearness,
+    odd_logits, of_folder, of_odd_vocabulary, on_cpu,
+};
 use tandem_engine::{
-    Engine, Error, Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream,
-    replay::replay,
+    CacheType, Engine, Error, Event, Finish, Generation, Limits, Message, Sampling, Text,
+    TextStream, replay::replay,
 };
 use tandem_schedule::{
     Request,
@@ -36,6 +39,16 @@ fn logits_are_those_of_transformers() {
             );
         }
     }
+}
+
+#[test]
+fn the_size_of_the_vocabulary_need_not_be_a_multiple_of_8() {
+    let (model, right) = (of_odd_vocabulary(), expected("llama3"));
+    let backend = of_folder(model.path(), CacheType::Auto);
+    let mut engine = Engine::new(backend, Limits::default()).unwrap();
+    let got = engine.logits(&right.prompt, 13).unwrap();
+    let near = nearness(&got, &odd_logits(&right), ODD_VOCABULARY);
+    assert!(near.least_cosine > 0.999_99, "{}", near.least_cosine);
 }
 
 #[test]

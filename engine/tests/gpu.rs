@@ -2,7 +2,12 @@
 
 mod common;
 
-use common::{FAMILIES, answers, expected, expected_text, folder, nearness, of_folder};
+use std::path::Path;
+
+use common::{
+    FAMILIES, ODD_VOCABULARY, answers, expected, expected_text, folder, nearness, odd_logits,
+    of_folder, of_odd_vocabulary,
+};
 use tandem_attn::{
     Error as AttentionError,
     exec::gpu::Gpu,
@@ -41,8 +46,12 @@ fn planning(mut backend: Box<dyn Backend>, planned: PlanOptions) -> Engine {
 }
 
 fn backend(gpu: Gpu, family: &str, cache_type: CacheType, graphs: bool) -> Box<dyn Backend> {
-    let architecture = Architecture::read(&folder(family)).expect("a fixture");
-    let weights = Weights::open(&folder(family)).expect("a fixture");
+    backend_of(gpu, &folder(family), cache_type, graphs)
+}
+
+fn backend_of(gpu: Gpu, folder: &Path, cache_type: CacheType, graphs: bool) -> Box<dyn Backend> {
+    let architecture = Architecture::read(folder).expect("a fixture");
+    let weights = Weights::open(folder).expect("a fixture");
     let mut options = GpuOptions::default();
     options.cache_tokens = 1024;
     options.step_tokens = 64;
@@ -96,6 +105,42 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
             );
         }
     }
+}
+
+/// Rows of logits then do not follow each other without gaps.
+#[test]
+fn the_size_of_the_vocabulary_need_not_be_a_multiple_of_8() {
+    let model = of_odd_vocabulary();
+    let (right, theirs) = (expected("llama3"), expected_text("llama3").bf16);
+    let several: Vec<_> = (0..3)
+        .map(|seed| Generation {
+            sampling: Sampling {
+                temperature: 1.0,
+                seed,
+                ..Sampling::GREEDY
+            },
+            ignore_ends: true,
+            ..Generation::greedy(right.prompt.clone(), 8)
+        })
+        .collect();
+    let mut texts = Vec::new();
+    for graphs in [false, true] {
+        let Some(gpu) = gpu() else { return };
+        let backend = backend_of(gpu, model.path(), CacheType::Auto, graphs);
+        let mut engine = Engine::new(backend, Limits::default()).expect("sound limits");
+        let got = engine
+            .logits(&right.prompt, 13)
+            .expect("rows of any length");
+        let near = nearness(&got, &odd_logits(&right), ODD_VOCABULARY);
+        assert!(
+            1.0 - near.mean_cosine < 2.0 * (1.0 - theirs.mean_cosine),
+            "{}",
+            near.mean_cosine
+        );
+        texts.push(answers(&mut engine, &several));
+    }
+    assert!(texts[0].iter().all(|text| text.len() == 8), "{texts:?}");
+    assert_eq!(texts[0], texts[1], "launched, and from graphs");
 }
 
 /// Rounding to 8 bits and rounding to bf16 add up. The bounds are twice the sum of both distances, which were measured

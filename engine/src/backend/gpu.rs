@@ -8,6 +8,7 @@
 mod blas;
 mod buffers;
 mod graphs;
+mod logits;
 mod pools;
 mod slots;
 mod store;
@@ -101,7 +102,8 @@ impl GpuBackend {
     ///
     /// # Errors
     /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
-    /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches.
+    /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches;
+    /// [`Error::Unsupported`] if the vocabulary has more tokens than [`Gpu::MOST_SAMPLED`].
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -110,6 +112,7 @@ impl GpuBackend {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         let (a, options) = (&architecture, *options);
+        logits::check(a)?;
         for kind in &a.kinds {
             pools::check(
                 &gpu.device(),
@@ -330,6 +333,7 @@ impl Step<'_> {
             rows: self.tokens,
             inputs,
             outputs,
+            out_stride: outputs,
             in_f32: false,
         };
         let matrices = [x, w, out].map(DeviceBuffer::address);
@@ -450,10 +454,14 @@ impl Step<'_> {
             rows,
             inputs: a.hidden,
             outputs: a.vocabulary,
+            out_stride: logits::stride(a.vocabulary),
             in_f32: true,
         };
         let matrices: [DevicePtr; 3] = [wanted.address, head.address(), b.logits.address()];
-        let logits = b.logits.tensor([rows, a.vocabulary]);
+        let logits = b
+            .logits
+            .tensor([rows, a.vocabulary])
+            .with_stride(0, shape.out_stride);
         // SAFETY: see above.
         unsafe {
             self.gpu
@@ -594,9 +602,9 @@ impl Backend for GpuBackend {
 
     fn logits(&mut self) -> Result<Vec<f32>, Error> {
         self.stream.synchronize()?;
-        let mut logits = self.buffers.logits.read()?;
-        logits.truncate(self.rows * self.architecture.vocabulary);
-        Ok(logits)
+        let logits = self.buffers.logits.read()?;
+        let vocabulary = self.architecture.vocabulary;
+        Ok(logits::dense(logits, self.rows, vocabulary))
     }
 
     fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {

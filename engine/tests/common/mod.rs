@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use safetensors::SafeTensors;
+use safetensors::{SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use tandem_attn::{
     kv::PageCopy,
@@ -28,6 +28,41 @@ pub fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
         .join(family)
+}
+
+/// A vocabulary whose size is no multiple of 8. The prompts of Llama 3's fixture have no further tokens.
+pub const ODD_VOCABULARY: usize = 381;
+
+/// A copy of Llama 3's fixture without the tokens behind [`ODD_VOCABULARY`].
+pub fn of_odd_vocabulary() -> tempfile::TempDir {
+    let (from, copy) = (folder("llama3"), tempfile::tempdir().expect("writable"));
+    let config = fs::read(from.join("config.json")).expect("a fixture");
+    let mut config: serde_json::Value = serde_json::from_slice(&config).expect("a fixture");
+    config["vocab_size"] = ODD_VOCABULARY.into();
+    fs::write(copy.path().join("config.json"), config.to_string()).expect("writable");
+    let bytes = fs::read(from.join("model.safetensors")).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("as made");
+    let cut = tensors.iter().map(|(name, tensor)| {
+        let (mut shape, mut data) = (tensor.shape().to_vec(), tensor.data());
+        if matches!(name, "lm_head.weight" | "model.embed_tokens.weight") {
+            data = &data[..data.len() / shape[0] * ODD_VOCABULARY];
+            shape[0] = ODD_VOCABULARY;
+        }
+        let view = TensorView::new(tensor.dtype(), shape, data);
+        (name, view.expect("whole rows"))
+    });
+    let file = safetensors::serialize(cut, None).expect("as before");
+    fs::write(copy.path().join("model.safetensors"), file).expect("writable");
+    copy
+}
+
+/// The expected logits of [`of_odd_vocabulary`].
+pub fn odd_logits(right: &Expected) -> Vec<f32> {
+    let vocabulary = right.logits.len() / right.prompt.len();
+    let rows = right.logits.chunks(vocabulary);
+    rows.flat_map(|row| &row[..ODD_VOCABULARY])
+        .copied()
+        .collect()
 }
 
 /// Contents of `expected.json`.

@@ -33,12 +33,14 @@ pub(super) struct Blas {
 // SAFETY: any thread may use the handle and the descriptors, one at a time; `&mut self` ensures that.
 unsafe impl Send for Blas {}
 
-/// `out = x · wᵀ`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`.
+/// `out = x · wᵀ`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`, `out` is `[rows, outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub rows: usize,
     pub inputs: usize,
     pub outputs: usize,
+    /// Elements from a row of `out` to the next, at least `outputs`.
+    pub out_stride: usize,
     /// Whether results are in f32; otherwise they are in bf16, like the inputs.
     pub in_f32: bool,
 }
@@ -75,7 +77,7 @@ impl Blas {
     /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// The matrices are dense, have the given shape, are in device memory, and stay there until the work on `stream` is
+    /// The matrices have the given shape, are dense but for the stride of `out`, are in device memory, and stay there until the work on `stream` is
     /// done. The context of `stream` is current.
     pub(super) unsafe fn multiply(
         &mut self,
@@ -149,6 +151,7 @@ impl Product {
             rows,
             inputs,
             outputs,
+            out_stride,
             in_f32,
         } = shape;
         let (element, result_element) = match in_f32 {
@@ -158,14 +161,14 @@ impl Product {
         const { assert!(size_of::<bf16>() == 2) };
         // cuBLASLt is column-major: it sees a row-major matrix as its transpose. It computes outᵀ = w · xᵀ, for which
         // `w` is marked as transposed.
-        let layout = |element, rows: usize, columns: usize| {
-            result::create_matrix_layout(element, rows as u64, columns as u64, rows as i64)
+        let layout = |element, rows: usize, columns: usize, stride: usize| {
+            result::create_matrix_layout(element, rows as u64, columns as u64, stride as i64)
         };
         let multiply = result::create_matmul_desc(CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?;
         let layouts = [
-            layout(element, inputs, outputs)?,
-            layout(element, inputs, rows)?,
-            layout(result_element, outputs, rows)?,
+            layout(element, inputs, outputs, inputs)?,
+            layout(element, inputs, rows, inputs)?,
+            layout(result_element, outputs, rows, out_stride)?,
         ];
         let preference = result::create_matmul_pref()?;
         // SAFETY: the descriptors were created above, and the attributes have the sizes that the library documents.

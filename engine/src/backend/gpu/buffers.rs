@@ -11,7 +11,7 @@ use tandem_attn::{
     step::{Draw, Sampling},
 };
 
-use super::{GpuOptions, slots::Pinned};
+use super::{GpuOptions, logits, slots::Pinned};
 use crate::{Architecture, Error, backend::Work};
 
 /// Buffers for the largest step. Smaller steps use their beginnings, so that addresses in graphs stay valid.
@@ -23,6 +23,7 @@ pub(super) struct Buffers {
     pub gate_up: DeviceBuffer<bf16>,
     pub gated: DeviceBuffer<bf16>,
     pub branch: DeviceBuffer<bf16>,
+    /// Rows of [`logits::stride`] elements.
     pub logits: DeviceBuffer<f32>,
     pub sampled: DeviceBuffer<u32>,
     inputs: DeviceBuffer<u32>,
@@ -46,7 +47,7 @@ impl Buffers {
             gate_up: of_tokens(2 * a.intermediate)?,
             gated: of_tokens(a.intermediate)?,
             branch: of_tokens(a.hidden)?,
-            logits: DeviceBuffer::zeroed(gpu, rows * a.vocabulary)?,
+            logits: DeviceBuffer::zeroed(gpu, rows * logits::stride(a.vocabulary))?,
             sampled: DeviceBuffer::zeroed(gpu, rows)?,
             inputs: DeviceBuffer::zeroed(gpu, words)?,
             tokens,

@@ -21,8 +21,12 @@ use crate::{
 };
 
 impl Gpu {
+    /// The largest vocabulary of [`sample`](Self::sample).
+    pub const MOST_SAMPLED: usize = MOST as usize;
+
     /// Draws a token from each row of `logits` (`[rows, vocabulary]` in BF16, F16 or F32) into `ids` (`[rows]`), as the row
     /// of `draws` says. The row stride is a multiple of 8.
+    /// A row has at most [`MOST_SAMPLED`](Self::MOST_SAMPLED) tokens.
     ///
     /// The token of a request does not depend on other rows. The same call on the CPU is
     /// [`cpu::sample`](crate::step::cpu::sample). Its exponentials and logarithms differ in their last bits, so in rare cases
@@ -55,7 +59,7 @@ impl Gpu {
         };
         logits.check_dense("logits", 1)?;
         logits.check_address("logits", VECTOR_BYTES)?;
-        if !(1..=MOST as usize).contains(&vocabulary) {
+        if !(1..=Self::MOST_SAMPLED).contains(&vocabulary) {
             return Err(Error::Extent {
                 tensor: "logits",
                 dimension: "elements in a row",
