@@ -53,10 +53,15 @@ impl Text {
             path: path.clone(),
             error,
         })?;
-        let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Error::Malformed {
+        let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Error::Malformed {
             path,
             reason: unread(&bytes, &error),
         })?;
+        // Settings of the program that saved the file. A prompt that was cut or padded would give another text.
+        tokenizer
+            .with_padding(None)
+            .with_truncation(None)
+            .map_err(tokenizer_error)?;
         let path = folder.join("tokenizer_config.json");
         let config: TokenizerConfig = match optional(&path)? {
             None => TokenizerConfig::default(),

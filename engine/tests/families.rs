@@ -13,6 +13,7 @@ use common::{
     FAMILIES, ODD_VOCABULARY, PAGES, answers, engine, expected, expected_text, folder, nearness,
     odd_logits, of_folder, of_odd_vocabulary, on_cpu,
 };
+use serde_json::json;
 use tandem_engine::{
     CacheType, Engine, Error, Event, Finish, Generation, Limits, Message, Sampling, Text,
     TextStream, replay::replay,
@@ -208,6 +209,29 @@ fn texts_become_the_tokens_of_transformers_and_come_back() {
         streamed += &stream.finish(&text).unwrap();
         assert_eq!(streamed, right.decoded, "{family}");
     }
+}
+
+/// Their values in `tokenizer.json` are those of the program that saved the file.
+#[test]
+fn prompts_are_neither_cut_nor_padded() {
+    let (right, copy) = (expected_text("llama3"), tempfile::tempdir().unwrap());
+    let tokenizer = fs::read(folder("llama3").join("tokenizer.json")).expect("a fixture");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&tokenizer).unwrap();
+    let saved = |tokenizer: &serde_json::Value| {
+        fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).expect("writable");
+        let text = Text::read(copy.path()).expect("sound");
+        text.encode(&right.text, false).unwrap()
+    };
+    tokenizer["truncation"] = json!({
+        "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0,
+    });
+    assert_eq!(saved(&tokenizer), right.tokens);
+    tokenizer["truncation"] = serde_json::Value::Null;
+    tokenizer["padding"] = json!({
+        "strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 1, "pad_type_id": 0,
+        "pad_token": "<pad>",
+    });
+    assert_eq!(saved(&tokenizer), right.tokens);
 }
 
 /// In the fixtures each byte has its own token if the byte is part of a character that the training text lacked.
