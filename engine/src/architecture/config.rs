@@ -248,6 +248,18 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     let window = config.sliding_window.unwrap_or(defaults.window);
     let slides = sliding_layers(config, traits, layers, window)?;
     let [global, local] = ropes(config, traits, head_dim)?;
+    let positions = config.max_position_embeddings.or(defaults.positions);
+    let positions = need(
+        "max_position_embeddings",
+        positions.map(|most| most as usize),
+    )? as u32;
+    let positions = match global.scaling {
+        // Models get YaRN after their training, and `max_position_embeddings` stays as it was.
+        RopeScaling::Yarn(yarn) => {
+            positions.max((yarn.factor * f64::from(yarn.original_positions)) as u32)
+        }
+        _ => positions,
+    };
     let global = AttentionKind { spec, rope: global };
     let local = window.map(|keys| AttentionKind {
         // The window counts the query's own position.
@@ -301,13 +313,7 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
             false => 1.0,
         },
         tied: config.tie_word_embeddings.unwrap_or(defaults.tied),
-        positions: need(
-            "max_position_embeddings",
-            config
-                .max_position_embeddings
-                .or(defaults.positions)
-                .map(|positions| positions as usize),
-        )? as u32,
+        positions,
         ends,
     })
 }

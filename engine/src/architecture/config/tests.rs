@@ -20,6 +20,15 @@ const GEMMA: &str = r#"{
     "vision_config": {"hidden_size": 1152}
 }"#;
 
+/// Qwen 3 0.6B.
+const QWEN: &str = r#"{
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "eos_token_id": 151645, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960,
+    "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936
+}"#;
+
 fn refused(config: &str) -> String {
     Architecture::from_json(config).unwrap_err().to_string()
 }
@@ -133,6 +142,31 @@ fn what_would_be_computed_wrongly_is_refused() {
         Architecture::from_json("{"),
         Err(Error::Malformed { .. })
     ));
+}
+
+/// As the model cards of Qwen 2.5 and 3 say: `max_position_embeddings` stays, and `rope_scaling` is added.
+#[test]
+fn yarn_adds_positions() {
+    let positions = |scaling: &str, positions: u32| {
+        let config = QWEN
+            .replace("null", scaling)
+            .replace("40960", &positions.to_string());
+        Architecture::from_json(&config).unwrap().positions
+    };
+    let yarn = r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#;
+    assert_eq!(positions("null", 40960), 40960);
+    assert_eq!(positions(yarn, 40960), 131_072);
+    assert_eq!(positions(yarn, 262_144), 262_144, "the larger one");
+    assert_eq!(positions(r#"{"type": "yarn", "factor": 2.5}"#, 1000), 2500);
+    let new = LLAMA.replace("\"llama3\"}", "\"yarn\"}");
+    let new = new.replace("\"rope_scaling\"", "\"rope_parameters\"");
+    let new = new.replace("131072", "8192");
+    assert_eq!(Architecture::from_json(&new).unwrap().positions, 65_536);
+    // Linear scaling and Llama 3's are part of the training, and `max_position_embeddings` counts them.
+    let linear = r#"{"rope_type": "linear", "factor": 4.0}"#;
+    assert_eq!(positions(linear, 40960), 40960);
+    let llama = LLAMA.replace("131072", "8192");
+    assert_eq!(Architecture::from_json(&llama).unwrap().positions, 8192);
 }
 
 /// `transformers` 4 wrote both names of the scaling type, and some programs write both names of the activation.
