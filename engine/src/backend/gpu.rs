@@ -1,7 +1,7 @@
 //! Computes on an NVIDIA GPU in bf16: matrix products with cuBLASLt, everything else with the kernels of tandem-attn.
 //!
-//! Steps that contain only decodes run from CUDA graphs. Requests are padded to a bucket (a power of two) with tokens that
-//! write to no page. A bucket has one graph for each choice of attention kernels that its plans need, up to a limit. Other
+//! Steps that contain only decodes run from CUDA graphs. Requests are padded to a bucket (a power of two, or the largest
+//! step) with tokens that write to no page. A bucket has one graph for each choice of attention kernels that its plans need, up to a limit. Other
 //! steps launch kernel by kernel. Everything is on one stream: a step is enqueued while the previous one runs, and reads
 //! the drawn tokens of that step on the device.
 
@@ -155,10 +155,9 @@ impl GpuBackend {
         let batch = &work.inputs.batch;
         let requests = batch.qo_indptr.len() - 1;
         let decodes = batch.total_q() as usize == requests && work.rows.len() == requests;
-        let bucket = requests.next_power_of_two();
         let most = self.options.step_requests.min(self.options.step_tokens) as usize;
         let graphs = self.options.graphs && !self.apart;
-        (graphs && decodes && requests > 0 && bucket <= most).then_some(bucket)
+        (graphs && decodes && requests > 0).then(|| graphs::bucket(requests, most))
     }
 
     /// Plans a batch for each kind of attention and uploads the plans.

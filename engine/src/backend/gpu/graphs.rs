@@ -7,6 +7,11 @@ use std::{collections::BTreeMap, fmt};
 /// few microseconds slower in each layer, and capturing again and again would take milliseconds.
 const MOST_OF_BUCKET: usize = 16;
 
+/// The number of decodes that a step of so many is padded to: a power of two, or the most that a step may have.
+pub(super) fn bucket(requests: usize, most: usize) -> usize {
+    requests.next_power_of_two().min(most)
+}
+
 /// Graphs by their bucket, the number of decodes that a step is padded to.
 pub(super) struct Graphs<G> {
     buckets: BTreeMap<usize, Captured<G>>,
@@ -86,6 +91,14 @@ mod tests {
             Ok::<_, &str>(only_needed)
         });
         asked
+    }
+
+    #[test]
+    fn the_largest_steps_have_a_bucket_too() {
+        let buckets = |most: usize| [1, 2, 3, 64, 65, 96].map(|requests| bucket(requests, most));
+        assert_eq!(buckets(96), [1, 2, 4, 64, 96, 96]);
+        assert_eq!(buckets(128), [1, 2, 4, 64, 128, 128]);
+        assert_eq!(bucket(3, 3), 3);
     }
 
     #[test]
