@@ -40,7 +40,7 @@ pub enum ScheduleError {
     },
     /// Too many requests wait.
     #[error(
-        "{waiting} requests wait already, which is the limit: try again later, or raise Limits::waiting"
+        "{waiting} requests wait already, as many as may: try again later, or raise Limits::waiting"
     )]
     QueueFull {
         /// Requests that wait.

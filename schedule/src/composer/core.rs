@@ -143,7 +143,9 @@ impl Core {
                 limit: self.limits.request_tokens.min(i32::MAX as u32),
             });
         }
-        if self.waiting.len() >= self.limits.waiting {
+        // Requests are admitted when a step is composed. Those for which there is room wait only for that.
+        let room = (self.limits.running as usize).saturating_sub(self.running.len());
+        if self.waiting.len() >= self.limits.waiting.saturating_add(room) {
             return Err(ScheduleError::QueueFull {
                 waiting: self.waiting.len(),
             });

@@ -25,7 +25,7 @@ pub struct Limits {
     pub chunk_keys: u32,
     /// Maximum number of requests that hold pages.
     pub running: u32,
-    /// Maximum number of waiting requests (back-pressure).
+    /// Maximum number of waiting requests (back-pressure). Those that [`running`](Self::running) has room for do not count.
     pub waiting: usize,
     /// Maximum number of tokens of one request, prompt and generated.
     pub request_tokens: u32,

@@ -289,7 +289,6 @@ fn what_a_preempted_request_finds_in_the_cache_is_neither_lost_nor_found_twice()
 #[test]
 fn impossible_requests_are_refused_with_reasons() {
     let limits = Limits {
-        waiting: 1,
         request_tokens: 100,
         ..Limits::default()
     };
@@ -300,8 +299,6 @@ fn impossible_requests_are_refused_with_reasons() {
     assert!(refused(Request::of_length(90, 11)).contains("the 100 a request may have"));
     assert!(refused(Request::of_length(60, 6)).contains("needs 5 pages and the pool has 4"));
     let id = composer.submit(Request::of_length(60, 5)).unwrap();
-    let full = composer.submit(Request::of_length(1, 1)).unwrap_err();
-    assert_eq!(full, ScheduleError::QueueFull { waiting: 1 });
     assert!(composer.cancel(id) && !composer.cancel(id));
     let limits = Limits {
         step_tokens: 0,
@@ -317,6 +314,48 @@ fn impossible_requests_are_refused_with_reasons() {
             .to_string()
             .contains("orca")
     );
+}
+
+/// Between two steps no request is admitted. One for which there is room then waits only for the next step.
+#[test]
+fn requests_for_which_there_is_room_do_not_count_as_waiting() {
+    let limits = Limits {
+        running: 3,
+        waiting: 2,
+        ..Limits::default()
+    };
+    let mut composer = Composer::new(limits, 64, 16, SarathiServe).unwrap();
+    let fill = |composer: &mut Composer| loop {
+        if let Err(full) = composer.submit(Request::of_length(4, 2)) {
+            return full;
+        }
+    };
+    assert_eq!(
+        fill(&mut composer),
+        ScheduleError::QueueFull { waiting: 5 },
+        "idle: three to admit, two behind them"
+    );
+    let mut step = Step::default();
+    assert!(composer.compose(&mut step));
+    assert_eq!((composer.running(), composer.waiting()), (3, 2));
+    assert_eq!(
+        fill(&mut composer),
+        ScheduleError::QueueFull { waiting: 2 },
+        "the batch is full"
+    );
+    let mut sampled = [Sampled::Last(1), Sampled::Token(1), Sampled::Token(1)].into_iter();
+    composer.complete(&step, |_| sampled.next().unwrap());
+    assert_eq!(
+        fill(&mut composer),
+        ScheduleError::QueueFull { waiting: 3 },
+        "one has left"
+    );
+    let limits = Limits {
+        waiting: usize::MAX,
+        ..limits
+    };
+    let mut endless = Composer::new(limits, 64, 16, SarathiServe).unwrap();
+    assert!(endless.submit(Request::of_length(4, 2)).is_ok());
 }
 
 /// Attention over caches of 8 bits converts the keys of all chunks of a step, and has room for so many.
