@@ -447,6 +447,31 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(refused, 18, "each refusal of the handlers is counted");
 }
 
+/// Their ranges are known to the engine alone.
+#[test]
+fn errors_of_the_engine_name_their_field() {
+    let server = Server::start("llama3", Limits::default(), |_| ());
+    for (field, value) in [
+        ("temperature", json!(-1)),
+        ("top_p", json!(1.5)),
+        ("min_p", json!(2)),
+    ] {
+        let mut asked = json!({"prompt": "a", "max_tokens": 1});
+        asked[field] = value;
+        let (status, text) = server.post("/v1/completions", &asked);
+        assert_eq!(
+            (status, &body(&text)["error"]["param"]),
+            (400, &json!(field))
+        );
+    }
+    let asked = json!({"prompt": [100_000], "max_tokens": 1});
+    let (status, text) = server.post("/v1/completions", &asked);
+    assert_eq!(
+        (status, &body(&text)["error"]["param"]),
+        (400, &Value::Null)
+    );
+}
+
 /// Tool calls in a message would be dropped silently and change the conversation, so they are refused.
 #[test]
 fn fields_of_messages_that_are_not_rendered_are_refused() {

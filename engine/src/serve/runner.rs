@@ -10,7 +10,6 @@ use std::{
     time::Instant,
 };
 
-use axum::http::StatusCode;
 use tandem_schedule::{RequestId, ScheduleError};
 use tokio::sync::{mpsc, oneshot};
 
@@ -163,7 +162,7 @@ fn take(
             Ok(metrics.submitted(prompt))
         }
         Err(Error::Schedule(ScheduleError::QueueFull { .. })) => Err(Refusal::busy()),
-        Err(error) => Err(Refusal::new(StatusCode::BAD_REQUEST, error.to_string())),
+        Err(error) => Err(error.into()),
     };
     let _ = taken.send(answer);
 }
