@@ -319,8 +319,8 @@ fn message(index: usize, value: Value) -> Result<Message, Refusal> {
     let content = match fields.need("content", rule, |value| Some(value.clone()))? {
         Value::String(text) => text,
         Value::Array(parts) => {
-            let parts = parts.iter().enumerate();
-            let text = parts.map(|(at, value)| part(&format!("{name}.content[{at}]"), value));
+            let parts = parts.into_iter().enumerate();
+            let text = parts.map(|(at, part)| text_of(&format!("{name}.content[{at}]"), part));
             text.collect::<Result<_, _>>()?
         }
         other => {
@@ -338,18 +338,27 @@ fn message(index: usize, value: Value) -> Result<Message, Refusal> {
 }
 
 /// The text of a part of a message.
-fn part(name: &str, part: &Value) -> Result<String, Refusal> {
-    let message = match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => return Ok(text.to_owned()),
+fn text_of(name: &str, mut part: Value) -> Result<String, Refusal> {
+    let text = match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => text.to_owned(),
         (Some(other), _) if other != "text" => {
-            format!("{name} is of type {other:?}: only text is read here")
+            let message = format!("{name} is of type {other:?}: only text is read here");
+            return Err(Refusal::of(name, message));
         }
         _ => {
-            let part = fields::shown(part);
-            format!("{name} is {part}: give {{\"type\": \"text\", \"text\": …}}")
+            let part = fields::shown(&part);
+            let message = format!("{name} is {part}: give {{\"type\": \"text\", \"text\": …}}");
+            return Err(Refusal::of(name, message));
         }
     };
-    Err(Refusal::of(name, message))
+    let mut others = part.as_object_mut().map(std::mem::take).unwrap_or_default();
+    others.retain(|field, _| !matches!(field.as_str(), "type" | "text"));
+    Fields::new(format!("{name}."), others).end(|field| match field {
+        // Prefixes are cached without it.
+        "cache_control" => Idle::Any,
+        _ => Idle::Empty,
+    })?;
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -89,6 +89,38 @@ fn values_without_effect_are_taken() {
 }
 
 #[test]
+fn fields_of_a_part_are_not_ignored() {
+    let with = |field: &str, value: Value| {
+        let mut part = json!({"type": "text", "text": "a"});
+        part[field] = value;
+        parsed(
+            Kind::Chat,
+            "messages",
+            json!([{"role": "user", "content": [part]}]),
+        )
+    };
+    for (field, value) in [
+        ("image_url", json!({"url": "a"})),
+        ("annotations", json!([{"type": "url_citation"}])),
+        ("unknown", json!(false)),
+    ] {
+        assert_eq!(
+            with(field, value).err(),
+            Some(format!(
+                "messages[0].content[0].{field} is not rendered here: leave it out"
+            ))
+        );
+    }
+    for (field, value) in [
+        ("cache_control", json!({"type": "ephemeral"})),
+        ("annotations", json!([])),
+        ("unknown", Value::Null),
+    ] {
+        assert!(with(field, value).is_ok(), "{field}");
+    }
+}
+
+#[test]
 fn errors_have_the_field_and_its_value() {
     for (kind, field, value, message) in [
         (
