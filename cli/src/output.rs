@@ -7,6 +7,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+#[cfg(feature = "engine")]
+use crate::table::prose;
 use crate::{
     Failure,
     table::{WIDTH, visible, wrap},
@@ -134,7 +136,20 @@ pub fn print(text: &str) {
 
 /// The same for text that contains our own colours.
 pub(crate) fn print_styled(text: &str) {
-    let mut stdout = anstream::stdout().lock();
+    write(anstream::stdout().lock(), text);
+}
+
+/// The same for the text of a model. Only on a terminal, characters that could control it are escaped.
+#[cfg(feature = "engine")]
+pub(crate) fn print_prose(text: &str) {
+    let stdout = io::stdout().lock();
+    match stdout.is_terminal() {
+        true => write(stdout, &prose(text)),
+        false => write(stdout, text),
+    }
+}
+
+fn write(mut stdout: impl Write, text: &str) {
     let printed = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());

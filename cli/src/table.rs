@@ -64,14 +64,34 @@ impl Table {
 /// Escapes control characters, so that names from files cannot control the terminal.
 #[must_use]
 pub fn visible(text: &str, keep_lines: bool) -> String {
+    escaped(text, |c| {
+        // Marks that change the direction of writing are not control characters, but can also hide text.
+        let marks = matches!(c, '\u{200e}'..='\u{200f}');
+        (c.is_control() && !(keep_lines && c == '\n')) || marks || overrides(c)
+    })
+}
+
+/// Escapes control characters of a text for people, such as a model's. Lines, tabs and the direction marks of right-to-left
+/// languages stay. What overrides the direction could hide a part of the text.
+#[must_use]
+#[cfg(feature = "engine")]
+pub fn prose(text: &str) -> String {
+    escaped(text, |c| {
+        (c.is_control() && !matches!(c, '\n' | '\t')) || overrides(c)
+    })
+}
+
+/// Whether a character embeds, overrides or isolates a direction of writing.
+const fn overrides(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn escaped(text: &str, escapes: impl Fn(char) -> bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // Marks that change the direction of writing are not control characters, but can also hide text.
-        let turns = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        match c {
-            '\n' if keep_lines => shown.push(c),
-            c if c.is_control() || turns => shown.extend(c.escape_default()),
-            c => shown.push(c),
+        match escapes(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
         }
     }
     shown
@@ -179,6 +199,15 @@ mod tests {
         let name = "a\u{1b}[31m\nb\u{202e}";
         assert_eq!(visible(name, false), "a\\u{1b}[31m\\nb\\u{202e}");
         assert_eq!(visible("a\nµ", true), "a\nµ");
+    }
+
+    #[test]
+    #[cfg(feature = "engine")]
+    fn prose_keeps_what_a_terminal_shows() {
+        let text = "if a:\n\tb\u{200f} é";
+        assert_eq!(prose(text), text);
+        assert_eq!(prose("\u{1b}[31m\r"), "\\u{1b}[31m\\r");
+        assert_eq!(prose("\u{202e}\u{2066}\u{7f}"), "\\u{202e}\\u{2066}\\u{7f}");
     }
 
     #[test]

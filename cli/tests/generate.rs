@@ -72,6 +72,40 @@ fn a_model_writes_on_the_same_each_time() {
     assert_eq!(run(&here, &chat).code, 0);
 }
 
+/// A file or a pipe gets the text as the model wrote it: indented code, right-to-left marks and all.
+#[test]
+fn a_text_that_is_not_shown_on_a_terminal_is_unchanged() {
+    let (from, copy) = (model("qwen2"), tempfile::tempdir().unwrap());
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    let at = copy.path().join("tokenizer.json");
+    let tokenizer = std::fs::read_to_string(&at).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&tokenizer).unwrap();
+    // The model writes bytes that are no character. This decoder reads them as another text.
+    let written = "\t\r\u{1b}[1m\u{200f}\u{202e}";
+    tokenizer["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [
+        tokenizer["decoder"],
+        {"type": "Replace", "pattern": {"String": "\u{fffd}"}, "content": written},
+    ]});
+    std::fs::write(&at, tokenizer.to_string()).unwrap();
+    let output = common::tandem(copy.path())
+        .args(["generate", ".", "The planner", "--backend", "cpu"])
+        .args(["--max-new-tokens", "9", "--ignore-end"])
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (output.stdout, output.stderr);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&stderr)
+    );
+    let text = String::from_utf8(stdout).unwrap();
+    assert!(text.contains(written) && !text.contains("\\u{"), "{text:?}");
+    assert!(text.ends_with('\n'), "{text:?}");
+}
+
 /// What main memory does not hold is refused before it is taken.
 #[cfg(target_os = "linux")]
 #[test]

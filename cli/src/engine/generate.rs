@@ -6,10 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
 
 use super::{ModelArgs, SamplingArgs};
-use crate::{
-    Failure, cache_type::mention, input, output::print_styled, serve_sim::at_least_1,
-    table::visible,
-};
+use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,15 +72,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     first.get_or_insert_with(|| begin.elapsed());
                     bar.finish_and_clear();
                     tokens += 1;
-                    print_styled(&visible(&stream.push(&text, token)?, true));
+                    print_prose(&stream.push(&text, token)?);
                 }
                 Event::Finished { reason: why, .. } => reason = Some(why),
             }
         }
     }
     bar.finish_and_clear();
-    print_styled(&visible(&stream.finish(&text)?, true));
-    print_styled("\n");
+    print_prose(&stream.finish(&text)?);
+    print_prose("\n");
     let first = first.unwrap_or_else(|| begin.elapsed());
     eprintln!(
         "{}",
