@@ -47,26 +47,40 @@ enum Layout {
     Hnd,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+/// A field that is left out is `None`, and one that is `null` `Some(None)`: what the file gives is not used then.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(
+    default,
     deny_unknown_fields,
     expecting = "an object such as {\"causal\": true}"
 )]
 struct Variant {
-    #[serde(default = "yes")]
-    causal: bool,
-    #[serde(default)]
-    window_left: Option<u32>,
-    #[serde(default)]
-    logits_soft_cap: Option<f32>,
-    #[serde(default)]
-    sinks: bool,
-    #[serde(default)]
-    alibi: bool,
-    #[serde(default)]
-    rotary: Option<Rotary>,
-    #[serde(default)]
-    sm_scale: Option<f32>,
+    causal: Option<bool>,
+    #[serde(deserialize_with = "given")]
+    window_left: Option<Option<u32>>,
+    #[serde(deserialize_with = "given")]
+    logits_soft_cap: Option<Option<f32>>,
+    sinks: Option<bool>,
+    alibi: Option<bool>,
+    #[serde(deserialize_with = "given")]
+    rotary: Option<Option<Rotary>>,
+    #[serde(deserialize_with = "given")]
+    sm_scale: Option<Option<f32>>,
+}
+
+impl Variant {
+    /// The variant of a case: fields that it leaves out are those of the file.
+    fn or(self, file: Self) -> Self {
+        Self {
+            causal: self.causal.or(file.causal),
+            window_left: self.window_left.or(file.window_left),
+            logits_soft_cap: self.logits_soft_cap.or(file.logits_soft_cap),
+            sinks: self.sinks.or(file.sinks),
+            alibi: self.alibi.or(file.alibi),
+            rotary: self.rotary.or(file.rotary),
+            sm_scale: self.sm_scale.or(file.sm_scale),
+        }
+    }
 }
 
 /// Rotary embedding that attention applies to queries and keys.
@@ -93,8 +107,10 @@ impl Rotary {
     }
 }
 
-const fn yes() -> bool {
-    true
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Dtype>, D::Error> {
@@ -217,15 +233,15 @@ impl Fields {
             spec.latent = true;
             spec.scale = Spec::latent(heads, head_dim_v, rope).scale;
         }
-        if let Some(variant) = self.variant.or(file.variant) {
-            spec.variant.causal = variant.causal;
-            spec.variant.window_left = variant.window_left;
-            spec.variant.soft_cap = variant.logits_soft_cap;
-            spec.variant.sinks = variant.sinks;
-            spec.variant.hooks = variant.alibi.then_some(ALIBI.name);
-            spec.rotary = variant.rotary.map(|rotary| rotary.of(head_dim));
-            spec.scale = variant.sm_scale.unwrap_or(spec.scale);
-        }
+        let [own, around] = [self, file].map(|fields| fields.variant.unwrap_or_default());
+        let variant = own.or(around);
+        spec.variant.causal = variant.causal.unwrap_or(true);
+        spec.variant.window_left = variant.window_left.flatten();
+        spec.variant.soft_cap = variant.logits_soft_cap.flatten();
+        spec.variant.sinks = variant.sinks.unwrap_or(false);
+        spec.variant.hooks = variant.alibi.unwrap_or(false).then_some(ALIBI.name);
+        spec.rotary = variant.rotary.flatten().map(|rotary| rotary.of(head_dim));
+        spec.scale = variant.sm_scale.flatten().unwrap_or(spec.scale);
         spec.check().map_err(|error| error.to_string())?;
         let requests = self.requests.clone().unwrap_or_default();
         if requests.iter().all(|requests| requests.count == 0) && self.tree.is_none() {

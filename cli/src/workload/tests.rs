@@ -65,6 +65,32 @@ fn fields_have_defaults_and_cases_take_what_they_leave_out() {
 }
 
 #[test]
+fn a_case_takes_fields_of_the_variant_that_it_leaves_out() {
+    let text = r#"{"heads": 8, "kv_heads": 2, "head_dim": 64,
+        "variant": {"causal": false, "window_left": 7, "logits_soft_cap": 20, "sm_scale": 0.5},
+        "cases": [
+        {"requests": [{"q_len": 1, "kv_len": 5}]},
+        {"variant": {"sinks": true}, "requests": [{"q_len": 1, "kv_len": 5}]},
+        {"variant": {"causal": true, "window_left": 9}, "requests": [{"q_len": 1, "kv_len": 5}]},
+        {"variant": {"window_left": null, "sm_scale": null}, "requests": [{"q_len": 1, "kv_len": 5}]}]}"#;
+    let cases = parse("test", text).unwrap();
+    let specs: Vec<_> = cases.iter().map(|case| case.spec).collect();
+    let mut file = Spec::new(8, 2, 64)
+        .with_window_left(7)
+        .with_soft_cap(20.0)
+        .with_scale(0.5);
+    file.variant.causal = false;
+    let mut sinks = file;
+    sinks.variant.sinks = true;
+    let mut narrow = file.with_window_left(9);
+    narrow.variant.causal = true;
+    // Without the window and the scale of the file.
+    let mut whole = Spec::new(8, 2, 64).with_soft_cap(20.0);
+    whole.variant.causal = false;
+    assert_eq!(specs, [file, sinks, narrow, whole]);
+}
+
+#[test]
 fn rotary_embeddings_are_those_of_the_file() {
     let text = |rotary: &str| {
         format!(
