@@ -92,6 +92,12 @@ fn flags_of_8_bits_need_a_case_with_such_keys() {
     }
 }
 
+/// It generates one text.
+#[test]
+fn generating_has_no_batch() {
+    refused("generate nowhere a --batch 2", &["--batch"]);
+}
+
 #[test]
 fn flags_of_simulations_need_what_they_change() {
     for (line, texts) in [

@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
     let text = Text::read(args.model.folder()?)?;
     let prompt = prompt(args, &text)?;
-    let mut engine = args.model.engine(1)?;
+    let mut engine = args.model.engine(1, 1)?;
     let count = prompt.len();
     engine.submit(Generation {
         prompt,

@@ -41,9 +41,6 @@ pub struct ModelArgs {
     /// Maximum tokens in a step; longer prompts are computed in chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
     budget: u32,
-    /// Maximum requests in a step
-    #[arg(long, value_name = "REQUESTS", default_value_t = 64, value_parser = at_least_1)]
-    batch: u32,
     /// Random numbers instead of the weights: for measurements
     #[arg(long)]
     random_weights: bool,
@@ -66,8 +63,8 @@ impl ModelArgs {
         )))
     }
 
-    /// Loads the model and shows the progress by layers.
-    fn engine(&self, waiting: usize) -> Result<Engine, Failure> {
+    /// Loads the model for so many requests in a step, and shows the progress by layers.
+    fn engine(&self, batch: u32, waiting: usize) -> Result<Engine, Failure> {
         let architecture = Architecture::read(&self.model)?;
         let weights = match self.random_weights {
             true => Weights::random(1),
@@ -78,13 +75,13 @@ impl ModelArgs {
             page_size: PAGE_SIZE,
             cache_type: self.cache_type.into(),
             step_tokens: self.budget,
-            step_requests: self.batch,
+            step_requests: batch,
         };
         let backend = room.backend(gpu(self.backend)?, architecture, &weights);
         let limits = Limits {
             step_tokens: self.budget,
-            step_requests: self.batch,
-            running: self.batch,
+            step_requests: batch,
+            running: batch,
             waiting,
             ..Limits::default()
         };

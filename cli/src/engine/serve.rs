@@ -35,7 +35,10 @@ pub struct Args {
     /// The model's name in the interface [default: the name of its folder]
     #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// Maximum number of waiting requests; more are refused with 429
+    /// Maximum requests in a step
+    #[arg(long, value_name = "REQUESTS", default_value_t = 64, value_parser = at_least_1)]
+    batch: u32,
+    /// Maximum number of requests that wait behind those of --batch; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]
     waiting: u32,
     /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
@@ -60,7 +63,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// [`Failure::Input`] for an invalid model or an address that cannot be listened on, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
-    let engine = args.model.engine(args.waiting as usize)?;
+    let engine = args.model.engine(args.batch, args.waiting as usize)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model
