@@ -10,7 +10,7 @@ pub const LINE_INFO: &str = "TANDEM_LINE_INFO";
 
 use NvvmArch::{Compute80, Compute90a};
 
-/// A family of kernels, which is a feature of the crate `kernels-gpu`, and what it is compiled for.
+/// A family of kernels, which is a feature of the crate `kernels-gpu`, and what it is built for.
 pub type Family = (&'static str, &'static [NvvmArch]);
 
 /// The families. Each is a module, so that they are compiled side by side and an edit of one leaves the others as
@@ -31,6 +31,9 @@ pub const FAMILIES: [Family; 13] = [
     ("measure", &[Compute80, Compute90a]),
 ];
 
+/// Families of which the two modules have the same instructions: compiled once, for the A100.
+const ALIKE: [&str; 3] = ["sm80_decode", "pod", "sm80_prefill"];
+
 /// The modules that a family is built as, one for each architecture.
 pub fn of_family(
     workspace: &Path,
@@ -41,7 +44,11 @@ pub fn of_family(
     archs.iter().map(move |&arch| {
         // `st.async` is of CUDA 12.1.
         let minor = u32::from(family == "step" && arch == Compute90a);
-        CudaBuilder::new(&kernels)
+        let builder = match ALIKE.contains(&family) && arch != Compute80 {
+            true => CudaBuilder::new(&kernels).compile_for(Compute80),
+            false => CudaBuilder::new(&kernels),
+        };
+        builder
             .module(family)
             .features([family])
             .arch(arch)

@@ -12,25 +12,30 @@ use crate::{
     machine_code::{MachineCode, Word},
     modules,
     process::{command, output},
+    ptx_code::{Barriers, data_in_memory},
     report::{COLUMNS, Figures, Report},
-    setup, workspace,
+    setup, unchanged, workspace,
 };
 
-const TABLE: &str = "kernels-gpu/static-report.txt";
+pub const TABLE: &str = "kernels-gpu/static-report.txt";
 
 /// What to do with the static report.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Print,
+    /// ptxas assembles only modules that have changed.
     Check,
+    /// ptxas assembles all modules.
+    CheckAll,
     Bless,
 }
 
 impl Mode {
-    pub fn from_flags(check: bool, bless: bool) -> Self {
-        match (check, bless) {
-            (true, _) => Self::Check,
-            (_, true) => Self::Bless,
+    pub fn from_flags(check: bool, assemble: bool, bless: bool) -> Self {
+        match (check, assemble, bless) {
+            (true, false, _) => Self::Check,
+            (true, true, _) => Self::CheckAll,
+            (_, _, true) => Self::Bless,
             _ => Self::Print,
         }
     }
@@ -38,28 +43,36 @@ impl Mode {
 
 /// Builds all modules, then prints, compares or writes the static report.
 pub fn run(mode: Mode) -> Result<(), Error> {
-    setup::run()?;
-    let modules = build_all(modules::modules(&workspace()))?;
-    let report = examine(&modules)?;
-    let path = workspace().join(TABLE);
+    let known = match mode {
+        Mode::Check | Mode::CheckAll => committed()?,
+        Mode::Print | Mode::Bless => Report::default(),
+    };
+    let modules = match mode {
+        Mode::Check => unchanged::build(&known)?,
+        _ => unchanged::build_and_assemble()?,
+    };
+    let mut report = examine(&modules, &known)?;
+    report.modules = unchanged::hashes(&modules, &report, &known);
     match mode {
         Mode::Print => print!("{report}"),
         Mode::Bless => {
-            fs::write(&path, report.to_string())?;
+            fs::write(workspace().join(TABLE), report.to_string())?;
             println!(
                 "kernels: {} kernels written to {TABLE}",
                 report.kernels.len()
             );
         }
-        Mode::Check => {
-            let text = fs::read_to_string(&path)
-                .map_err(|error| format!("cannot read {TABLE}: {error}"))?;
-            let expected = Report::parse(&text)
-                .map_err(|reason| format!("{TABLE}: {reason}; --bless rewrites it"))?;
-            check(&expected, &report, &modules)?;
-        }
+        Mode::Check | Mode::CheckAll => check(&known, &report, &modules)?,
     }
     Ok(())
+}
+
+/// The static report as it is committed.
+pub fn committed() -> Result<Report, Error> {
+    let text = fs::read_to_string(workspace().join(TABLE))
+        .map_err(|error| format!("cannot read {TABLE}: {error}"))?;
+    let parsed = Report::parse(&text);
+    Ok(parsed.map_err(|reason| format!("{TABLE}: {reason}; --bless rewrites it"))?)
 }
 
 /// What to show of some kernels, in addition to the report.
@@ -111,7 +124,7 @@ pub fn some(only: &str, code: Code) -> Result<(), Error> {
             Code::Sass => println!("// {arch}\n{}", disassembled(module)?),
         }
     }
-    print!("{}", examine(&modules)?);
+    print!("{}", examine(&modules, &Report::default())?);
     let files: Vec<_> = modules.iter().map(|m| m.ptx_path.display()).collect();
     files.iter().for_each(|path| println!("kernels: {path}"));
     Ok(())
@@ -156,24 +169,42 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
     Ok(())
 }
 
-fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
+/// The report of these modules, without their hashes. What `known` says holds for those without a cubin.
+fn examine(modules: &[CudaModule], known: &Report) -> Result<Report, Error> {
     let mut report = Report::default();
-    let mut notices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     // In parallel on all processors.
-    let figures: Vec<_> = modules.par_iter().map(figures).collect();
+    let of_module = |module: &CudaModule| match module.cubin {
+        Some(_) => figures(module),
+        None => Ok(known_figures(module, known)),
+    };
+    let figures: Vec<_> = modules.par_iter().map(of_module).collect();
+    let assembler = unchanged::assembler()?;
     for (module, figures) in modules.iter().zip(figures) {
         report.kernels.extend(figures?);
-        let cubin = assembled(module)?;
-        report.tools = format!("{}, {}", module.compiler, cubin.assembler);
-        notices
-            .entry(module.arch.sm())
-            .or_default()
-            .extend(cubin.notices.clone());
+        report.tools = unchanged::tools(module, &assembler);
+        let name = unchanged::name(module);
+        match &module.cubin {
+            Some(cubin) => report.notices.extend(remarks(&name, &cubin.notices)),
+            None => report.notices.extend(known.notices_of(&name).cloned()),
+        }
     }
-    for (arch, notices) in notices {
-        report.notices.extend(remarks(arch, &notices));
-    }
+    report.notices.sort();
     Ok(report)
+}
+
+/// The rows of a module's kernels in the report.
+fn known_figures(module: &CudaModule, known: &Report) -> BTreeMap<(String, String), Figures> {
+    let entries = ptx::entries(&module.ptx);
+    let keys = entries
+        .iter()
+        .map(|entry| (module.arch.sm().into(), entry.name.into()));
+    keys.filter_map(|key| {
+        Some((
+            known.kernels.get_key_value(&key)?.0.clone(),
+            known.kernels[&key],
+        ))
+    })
+    .collect()
 }
 
 /// The rows of a module's kernels, by architecture and name.
@@ -232,53 +263,15 @@ fn named(words: &[Word], module: &CudaModule, cubin: &Cubin) -> Result<String, E
     Ok(text)
 }
 
-/// The first variable of a module, in global or constant memory: LLVM makes tables of `match`.
-fn data_in_memory(ptx: &str) -> Option<&str> {
-    let is_variable = |line: &&str| {
-        let mut words = line.split_whitespace();
-        let first = words.find(|word| ![".visible", ".weak", ".extern"].contains(word));
-        matches!(first, Some(".global" | ".const"))
-    };
-    ptx.lines().find(is_variable)
-}
-
-/// Numbers of barrier instructions in a kernel's PTX.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Barriers {
-    /// `bar.sync 0`, named barriers, and newer names of these.
-    block: u32,
-    warp: u32,
-    cluster: u32,
-    mbarrier: u32,
-}
-
-impl Barriers {
-    fn of(body: &str) -> Self {
-        let mut found = Self::default();
-        for opcode in ptx::opcodes(body) {
-            if opcode.starts_with("bar.warp") {
-                found.warp += 1;
-            } else if opcode.starts_with("barrier.cluster") {
-                found.cluster += 1;
-            } else if opcode.starts_with("bar.") || opcode.starts_with("barrier.") {
-                found.block += 1;
-            } else if opcode.starts_with("mbarrier.") {
-                found.mbarrier += 1;
-            }
-        }
-        found
-    }
-}
-
-/// The remarks of ptxas, sorted, each once with its number of occurrences.
-fn remarks(arch: &str, notices: &[String]) -> Vec<String> {
+/// The remarks of ptxas about a module, sorted, each once with its number of occurrences.
+fn remarks(module: &str, notices: &[String]) -> Vec<String> {
     let mut times: BTreeMap<String, u32> = BTreeMap::new();
     for notice in notices {
         *times.entry(without_place(notice)).or_default() += 1;
     }
     let shown = |(remark, times): (String, u32)| match times {
-        1 => format!("{arch} {remark}"),
-        _ => format!("{arch} {remark} ({times} times)"),
+        1 => format!("{module} {remark}"),
+        _ => format!("{module} {remark} ({times} times)"),
     };
     times.into_iter().map(shown).collect()
 }
@@ -329,34 +322,6 @@ mod tests {
     }
 
     #[test]
-    fn tables_in_memory_are_found() {
-        let ptx = ".version 8.0\n.visible .entry kernel()\n{\n\tld.global.b32 %r1, [%rd1];\n}\n";
-        assert_eq!(data_in_memory(ptx), None);
-        let table = ".visible .global .align 4 .b8 switch_table[8] = {32, 0, 0, 0, 1};";
-        assert_eq!(data_in_memory(&format!("{ptx}{table}\n")), Some(table));
-    }
-
-    #[test]
-    fn barriers_of_a_block_are_not_those_of_a_warp_or_cluster() {
-        let opcodes = [
-            "bar.sync",
-            "barrier.sync",
-            "barrier.cta.sync.aligned",
-            "bar.warp.sync",
-            "barrier.cluster.arrive.aligned",
-            "mbarrier.arrive.shared.b64",
-            "add.s32",
-        ];
-        let expected = Barriers {
-            block: 3,
-            warp: 1,
-            cluster: 1,
-            mbarrier: 1,
-        };
-        assert_eq!(Barriers::of(&opcodes.join(" 0;\n")), expected);
-    }
-
-    #[test]
     fn remarks_lose_their_place_and_are_counted() {
         let wait = |line: u32| {
             format!("(C7517) warpgroup.wait is injected in around line {line} by compiler")
@@ -367,10 +332,10 @@ mod tests {
             wait(40),
         ];
         assert_eq!(
-            remarks("sm_90a", &notices),
+            remarks("sm_90a.pod", &notices),
             [
-                "sm_90a (C7517) warpgroup.wait is injected in around line _ by compiler (2 times)",
-                "sm_90a warning : odd",
+                "sm_90a.pod (C7517) warpgroup.wait is injected in around line _ by compiler (2 times)",
+                "sm_90a.pod warning : odd",
             ]
         );
     }

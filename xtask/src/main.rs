@@ -10,11 +10,13 @@ mod modules;
 mod mutate;
 mod package;
 mod process;
+mod ptx_code;
 #[path = "../../kernels-bin/src/registers.rs"]
 mod registers;
 mod report;
 mod setup;
 mod test;
+mod unchanged;
 
 use std::{
     path::{Path, PathBuf},
@@ -40,9 +42,12 @@ enum Chore {
     Setup,
     /// Build all kernels and show the resources of each, from ptxas and from the machine code.
     Kernels {
-        /// Fail if the table differs from kernels-gpu/static-report.txt.
+        /// Fail if the table differs from kernels-gpu/static-report.txt. Only modules that have changed are assembled.
         #[arg(long, conflicts_with = "bless")]
         check: bool,
+        /// Assemble all modules for the check.
+        #[arg(long, requires = "check")]
+        assemble: bool,
         /// Write the table to kernels-gpu/static-report.txt.
         #[arg(long)]
         bless: bool,
@@ -119,9 +124,12 @@ fn main() -> ExitCode {
             sass,
             ..
         } => kernels::some(&only, kernels::Code::from_flags(ptx, sass)),
-        Chore::Kernels { check, bless, .. } => {
-            kernels::run(kernels::Mode::from_flags(check, bless))
-        }
+        Chore::Kernels {
+            check,
+            assemble,
+            bless,
+            ..
+        } => kernels::run(kernels::Mode::from_flags(check, assemble, bless)),
         Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
         Chore::Fuzz { arguments } => test::fuzz(&arguments),

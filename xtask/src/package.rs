@@ -8,15 +8,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cuda_builder::{CudaModule, build_all};
+use cuda_builder::CudaModule;
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use crate::{Error, modules, registers, setup, workspace};
+use crate::{Error, kernels, registers, unchanged, workspace};
 
 const FOLDER: &str = "kernels-bin";
 
 /// File next to the images with the compilers' versions, and a hash of every image before compression.
 const MADE_FROM: &str = "data/made-from.txt";
+
+/// The list of the images.
+const TABLE: &str = "src/table.rs";
 
 /// zstd's highest level. Its window of 128 MiB covers a whole module.
 const LEVEL: i32 = 22;
@@ -27,14 +31,22 @@ const LIMIT: usize = 39 << 18;
 
 /// Builds all kernels and writes the package, or checks that the existing one was made from these sources.
 pub fn run(check: bool) -> Result<(), Error> {
-    setup::run()?;
-    let modules = build_all(modules::modules(&workspace()))?;
     let folder = workspace().join(FOLDER);
     if check {
-        compare(&folder, &modules)
+        compare(&folder, &unchanged::build(&kernels::committed()?)?)
     } else {
-        write(&folder, &modules)
+        write(&folder, &unchanged::build_and_assemble()?)
     }
+}
+
+/// The bytes of an image in the package, such as `sm_90a.prefill.cubin`.
+pub fn committed(file: &str) -> Result<Vec<u8>, Error> {
+    let path = workspace().join(FOLDER).join("data").join(packed(file));
+    let bytes = zstd::stream::decode_all(fs::File::open(path)?)?;
+    if !file.ends_with(".ptx") {
+        return Ok(bytes);
+    }
+    Ok(registers::absolute(&bytes).ok_or_else(|| format!("{file}: a register has no number"))?)
 }
 
 /// An image of a module in the package.
@@ -60,53 +72,43 @@ impl Image<'_> {
 }
 
 /// PTX without the lines that are comments: 5 % less in the package.
-fn without_comments(ptx: &str) -> String {
+pub fn without_comments(ptx: &str) -> String {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     ptx.split_inclusive('\n').filter(is_code).collect()
 }
 
 fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
     fn pair(module: &CudaModule) -> Result<[Image<'_>; 2], Error> {
-        let CudaModule {
-            name: family,
-            arch,
-            ptx,
-            cubin,
-            ..
-        } = module;
-        let cubin = cubin.as_ref().ok_or("ptxas is missing")?;
-        let name = format!("{}.{family}", arch.sm());
+        let name = unchanged::name(module);
+        let file = format!("{name}.cubin");
+        // A module without one is as the package has it.
+        let cubin = match &module.cubin {
+            Some(cubin) => cubin.bytes.as_slice().into(),
+            None => committed(&file)?.into(),
+        };
         Ok([
-            Image {
-                file: format!("{name}.cubin"),
-                bytes: cubin.bytes.as_slice().into(),
-            },
+            Image { file, bytes: cubin },
             Image {
                 file: format!("{name}.ptx"),
-                bytes: without_comments(ptx).into_bytes().into(),
+                bytes: without_comments(&module.ptx).into_bytes().into(),
             },
         ])
     }
     modules.iter().map(pair).collect()
 }
 
-fn made_from(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
-    let assembler = modules.iter().find_map(|module| module.cubin.as_ref());
-    let mut text = format!(
-        "{}\n{}\n",
-        modules[0].compiler,
-        assembler.map_or("no ptxas", |cubin| &cubin.assembler)
-    );
+fn made_from(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> Result<String, Error> {
+    let mut text = format!("{}\n{}\n", modules[0].compiler, unchanged::assembler()?);
     for image in images.iter().flatten() {
         writeln!(text, "{:x}  {}", Sha256::digest(&image.bytes), image.file)
             .expect("a string takes all");
     }
-    text
+    Ok(text)
 }
 
 fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     let images = images(modules)?;
-    let text = made_from(modules, &images);
+    let text = made_from(modules, &images)?;
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
     // Images with unchanged bytes keep their file, because compressing takes longer than hashing.
@@ -140,7 +142,7 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
             fs::remove_file(path)?;
         }
     }
-    fs::write(folder.join("src/table.rs"), table(modules, &images))?;
+    fs::write(folder.join(TABLE), table(modules, &images))?;
     fs::write(folder.join(MADE_FROM), text)?;
     println!(
         "package: {} modules, {:.2} MiB packed, {:.1} MiB unpacked, in {FOLDER}/data",
@@ -188,15 +190,15 @@ fn table(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
 }
 
 fn compare(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
-    let committed = fs::read_to_string(folder.join(MADE_FROM))
+    let recorded = fs::read_to_string(folder.join(MADE_FROM))
         .map_err(|error| format!("cannot read {FOLDER}/{MADE_FROM}: {error}"))?;
     let images = images(modules)?;
-    let built = made_from(modules, &images);
+    let built = made_from(modules, &images)?;
     let tools = |text: &str| text.lines().take(2).map(str::to_owned).collect::<Vec<_>>();
-    if tools(&committed) != tools(&built) {
+    if tools(&recorded) != tools(&built) {
         println!(
             "package: {FOLDER} was made by {}, these kernels by {}: hashes are not compared",
-            tools(&committed).join(" and "),
+            tools(&recorded).join(" and "),
             tools(&built).join(" and ")
         );
         return Ok(());
@@ -208,17 +210,29 @@ fn compare(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
         };
         text.lines().skip(2).filter_map(pair).collect()
     };
-    let (committed, built) = (hashes(&committed), hashes(&built));
+    let (recorded, built) = (hashes(&recorded), hashes(&built));
     let mut differ: Vec<&String> = built
         .iter()
-        .filter(|(file, hash)| committed.get(*file) != Some(hash))
+        .filter(|(file, hash)| recorded.get(*file) != Some(hash))
         .map(|(file, _)| file)
         .collect();
-    differ.extend(committed.keys().filter(|file| !built.contains_key(*file)));
+    differ.extend(recorded.keys().filter(|file| !built.contains_key(*file)));
     if !differ.is_empty() {
         return Err(format!(
             "{FOLDER} is not made from these sources, `cargo xtask package` makes it again; different: {}",
             differ.iter().map(|file| file.as_str()).collect::<Vec<_>>().join(", ")
+        )
+        .into());
+    }
+    if fs::read_to_string(folder.join(TABLE))? != table(modules, &images) {
+        return Err(format!("{FOLDER}/{TABLE} is not that of these images").into());
+    }
+    // The hashes are right; the files may still be those of another build, after a merge for example.
+    let stale = |image: &&Image<'_>| !committed(&image.file).is_ok_and(|it| *it == *image.bytes);
+    if let Some(image) = images.par_iter().flatten_iter().find_any(stale) {
+        return Err(format!(
+            "{FOLDER}/data/{} is not what {MADE_FROM} says",
+            packed(&image.file)
         )
         .into());
     }

@@ -50,13 +50,15 @@ pub const COLUMNS: [Column; 18] = [
 pub type Figures = [u32; COLUMNS.len()];
 
 /// Figures of all kernels, by architecture and name.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Versions of the compiler and of ptxas.
     pub tools: String,
     pub kernels: BTreeMap<(String, String), Figures>,
-    /// Remarks of ptxas, each with its architecture first.
+    /// Remarks of ptxas, each with its module first.
     pub notices: Vec<String>,
+    /// A hash of each module, see [`unchanged`](crate::unchanged).
+    pub modules: BTreeMap<String, String>,
 }
 
 const HEADING: &str = "\
@@ -64,9 +66,11 @@ const HEADING: &str = "\
 # regs to barriers: ptxas's figures, per thread or block; spills: bytes stored and loaded.
 # bar to mbarrier: instructions in the PTX (bar: block-wide and named barriers).
 # HMMA to STL: instructions in the machine code; code: all of them. Lines with !: ptxas's remarks.
+# Lines with =: hash of a module's PTX, cubin, figures and tools. The check assembles modules with another hash.
 ";
 const TOOLS: &str = "# Made by ";
 const NOTICE: &str = "! ";
+const MODULE: &str = "= ";
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
@@ -105,9 +109,13 @@ impl fmt::Display for Report {
             }
             writeln!(formatter, "{}", text.trim_end())?;
         }
-        self.notices
-            .iter()
-            .try_for_each(|notice| writeln!(formatter, "{NOTICE}{notice}"))
+        for notice in &self.notices {
+            writeln!(formatter, "{NOTICE}{notice}")?;
+        }
+        for (module, hash) in &self.modules {
+            writeln!(formatter, "{MODULE}{module} {hash}")?;
+        }
+        Ok(())
     }
 }
 
@@ -121,6 +129,9 @@ impl Report {
                 report.tools = tools.into();
             } else if let Some(notice) = line.strip_prefix(NOTICE) {
                 report.notices.push(notice.into());
+            } else if let Some(module) = line.strip_prefix(MODULE) {
+                let (module, hash) = module.split_once(' ').ok_or("a module has no hash")?;
+                report.modules.insert(module.into(), hash.into());
             } else if !line.is_empty() && !line.starts_with('#') {
                 let mut words = line.split_whitespace();
                 let (Some(arch), Some(kernel)) = (words.next(), words.next()) else {
@@ -141,6 +152,12 @@ impl Report {
             }
         }
         Ok(report)
+    }
+
+    /// The remarks about a module.
+    pub fn notices_of(&self, module: &str) -> impl Iterator<Item = &String> {
+        let of_module = move |notice: &&String| notice.split(' ').next() == Some(module);
+        self.notices.iter().filter(of_module)
     }
 
     /// Each figure and remark of `found` that differs from this report.
@@ -187,6 +204,9 @@ impl Report {
                 .iter()
                 .map(|n| format!("newly said: {n}")),
         );
+        if all_count && differences.is_empty() && self.modules != found.modules {
+            differences.push("only the hashes of modules: their PTX or cubins are others".into());
+        }
         differences
     }
 }
@@ -208,7 +228,8 @@ mod tests {
                 ),
             ]
             .into(),
-            notices: vec!["sm_90a (C7510) Potential Performance Loss".into()],
+            notices: vec!["sm_90a.prefill (C7510) Potential Performance Loss".into()],
+            modules: [("sm_90a.prefill".into(), "1f".into())].into(),
         }
     }
 
@@ -264,9 +285,26 @@ mod tests {
                 "sm_80 merge: regs is 3 in the table and 40 now",
                 "sm_80 merge: stack is 3 in the table and 16 now",
                 "sm_90a new: built, but not in the table",
-                "no longer said: sm_90a (C7510) Potential Performance Loss",
+                "no longer said: sm_90a.prefill (C7510) Potential Performance Loss",
             ]
         );
+    }
+
+    #[test]
+    fn other_hashes_differ_even_if_all_figures_are_the_same() {
+        let (expected, mut found) = (report(), report());
+        found.modules.insert("sm_90a.prefill".into(), "20".into());
+        let differences = expected.differences(&found);
+        assert_eq!(differences.len(), 1, "{differences:?}");
+        found.tools = "rustc 1.97.0".into();
+        assert_eq!(expected.differences(&found), Vec::<String>::new());
+    }
+
+    #[test]
+    fn remarks_are_found_by_module() {
+        let report = report();
+        assert_eq!(report.notices_of("sm_90a.prefill").count(), 1);
+        assert_eq!(report.notices_of("sm_90a.pre").count(), 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pictures as a reader sees them: no text on another, nothing beyond the page, whatever the size.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use resvg::{tiny_skia, usvg};
 use roxmltree::Document;
@@ -115,38 +115,49 @@ pub fn legible(svg: &str) -> Vec<String> {
 /// The widths at which pictures are looked at: in a page of two columns, in one of its own, on a wall.
 const WIDTHS: [u32; 3] = [600, 1200, 2400];
 
+/// The fonts of this machine, read once. `None` where there are none.
+fn fonts() -> Option<Arc<usvg::fontdb::Database>> {
+    static FONTS: OnceLock<Option<Arc<usvg::fontdb::Database>>> = OnceLock::new();
+    let read = || {
+        let mut fonts = usvg::fontdb::Database::new();
+        fonts.load_system_fonts();
+        let family = fonts.faces().next()?.families[0].0.clone();
+        // Any sans serif that there is.
+        let sans = fonts
+            .faces()
+            .find(|face| face.families[0].0 == "DejaVu Sans");
+        let family = sans.map_or(family, |face| face.families[0].0.clone());
+        fonts.set_sans_serif_family(family);
+        Some(Arc::new(fonts))
+    };
+    FONTS.get_or_init(read).clone()
+}
+
 fn rendered(svg: &str, texts: usize) {
-    let mut options = usvg::Options::default();
-    let fonts = Arc::get_mut(&mut options.fontdb).expect("not shared yet");
-    fonts.load_system_fonts();
-    let Some(family) = fonts.faces().next().map(|face| face.families[0].0.clone()) else {
+    let Some(fontdb) = fonts() else {
         eprintln!("no fonts on this machine: texts are estimated only");
         return;
     };
-    // Any sans serif that there is.
-    let sans = fonts
-        .faces()
-        .find(|face| face.families[0].0 == "DejaVu Sans");
-    let family = sans.map_or(family, |face| face.families[0].0.clone());
-    fonts.set_sans_serif_family(family);
+    let options = usvg::Options {
+        fontdb,
+        ..usvg::Options::default()
+    };
+    let tree = usvg::Tree::from_str(svg, &options).expect("a picture");
+    let mut found = Vec::new();
+    laid_out(tree.root(), &mut found);
+    assert_eq!(found.len(), texts, "a text is not drawn");
+    let size = tree.size();
+    check(&found, f64::from(size.width()), f64::from(size.height()));
     for width in WIDTHS {
-        let tree = usvg::Tree::from_str(svg, &options).expect("a picture");
-        let scale = width as f32 / tree.size().width();
-        let height = (tree.size().height() * scale).ceil() as u32;
-        let mut found = Vec::new();
-        laid_out(tree.root(), &mut found);
-        assert_eq!(found.len(), texts, "a text is not drawn");
-        for text in &mut found {
-            text.area = text.area.map(|side| side * f64::from(scale));
-        }
-        check(&found, f64::from(width), f64::from(height));
+        let scale = width as f32 / size.width();
+        let height = (size.height() * scale).ceil() as u32;
         let mut pixels = tiny_skia::Pixmap::new(width, height).expect("memory");
         let transform = tiny_skia::Transform::from_scale(scale, scale);
         resvg::render(&tree, transform, &mut pixels.as_mut());
         // A card of its own: on a dark page nothing of that shows through, and on it stands something.
         assert!(pixels.pixels().iter().all(|pixel| pixel.alpha() > 100));
-        let ink = pixels.pixels().iter().filter(|pixel| pixel.red() < 128);
-        assert!(ink.count() > 100, "nothing is drawn at {width} pixels");
+        let mut ink = pixels.pixels().iter().filter(|pixel| pixel.red() < 128);
+        assert!(ink.nth(100).is_some(), "nothing is drawn at {width} pixels");
         if let Some(directory) = std::env::var_os("TANDEM_PICTURES") {
             save(&pixels, directory.as_ref(), svg, width);
         }

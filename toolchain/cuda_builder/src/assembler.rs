@@ -57,6 +57,9 @@ pub struct EntryResources {
 }
 
 impl Assembler {
+    /// The options that all modules are assembled with.
+    pub const OPTIONS: [&str; 2] = ["--verbose", "-O3"];
+
     /// Finds ptxas: the one named by the environment variable `TANDEM_PTXAS`, else in `.tools/bin` of the directory
     /// `near` or one above it, `PATH`, or `/usr/local/cuda/bin`. `None` if there is none.
     ///
@@ -161,7 +164,8 @@ impl Assembler {
         let _ = fs::remove_file(cubin.with_extension("ptxas.log"));
         let mut command = Command::new(&self.ptxas);
         command
-            .args(["--verbose", "-O3", "--gpu-name", arch, "--output-file"])
+            .args(Self::OPTIONS)
+            .args(["--gpu-name", arch, "--output-file"])
             .arg(cubin)
             .arg(ptx);
         if line_info {

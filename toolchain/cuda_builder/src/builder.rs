@@ -64,6 +64,7 @@ impl fmt::Display for NvvmArch {
 pub struct CudaBuilder {
     crate_path: PathBuf,
     arch: NvvmArch,
+    compile_for: Option<NvvmArch>,
     ptx_version: (u32, u32),
     release: bool,
     line_info: bool,
@@ -81,6 +82,7 @@ impl CudaBuilder {
         Self {
             crate_path: path_to_crate_root.as_ref().into(),
             arch: NvvmArch::Compute80,
+            compile_for: None,
             ptx_version: (8, 0),
             release: true,
             line_info: false,
@@ -97,6 +99,14 @@ impl CudaBuilder {
     #[must_use]
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = arch;
+        self
+    }
+
+    /// Compiles for another, older architecture, and only names this one in the PTX. A crate that is built for both, and
+    /// is the same for both, is so compiled once.
+    #[must_use]
+    pub fn compile_for(mut self, arch: NvvmArch) -> Self {
+        self.compile_for = Some(arch);
         self
     }
 
@@ -209,8 +219,12 @@ impl CudaBuilder {
             .target_dir
             .clone()
             .unwrap_or_else(|| default_target_dir(&crate_path));
-        let target_dir = create_dir(&target_dir.join(self.arch.sm()))?;
-        let module_dir = create_dir(&target_dir.join(self.module_name(&crate_path, &compiler)))?;
+        let name = self.module_name(&crate_path, &compiler);
+        let of = self.compile_for.map(|arch| format!("-of-{arch}"));
+        let product = format!("{name}{}", of.unwrap_or_default());
+        let product_dir = create_dir(&target_dir.join(self.arch.sm()).join(product))?;
+        let target_dir = create_dir(&target_dir.join(self.compiled_arch().sm()))?;
+        let module_dir = create_dir(&target_dir.join(name))?;
         let _lock = lock(&module_dir.join(".lock"))?;
 
         let assembly = module_dir.join("module.s");
@@ -243,8 +257,12 @@ impl CudaBuilder {
 
         let assembly_text = fs::read_to_string(&assembly)
             .map_err(CudaBuilderError::io(format!("read {}", assembly.display())))?;
-        let text = ptx::apply_markers(&assembly_text)?;
-        let ptx_path = module_dir.join("module.ptx");
+        let mut text = ptx::apply_markers(&assembly_text)?;
+        if let Some(compiled) = self.compile_for {
+            let target = |arch: NvvmArch| format!("\n.target {arch}\n");
+            text = text.replacen(&target(compiled), &target(self.arch), 1);
+        }
+        let ptx_path = product_dir.join("module.ptx");
         if fs::read_to_string(&ptx_path).ok().as_deref() != Some(text.as_str()) {
             fs::write(&ptx_path, &text).map_err(CudaBuilderError::io(format!(
                 "write {}",
@@ -262,7 +280,7 @@ impl CudaBuilder {
                 assembler.assemble(
                     &ptx_path,
                     &text,
-                    &module_dir.join("module.cubin"),
+                    &product_dir.join("module.cubin"),
                     self.arch.sm(),
                     self.line_info,
                 )
@@ -294,7 +312,7 @@ impl CudaBuilder {
         let compilation = Compilation {
             compiler,
             crate_path,
-            arch: self.arch,
+            arch: self.compiled_arch(),
             ptx_version: self.ptx_version,
             checks: !self.release,
             line_info: self.line_info,
@@ -306,6 +324,10 @@ impl CudaBuilder {
         };
         dependencies.copy_to(&compilation, &target_dir.join("dependencies"), &own_dir)?;
         compilation.run().map(|(compiled, _)| compiled)
+    }
+
+    fn compiled_arch(&self) -> NvvmArch {
+        self.compile_for.unwrap_or(self.arch)
     }
 
     /// A name that depends on everything that changes the PTX, except the list of kernels, so that different builds do
@@ -345,7 +367,7 @@ pub fn build_all(
 ) -> Result<Vec<CudaModule>, CudaBuilderError> {
     let builders: Vec<CudaBuilder> = builders.into_iter().collect();
     let built: Vec<_> = builders.iter().map(|_| Mutex::new(None)).collect();
-    let order = each_arch_first(&builders);
+    let order = order(&builders);
     let (next, dependencies) = (AtomicUsize::new(0), Dependencies::default());
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
@@ -366,14 +388,16 @@ pub fn build_all(
 }
 
 /// The order in which to start: as given, but with one builder of each architecture first. While one worker compiles
-/// the dependencies for one architecture, the next worker compiles those for another instead of waiting.
-fn each_arch_first(builders: &[CudaBuilder]) -> Vec<usize> {
-    let is_first = |index: &usize| {
-        let arch = builders[*index].arch;
-        builders[..*index].iter().all(|before| before.arch != arch)
+/// the dependencies for one architecture, the next worker compiles those for another instead of waiting. Those that take
+/// what another compiles come last, for the same reason.
+fn order(builders: &[CudaBuilder]) -> Vec<usize> {
+    let place = |&index: &usize| {
+        let arch = builders[index].arch;
+        let is_first = builders[..index].iter().all(|before| before.arch != arch);
+        (builders[index].compile_for.is_some(), !is_first)
     };
-    let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..builders.len()).partition(is_first);
-    order.extend(rest);
+    let mut order: Vec<usize> = (0..builders.len()).collect();
+    order.sort_by_key(place);
     order
 }
 

@@ -63,6 +63,22 @@ fn each_architecture_gets_its_own_code() {
 }
 
 #[test]
+fn code_for_an_older_architecture_serves_a_newer_one() {
+    let older = &modules()[0];
+    let hopper = builder(NvvmArch::Compute90a).compile_for(NvvmArch::Compute80);
+    let module = hopper.build().unwrap();
+    assert_eq!(module.arch, NvvmArch::Compute90a);
+    assert_eq!(
+        module.ptx,
+        older.ptx.replace(".target sm_80\n", ".target sm_90a\n")
+    );
+    assert_ne!(module.ptx_path, older.ptx_path);
+    if let (Some(cubin), Some(older)) = (&module.cubin, &older.cubin) {
+        assert_ne!(cubin.bytes, older.bytes, "machine code of the same GPU");
+    }
+}
+
+#[test]
 fn launch_bounds_and_tensor_map_alignment_reach_the_ptx() {
     let ptx = &hopper().ptx;
     assert!(
