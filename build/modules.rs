@@ -34,6 +34,15 @@ pub const FAMILIES: [Family; 13] = [
 /// Families of which the two modules have the same instructions: compiled once, for the A100.
 const ALIKE: [&str; 3] = ["sm80_decode", "pod", "sm80_prefill"];
 
+/// The optimisation level of ptxas for a family. At level 3 it moves the additions of 8-bit products behind the next
+/// products, and keeps outputs in local memory for want of registers (docs/notes/fp8.md).
+pub fn ptxas_level(family: &str) -> u8 {
+    match family {
+        "prefill_f8" => 1,
+        _ => 3,
+    }
+}
+
 /// The modules that a family is built as, one for each architecture.
 pub fn of_family(
     workspace: &Path,
@@ -53,6 +62,7 @@ pub fn of_family(
             .features([family])
             .arch(arch)
             .ptx_version(8, minor)
+            .ptxas_level(ptxas_level(family))
             .generate_line_info(line_info)
     })
 }

@@ -88,12 +88,12 @@ fn is_known(name: &str, ptx: &str, report: &Report) -> bool {
 
 /// Hash of what ptxas is given for a module, and of what comes out.
 pub fn hash(name: &str, ptx: &str, cubin: &[u8], report: &Report) -> String {
-    let arch = name.split('.').next().unwrap_or_default();
+    let (arch, family) = name.split_once('.').unwrap_or_default();
     let ptx = package::without_comments(ptx);
     let mut text = format!(
         "{name}\n{}\n{}\n{:x}\n{:x}\n",
         report.tools,
-        Assembler::OPTIONS.join(" "),
+        Assembler::options(modules::ptxas_level(family)).join(" "),
         Sha256::digest(&ptx),
         Sha256::digest(cubin)
     );

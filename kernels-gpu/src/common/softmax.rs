@@ -303,7 +303,7 @@ pub unsafe fn maxima_of_rows<const S: usize>(s: &[f32; S]) -> [f32; 2] {
 
 /// The maxima of a thread's own columns, for its two rows.
 #[inline(always)]
-fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
+pub fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
     let mut of = [s[0], s[1], s[2], s[3]];
     let mut i = 4;
     while i < S {
@@ -322,7 +322,7 @@ fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
 /// # Safety
 /// - All lanes of the warp come here.
 #[inline(always)]
-unsafe fn of_row(x: f32) -> f32 {
+pub unsafe fn of_row(x: f32) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         let x = x.max(warp::warp_shuffle_xor(WARP, x, 1, 32));

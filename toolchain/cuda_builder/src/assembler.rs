@@ -57,8 +57,11 @@ pub struct EntryResources {
 }
 
 impl Assembler {
-    /// The options that all modules are assembled with.
-    pub const OPTIONS: [&str; 2] = ["--verbose", "-O3"];
+    /// The options that a module is assembled with, for an optimisation level.
+    #[must_use]
+    pub fn options(level: u8) -> [String; 2] {
+        ["--verbose".into(), format!("-O{level}")]
+    }
 
     /// Finds ptxas: the one named by the environment variable `TANDEM_PTXAS`, else in `.tools/bin` of the directory
     /// `near` or one above it, `PATH`, or `/usr/local/cuda/bin`. `None` if there is none.
@@ -118,10 +121,11 @@ impl Assembler {
         text: &str,
         cubin: &Path,
         arch: &str,
+        level: u8,
         line_info: bool,
     ) -> Result<Cubin, CudaBuilderError> {
         let mut hasher = DefaultHasher::new();
-        (text, arch, line_info, &self.ptxas).hash(&mut hasher);
+        (text, arch, level, line_info, &self.ptxas).hash(&mut hasher);
         let recipe = format!("{} {:016x}\n", self.version, hasher.finish());
         let log_path = cubin.with_extension("ptxas.log");
         let kept = fs::read_to_string(&log_path)
@@ -133,7 +137,7 @@ impl Assembler {
         {
             Some(log) => log.to_owned(),
             None => {
-                let log = self.run(ptx, cubin, arch, line_info)?;
+                let log = self.run(ptx, cubin, arch, level, line_info)?;
                 fs::write(&log_path, recipe + &log).map_err(CudaBuilderError::io(format!(
                     "write {}",
                     log_path.display()
@@ -158,13 +162,14 @@ impl Assembler {
         ptx: &Path,
         cubin: &Path,
         arch: &str,
+        level: u8,
         line_info: bool,
     ) -> Result<String, CudaBuilderError> {
         // The log is written last. Without it, a later run does not take the cubin of an interrupted run for complete.
         let _ = fs::remove_file(cubin.with_extension("ptxas.log"));
         let mut command = Command::new(&self.ptxas);
         command
-            .args(Self::OPTIONS)
+            .args(Self::options(level))
             .args(["--gpu-name", arch, "--output-file"])
             .arg(cubin)
             .arg(ptx);

@@ -69,6 +69,7 @@ pub struct CudaBuilder {
     release: bool,
     line_info: bool,
     assemble: bool,
+    ptxas_level: u8,
     module: String,
     entries: Option<Vec<String>>,
     cargo_arguments: Vec<String>,
@@ -87,6 +88,7 @@ impl CudaBuilder {
             release: true,
             line_info: false,
             assemble: true,
+            ptxas_level: 3,
             module: "all".into(),
             entries: None,
             cargo_arguments: Vec::new(),
@@ -173,6 +175,14 @@ impl CudaBuilder {
                 .into_iter()
                 .map(|argument| argument.as_ref().to_owned()),
         );
+        self
+    }
+
+    /// The optimisation level of ptxas, 0 to 3; 3 if it is not set. At lower levels ptxas moves instructions less far,
+    /// which can need fewer registers.
+    #[must_use]
+    pub fn ptxas_level(mut self, level: u8) -> Self {
+        self.ptxas_level = level;
         self
     }
 
@@ -282,6 +292,7 @@ impl CudaBuilder {
                     &text,
                     &product_dir.join("module.cubin"),
                     self.arch.sm(),
+                    self.ptxas_level,
                     self.line_info,
                 )
             })

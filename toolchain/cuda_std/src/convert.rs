@@ -129,6 +129,27 @@ mod device {
         value
     }
 
+    /// A word of two halves. By shifts and ors ptxas uses one instruction more for results of conversions.
+    ///
+    /// # PTX
+    /// `mov.b32 d, {low, high}`
+    #[inline(always)]
+    #[must_use]
+    pub fn join_u16x2(low: u16, high: u16) -> u32 {
+        let word;
+        // SAFETY: moves registers.
+        unsafe {
+            asm!(
+                "mov.b32 {}, {{{}, {}}};",
+                out(reg32) word,
+                in(reg16) low,
+                in(reg16) high,
+                options(pure, nomem, nostack),
+            );
+        }
+        word
+    }
+
     macro_rules! fp8 {
         ($($pack:ident, $unpack:ident, $format:literal;)*) => {$(
             #[doc = concat!("Two ", $format, ", rounded to nearest even, at most the largest finite value.")]

@@ -304,12 +304,17 @@ impl Shape {
         }
     }
 
+    /// Keys of a stage: a block, or half a block with 8-bit products.
+    pub(super) const fn stage_keys(&self) -> u32 {
+        self.keys * self.bytes / 2
+    }
+
     pub(super) const fn key_bytes(&self) -> u32 {
-        self.keys * self.row_bytes(false)
+        self.stage_keys() * self.row_bytes(false)
     }
 
     pub(super) const fn value_bytes(&self) -> u32 {
-        self.keys * self.row_bytes(true)
+        self.stage_keys() * self.row_bytes(true)
     }
 
     /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles.

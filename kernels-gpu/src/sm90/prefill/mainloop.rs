@@ -122,7 +122,7 @@ pub(super) unsafe fn consume<
     macro_rules! open {
         () => {{
             let consumer = consumer_anew!();
-            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            let work = Work::open::<V, EXTRAS, true>(p, variant, s, tiles.stage, consumer);
             // Opaque: otherwise ptxas spills in the producer warps.
             if turns && misc::opaque_u64(p.rotary.turns) != 0 {
                 turn_queries::<T>(p, s, tiles.stage, first_row);

@@ -19,8 +19,9 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// `SKIPS`: whether blocks that none of its rows sees are left out at the beginning.
     #[inline(always)]
-    pub(super) unsafe fn open<V: Variant, const EXTRAS: bool>(
+    pub(super) unsafe fn open<V: Variant, const EXTRAS: bool, const SKIPS: bool>(
         p: &PrefillParams,
         variant: &V,
         s: Shared,
@@ -41,7 +42,7 @@ impl Work {
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;
         let mut skipped = 0;
-        while left > 1 && begin > most {
+        while SKIPS && left > 1 && begin > most {
             begin -= keys;
             left -= 1;
             skipped += 1;

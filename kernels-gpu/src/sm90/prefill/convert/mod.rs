@@ -13,6 +13,7 @@
 use cuda_std::{
     atomic::{self, Acquire, Gpu, Relaxed},
     fence,
+    math::div_u32,
     prelude::*,
 };
 
@@ -64,14 +65,23 @@ pub(super) unsafe fn converted_from(
     }
 }
 
-/// Whether each consumer warp lays out two 8-bit pieces before its first product instead of one. It does where the
-/// launch has more pieces than consumer warps: the writers alone would take longer for the rest than the first tiles
-/// do.
+/// The largest number of 8-bit pieces that a consumer warp lays out before its first product.
+const MOST_LAID_OUT: u32 = 16;
+
+/// How many 8-bit pieces each consumer warp lays out before its first product: its share of all, at most
+/// [`MOST_LAID_OUT`]. The writers alone would take longer for the rest than the first tiles do: there are eight times as
+/// many consumer warps.
 #[inline(always)]
-unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
+unsafe fn laid_out_first(p: &PrefillParams, s: Shared) -> u32 {
     // SAFETY: the launch's parameters are valid.
     let [_, pages] = unsafe { p.convert.of_this_plan(p.attention.record) };
-    pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
+    let warps = 4 * s.shape.consumers * thread::grid_dim_x();
+    let share = div_u32(pieces(p, pages) + warps - 1, warps);
+    if share < MOST_LAID_OUT {
+        share
+    } else {
+        MOST_LAID_OUT
+    }
 }
 
 /// Stores the epoch in shared memory and claims pieces for the consumer warps.
@@ -86,8 +96,8 @@ pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
         unsafe {
             let epoch = atomic::load::<Relaxed, Gpu, _>((control + 4) as *const u32);
             let mut claims = 4 * s.shape.consumers;
-            if s.shape.bytes == 1 && takes_two(p, s) {
-                claims *= 2;
+            if s.shape.bytes == 1 {
+                claims *= laid_out_first(p, s);
             }
             let claim = atomic::fetch_add::<Relaxed, Gpu, _>(control as *mut u32, claims);
             shared::store_u32(s.epoch(), epoch);
@@ -115,7 +125,7 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
         let pieces = pieces(p, pages);
         let mut claimed = shared::load_u32(s.epoch() + 4) + warp;
         if s.shape.bytes == 1 {
-            let mut left = if takes_two(p, s) { 2 } else { 1 };
+            let mut left = laid_out_first(p, s);
             while claimed < pieces && left > 0 {
                 lay_out(p, s, Piece::find(p, first, claimed));
                 claimed += 4 * s.shape.consumers;

@@ -7,9 +7,12 @@
 macro_rules! prefill_f8_table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Rows × keys, head dimension, flags, columns of values per product, stages of [queries, keys, values].
-            128 x 128, 128, [],    128, [2, 4, 4];
-            128 x 128, 128, [cap], 128, [2, 4, 4];
+            // Rows × keys, head dimension, flags, columns of each product with values, stages of [queries, keys, values],
+            // of half a block.
+            128 x 256, 128, [],    [128, 128, 128], [2, 4, 4];
+            128 x 256, 128, [cap], [128, 128, 128], [2, 4, 4];
+            128 x 128, 256, [],    [ 96,  96,  64], [2, 3, 3];
+            128 x 128, 256, [cap], [ 96,  96,  64], [2, 3, 3];
         }}
     };
 }
@@ -24,7 +27,7 @@ mod rows {
 
     macro_rules! rows {
         ($half:ident $element:literal { $(
-            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $part:literal, $stages:expr;
+            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $parts:expr, $stages:expr;
         )* }) => {
             &[$(KernelInfo {
                 element: Element::$half,

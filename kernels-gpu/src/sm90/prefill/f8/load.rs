@@ -27,7 +27,8 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
     } else {
         p.convert.to_k
     };
-    let mine = lane < s.shape.keys / ConvertedPage::KEYS;
+    let pieces = s.shape.stage_keys() / ConvertedPage::KEYS;
+    let mine = lane < pieces;
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     // SAFETY: a whole warp; the full and free barriers order every access to a stage.
@@ -39,18 +40,18 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
                 return;
             }
             let mut begin = tile.end as i32;
-            let mut left = tile.blocks;
+            let mut left = 2 * tile.blocks;
             let mut converted = tile.end as i32;
             while left > 0 {
                 if !VALUES
-                    && left == PREFETCH_DISTANCE
+                    && left == 2 * PREFETCH_DISTANCE
                     && lane == 0
                     && s.claims_late(tiles.stage ^ 1)
                 {
                     mbarrier::arrive(s.near_end());
                 }
                 left -= 1;
-                begin -= s.shape.keys as i32;
+                begin -= s.shape.stage_keys() as i32;
                 while begin.max(tile.lowest as i32) < converted {
                     converted = converted_from(p, epoch, &tile, converted, VALUES);
                 }
@@ -68,9 +69,9 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
                 let there = warp::warp_vote_ballot(WARP, exists);
                 let (full, free, target) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
-                if there != (1 << (s.shape.keys / ConvertedPage::KEYS)) - 1 {
+                if there != (1 << pieces) - 1 {
                     // No row sees these pieces, but 0 · NaN is NaN.
-                    clear(target, bytes, !there, s.shape.keys / ConvertedPage::KEYS);
+                    clear(target, bytes, !there, pieces);
                 }
                 if lane == 0 {
                     mbarrier::arrive_expect_tx(full, there.count_ones() * bytes);

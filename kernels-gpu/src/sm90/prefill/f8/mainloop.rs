@@ -18,22 +18,25 @@ use crate::{
     common::half::Half,
     common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
+    common::softmax::maxima,
     common::variant::{Hook, Pair, Query, Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
-/// Named barriers: the second consumer has its first logits; all warps of a consumer have quantised their queries.
-const STAGGER: u32 = 1;
+/// Named barriers: a consumer may issue products; all warps of a consumer have quantised their queries.
+const TURN: [u32; 2] = [1, 4];
 const QUANTISED: [u32; 2] = [2, 3];
 /// All these kernels support sinks and masks of the last keys.
 const EXTRAS: bool = true;
 
 /// Works through all tiles.
 ///
-/// One step handles one block of keys. It issues the block's Q·Kᵀ, then P·V of the previous block, which may belong to
-/// the previous tile. The maxima are computed while P·V runs. Then the weights are computed, interleaved with adding
-/// the P·V result to the outputs: an exponential takes eight cycles, so those additions are free. Registers hold the
-/// outputs, one product's result, one block's logits and one block's weights; with more, ptxas spills.
+/// One step handles one block of keys, in two halves. It begins with P·V of the previous block, which may belong to the
+/// previous tile: some columns at a time, each added to its outputs in f32 when it is done. Then Q·Kᵀ of both halves runs.
+/// The first half's maxima are computed while the second half's products run. Registers hold the outputs, and either the
+/// weights and one product's result, or the logits; with more, ptxas spills.
+///
+/// No exponential is computed while products of the same warp run: each would take 16 to 28 cycles instead of 8.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -47,7 +50,9 @@ pub(super) unsafe fn consume<
     const S: usize,
     const P: usize,
     const O: usize,
-    const PART: usize,
+    const A: usize,
+    const B: usize,
+    const C: usize,
     const Q: usize,
 >(
     p: &PrefillParams,
@@ -55,7 +60,9 @@ pub(super) unsafe fn consume<
     s: Shared,
 ) where
     [f32; S]: wgmma::Accumulator,
-    [f32; PART]: wgmma::Accumulator,
+    [f32; A]: wgmma::Accumulator,
+    [f32; B]: wgmma::Accumulator,
+    [f32; C]: wgmma::Accumulator,
 {
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() - 128;
@@ -80,6 +87,7 @@ pub(super) unsafe fn consume<
     };
     let mut of = [Pair::new(variant, none, 0); 2];
     let keys = s.shape.keys as i32;
+    let half_keys = s.shape.stage_keys();
     let dim = s.shape.head_dim;
     let slab = s.shape.slab_bytes();
 
@@ -88,12 +96,17 @@ pub(super) unsafe fn consume<
     let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
     const { assert!(!V::LINEAR, "weights take no shift here") };
     let mut _shift;
-    let mut logits = [0.0; S];
+    // Of the keys of a block the upper half is loaded first.
+    let mut upper = [0.0; S];
+    let mut lower = [0.0; S];
     let mut weights = [0; P];
-    let mut part = [0.0; PART];
-    // Factors of the last block's P·V, and of the previous outputs where a row is rescaled.
+    let mut part_a = [0.0; A];
+    let mut part_b = [0.0; B];
+    let mut part_c = [0.0; C];
+    // Factors of the last block's P·V.
     let mut factor;
-    let mut rescale;
+    // Whether the next values have arrived. Tested before the exponentials, which hide the 40 cycles of a test.
+    let mut values_there;
     let mut o = [0.0; O];
     let mut state = State::EMPTY;
 
@@ -110,15 +123,34 @@ pub(super) unsafe fn consume<
             warp::warp_vote_any(WARP, $condition)
         };
     }
-    // Opens the next tile: quantises its queries and releases the keys of leading blocks that its rows do not see.
+    // The consumers take turns at issuing products: each then computes weights during the other's products. A tile has the
+    // same number of blocks for both. Constants: with a computed barrier number ptxas reserves all 16 named barriers.
+    macro_rules! await_turn {
+        () => {
+            if consumer == 0 {
+                barrier::bar_sync(TURN[0], 256);
+            } else {
+                barrier::bar_sync(TURN[1], 256);
+            }
+        };
+    }
+    macro_rules! pass_turn {
+        () => {
+            if consumer == 0 {
+                barrier::bar_arrive(TURN[1], 256);
+            } else {
+                barrier::bar_arrive(TURN[0], 256);
+            }
+        };
+    }
+    // Opens the next tile: quantises its queries.
     macro_rules! open {
         () => {{
-            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            let work = Work::open::<V, EXTRAS, false>(p, variant, s, tiles.stage, consumer);
             // Opaque: otherwise derived values are computed before the main loop and occupy registers there.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
             mbarrier::arrive(s.queries_rounded(tiles.stage));
-            // Constants: with a computed barrier number ptxas reserves all 16 named barriers.
             if consumer == 0 {
                 barrier::bar_sync(QUANTISED[0], 128);
             } else {
@@ -136,25 +168,8 @@ pub(super) unsafe fn consume<
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
             }
-            let mut skipped = work.skipped;
-            while all_agree!(skipped > 0) {
-                mbarrier::wait(s.keys_full(k.stage), k.parity);
-                release!(s.keys_free(k.stage));
-                k.advance();
-                skipped -= 1;
-            }
             work
         }};
-    }
-    macro_rules! skip_values {
-        ($work:ident) => {
-            while all_agree!($work.skipped > 0) {
-                mbarrier::wait(s.values_full(v.stage), v.parity);
-                release!(s.values_free(v.stage));
-                v.advance();
-                $work.skipped -= 1;
-            }
-        };
     }
     // Without a transform the factors of queries and keys are folded into the softmax scale.
     macro_rules! take_scale {
@@ -165,53 +180,82 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Q·Kᵀ of a block is done: releases its keys. True for the tile's last block.
-    macro_rules! keys_done {
-        ($work:ident) => {{
-            release!(s.keys_free(k.stage));
-            k.advance();
-            $work.left -= 1;
-            all_agree!($work.left == 0)
-        }};
-    }
-    // Turns products into logits and computes the reference of the block's weights.
-    macro_rules! refer {
-        ($work:ident) => {{
-            logits_of_block!(
-                p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, s.shape.keys, _shift, true, of_products
-            );
-            $work.begin -= keys;
-            state.refer(&logits, scale)
-        }};
-    }
-    macro_rules! weigh {
-        ($to:ident) => {
-            state.weigh(&logits, scale, &$to, &mut weights);
-            factor = $to.factor;
-            rescale = $to.rescale;
+    macro_rules! issue_keys {
+        ($logits:ident, $work:ident, $at:ident) => {
+            mbarrier::wait(s.keys_full($at.stage), $at.parity);
+            queries_keys::<S>(&mut $logits, $work.queries, s.keys($at.stage), dim, slab);
         };
     }
-    // Adds the P·V result to the outputs, with `$beside` in the same branch, so that its exponentials hide the
-    // additions. `$beside` is in both branches: with a branch that only rescales ptxas keeps two sets of outputs and
-    // copies them.
-    macro_rules! add_part {
-        ($beside:expr) => {
+    // Q·Kᵀ of half a block is done: releases its keys, and turns the products into logits.
+    macro_rules! logits_of_half {
+        ($logits:ident, $work:ident, $begin:expr) => {
+            wgmma::fence_operand(&mut $logits);
+            release!(s.keys_free(k.stage));
+            k.advance();
+            let half = Work {
+                begin: $work.begin + $begin,
+                ..$work
+            };
+            logits_of_block!(
+                p, variant, s, tiles.stage, half, rows_of_thread, of;
+                $logits, half_keys, _shift, true, of_products
+            );
+        };
+    }
+    // Adds the products of some columns to their outputs.
+    macro_rules! add {
+        ($part:ident, $first:expr) => {
             let mut i = 0;
-            if let Some(others) = rescale {
-                while i < PART {
-                    let h = i / 2 % 2;
-                    o[i] = fma(part[i], factor[h], o[i] * others[h]);
-                    i += 1;
-                }
-                $beside
-            } else {
-                while i < PART {
-                    o[i] = fma(part[i], factor[i / 2 % 2], o[i]);
-                    i += 1;
-                }
-                $beside
+            while i < $part.len() && $first + i < O {
+                o[$first + i] = fma($part[i], factor[i / 2 % 2], o[$first + i]);
+                i += 1;
             }
+            // Otherwise LLVM moves the additions behind the next branches, and each product needs registers of its own.
+            wgmma::fence_operand(&mut o);
+        };
+    }
+    // Waits for products with values; if they are the last, `$last` issues the next ones before their addition.
+    macro_rules! finish {
+        ($part:ident, $first:expr, $last:expr) => {
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut $part);
+            if $first + $part.len() >= O {
+                wgmma::fence_operand(&mut weights);
+                $last
+            }
+            add!($part, $first);
+        };
+    }
+    macro_rules! weights_times_values {
+        ($values:expr, $last:expr) => {
+            weights_values(&mut part_a, &weights, $values, dim, 0);
+            finish!(part_a, 0, $last);
+            if A < O {
+                weights_values(&mut part_b, &weights, $values, dim, 2 * A as u32);
+                finish!(part_b, A, $last);
+                weights_values(&mut part_c, &weights, $values, dim, 2 * (A + B) as u32);
+                finish!(part_c, A + B, $last);
+            }
+        };
+    }
+    macro_rules! weigh {
+        ($of_upper:ident, $of_lower:ident) => {
+            let of_thread = [
+                $of_upper[0].max($of_lower[0]),
+                $of_upper[1].max($of_lower[1]),
+            ];
+            let to = state.refer(of_thread, scale);
+            if let Some(others) = to.rescale {
+                let mut i = 0;
+                while i < O {
+                    o[i] *= others[i / 2 % 2];
+                    i += 1;
+                }
+            }
+            values_there = mbarrier::test_wait(s.values_full(v.stage), v.parity);
+            values_there = warp::warp_vote_all(WARP, values_there);
+            state.weigh([&lower, &upper], scale, &to, &mut weights);
+            factor = to.factor;
         };
     }
 
@@ -223,26 +267,26 @@ pub(super) unsafe fn consume<
             return;
         }
         let mut work = open!();
-        mbarrier::wait(s.keys_full(k.stage), k.parity);
-        // Ping-pong, as in the 16-bit kernel: each consumer then computes weights during the other's products.
-        if consumer == 0 {
-            barrier::bar_sync(STAGGER, 256);
-        }
-        queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
-        wgmma::wait_group::<0>();
-        wgmma::fence_operand(&mut logits);
         if consumer == 1 {
-            barrier::bar_arrive(STAGGER, 256);
+            pass_turn!();
         }
-        let mut turn = keys_done!(work);
+        await_turn!();
+        issue_keys!(upper, work, k);
+        let mut next = k;
+        next.advance();
+        issue_keys!(lower, work, next);
+        pass_turn!();
+        wgmma::wait_group::<1>();
+        logits_of_half!(upper, work, half_keys as i32);
+        wgmma::wait_group::<0>();
+        logits_of_half!(lower, work, 0);
         take_scale!();
-        let to = refer!(work);
-        weigh!(to);
-        skip_values!(work);
-        // Whether the next keys and values have arrived. Tested before the exponentials, which hide the 40 cycles of a
-        // test.
-        let (mut keys_there, mut values_there) = (false, false);
+        let (of_upper, of_lower) = (maxima(&upper), maxima(&lower));
+        weigh!(of_upper, of_lower);
+        work.begin -= keys;
+        work.left -= 1;
         loop {
+            let turn = all_agree!(work.left == 0);
             if turn {
                 tiles.advance();
                 mbarrier::wait(s.queries_full(tiles.stage, 0), tiles.parity);
@@ -250,51 +294,52 @@ pub(super) unsafe fn consume<
                     break;
                 }
                 work = open!();
-                keys_there = false;
             }
-            if !keys_there {
-                mbarrier::wait(s.keys_full(k.stage), k.parity);
-            }
-            queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+            let first = v;
             if !values_there {
-                mbarrier::wait(s.values_full(v.stage), v.parity);
+                mbarrier::wait(s.values_full(first.stage), first.parity);
             }
-            let values = uniform(s.values(v.stage));
-            weights_values::<PART, P>(&mut part, &weights, values, dim, 0);
+            v.advance();
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            // The lower half's values have arrived last; its weights come first.
+            let values = [uniform(s.values(v.stage)), uniform(s.values(first.stage))];
+            await_turn!();
+            weights_times_values!(values, {
+                issue_keys!(upper, work, k);
+            });
+            release!(s.values_free(first.stage));
+            release!(s.values_free(v.stage));
+            v.advance();
+            let mut next = k;
+            next.advance();
+            issue_keys!(lower, work, next);
+            pass_turn!();
             wgmma::wait_group::<1>();
-            wgmma::fence_operand(&mut logits);
-            let ended = turn;
-            let (rows, old_scale) = (state.rows(), scale);
-            if ended {
+            logits_of_half!(upper, work, half_keys as i32);
+            let of_upper = maxima(&upper);
+            wgmma::wait_group::<0>();
+            logits_of_half!(lower, work, 0);
+            if turn {
+                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+                o = [0.0; O];
                 take_scale!();
                 state = State::EMPTY;
             }
-            turn = keys_done!(work);
-            let to = refer!(work);
-            wgmma::wait_group::<0>();
-            wgmma::fence_operand(&mut part);
-            wgmma::fence_operand(&mut weights);
-            release!(s.values_free(v.stage));
-            v.advance();
-            keys_there = mbarrier::test_wait(s.keys_full(k.stage), k.parity);
-            keys_there = warp::warp_vote_all(WARP, keys_there);
-            values_there = mbarrier::test_wait(s.values_full(v.stage), v.parity);
-            values_there = warp::warp_vote_all(WARP, values_there);
-            add_part!({
-                weigh!(to);
-            });
-            if ended {
-                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &rows, old_scale);
-                o = [0.0; O];
-                skip_values!(work);
-                values_there = false;
-            }
+            let of_lower = maxima(&lower);
+            weigh!(of_upper, of_lower);
+            work.begin -= keys;
+            work.left -= 1;
         }
+        let first = v;
+        mbarrier::wait(s.values_full(first.stage), first.parity);
+        v.advance();
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<PART, P>(&mut part, &weights, s.values(v.stage), dim, 0);
-        wgmma::wait_group::<0>();
-        wgmma::fence_operand(&mut part);
-        add_part!({});
+        let values = [uniform(s.values(v.stage)), uniform(s.values(first.stage))];
+        weights_times_values!(values, {});
         finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+        // The other consumer passed one turn more than this one took.
+        if consumer == 0 {
+            await_turn!();
+        }
     }
 }

@@ -7,7 +7,9 @@
 //! - **Queries** are quantised in place in shared memory, with a power of two as each row's scale (`queries.rs`).
 //! - **Weights** of a block are relative to the block's own maxima, so each block uses the full range of e4m3. Its P·V
 //!   goes to separate registers and is added to the outputs in f32, with the factor to the row's reference: the tensor
-//!   cores keep only 13 bits below the largest term of a sum of 8-bit products (`mainloop.rs`).
+//!   cores keep only 13 bits below the largest term of a sum of 8-bit products (`mainloop.rs`). With heads of 256 registers
+//!   do not suffice for all columns at once.
+//! - **Blocks** have twice as many keys as a stage: the fewer steps, the less time is lost at their beginnings.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -43,7 +45,7 @@ mod entries {
 
     macro_rules! entries {
         ($half:ident $element:literal { $(
-            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $part:literal, $stages:expr;
+            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], [$a:literal, $b:literal, $c:literal], $stages:expr;
         )* }) => { $( const _: () = {
             const SHAPE: Shape = Shape::of_8_bits($rows, $keys, $dim, $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
@@ -66,7 +68,7 @@ mod entries {
                         half::$half, _,
                         { SHAPE.registers()[1] }, { SHAPE.registers()[2] },
                         { SHAPE.stages }, { SHAPE.value_stages },
-                        { $keys / 2 }, { $keys / 8 }, { $dim / 2 }, { $part / 2 }, { $dim / 32 },
+                        { $keys / 4 }, { $keys / 8 }, { $dim / 2 }, { $a / 2 }, { $b / 2 }, { $c / 2 }, { $dim / 32 },
                     >(&p, maps, &variant, SHAPE);
                 }
             }

@@ -45,7 +45,7 @@ pub(super) unsafe fn queries_keys<const S: usize>(
     }
 }
 
-/// Issues P·V of 64 rows and a block, for the columns of values from `column` on.
+/// Issues P·V of 64 rows and a block, for the columns of values from `column` on. `values` are those of the block's halves.
 ///
 /// # Safety
 /// - The values are in shared memory, as [`pages`](super::pages) has them; accumulator and weights are not touched
@@ -54,13 +54,14 @@ pub(super) unsafe fn queries_keys<const S: usize>(
 pub(super) unsafe fn weights_values<const O: usize, const P: usize>(
     o: &mut [f32; O],
     weights: &[u32; P],
-    values: u32,
+    values: [u32; 2],
     dim: u32,
     column: u32,
 ) where
     [f32; O]: wgmma::Accumulator,
 {
-    let v = Descriptor::new(values + column * ConvertedPage::KEYS, 16, 512, Swizzle::B64);
+    let v =
+        values.map(|at| Descriptor::new(at + column * ConvertedPage::KEYS, 16, 512, Swizzle::B64));
     // SAFETY: the caller's promise.
     unsafe {
         wgmma::fence();
@@ -72,8 +73,9 @@ pub(super) unsafe fn weights_values<const O: usize, const P: usize>(
                 weights[4 * step + 2],
                 weights[4 * step + 3],
             ];
-            let image = step as u32 / 2 * image_bytes(dim);
-            let b = v.advance(image + step as u32 % 2 * 32);
+            let (half, step_of_half) = (step / (P / 8), step % (P / 8));
+            let image = step_of_half as u32 / 2 * image_bytes(dim);
+            let b = v[half].advance(image + step as u32 % 2 * 32);
             if step == 0 {
                 wgmma::mma_rs_e4m3::<false, _>(o, a, b);
             } else {

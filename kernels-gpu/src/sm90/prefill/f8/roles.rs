@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// The kernel of a shape. The const parameters must match it: registers of the producer warpgroup and of the consumers,
-/// stages of keys and of values, and a thread's number of logits (`S`), weight words (`P`), outputs (`O`), outputs of
-/// one product (`PART`) and 16-byte vectors of a query row (`Q`).
+/// stages of keys and of values, and a thread's number of logits of half a block (`S`), weight words (`P`), outputs (`O`),
+/// outputs of each product (`A`, `B`, `C`) and 16-byte vectors of a query row (`Q`).
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`PrefillParams`] says, `maps` is the
@@ -30,7 +30,9 @@ pub(super) unsafe fn run<
     const S: usize,
     const P: usize,
     const O: usize,
-    const PART: usize,
+    const A: usize,
+    const B: usize,
+    const C: usize,
     const Q: usize,
 >(
     p: &PrefillParams,
@@ -39,7 +41,9 @@ pub(super) unsafe fn run<
     shape: Shape,
 ) where
     [f32; S]: cuda_std::wgmma::Accumulator,
-    [f32; PART]: cuda_std::wgmma::Accumulator,
+    [f32; A]: cuda_std::wgmma::Accumulator,
+    [f32; B]: cuda_std::wgmma::Accumulator,
+    [f32; C]: cuda_std::wgmma::Accumulator,
 {
     let base = shared::dynamic_shared_address();
     let s = Shared { base, shape };
@@ -64,7 +68,7 @@ pub(super) unsafe fn run<
             setmaxnreg::increase::<COMPUTES>();
             let warp = uniform(thread / 32 - 4);
             convert::first::<T, 4>(p, s, warp);
-            consume::<T, V, STAGES, VALUE_STAGES, S, P, O, PART, Q>(p, variant, s);
+            consume::<T, V, STAGES, VALUE_STAGES, S, P, O, A, B, C, Q>(p, variant, s);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Softmax with a reference for each block, for e4m3 weights.
 
 use cuda_std::{
-    convert::f32x2_to_e4m3x2,
+    convert::{f32x2_to_e4m3x2, join_u16x2},
     math::{ex2, fma},
     prelude::*,
 };
 
-use crate::common::softmax::{Rows, maxima_of_rows};
+use crate::common::softmax::{Rows, of_row};
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -48,19 +48,15 @@ impl State {
         Rows::new(self.reference, self.sums)
     }
 
-    /// Computes a block's maxima and, if one exceeds the row's reference by more than [`SLACK`], the row's new
-    /// reference.
+    /// Computes a block's maxima, given those of each thread, and, if one exceeds the row's reference by more than
+    /// [`SLACK`], the row's new reference.
     ///
     /// # Safety
     /// All lanes of the warp come here.
     #[inline(always)]
-    pub(super) unsafe fn refer<const S: usize>(
-        &mut self,
-        s: &[f32; S],
-        scale: [f32; 2],
-    ) -> Reference {
+    pub(super) unsafe fn refer(&mut self, of_thread: [f32; 2], scale: [f32; 2]) -> Reference {
         // SAFETY: the caller's promise.
-        let maximum = unsafe { maxima_of_rows(s) };
+        let maximum = of_thread.map(|of_thread| unsafe { of_row(of_thread) });
         let above = |h: usize, reference: f32| (maximum[h] - reference) * scale[h];
         // −∞ − (−∞) is NaN, for which `>` is false.
         let grew = |h: usize, reference: f32| above(h, reference) > SLACK;
@@ -102,16 +98,17 @@ impl State {
         }
     }
 
-    /// Turns logits into weights, packed as the A operand of the second product, and adds them up.
+    /// Turns the logits of both halves of a block into weights, packed as the A operand of the second product, and adds
+    /// them up.
     #[inline(always)]
     pub(super) fn weigh<const S: usize, const P: usize>(
         &mut self,
-        s: &[f32; S],
+        halves: [&[f32; S]; 2],
         scale: [f32; 2],
         to: &Reference,
         weights: &mut [u32; P],
     ) {
-        let sums = exponentials(s, scale, to.offset, weights);
+        let sums = exponentials(halves, scale, to.offset, weights);
         let mut h = 0;
         while h < 2 {
             self.sums[h] = fma(sums[h] + sums[h + 2], to.factor[h], self.sums[h]);
@@ -120,11 +117,11 @@ impl State {
     }
 }
 
-/// Computes weights and their sums. Of 32 keys a thread has four pairs per row. Two pairs make a word of the A
-/// fragment, in the key order of the [values](super::pages).
+/// Computes the weights of both halves and their sums. Of 32 keys a thread has four pairs per row. Two pairs make a word of
+/// the A fragment, in the key order of the [values](super::pages).
 #[inline(always)]
 fn exponentials<const S: usize, const P: usize>(
-    s: &[f32; S],
+    halves: [&[f32; S]; 2],
     scale: [f32; 2],
     offset: [f32; 2],
     weights: &mut [u32; P],
@@ -132,8 +129,9 @@ fn exponentials<const S: usize, const P: usize>(
     let mut sums = [0.0; 4];
     let mut i = 0;
     while i < P {
-        let h = i % 2;
-        let first = i / 2 * 8 + 2 * h;
+        let (s, word) = (halves[i / (P / 2)], i % (P / 2));
+        let h = word % 2;
+        let first = word / 2 * 8 + 2 * h;
         let weight = |at: usize| ex2(fma(s[at], scale[h], offset[h]));
         let [a, b, c, d] = [
             weight(first),
@@ -145,8 +143,7 @@ fn exponentials<const S: usize, const P: usize>(
         let (even, odd) = (a + c, b + d);
         sums[h] = if i < 2 { even } else { sums[h] + even };
         sums[h + 2] = if i < 2 { odd } else { sums[h + 2] + odd };
-        let [low, high] = [f32x2_to_e4m3x2(a, b), f32x2_to_e4m3x2(c, d)];
-        weights[i] = u32::from(low) | u32::from(high) << 16;
+        weights[i] = join_u16x2(f32x2_to_e4m3x2(a, b), f32x2_to_e4m3x2(c, d));
         i += 1;
     }
     sums
