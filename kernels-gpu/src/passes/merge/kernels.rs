@@ -22,7 +22,10 @@ use crate::{
 unsafe fn merge_many<O: Output>(params: &MergeParams) {
     // SAFETY: the caller's promises; `left` slots of the row are at `list`.
     unsafe {
+        // Threads without a chunk wait, too: the launch behind this one waits only for this one, which therefore must not
+        // end before the attention, even if it has nothing to merge.
         let Some(chunk) = Chunk::look_up(params, thread::index_1d()) else {
+            wait();
             return;
         };
         let (mut list, mut left) = (chunk.list, chunk.slots);
@@ -52,7 +55,9 @@ unsafe fn merge_many<O: Output>(params: &MergeParams) {
 unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
     // SAFETY: the caller's promises; `slots` of the row are at `list`.
     unsafe {
+        // Threads without a chunk wait, too: see `merge_many`.
         let Some(chunk) = Chunk::look_up(params, thread::index_1d()) else {
+            wait();
             return;
         };
         let (mut done, slots) = (0, chunk.slots);
