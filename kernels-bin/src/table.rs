@@ -149,11 +149,11 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            347323,
+            347665,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            194416,
+            195440,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1202140,
+            3043060,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            638032,
+            1348688,
         )),
     },
     Module {

@@ -7,7 +7,7 @@ use super::common::{
 use super::{Case, in_8_bits, run_twice};
 use half::f16;
 use tandem_attn::{
-    exec::gpu::KvScales,
+    exec::gpu::{Gpu, KvScales},
     kv::KvScales as ScalesOnHost,
     plan::{PlanOptions, Planner, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
@@ -17,7 +17,6 @@ use tandem_attn::{
 
 const GROUP: u32 = 8;
 const TOKENS: u32 = 32;
-const DIM: u32 = 128;
 const PAGE: u32 = 64;
 
 /// How many rows are compared: each takes an attention in f64 over all keys, twice.
@@ -26,8 +25,8 @@ const ROWS: usize = 16;
 /// Queries, and a pool in which each compared row has a key that weighs about as much as all others together. Values of
 /// the first half of the columns are all positive, so that sums grow with the keys; those of the other half have both
 /// signs, so that little is left of many.
-fn problem(keys: u32, needles: &[(usize, u32)]) -> (Spec, Batch, Tensors<f16, F8E4M3>) {
-    let spec = Spec::new(GROUP, 1, DIM)
+fn problem(dim: u32, keys: u32, needles: &[(usize, u32)]) -> (Spec, Batch, Tensors<f16, F8E4M3>) {
+    let spec = Spec::new(GROUP, 1, dim)
         .with_dtype(Dtype::F16)
         .with_kv_dtype(Dtype::F8E4M3)
         .with_compute(Compute::F8);
@@ -37,23 +36,24 @@ fn problem(keys: u32, needles: &[(usize, u32)]) -> (Spec, Batch, Tensors<f16, F8
     let batch = Batch::new(vec![0, TOKENS], table);
     let mut noise = Rng(19);
     let mut random = |count: u32, low: f32, high: f32| noise.floats(count as usize, low, high);
-    let q = random(TOKENS * GROUP * DIM, -1.0, 1.0);
-    let mut k = random(keys * DIM, -1.0, 1.0);
-    let mut v = random(keys * DIM, -1.0, 1.0);
+    let q = random(TOKENS * GROUP * dim, -1.0, 1.0);
+    let mut k = random(keys * dim, -1.0, 1.0);
+    let mut v = random(keys * dim, -1.0, 1.0);
     for (at, v) in v.iter_mut().enumerate() {
-        if at % DIM as usize / 64 == 0 {
+        if at % dim as usize / 64 == 0 {
             *v = 0.5 + 0.5 * *v;
         }
     }
-    // Of a query q, the key c · q has the logit c · |q|² · scale, where |q|² is 43; e to it is to be all keys.
-    let c = (f64::from(keys)).ln() / (43.0 * f64::from(spec.scale));
+    // Of a query q, the key c · q has the logit c · |q|² · scale, where |q|² is a third of the head dimension; e to it is to be
+    // all keys.
+    let c = (f64::from(keys)).ln() / (f64::from(dim) / 3.0 * f64::from(spec.scale));
     for &(row, key) in needles {
-        let q = &q[row * DIM as usize..][..DIM as usize];
-        let k = &mut k[key as usize * DIM as usize..][..DIM as usize];
+        let q = &q[row * dim as usize..][..dim as usize];
+        let k = &mut k[key as usize * dim as usize..][..dim as usize];
         k.iter_mut().zip(q).for_each(|(k, q)| *k = q * c as f32);
-        v[key as usize * DIM as usize..][..DIM as usize].fill(-3.0);
+        v[key as usize * dim as usize..][..dim as usize].fill(-3.0);
     }
-    let strides = KvLayout::Hnd.strides(PAGE, 1, DIM);
+    let strides = KvLayout::Hnd.strides(PAGE, 1, dim);
     let narrow = |all: Vec<f32>| all.into_iter().map(F8E4M3::from_f32).collect();
     let pools = Pools {
         k: narrow(k),
@@ -69,8 +69,7 @@ fn problem(keys: u32, needles: &[(usize, u32)]) -> (Spec, Batch, Tensors<f16, F8
 }
 
 /// Errors of outputs against exact attention: of a run, and of the same operands of 8 bits added up exactly.
-fn worst_errors(keys: u32) -> Option<[f64; 2]> {
-    let gpu = gpu("a_needle_is_found_in_8_bits")?;
+fn worst_errors(gpu: &Gpu, dim: u32, keys: u32) -> [f64; 2] {
     let needles: Vec<_> = (0..ROWS)
         .map(|index| {
             let row = index * (TOKENS * GROUP) as usize / ROWS;
@@ -79,7 +78,7 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
             (row, key as u32)
         })
         .collect();
-    let (spec, batch, tensors) = problem(keys, &needles);
+    let (spec, batch, tensors) = problem(dim, keys, &needles);
     let options = PlanOptions::default().with_split(SplitMode::Off);
     let plan = Planner::new()
         .plan(&spec, &batch, &gpu.device(), &options)
@@ -109,7 +108,7 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
         sinks: None,
     };
     let tiles = same_operands.tiles();
-    let (heads, dim) = (GROUP as usize, DIM as usize);
+    let heads = GROUP as usize;
     let mut worst = [0.0_f64; 2];
     for (row, _) in needles {
         let (token, head) = (row / heads, row % heads);
@@ -119,9 +118,10 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
         let pages: Vec<_> = (0..seen.div_ceil(PAGE)).collect();
         table.push(&pages, seen);
         let alone = Batch::new(vec![0, 1], table);
-        let one = Spec::new(1, 1, DIM)
+        let one = Spec::new(1, 1, dim)
             .with_dtype(Dtype::F16)
             .with_kv_dtype(Dtype::F8E4M3);
+        let dim = dim as usize;
         let q = &tensors.q[row * dim..][..dim];
         let exact = reference::attention(&one, &alone, q, &[view]).expect("they fit");
         let (rounded, ..) = same_operands.row(&tiles, token, head);
@@ -132,25 +132,28 @@ fn worst_errors(keys: u32) -> Option<[f64; 2]> {
             worst[1] = worst[1].max((rounded - exact).abs());
         }
     }
-    Some(worst)
+    worst
 }
 
 /// At 131,072 keys sums in the tensor cores' own accumulators would lose what a key adds.
 #[test]
 fn a_needle_is_found_in_8_bits() {
+    let Some(gpu) = gpu("a_needle_is_found_in_8_bits") else {
+        return;
+    };
     let keys = std::env::var("TANDEM_KEYS")
         .ok()
         .and_then(|keys| keys.parse().ok());
-    let Some([got, of_operands]) = worst_errors(keys.unwrap_or(131_072)) else {
-        return;
-    };
-    assert!(of_operands > 0.0, "queries and weights are rounded");
-    assert!(
-        got <= 1.3 * of_operands,
-        "off by {got:e}, exact sums of the same operands by {of_operands:e}"
-    );
-    eprintln!(
-        "worst error {got:e}, {:.3} of that of exact sums",
-        got / of_operands
-    );
+    for dim in [128, 256] {
+        let [got, of_operands] = worst_errors(gpu, dim, keys.unwrap_or(131_072));
+        assert!(of_operands > 0.0, "queries and weights are rounded");
+        assert!(
+            got <= 1.3 * of_operands,
+            "heads of {dim}: off by {got:e}, exact sums of the same operands by {of_operands:e}"
+        );
+        eprintln!(
+            "heads of {dim}: worst error {got:e}, {:.3} of that of exact sums",
+            got / of_operands
+        );
+    }
 }

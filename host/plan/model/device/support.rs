@@ -143,7 +143,7 @@ impl DeviceDescription {
                 true => "none on this device".into(),
                 false => format!(
                     "keys and values in F8E4M3 with a head dimension of {}, without hooks",
-                    list(there)
+                    list(there).replace(", ", " or ")
                 ),
             },
         })

@@ -240,11 +240,16 @@ fn products_of_8_bits_are_there_or_refused() {
             .with_kv_dtype(Dtype::F8E4M3)
             .with_compute(Compute::F8)
     };
-    for dtype in [Dtype::BF16, Dtype::F16] {
+    for (dtype, dim) in [
+        (Dtype::BF16, 128),
+        (Dtype::F16, 128),
+        (Dtype::BF16, 256),
+        (Dtype::F16, 256),
+    ] {
         let spec = Spec {
             q_dtype: dtype,
             out_dtype: dtype,
-            ..narrow(128)
+            ..narrow(dim)
         };
         assert_eq!(h200().supports(&spec), Ok(()));
         assert_eq!(
@@ -265,7 +270,6 @@ fn products_of_8_bits_are_there_or_refused() {
     let latent = Spec::latent(128, 512, 64).with_compute(Compute::F8);
     for other in [
         narrow(64),
-        narrow(256),
         narrow(128).with_kv_dtype(Dtype::F8E5M2),
         narrow(80),
         narrow(128).with_head_dim_v(64),
@@ -281,7 +285,7 @@ fn products_of_8_bits_are_there_or_refused() {
     assert_eq!(
         refused(&narrow(64)).to_string(),
         "no prefill kernel for h200 has products of 8 bits for a head dimension of 64, keys and values in F8E4M3 and this \
-         variant; supported: keys and values in F8E4M3 with a head dimension of 128, without hooks; otherwise use Compute::F16"
+         variant; supported: keys and values in F8E4M3 with a head dimension of 128 or 256, without hooks; otherwise use Compute::F16"
     );
     for device in ["a100", "cpu"] {
         let device = DeviceDescription::named(device).unwrap();
