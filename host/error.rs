@@ -129,6 +129,16 @@ pub enum Error {
         /// The same fields of the plan's specification.
         plan: String,
     },
+    /// A run of a workspace on another GPU than the one that it was made on. Nothing was launched.
+    #[error(
+        "the workspace was made on GPU {workspace}, but the run is on GPU {gpu}: make a workspace for each GPU"
+    )]
+    OtherGpu {
+        /// The ordinal of the workspace's GPU.
+        workspace: u32,
+        /// The ordinal of the GPU given.
+        gpu: u32,
+    },
     /// There is no plan in the workspace.
     #[error("no plan was uploaded to the workspace: call Workspace::upload first")]
     NoPlan,

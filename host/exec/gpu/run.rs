@@ -45,8 +45,8 @@ impl Gpu {
     ///   [`Workspace::launch_only_needed`] left out then.
     ///
     /// # Errors
-    /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
-    /// launch, or the variant of the error for what is wrong with a tensor; in debug mode also [`Error::PageOutside`] and
+    /// Before anything is launched: [`Error::OtherGpu`] for a workspace of another GPU, [`Error::NoPlan`], [`Error::Pools`],
+    /// [`Error::NoInstance`] if no kernel was compiled for a launch, or the variant of the error for what is wrong with a tensor; in debug mode also [`Error::PageOutside`] and
     /// [`Error::Damaged`]. [`Error::Driver`] if a launch fails.
     pub unsafe fn run(
         &self,
@@ -79,6 +79,14 @@ impl Gpu {
         tensors: &RunTensors<'_>,
         stream: Stream,
     ) -> Result<(), Error> {
+        // A device has one primary context, so that several `Gpu`s of it may share a workspace.
+        let (own, of_workspace) = (self.context.device(), workspace.context.device());
+        if own != of_workspace {
+            return Err(Error::OtherGpu {
+                workspace: of_workspace.unsigned_abs(),
+                gpu: own.unsigned_abs(),
+            });
+        }
         workspace.uploaded.check()?;
         // Tensor maps are also made in this context, whatever context the thread has.
         let _current = Current::enter(self.context.raw())?;

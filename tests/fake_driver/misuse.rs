@@ -1,0 +1,59 @@
+//! Calls with objects that do not belong together.
+
+use tandem_attn::{
+    Error,
+    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, WorkspaceOptions},
+    plan::{Bound, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+};
+
+use super::{launches, with_library, young_driver};
+
+const A: u64 = 1 << 30;
+
+/// A plan of a decode for each number of keys.
+fn decodes(gpu: &Gpu, spec: &Spec, keys: &[u32]) -> Plan {
+    let (mut table, mut next) = (PageTable::new(16, 4000), 0);
+    for &keys in keys {
+        let pages: Vec<_> = (next..next + keys.div_ceil(16)).collect();
+        next += pages.len() as u32;
+        table.push(&pages, keys);
+    }
+    let batch = Batch::new((0..=keys.len() as u32).collect(), table);
+    Planner::new()
+        .plan(spec, &batch, &gpu.device(), &PlanOptions::default())
+        .unwrap()
+}
+
+#[test]
+fn a_workspace_runs_only_on_its_own_gpu() {
+    let test = "misuse::a_workspace_runs_only_on_its_own_gpu";
+    if !with_library(test, "threads=1024 devices=2", young_driver) {
+        return;
+    }
+    let [first, second] = [0, 1].map(|ordinal| Gpu::new(ordinal).unwrap());
+    // Another `Gpu` of the same device is not another GPU.
+    let again = Gpu::new(1).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&second, &spec, &[100, 30]);
+    let mut workspace = second
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, Stream::DEFAULT).unwrap();
+        let mut run = |gpu: &Gpu| gpu.run(&mut workspace, &q, &[pool], &q, None, Stream::DEFAULT);
+        let error = run(&first).unwrap_err();
+        let expected = Error::OtherGpu {
+            workspace: 1,
+            gpu: 0,
+        };
+        assert_eq!(error, expected);
+        assert_eq!(launches(), 0);
+        assert_eq!(run(&second), Ok(()));
+        assert_eq!(run(&again), Ok(()));
+        assert_eq!(run(&first), Err(expected));
+    }
+}
