@@ -57,3 +57,52 @@ fn a_workspace_runs_only_on_its_own_gpu() {
         assert_eq!(run(&first), Err(expected));
     }
 }
+
+/// Requests without keys: only the merging kernel runs, and writes zeros.
+#[test]
+fn merges_alone_want_an_output_for_each_token() {
+    let test = "misuse::merges_alone_want_an_output_for_each_token";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[0; 4]);
+    assert_eq!((plan.items.len(), plan.merges.len()), (0, 4));
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let tensor = |tokens| DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, Stream::DEFAULT).unwrap();
+        let mut run = |out: &DeviceTensor<3>, lse: Option<&DeviceTensor<2>>| {
+            gpu.run(
+                &mut workspace,
+                &tensor(4),
+                &[pool],
+                out,
+                lse,
+                Stream::DEFAULT,
+            )
+        };
+        for tokens in [1, 5] {
+            let error = run(&tensor(tokens), None).unwrap_err();
+            let refused = matches!(
+                error,
+                Error::Extent { tensor: "out", dimension: "tokens", got, .. } if got == tokens
+            );
+            assert!(refused, "{error}");
+        }
+        let lse = DeviceTensor::new(A, Dtype::F32, [1, 8]);
+        let error = run(&tensor(4), Some(&lse)).unwrap_err();
+        assert!(
+            matches!(error, Error::Extent { tensor: "lse", .. }),
+            "{error}"
+        );
+        assert_eq!(launches(), 0);
+        assert_eq!(run(&tensor(4), None), Ok(()));
+        assert_eq!(launches(), 1);
+    }
+}

@@ -220,5 +220,10 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             rule,
         });
     }
-    Ok(())
+    // Attention checks this, too, but a run may have only merges. Their kernel takes rows by the numbers of the plan.
+    let out = tensors.merged.unwrap_or(tensors.out);
+    out.check_extent("out", "tokens", 0, tokens, "in q")?;
+    tensors.lse.map_or(Ok(()), |lse| {
+        lse.check_extent("lse", "tokens", 0, tokens, "in q")
+    })
 }
