@@ -159,6 +159,12 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
+    /// A graph of a workspace without a launch set was launched for a plan with other launches than the captured one.
+    #[error(
+        "the uploaded plan has other launches, items or merges than the one that the graph was captured with: capture again \
+         with this plan, or give the workspace a launch set (WorkspaceOptions::launches)"
+    )]
+    OtherLaunches,
     /// A graph was launched for a plan that the captured tensors or pools do not fit.
     #[error(
         "the uploaded plan needs {planned} {what}, and the graph was captured with {captured}: capture with tensors and \

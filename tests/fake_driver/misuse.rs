@@ -7,7 +7,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
-use super::{launches, with_library, young_driver};
+use super::{graph_driver, launches, with_library, young_driver};
 
 const A: u64 = 1 << 30;
 
@@ -55,6 +55,46 @@ fn a_workspace_runs_only_on_its_own_gpu() {
         assert_eq!(run(&second), Ok(()));
         assert_eq!(run(&again), Ok(()));
         assert_eq!(run(&first), Err(expected));
+    }
+}
+
+/// Without a launch set, a graph has the grids and the items of the plan that it was captured with.
+#[test]
+fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
+    let test = "misuse::a_graph_without_a_launch_set_takes_only_plans_of_its_launches";
+    if !with_library(test, "threads=1024", graph_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = |keys: &[u32]| decodes(&gpu, &spec, keys);
+    // More than 64 keys for each item: CTAs then claim fewer units at a time, which a graph keeps.
+    let [short, grown, long] = [[100, 28], [101, 31], [9000, 8000]].map(|keys| plan(&keys));
+    assert_ne!(short.items.len(), long.items.len());
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&long), WorkspaceOptions::default())
+        .unwrap();
+    let stream = gpu.stream().unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&short, *stream).unwrap();
+        let graph = stream.capture(|stream| gpu.run(&mut workspace, &q, &[pool], &q, None, stream));
+        let graph = graph.unwrap();
+        for (plan, expected) in [
+            (&short, Ok(())),
+            (&long, Err(Error::OtherLaunches)),
+            (&grown, Ok(())),
+            (&plan(&[100]), Err(Error::OtherLaunches)),
+            (&plan(&[]), Err(Error::OtherLaunches)),
+            // Merges alone.
+            (&plan(&[100, 0]), Err(Error::OtherLaunches)),
+            (&short, Ok(())),
+        ] {
+            workspace.upload(plan, *stream).unwrap();
+            assert_eq!(graph.launch(*stream), expected, "{plan}");
+        }
     }
 }
 

@@ -42,7 +42,8 @@ impl Gpu {
     ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
     ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
     ///   the pools of then do not have, nor with one that needs launches which
-    ///   [`Workspace::launch_only_needed`] left out then.
+    ///   [`Workspace::launch_only_needed`] left out then, nor, without a launch set, with one whose launches, items or
+    ///   merges are not as many as those of the plan of then.
     ///
     /// # Errors
     /// Before anything is launched: [`Error::OtherGpu`] for a workspace of another GPU, [`Error::NoPlan`], [`Error::Pools`],
