@@ -2,7 +2,9 @@
 
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, WorkspaceOptions},
+    exec::gpu::{
+        DeviceTensor, Gpu, KvPool, NcclId, RankOptions, RunTensors, Stream, WorkspaceOptions,
+    },
     plan::{Bound, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -144,5 +146,60 @@ fn merges_alone_want_an_output_for_each_token() {
         assert_eq!(launches(), 0);
         assert_eq!(run(&tensor(4), None), Ok(()));
         assert_eq!(launches(), 1);
+    }
+}
+
+/// Results behind the query tokens are those of an earlier step.
+#[test]
+fn ranks_merge_no_more_rows_than_there_are_queries() {
+    let test = "misuse::ranks_merge_no_more_rows_than_there_are_queries";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[40]);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let tensor = |tokens| DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
+    let pools = [KvPool::new(
+        &spec,
+        KvLayout::Nhd,
+        16,
+        4000,
+        1 << 33,
+        1 << 34,
+    )];
+    let options = RankOptions::default();
+    let refused = |result: Result<(), Error>, got| {
+        let error = result.unwrap_err();
+        let of_rows = matches!(
+            error,
+            Error::Extent { tensor: "the rows to merge", got: rows, .. } if rows == got
+        );
+        assert!(of_rows && error.to_string().contains("as in q"), "{error}");
+    };
+    let stream = Stream::DEFAULT;
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, stream).unwrap();
+        let mut ranks = Gpu::ranks(&[&gpu], &spec, 4, &options).unwrap();
+        ranks[0].announce(1).unwrap();
+        let (q, out) = (tensor(1), tensor(4));
+        let tensors = RunTensors::new(&q, &pools, &out);
+        let before = launches();
+        let mut run = |rows| ranks[0].run(&gpu, &mut workspace, &tensors, rows, stream);
+        refused(run(0..2), 2);
+        assert_eq!(launches(), before);
+        assert_eq!(run(0..1), Ok(()));
+
+        let id = NcclId::new().unwrap();
+        let mut rank = gpu.nccl_rank(&id, [0, 1], &spec, 4, &options).unwrap();
+        // What the fake driver reads back are zeros.
+        rank.announce(0).unwrap();
+        let q = tensor(0);
+        let tensors = RunTensors::new(&q, &pools, &out);
+        refused(rank.run(&gpu, &mut workspace, &tensors, 0..1, stream), 1);
     }
 }

@@ -45,6 +45,7 @@ use super::{
 use crate::{Error, shard::RankError};
 use group::{Group, check_heads, check_tokens};
 pub use group::{RankOptions, RankTensors};
+use merge::check_rows;
 pub use nccl::{NcclId, NcclRank};
 
 /// One rank of a group, made by [`Gpu::ranks`].
@@ -109,14 +110,10 @@ impl Rank {
             lse: Some(&state.lse),
             ..*tensors
         };
-        let launched = self
-            .prepare(
-                gpu,
-                rows,
-                Some(tensors.out),
-                tensors.lse,
-                SIGNAL | WAIT | MERGE,
-            )
+        let (out, mode) = (Some(tensors.out), SIGNAL | WAIT | MERGE);
+        // The other ranks have no results behind these tokens either, but `out` may have more.
+        let launched = check_rows(&rows, tokens, "q")
+            .and_then(|()| self.prepare(gpu, rows, out, tensors.lse, mode))
             .and_then(|mut merge| {
                 // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {

@@ -26,7 +26,7 @@ use super::{
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
     RankOptions, RankTensors,
-    merge::Merge,
+    merge::{Merge, check_rows},
 };
 use crate::{
     Error,
@@ -191,6 +191,7 @@ impl NcclRank {
             }
             .into());
         }
+        check_rows(&rows, tokens, "q")?;
         let (heads, dim) = (self.q_heads, self.head_dim);
         let bytes = state_bytes(tokens, heads, dim);
         let own = self.memory.address() + (CONTROL_BYTES + NOTE_BYTES) as u64;
