@@ -188,32 +188,42 @@ impl Rank {
         stream: &OwnedStream,
         work: impl FnOnce(&mut Self, Stream) -> Result<(), Error>,
     ) -> Result<Graph, Error> {
-        self.settle(gpu, **stream)?;
+        // SAFETY: the stream owns its handle, which the driver keeps until the work on it is done.
+        unsafe { self.settle(gpu, **stream) }?;
         stream.capture(|stream| {
             work(self, stream)?;
-            self.settle(gpu, stream)
+            // SAFETY: as above.
+            unsafe { self.settle(gpu, stream) }
         })
     }
 
     /// Makes the number of runs even, as it must be where a graph begins. Call it on all ranks or on none.
     ///
+    /// # Safety
+    /// As [`barrier`](Self::barrier).
+    ///
     /// # Errors
-    /// [`Error::Driver`].
-    pub fn settle(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
+    /// As [`barrier`](Self::barrier).
+    pub unsafe fn settle(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         match self.turn {
             0 => Ok(()),
-            _ => self.barrier(gpu, stream),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.barrier(gpu, stream) },
         }
     }
 
     /// An empty merge: the stream continues when all ranks have reached this point. It counts as a run.
     ///
+    /// # Safety
+    /// `stream` is a stream of the device's primary context, or null, and lives until the work on it is done. Its work is
+    /// ordered after earlier runs of this rank. It must not wait for the stream of another rank.
+    ///
     /// # Errors
-    /// [`Error::Driver`].
-    pub fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
+    /// [`RankError::OtherDevice`]; [`Error::Driver`].
+    pub unsafe fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, SIGNAL | WAIT | MERGE)?;
         self.turn ^= 1;
-        // SAFETY: it reads and writes the group's own memory alone.
+        // SAFETY: it reads and writes the group's own memory alone; the stream as the caller promises.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 
