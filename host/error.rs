@@ -129,6 +129,16 @@ pub enum Error {
         /// The same fields of the plan's specification.
         plan: String,
     },
+    /// A run of a workspace on another GPU than the one that it was made on. Nothing was launched.
+    #[error(
+        "the workspace was made on GPU {workspace}, but the run is on GPU {gpu}: make a workspace for each GPU"
+    )]
+    OtherGpu {
+        /// The ordinal of the workspace's GPU.
+        workspace: u32,
+        /// The ordinal of the GPU given.
+        gpu: u32,
+    },
     /// There is no plan in the workspace.
     #[error("no plan was uploaded to the workspace: call Workspace::upload first")]
     NoPlan,
@@ -149,6 +159,12 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
+    /// A graph of a workspace without a launch set was launched for a plan with other launches than the captured one.
+    #[error(
+        "the uploaded plan has other launches, items or merges than the one that the graph was captured with: capture again \
+         with this plan, or give the workspace a launch set (WorkspaceOptions::launches)"
+    )]
+    OtherLaunches,
     /// A graph was launched for a plan that the captured tensors or pools do not fit.
     #[error(
         "the uploaded plan needs {planned} {what}, and the graph was captured with {captured}: capture with tensors and \

@@ -7,6 +7,8 @@
 
 #[path = "fake_driver/failing.rs"]
 mod failing;
+#[path = "fake_driver/misuse.rs"]
+mod misuse;
 #[path = "fake_driver/needed.rs"]
 mod needed;
 

@@ -443,7 +443,8 @@ fn nccl_gives_the_bits_of_direct_reads() {
             });
             ran.unwrap();
         }
-        nccl.wait(stream).unwrap();
+        // SAFETY: the stream lives.
+        unsafe { nccl.wait(stream) }.unwrap();
         assert!(loaded.results() == direct, "NCCL has other bits");
         // One rank has another size: both hear of it, before anything runs.
         let said = nccl.announce(tokens - place[0] as usize).unwrap_err();
@@ -630,10 +631,11 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
     // It is never launched.
     let mut ranks = Gpu::ranks(&[gpu, gpu], &spec, 4, &options).unwrap();
     let begin = Instant::now();
-    ranks[0].barrier(gpu, *stream).unwrap();
+    // SAFETY: the stream lives, here and below.
+    unsafe { ranks[0].barrier(gpu, *stream) }.unwrap();
     // What comes behind does not wait again.
     for _ in 0..50 {
-        ranks[0].barrier(gpu, *stream).unwrap();
+        unsafe { ranks[0].barrier(gpu, *stream) }.unwrap();
     }
     stream.synchronize().unwrap();
     let late = Error::Rank(RankError::Late {
@@ -674,7 +676,8 @@ fn a_rank_that_fails_ends_the_wait_of_the_others() {
     let mut ranks = Gpu::ranks(&[gpu, gpu], &Spec::new(8, 2, 128), 4, &options).unwrap();
     let stream = gpu.stream().unwrap();
     let begin = Instant::now();
-    ranks[0].barrier(gpu, *stream).unwrap();
+    // SAFETY: the stream lives.
+    unsafe { ranks[0].barrier(gpu, *stream) }.unwrap();
     ranks[1].stop("out of pages");
     stream.synchronize().unwrap();
     let said = ranks[0].check().unwrap_err();

@@ -35,6 +35,9 @@ struct Needs {
     tokens: u32,
     /// Of the launch set.
     launches: LaunchSubset,
+    /// [`LaunchPlan::fingerprint`](super::launch_plan::LaunchPlan::fingerprint), or 0 with a launch set, whose launches
+    /// read the plan's numbers on the device.
+    fingerprint: u64,
     parts: Vec<PartNeeds>,
 }
 
@@ -46,6 +49,7 @@ impl Uploaded {
             loaded: false,
             tokens: 0,
             launches: LaunchSubset::NONE,
+            fingerprint: 0,
             parts: Vec::new(),
         };
         Self(Arc::new(Mutex::new(needs)))
@@ -61,10 +65,18 @@ impl Uploaded {
         (needs.loaded, needs.launches) = (false, LaunchSubset::NONE);
     }
 
-    /// There is a plan of so many query tokens and of these parts, which needs these launches of the launch set.
-    pub(super) fn set(&self, tokens: u32, parts: &[PartNeeds], launches: LaunchSubset) {
+    /// There is a plan of so many query tokens and of these parts, which needs these launches of the launch set. Without a
+    /// launch set it has a fingerprint instead.
+    pub(super) fn set(
+        &self,
+        tokens: u32,
+        parts: &[PartNeeds],
+        launches: LaunchSubset,
+        fingerprint: u64,
+    ) {
         let mut needs = self.needs();
         (needs.loaded, needs.tokens, needs.launches) = (true, tokens, launches);
+        needs.fingerprint = fingerprint;
         needs.parts.clear();
         needs.parts.extend_from_slice(parts);
     }
@@ -90,6 +102,8 @@ pub(super) struct Note {
     uploaded: Uploaded,
     /// Its launches, of those of the launch set.
     launches: LaunchSubset,
+    /// Of the plan that it was captured with.
+    fingerprint: u64,
     /// Query tokens of its tensors.
     tokens: u32,
     /// Tokens in a page of its pools and the number of their pages.
@@ -106,6 +120,7 @@ impl Note {
         Self {
             uploaded: uploaded.clone(),
             launches,
+            fingerprint: uploaded.needs().fingerprint,
             tokens: u32::try_from(tensors.q.shape[0]).unwrap_or(u32::MAX),
             pools: tensors.pools.iter().map(pool).collect(),
         }
@@ -114,14 +129,19 @@ impl Note {
     /// Whether another note says the same.
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.uploaded.0, &other.uploaded.0)
-            && (self.launches, self.tokens, &self.pools)
-                == (other.launches, other.tokens, &other.pools)
+            && (self.launches, self.fingerprint, self.tokens, &self.pools)
+                == (
+                    other.launches,
+                    other.fingerprint,
+                    other.tokens,
+                    &other.pools,
+                )
     }
 
     /// Checks that the run can compute the plan that is in its workspace now.
     ///
     /// # Errors
-    /// [`Error::NoPlan`], [`Error::NotInGraph`], [`Error::BeyondGraph`].
+    /// [`Error::NoPlan`], [`Error::NotInGraph`], [`Error::BeyondGraph`], [`Error::OtherLaunches`].
     pub(super) fn check(&self) -> Result<(), Error> {
         let needs = self.uploaded.needs();
         if !needs.loaded {
@@ -148,6 +168,9 @@ impl Note {
             if part.pages > pool.pages {
                 return Err(beyond("pages of a KV pool", part.pages, pool.pages));
             }
+        }
+        if needs.fingerprint != self.fingerprint {
+            return Err(Error::OtherLaunches);
         }
         Ok(())
     }
@@ -206,7 +229,7 @@ mod tests {
     fn upload(uploaded: &Uploaded, tokens: u32, parts: &[(u32, u32)]) {
         let part = |&(page_size, pages): &(u32, u32)| PartNeeds { page_size, pages };
         let parts: Vec<_> = parts.iter().map(part).collect();
-        uploaded.set(tokens, &parts, LaunchSubset::NONE);
+        uploaded.set(tokens, &parts, LaunchSubset::NONE, 0);
     }
 
     /// Notes a run of so many tokens over a pool of so many pages of 16.
@@ -292,16 +315,16 @@ mod tests {
         assert_eq!(capture(&[held, held, LaunchSubset::ALL]).len(), 2);
         let notes = capture(&[LaunchSubset::ALL, held]);
         for fits in [&[1, merges][..], &[1], &[merges], &[]] {
-            uploaded.set(1, &[], of(fits));
+            uploaded.set(1, &[], of(fits), 0);
             assert_eq!(check(&notes), Ok(()), "{fits:?}");
         }
         for (needed, place) in [(of(&[0, 1]), 0), (of(&[1, 2, merges]), 2)] {
-            uploaded.set(1, &[], needed);
+            uploaded.set(1, &[], needed, 0);
             let launch = keys[place].words();
             assert_eq!(check(&notes), Err(Error::NotInGraph { launch }));
         }
         let without_merges = capture(&[of(&[1])]);
-        uploaded.set(1, &[], held);
+        uploaded.set(1, &[], held, 0);
         let error = check(&without_merges).unwrap_err().to_string();
         assert!(error.contains("merges partial states"), "{error}");
         uploaded.clear();

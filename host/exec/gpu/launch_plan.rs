@@ -1,5 +1,7 @@
 //! The launches of a run and their order: a plan as the GPU executor sees it. Needs no GPU.
 
+mod fingerprint;
+
 use std::ops::Range;
 
 use kernels_gpu::{

@@ -322,7 +322,8 @@ impl Graph {
     /// # Errors
     /// [`Error::NotInGraph`] for a plan that needs a launch which the graph does not contain; [`Error::BeyondGraph`] for a
     /// plan with more query tokens than the captured tensors, or with page ids beyond, or another page size than, the
-    /// captured pools; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
+    /// captured pools; [`Error::OtherLaunches`] for a plan with other launches, items or merges than the captured one, if
+    /// the workspace has no launch set; [`Error::NoPlan`] after an upload that failed; [`Error::Driver`].
     pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
         self.runs.iter().try_for_each(Note::check)?;
         let _current = Current::enter(self.context.raw())?;

@@ -45,6 +45,10 @@ impl PrimaryContext {
     pub(super) fn raw(&self) -> Context {
         self.handle
     }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
 }
 
 impl Drop for PrimaryContext {

@@ -42,11 +42,12 @@ impl Gpu {
     ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
     ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
     ///   the pools of then do not have, nor with one that needs launches which
-    ///   [`Workspace::launch_only_needed`] left out then.
+    ///   [`Workspace::launch_only_needed`] left out then, nor, without a launch set, with one whose launches, items or
+    ///   merges are not as many as those of the plan of then.
     ///
     /// # Errors
-    /// Before anything is launched: [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] if no kernel was compiled for a
-    /// launch, or the variant of the error for what is wrong with a tensor; in debug mode also [`Error::PageOutside`] and
+    /// Before anything is launched: [`Error::OtherGpu`] for a workspace of another GPU, [`Error::NoPlan`], [`Error::Pools`],
+    /// [`Error::NoInstance`] if no kernel was compiled for a launch, or the variant of the error for what is wrong with a tensor; in debug mode also [`Error::PageOutside`] and
     /// [`Error::Damaged`]. [`Error::Driver`] if a launch fails.
     pub unsafe fn run(
         &self,
@@ -79,6 +80,14 @@ impl Gpu {
         tensors: &RunTensors<'_>,
         stream: Stream,
     ) -> Result<(), Error> {
+        // A device has one primary context, so that several `Gpu`s of it may share a workspace.
+        let (own, of_workspace) = (self.context.device(), workspace.context.device());
+        if own != of_workspace {
+            return Err(Error::OtherGpu {
+                workspace: of_workspace.unsigned_abs(),
+                gpu: own.unsigned_abs(),
+            });
+        }
         workspace.uploaded.check()?;
         // Tensor maps are also made in this context, whatever context the thread has.
         let _current = Current::enter(self.context.raw())?;
@@ -212,5 +221,10 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             rule,
         });
     }
-    Ok(())
+    // Attention checks this, too, but a run may have only merges. Their kernel takes rows by the numbers of the plan.
+    let out = tensors.merged.unwrap_or(tensors.out);
+    out.check_extent("out", "tokens", 0, tokens, "in q")?;
+    tensors.lse.map_or(Ok(()), |lse| {
+        lse.check_extent("lse", "tokens", 0, tokens, "in q")
+    })
 }

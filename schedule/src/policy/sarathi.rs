@@ -25,10 +25,12 @@ impl Sarathi {
         }
     }
 
-    /// Tokens of a chunk in a step with `decodes` decodes.
+    /// Tokens of a chunk in a step with `decodes` decodes, at least one.
     fn beside(&self, chunk: u32, decodes: u32) -> u32 {
-        let together = chunk.max(decodes + 1).next_multiple_of(self.tile);
-        together - decodes
+        let together = chunk.max(decodes.saturating_add(1));
+        let whole = together.checked_next_multiple_of(self.tile);
+        let whole = whole.unwrap_or(u32::MAX / self.tile * self.tile);
+        whole.saturating_sub(decodes).max(1)
     }
 }
 
@@ -77,5 +79,24 @@ mod tests {
         assert_eq!(policy.beside(256, 0), 256);
         assert_eq!(policy.beside(256, 256), 128);
         assert_eq!(policy.beside(200, 3), 253);
+    }
+
+    #[test]
+    fn the_largest_chunks_are_whole_tiles_below_the_limit() {
+        for (tile, most) in [(1, u32::MAX), (128, u32::MAX - 127), (u32::MAX, u32::MAX)] {
+            let policy = Sarathi::new(u32::MAX, tile);
+            for chunk in [u32::MAX, u32::MAX - 1] {
+                let together = policy.beside(chunk, 3) + 3;
+                assert!(together >= most.min(chunk), "{chunk} in tiles of {tile}");
+                assert!(
+                    together.is_multiple_of(tile),
+                    "{together} in tiles of {tile}"
+                );
+            }
+        }
+        // A tile that holds more than the chunk, or less than the decodes.
+        assert_eq!(Sarathi::new(1, u32::MAX).beside(1, 7), u32::MAX - 7);
+        let most = u32::MAX - 1;
+        assert_eq!(Sarathi::new(1, 1 << 31).beside(1, most), 1);
     }
 }

@@ -299,7 +299,8 @@ impl Runner<'_> {
         let timed = |rank: &mut Rank,
                      work: &mut dyn FnMut(&mut Rank) -> Result<(), Error>|
          -> Result<f64, Failure> {
-            rank.barrier(gpu, stream)?;
+            // SAFETY: the stream is the device's and lives.
+            unsafe { rank.barrier(gpu, stream) }?;
             begin.record(stream)?;
             work(rank)?;
             end.record(stream)?;
@@ -349,7 +350,8 @@ impl Runner<'_> {
                 times.push(timed(&mut self.rank, &mut |_| unsafe {
                     graph.launch(stream)
                 })?);
-                self.rank.settle(gpu, stream)?;
+                // SAFETY: as above.
+                unsafe { self.rank.settle(gpu, stream) }?;
             }
             *found = Some(Stats::of(times).median_us);
         }

@@ -150,6 +150,19 @@ impl Rank {
     }
 }
 
+/// Checks that the rows are among the tokens of a tensor.
+pub(super) fn check_rows(rows: &Range<usize>, tokens: usize, of: &str) -> Result<(), Error> {
+    if rows.start <= rows.end && rows.end <= tokens {
+        return Ok(());
+    }
+    Err(Error::Extent {
+        tensor: "the rows to merge",
+        dimension: "tokens",
+        got: rows.end,
+        rule: format!("a range up to {tokens}, as in {of}"),
+    })
+}
+
 /// Checks that the output has these rows and the heads of the group.
 fn check(
     group: &Merge,
@@ -169,14 +182,7 @@ fn check(
     out.check_extent("out", "query heads", 1, group.q_heads, of_group)?;
     out.check_extent("out", "elements in a head", 2, group.head_dim, of_group)?;
     let tokens = out.shape[0];
-    if rows.start > rows.end || rows.end > tokens {
-        return Err(Error::Extent {
-            tensor: "the rows to merge",
-            dimension: "tokens",
-            got: rows.end,
-            rule: format!("a range up to {tokens}, as in out"),
-        });
-    }
+    check_rows(rows, tokens, "out")?;
     out.check_dense("out", 1)?;
     let (row, stride) = (group.q_heads * group.head_dim, out.strides[0]);
     if !stride.is_multiple_of(CHUNK as usize) || stride < row {

@@ -45,6 +45,7 @@ use super::{
 use crate::{Error, shard::RankError};
 use group::{Group, check_heads, check_tokens};
 pub use group::{RankOptions, RankTensors};
+use merge::check_rows;
 pub use nccl::{NcclId, NcclRank};
 
 /// One rank of a group, made by [`Gpu::ranks`].
@@ -109,14 +110,10 @@ impl Rank {
             lse: Some(&state.lse),
             ..*tensors
         };
-        let launched = self
-            .prepare(
-                gpu,
-                rows,
-                Some(tensors.out),
-                tensors.lse,
-                SIGNAL | WAIT | MERGE,
-            )
+        let (out, mode) = (Some(tensors.out), SIGNAL | WAIT | MERGE);
+        // The other ranks have no results behind these tokens either, but `out` may have more.
+        let launched = check_rows(&rows, tokens, "q")
+            .and_then(|()| self.prepare(gpu, rows, out, tensors.lse, mode))
             .and_then(|mut merge| {
                 // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {
@@ -191,32 +188,42 @@ impl Rank {
         stream: &OwnedStream,
         work: impl FnOnce(&mut Self, Stream) -> Result<(), Error>,
     ) -> Result<Graph, Error> {
-        self.settle(gpu, **stream)?;
+        // SAFETY: the stream owns its handle, which the driver keeps until the work on it is done.
+        unsafe { self.settle(gpu, **stream) }?;
         stream.capture(|stream| {
             work(self, stream)?;
-            self.settle(gpu, stream)
+            // SAFETY: as above.
+            unsafe { self.settle(gpu, stream) }
         })
     }
 
     /// Makes the number of runs even, as it must be where a graph begins. Call it on all ranks or on none.
     ///
+    /// # Safety
+    /// As [`barrier`](Self::barrier).
+    ///
     /// # Errors
-    /// [`Error::Driver`].
-    pub fn settle(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
+    /// As [`barrier`](Self::barrier).
+    pub unsafe fn settle(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         match self.turn {
             0 => Ok(()),
-            _ => self.barrier(gpu, stream),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.barrier(gpu, stream) },
         }
     }
 
     /// An empty merge: the stream continues when all ranks have reached this point. It counts as a run.
     ///
+    /// # Safety
+    /// `stream` is a stream of the device's primary context, or null, and lives until the work on it is done. Its work is
+    /// ordered after earlier runs of this rank. It must not wait for the stream of another rank.
+    ///
     /// # Errors
-    /// [`Error::Driver`].
-    pub fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
+    /// [`RankError::OtherDevice`]; [`Error::Driver`].
+    pub unsafe fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, SIGNAL | WAIT | MERGE)?;
         self.turn ^= 1;
-        // SAFETY: it reads and writes the group's own memory alone.
+        // SAFETY: it reads and writes the group's own memory alone; the stream as the caller promises.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 

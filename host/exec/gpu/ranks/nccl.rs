@@ -26,7 +26,7 @@ use super::{
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
     RankOptions, RankTensors,
-    merge::Merge,
+    merge::{Merge, check_rows},
 };
 use crate::{
     Error,
@@ -145,7 +145,8 @@ impl NcclRank {
             nccl.all_gather(notes + own, notes, 8, self.comm, stream)
         };
         self.settled("ncclAllGather", code)?;
-        self.wait(stream)?;
+        // SAFETY: the stream is ours.
+        unsafe { self.wait(stream) }?;
         // SAFETY: so many words; they are waited for.
         unsafe {
             let bytes = 8 * self.ranks as usize;
@@ -191,6 +192,7 @@ impl NcclRank {
             }
             .into());
         }
+        check_rows(&rows, tokens, "q")?;
         let (heads, dim) = (self.q_heads, self.head_dim);
         let bytes = state_bytes(tokens, heads, dim);
         let own = self.memory.address() + (CONTROL_BYTES + NOTE_BYTES) as u64;
@@ -237,13 +239,16 @@ impl NcclRank {
 
     /// Waits until the work on the stream is done, up to the timeout. A rank that does not come ends the group.
     ///
+    /// # Safety
+    /// `stream` is a stream of the device's primary context, or null, and lives until the call returns.
+    ///
     /// # Errors
     /// [`RankError::Collective`], [`RankError::Nccl`], [`Error::Driver`].
-    pub fn wait(&mut self, stream: Stream) -> Result<(), Error> {
+    pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = Current::enter(self.context.raw())?;
         let begin = Instant::now();
         loop {
-            // SAFETY: the stream lives.
+            // SAFETY: the caller's promise.
             match unsafe { cuStreamQuery(stream) } {
                 Code::NOT_READY => {}
                 code => return code.check("cuStreamQuery"),

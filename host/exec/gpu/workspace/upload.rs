@@ -135,8 +135,13 @@ impl Workspace {
         if self.options.checks {
             self.known = Known::of(plan);
         }
+        let fingerprint = match captured {
+            true => 0,
+            false => self.launch_plan.fingerprint(),
+        };
         let LaunchPlan { total_q, parts, .. } = &self.launch_plan;
-        self.uploaded.set(*total_q, parts, needed_launches);
+        self.uploaded
+            .set(*total_q, parts, needed_launches, fingerprint);
         Ok(())
     }
 

@@ -1,0 +1,205 @@
+//! Calls with objects that do not belong together.
+
+use tandem_attn::{
+    Error,
+    exec::gpu::{
+        DeviceTensor, Gpu, KvPool, NcclId, RankOptions, RunTensors, Stream, WorkspaceOptions,
+    },
+    plan::{Bound, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+};
+
+use super::{graph_driver, launches, with_library, young_driver};
+
+const A: u64 = 1 << 30;
+
+/// A plan of a decode for each number of keys.
+fn decodes(gpu: &Gpu, spec: &Spec, keys: &[u32]) -> Plan {
+    let (mut table, mut next) = (PageTable::new(16, 4000), 0);
+    for &keys in keys {
+        let pages: Vec<_> = (next..next + keys.div_ceil(16)).collect();
+        next += pages.len() as u32;
+        table.push(&pages, keys);
+    }
+    let batch = Batch::new((0..=keys.len() as u32).collect(), table);
+    Planner::new()
+        .plan(spec, &batch, &gpu.device(), &PlanOptions::default())
+        .unwrap()
+}
+
+#[test]
+fn a_workspace_runs_only_on_its_own_gpu() {
+    let test = "misuse::a_workspace_runs_only_on_its_own_gpu";
+    if !with_library(test, "threads=1024 devices=2", young_driver) {
+        return;
+    }
+    let [first, second] = [0, 1].map(|ordinal| Gpu::new(ordinal).unwrap());
+    // Another `Gpu` of the same device is not another GPU.
+    let again = Gpu::new(1).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&second, &spec, &[100, 30]);
+    let mut workspace = second
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, Stream::DEFAULT).unwrap();
+        let mut run = |gpu: &Gpu| gpu.run(&mut workspace, &q, &[pool], &q, None, Stream::DEFAULT);
+        let error = run(&first).unwrap_err();
+        let expected = Error::OtherGpu {
+            workspace: 1,
+            gpu: 0,
+        };
+        assert_eq!(error, expected);
+        assert_eq!(launches(), 0);
+        assert_eq!(run(&second), Ok(()));
+        assert_eq!(run(&again), Ok(()));
+        assert_eq!(run(&first), Err(expected));
+    }
+}
+
+/// Without a launch set, a graph has the grids and the items of the plan that it was captured with.
+#[test]
+fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
+    let test = "misuse::a_graph_without_a_launch_set_takes_only_plans_of_its_launches";
+    if !with_library(test, "threads=1024", graph_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = |keys: &[u32]| decodes(&gpu, &spec, keys);
+    // More than 64 keys for each item: CTAs then claim fewer units at a time, which a graph keeps.
+    let [short, grown, long] = [[100, 28], [101, 31], [9000, 8000]].map(|keys| plan(&keys));
+    assert_ne!(short.items.len(), long.items.len());
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&long), WorkspaceOptions::default())
+        .unwrap();
+    let stream = gpu.stream().unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&short, *stream).unwrap();
+        let graph = stream.capture(|stream| gpu.run(&mut workspace, &q, &[pool], &q, None, stream));
+        let graph = graph.unwrap();
+        for (plan, expected) in [
+            (&short, Ok(())),
+            (&long, Err(Error::OtherLaunches)),
+            (&grown, Ok(())),
+            (&plan(&[100]), Err(Error::OtherLaunches)),
+            (&plan(&[]), Err(Error::OtherLaunches)),
+            // Merges alone.
+            (&plan(&[100, 0]), Err(Error::OtherLaunches)),
+            (&short, Ok(())),
+        ] {
+            workspace.upload(plan, *stream).unwrap();
+            assert_eq!(graph.launch(*stream), expected, "{plan}");
+        }
+    }
+}
+
+/// Requests without keys: only the merging kernel runs, and writes zeros.
+#[test]
+fn merges_alone_want_an_output_for_each_token() {
+    let test = "misuse::merges_alone_want_an_output_for_each_token";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[0; 4]);
+    assert_eq!((plan.items.len(), plan.merges.len()), (0, 4));
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let tensor = |tokens| DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, Stream::DEFAULT).unwrap();
+        let mut run = |out: &DeviceTensor<3>, lse: Option<&DeviceTensor<2>>| {
+            gpu.run(
+                &mut workspace,
+                &tensor(4),
+                &[pool],
+                out,
+                lse,
+                Stream::DEFAULT,
+            )
+        };
+        for tokens in [1, 5] {
+            let error = run(&tensor(tokens), None).unwrap_err();
+            let refused = matches!(
+                error,
+                Error::Extent { tensor: "out", dimension: "tokens", got, .. } if got == tokens
+            );
+            assert!(refused, "{error}");
+        }
+        let lse = DeviceTensor::new(A, Dtype::F32, [1, 8]);
+        let error = run(&tensor(4), Some(&lse)).unwrap_err();
+        assert!(
+            matches!(error, Error::Extent { tensor: "lse", .. }),
+            "{error}"
+        );
+        assert_eq!(launches(), 0);
+        assert_eq!(run(&tensor(4), None), Ok(()));
+        assert_eq!(launches(), 1);
+    }
+}
+
+/// Results behind the query tokens are those of an earlier step.
+#[test]
+fn ranks_merge_no_more_rows_than_there_are_queries() {
+    let test = "misuse::ranks_merge_no_more_rows_than_there_are_queries";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[40]);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let tensor = |tokens| DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
+    let pools = [KvPool::new(
+        &spec,
+        KvLayout::Nhd,
+        16,
+        4000,
+        1 << 33,
+        1 << 34,
+    )];
+    let options = RankOptions::default();
+    let refused = |result: Result<(), Error>, got| {
+        let error = result.unwrap_err();
+        let of_rows = matches!(
+            error,
+            Error::Extent { tensor: "the rows to merge", got: rows, .. } if rows == got
+        );
+        assert!(of_rows && error.to_string().contains("as in q"), "{error}");
+    };
+    let stream = Stream::DEFAULT;
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, stream).unwrap();
+        let mut ranks = Gpu::ranks(&[&gpu], &spec, 4, &options).unwrap();
+        ranks[0].announce(1).unwrap();
+        let (q, out) = (tensor(1), tensor(4));
+        let tensors = RunTensors::new(&q, &pools, &out);
+        let before = launches();
+        let mut run = |rows| ranks[0].run(&gpu, &mut workspace, &tensors, rows, stream);
+        refused(run(0..2), 2);
+        assert_eq!(launches(), before);
+        assert_eq!(run(0..1), Ok(()));
+
+        let id = NcclId::new().unwrap();
+        let mut rank = gpu.nccl_rank(&id, [0, 1], &spec, 4, &options).unwrap();
+        // What the fake driver reads back are zeros.
+        rank.announce(0).unwrap();
+        let q = tensor(0);
+        let tensors = RunTensors::new(&q, &pools, &out);
+        refused(rank.run(&gpu, &mut workspace, &tensors, 0..1, stream), 1);
+    }
+}
