@@ -44,3 +44,49 @@ impl Axes<4> {
         })
     }
 }
+
+/// Whether the kernels for GPUs read 16-bit queries of `[tokens, heads, head_dim]` in place. They want the heads of a token
+/// side by side, and vectors of 16 bytes.
+pub fn reads_in_place(queries: &Layout) -> Result<bool> {
+    const VECTOR: usize = 8;
+    let Axes {
+        first,
+        shape: [tokens, heads, dim],
+        strides: [token, head, element],
+    } = Axes::of(queries)?;
+    let dense = (dim <= 1 || element == 1) && (heads <= 1 || head == dim);
+    let apart = token >= heads * dim || tokens <= 1;
+    let aligned = first.is_multiple_of(VECTOR) && token.is_multiple_of(VECTOR);
+    Ok(dense && apart && aligned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_that_kernels_cannot_read_are_copied() -> Result<()> {
+        for (shape, strides, first, expected) in [
+            ([5, 4, 64], [256, 64, 1], 0, true),
+            // A fused projection.
+            ([5, 4, 64], [768, 64, 1], 256, true),
+            // Rows of a width, or from an element, that is no multiple of 8.
+            ([5, 4, 64], [772, 64, 1], 0, false),
+            ([5, 4, 64], [768, 64, 1], 4, false),
+            ([1, 4, 64], [772, 64, 1], 0, false),
+            // A part of each head, tokens behind heads, elements apart, and one token for all.
+            ([5, 4, 64], [384, 96, 1], 0, false),
+            ([5, 4, 64], [64, 320, 1], 0, false),
+            ([5, 4, 64], [256, 1, 4], 0, false),
+            ([5, 4, 64], [0, 64, 1], 0, false),
+            // The stride of a single head does not matter, and no token needs no room.
+            ([5, 1, 64], [256, 96, 1], 128, true),
+            ([1, 4, 64], [8, 64, 1], 0, true),
+            ([0, 4, 64], [256, 64, 1], 0, true),
+        ] {
+            let layout = Layout::new((&shape).into(), strides.to_vec(), first);
+            assert_eq!(reads_in_place(&layout)?, expected, "{layout:?}");
+        }
+        Ok(())
+    }
+}

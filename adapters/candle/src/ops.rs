@@ -10,6 +10,7 @@ use tandem_attn::{
 
 use crate::{
     cpu,
+    layout::reads_in_place,
     step::{Attention, Backend, Layer, Step},
     tables::integers,
 };
@@ -82,6 +83,10 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
         attention: step.attention.clone(),
         scales: layer.kv_scales,
     };
+    if q.device().is_cuda() && !reads_in_place(q.layout())? {
+        // `contiguous` would leave a tensor alone that only begins at the wrong address.
+        return q.force_contiguous()?.apply_op3_no_bwd(k, v, &op);
+    }
     q.apply_op3_no_bwd(k, v, &op)
 }
 

@@ -1,6 +1,7 @@
 //! A board on the host where the ranks of one process announce their next runs.
 
 use std::{
+    collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -13,8 +14,9 @@ pub(super) struct Board {
 }
 
 struct Notes {
-    /// For each rank its last two announcements, by their number: a rank that is one ahead waits for the others.
-    announced: Vec<[(u64, usize); 2]>,
+    /// For each rank its announcements, by ascending number, from the last one of the slowest rank on. A rank may be several
+    /// ahead, because only runs wait for the others.
+    announced: Vec<VecDeque<(u64, usize)>>,
     /// The rank that stopped, and why.
     stopped: Vec<(u32, String)>,
 }
@@ -23,7 +25,7 @@ impl Board {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             notes: Mutex::new(Notes {
-                announced: vec![[(0, 0); 2]; ranks],
+                announced: vec![VecDeque::from([(0, 0)]); ranks],
                 stopped: Vec::new(),
             }),
             changed: Condvar::new(),
@@ -31,12 +33,22 @@ impl Board {
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        // A rank writes with one assignment, so that a panic leaves nothing half done.
+        // Each change is complete in itself, so that a panic leaves nothing half done.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn announce(&self, rank: u32, step: u64, tokens: usize) {
-        self.notes().announced[rank as usize][(step % 2) as usize] = (step, tokens);
+        let mut notes = self.notes();
+        let announced = &mut notes.announced;
+        announced[rank as usize].push_back((step, tokens));
+        // A rank compares only its last announcement.
+        let last = |own: &VecDeque<(u64, usize)>| own.back().map_or(0, |(number, _)| *number);
+        let slowest = announced.iter().map(last).min().unwrap_or(0);
+        for own in announced {
+            while own.front().is_some_and(|(number, _)| *number < slowest) {
+                own.pop_front();
+            }
+        }
         self.changed.notify_all();
     }
 
@@ -135,6 +147,27 @@ mod tests {
         board.announce(1, 1, 64);
         board.announce(0, 2, 8);
         assert_eq!(board.agree(1, 1, 64, SHORT), Ok(()));
+    }
+
+    /// Steps without a run do not wait.
+    #[test]
+    fn a_rank_may_be_many_steps_ahead() {
+        let board = Board::new(2);
+        for step in 1..=10 {
+            board.announce(0, step, 60 + step as usize);
+        }
+        for step in 1..=10 {
+            board.announce(1, step, 60 + step as usize);
+            let said = board.agree(1, step, 60 + step as usize, SHORT);
+            assert_eq!(said, Ok(()), "step {step}");
+        }
+        let kept = board
+            .notes()
+            .announced
+            .iter()
+            .map(|own| own.len())
+            .sum::<usize>();
+        assert_eq!(kept, 2, "nobody asks for earlier ones");
     }
 
     #[test]
