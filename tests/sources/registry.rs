@@ -177,9 +177,10 @@ fn tiles_follow_rows_keys_and_heads() {
     assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 8));
     assert_eq!(prefill(&Spec::new(28, 4, 256), 5000), (128, 80, 7));
     let f8 = |spec: Spec| spec.with_kv_dtype(Dtype::F8E4M3).with_compute(Compute::F8);
-    assert_eq!(prefill(&f8(wide_group), 1000), (128, 128, 8));
-    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 20), (128, 128, 16));
-    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 1000), (128, 128, 8));
+    assert_eq!(prefill(&f8(wide_group), 1000), (128, 256, 8));
+    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 20), (128, 256, 16));
+    assert_eq!(prefill(&f8(Spec::new(64, 4, 128)), 1000), (128, 256, 8));
+    assert_eq!(prefill(&f8(Spec::new(64, 8, 256)), 1000), (128, 128, 8));
     // The largest divisor of the group.
     assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 6);
     assert_eq!(prefill(&Spec::new(36, 4, 256), 5000).2, 3);
