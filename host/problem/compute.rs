@@ -23,7 +23,7 @@ pub enum Compute {
     /// Products of e4m3, on keys and values of that type. A query is rounded to e4m3 after its row was multiplied by a
     /// power of two; so are softmax weights, relative to the largest of the row in a block of keys. That makes each of
     /// these up to 1/16 of itself wrong. The tensor cores add up one block with 13 bits behind the largest term; all
-    /// further sums are f32. On Hopper, for heads of 128.
+    /// further sums are f32. On Hopper, for heads of 128 and 256.
     F8,
 }
 

@@ -40,7 +40,7 @@ fn problem(dim: u32, keys: u32, needles: &[(usize, u32)]) -> (Spec, Batch, Tenso
     let mut k = random(keys * dim, -1.0, 1.0);
     let mut v = random(keys * dim, -1.0, 1.0);
     for (at, v) in v.iter_mut().enumerate() {
-        if at % dim as usize / 64 == 0 {
+        if at % (dim as usize) < dim as usize / 2 {
             *v = 0.5 + 0.5 * *v;
         }
     }

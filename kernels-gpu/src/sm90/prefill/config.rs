@@ -147,9 +147,9 @@ pub struct Shape {
     /// one, each warpgroup's half is reloaded as soon as that warpgroup's last Q·Kᵀ is done, independently of the
     /// other.
     pub query_stages: u32,
-    /// Stages of keys, one block each.
+    /// Stages of keys, one block each, or half a block with 8-bit products.
     pub stages: u32,
-    /// Stages of values, one block each. A block of values is in use longer than one of keys: until its P·V is done.
+    /// Stages of values, likewise. A block of values is in use longer than one of keys: until its P·V is done.
     pub value_stages: u32,
     /// Leaves room on the SM for a CTA of another kernel.
     pub co_resident: bool,

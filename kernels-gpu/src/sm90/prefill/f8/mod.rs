@@ -1,6 +1,6 @@
 //! Prefill with 8-bit (e4m3) products: twice the tensor-core rate, half the bytes.
 //!
-//! Warps, barriers and tiles are those of the [16-bit kernel](super). The differences:
+//! Warps, mbarriers and tiles are those of the [16-bit kernel](super). The differences:
 //! - **Pieces** are not widened but laid out for wgmma. Keys keep their layout. Values are transposed, since 8-bit
 //!   operands must be K-major: contiguous along the contracted dimension (`pages.rs`). A piece is stored exactly as
 //!   shared memory holds it, swizzle included, so one bulk copy loads it.
@@ -9,7 +9,7 @@
 //!   goes to separate registers and is added to the outputs in f32, with the factor to the row's reference: the tensor
 //!   cores keep only 13 bits below the largest term of a sum of 8-bit products (`mainloop.rs`). With heads of 256 registers
 //!   do not suffice for all columns at once.
-//! - **Blocks** have twice as many keys as a stage: the fewer steps, the less time is lost at their beginnings.
+//! - **Blocks** have twice as many keys as a stage: fewer steps. None is skipped, so both consumers take equal turns.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]

@@ -5,7 +5,7 @@ use cuda_std::wgmma::{self, Descriptor, Swizzle};
 use super::pages::image_bytes;
 use crate::abi::ConvertedPage;
 
-/// Issues S = Q·Kᵀ of 64 rows and a block. A slab of 128 columns of the queries has `slab_bytes`.
+/// Issues S = Q·Kᵀ of 64 rows and half a block. A slab of 128 columns of the queries has `slab_bytes`.
 ///
 /// # Safety
 /// - Both operands are in shared memory, as [`queries`](super::queries) and [`pages`](super::pages) have them; the
