@@ -261,7 +261,7 @@ struct Row {
     reference: f64,
     sum: f64,
     out: Vec<f64>,
-    /// What the tensor cores cut off at most.
+    /// What the tensor cores cut off at most, of products with values and of the logits by which blocks are weighed.
     cut_off: Vec<f64>,
     /// What weights that may be rounded the other way make of each output.
     in_doubt: Vec<f64>,
@@ -344,8 +344,12 @@ impl Row {
                 self.cut_off[at] += terms * KEPT * largest * unit;
             }
         }
-        for (out, sum) in self.out.iter_mut().zip(sums) {
-            *out += sum * unit;
+        // So much is what the block weighs beside others off, as its largest logit is.
+        let of_block =
+            (2.0 * KEPT * of_largest + 1e-6 * (1.0 + most.abs())) * std::f64::consts::LN_2;
+        for (at, sum) in sums.into_iter().enumerate() {
+            self.out[at] += sum * unit;
+            self.cut_off[at] += of_block * sum.abs() * unit;
         }
     }
 

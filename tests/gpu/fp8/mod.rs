@@ -560,6 +560,31 @@ fn prefill_in_8_bits_is_f64_of_the_same_operands() {
         .unwrap();
 }
 
+/// Splits of one key: each is a block, and what they weigh beside each other is off by their logits.
+#[test]
+fn blocks_of_one_key_in_8_bits_are_f64_of_the_same_operands() {
+    let Some(gpu) = gpu("blocks_of_one_key_in_8_bits_are_f64_of_the_same_operands") else {
+        return;
+    };
+    for (seed, dim) in (0..8).zip([128, 256].into_iter().cycle()) {
+        let batch = prefixed(&[(0, 0, 17), (0, 0, 33)], 1, false, seed);
+        let mut spec = Spec::new(1, 1, dim).with_compute(Compute::F8);
+        spec.variant.causal = false;
+        let case = Case {
+            spec,
+            batch,
+            layout: KvLayout::Nhd,
+            options: PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 }),
+            captured: false,
+            granularity: 3,
+            powers: false,
+            query_exponent: 0,
+            seed,
+        };
+        check::<bf16, F8E4M3>(gpu, &case).unwrap();
+    }
+}
+
 #[test]
 fn prefill_of_8_bit_pages_is_the_reference() {
     let Some(gpu) = gpu("prefill_of_8_bit_pages_is_the_reference") else {
