@@ -195,16 +195,12 @@ fn examine(modules: &[CudaModule], known: &Report) -> Result<Report, Error> {
 /// The rows of a module's kernels in the report.
 fn known_figures(module: &CudaModule, known: &Report) -> BTreeMap<(String, String), Figures> {
     let entries = ptx::entries(&module.ptx);
-    let keys = entries
-        .iter()
-        .map(|entry| (module.arch.sm().into(), entry.name.into()));
-    keys.filter_map(|key| {
-        Some((
-            known.kernels.get_key_value(&key)?.0.clone(),
-            known.kernels[&key],
-        ))
-    })
-    .collect()
+    let row = |entry: &ptx::Entry<'_>| {
+        let key = (module.arch.sm().into(), entry.name.into());
+        let figures = *known.kernels.get(&key)?;
+        Some((key, figures))
+    };
+    entries.iter().filter_map(row).collect()
 }
 
 /// The rows of a module's kernels, by architecture and name.

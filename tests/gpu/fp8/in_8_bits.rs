@@ -62,6 +62,12 @@ pub struct InF8 {
     end: u32,
 }
 
+/// What a logit, whose terms have magnitudes that add up to `terms`, may be off by, in base 2. Each term is cut off by
+/// [`KEPT`] of the power of two above the largest: up to twice that.
+fn off_by(terms: f64, logit: f64) -> f64 {
+    2.0 * KEPT * terms + 1e-6 * (1.0 + logit.abs())
+}
+
 fn e4m3(x: f64) -> f64 {
     F8E4M3::from_f32(x as f32).to_f32().into()
 }
@@ -323,8 +329,7 @@ impl Row {
             } in of_step
             {
                 let weight = LARGEST * (logit - most).exp2();
-                // Each term is cut off by KEPT of the power of two above the largest: up to twice KEPT.
-                let off = 2.0 * KEPT * (terms + of_largest) + 1e-6 * (1.0 + logit.abs());
+                let off = off_by(terms + of_largest, *logit);
                 self.logit_error = self.logit_error.max(off);
                 let narrow = e4m3(weight);
                 let [low, high] = [-off, off].map(|off| e4m3((weight * off.exp2()).min(LARGEST)));
@@ -345,8 +350,7 @@ impl Row {
             }
         }
         // So much is what the block weighs beside others off, as its largest logit is.
-        let of_block =
-            (2.0 * KEPT * of_largest + 1e-6 * (1.0 + most.abs())) * std::f64::consts::LN_2;
+        let of_block = off_by(of_largest, most) * std::f64::consts::LN_2;
         for (at, sum) in sums.into_iter().enumerate() {
             self.out[at] += sum * unit;
             self.cut_off[at] += of_block * sum.abs() * unit;

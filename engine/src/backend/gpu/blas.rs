@@ -77,8 +77,8 @@ impl Blas {
     /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// The matrices have the given shape, are dense but for the stride of `out`, are in device memory, and stay there until the work on `stream` is
-    /// done. The context of `stream` is current.
+    /// The matrices have the given shape, are dense but for the stride of `out`, are in device memory, and stay there until
+    /// the work on `stream` is done. The context of `stream` is current.
     pub(super) unsafe fn multiply(
         &mut self,
         shape: Shape,
