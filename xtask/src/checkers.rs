@@ -8,11 +8,9 @@ use std::{
 use crate::{
     Error,
     process::{cargo, command, output, run as run_command},
+    setup::NIGHTLY,
     workspace,
 };
-
-/// The checkers need a nightly compiler. It is pinned, because nightlies change daily.
-const TOOLCHAIN: &str = "nightly-2026-05-20";
 
 /// Tests of a package: the target, and the arguments of its test runner.
 struct Tests {
@@ -193,11 +191,11 @@ fn for_each(all: &[Tests], only: &str, command: impl Fn(&Tests) -> Command) -> R
 /// to compile kernels.
 fn install() -> Result<(), Error> {
     let list = output(rustup().args(["toolchain", "list"]))?;
-    if list.lines().any(|line| line.starts_with(TOOLCHAIN)) {
+    if list.lines().any(|line| line.starts_with(NIGHTLY)) {
         return Ok(());
     }
     let mut install = rustup();
-    install.args(["toolchain", "install", TOOLCHAIN, "--no-self-update"]);
+    install.args(["toolchain", "install", NIGHTLY, "--no-self-update"]);
     install.args([
         "--profile=minimal",
         "--component=miri",
@@ -209,7 +207,7 @@ fn install() -> Result<(), Error> {
 /// The start of a command that runs a program of the toolchain.
 fn nightly() -> Command {
     let mut run = rustup();
-    run.args(["run", TOOLCHAIN]);
+    run.args(["run", NIGHTLY]);
     run
 }
 

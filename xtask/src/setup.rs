@@ -18,8 +18,17 @@ const PROGRAMS: [&str; 3] = ["ptxas", "nvdisasm", "cuobjdump"];
 /// The oldest suitable Debian package, as a prefix of its version; the same as `Compiler` requires.
 const DEBIAN_MINIMUM: (u32, u32) = (1, 96);
 
+/// The nightly of the checkers, and of kernels where there is no package of 1.96; it has the same LLVM as that. It is
+/// pinned, because nightlies change daily.
+pub const NIGHTLY: &str = "nightly-2026-05-20";
+
 /// If nothing is missing, only prints a message.
 pub fn run() -> Result<(), Error> {
+    // Of several setups in one checkout, one installs and the others find everything done.
+    let tools = workspace().join(".tools");
+    fs::create_dir_all(&tools)?;
+    let lock = fs::File::create(tools.join("setup.lock"))?;
+    lock.lock()?;
     compiler()?;
     cuda_tools()
 }
@@ -53,6 +62,8 @@ fn install_compiler() -> Result<(), Error> {
             run_command(
                 command("apt-get")
                     .env("DEBIAN_FRONTEND", "noninteractive")
+                    // Another installation may be running, for example one that started with the machine.
+                    .arg("--option=DPkg::Lock::Timeout=300")
                     .args(arguments),
             )
         };
@@ -77,7 +88,7 @@ fn install_compiler() -> Result<(), Error> {
     run_command(command("rustup").args([
         "toolchain",
         "install",
-        "nightly",
+        NIGHTLY,
         "--profile",
         "minimal",
         "-c",

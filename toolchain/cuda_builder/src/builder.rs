@@ -509,6 +509,7 @@ mod tests {
             rustc: "/usr/bin/rustc".into(),
             cargo: "cargo".into(),
             version: "rustc 1.96.0 (LLVM 22.1.8)".into(),
+            release: (1, 96),
             library: "/usr/lib/rustlib/src/rust/library".into(),
         };
         let builder = CudaBuilder::new("/kernels");

@@ -15,6 +15,9 @@ const EXPLICIT: &str = "TANDEM_RUSTC";
 const MINIMUM: (u32, u32) = (1, 96);
 const MINIMUM_TEXT: &str = "1.96";
 
+/// The newest release with which the device code was built. Nightlies rename and remove unstable features.
+const TESTED: (u32, u32) = (1, 101);
+
 /// A rustc that can build for the GPU, and the cargo to run it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiler {
@@ -24,12 +27,15 @@ pub struct Compiler {
     pub cargo: PathBuf,
     /// Release and LLVM version, for example `rustc 1.96.0 (LLVM 22.1.8)`.
     pub version: String,
+    /// The release's major and minor number.
+    pub release: (u32, u32),
     /// Directory of the standard library's sources.
     pub library: PathBuf,
 }
 
 impl Compiler {
-    /// Finds a compiler: the first of the following that is new enough and has the sources of its library.
+    /// Finds a compiler: the first of the following that is new enough and has the sources of its library. Releases
+    /// after 1.101, with which this version was not tested, come last.
     ///
     /// 1. the one named by the environment variable `TANDEM_RUSTC` (if set, the only candidate);
     /// 2. a nightly toolchain of rustup, the undated one first, then the latest date;
@@ -56,17 +62,27 @@ impl Compiler {
                     .collect()
             }
         };
-        let mut rejected = Vec::new();
-        for rustc in candidates {
-            match Self::examine(&rustc) {
-                Ok(compiler) => return Ok(compiler),
-                Err(reason) => rejected.push(format!("{}: {reason}", rustc.display())),
-            }
-        }
-        Err(CudaBuilderError::NoCompiler {
+        let examined = candidates.iter().map(|rustc| {
+            Self::examine(rustc).map_err(|reason| format!("{}: {reason}", rustc.display()))
+        });
+        Self::first(examined).map_err(|rejected| CudaBuilderError::NoCompiler {
             minimum: MINIMUM_TEXT,
             rejected,
         })
+    }
+
+    /// The first compiler that is not newer than what was tested, or the first of the newer ones, or all reasons.
+    fn first(examined: impl Iterator<Item = Result<Self, String>>) -> Result<Self, Vec<String>> {
+        let mut rejected = Vec::new();
+        let mut newer = None;
+        for compiler in examined {
+            match compiler {
+                Ok(compiler) if compiler.release <= TESTED => return Ok(compiler),
+                Ok(compiler) => newer = newer.or(Some(compiler)),
+                Err(reason) => rejected.push(reason),
+            }
+        }
+        newer.ok_or(rejected)
     }
 
     /// The compiler at `rustc`, or the reason why it is unsuitable.
@@ -80,9 +96,9 @@ impl Compiler {
                 .unwrap_or_default()
         };
         let release = field("release:");
-        if parse_release(release).is_none_or(|version| version < MINIMUM) {
-            return Err(format!("rustc {release} is older than {MINIMUM_TEXT}"));
-        }
+        let number = parse_release(release).filter(|&number| number >= MINIMUM);
+        let number =
+            number.ok_or_else(|| format!("rustc {release} is older than {MINIMUM_TEXT}"))?;
         let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?.trim());
         let library = sysroot.join("lib/rustlib/src/rust/library");
         if !library.join("core/Cargo.toml").is_file() {
@@ -92,6 +108,7 @@ impl Compiler {
             cargo: cargo_for(rustc, &sysroot),
             rustc: rustc.into(),
             version: format!("rustc {release} (LLVM {})", field("LLVM version:")),
+            release: number,
             library,
         })
     }
@@ -185,6 +202,27 @@ mod tests {
         assert_eq!(parse_release("1.97.0-nightly"), Some((1, 97)));
         assert!(parse_release("1.100.0") > parse_release("1.96.1"));
         assert_eq!(parse_release(""), None);
+    }
+
+    #[test]
+    fn untested_releases_come_last() {
+        let of = |release| {
+            Ok(Compiler {
+                rustc: "rustc".into(),
+                cargo: "cargo".into(),
+                version: String::new(),
+                release,
+                library: PathBuf::new(),
+            })
+        };
+        let (newer, tested) = ((TESTED.0, TESTED.1 + 1), TESTED);
+        let chosen = |examined: Vec<Result<_, String>>| {
+            Compiler::first(examined.into_iter()).map(|compiler| compiler.release)
+        };
+        let old = || Err("old".to_string());
+        assert_eq!(chosen(vec![of(newer), old(), of(tested)]), Ok(tested));
+        assert_eq!(chosen(vec![old(), of(newer)]), Ok(newer));
+        assert_eq!(chosen(vec![old()]), Err(vec!["old".to_string()]));
     }
 
     #[test]

@@ -44,6 +44,9 @@ const DROPPED_VARIABLES: [&str; 14] = [
     "NUM_JOBS",
 ];
 
+/// The first release that calls the ABI of LLVM's intrinsics "llvm-intrinsic", not "unadjusted".
+const LLVM_INTRINSIC_ABI: (u32, u32) = (1, 100);
+
 /// Results of a compilation besides the PTX.
 pub(crate) struct Compiled {
     /// The source files of the PTX.
@@ -78,7 +81,9 @@ impl Compilation<'_> {
         let mut messages = self.invoke()?;
         if !self.assembly.is_file() {
             // The PTX was deleted, but cargo does not track it and did nothing. Force a new compilation.
-            let _ = fs::remove_file(self.placeholder(&messages.artifacts.library));
+            for placeholder in self.placeholders(&messages.artifacts.library) {
+                let _ = fs::remove_file(placeholder);
+            }
             messages = self.invoke()?;
         }
         let Messages {
@@ -86,7 +91,7 @@ impl Compilation<'_> {
             diagnostics,
         } = messages;
         eprint!("{diagnostics}");
-        self.put_placeholder(&artifacts.library)?;
+        self.put_placeholders(&artifacts.library)?;
         let mut sources = artifacts.manifests;
         sources.extend(self.read_dep_info(&artifacts.library)?);
         sources.extend(
@@ -195,7 +200,7 @@ impl Compilation<'_> {
 
     fn rustc_flags(&self) -> Vec<String> {
         let (major, minor) = self.ptx_version;
-        vec![
+        let mut flags = vec![
             format!("-Ctarget-cpu={}", self.arch.sm()),
             format!("-Ctarget-feature=+ptx{major}{minor}"),
             // Jump threading would copy barriers into divergent branches (rust-lang/rust#137086).
@@ -204,27 +209,42 @@ impl Compilation<'_> {
             "-Cllvm-args=-unroll-threshold=20000".into(),
             // The PTX is the product; nothing needs linking.
             "-Clinker=true".into(),
-        ]
+        ];
+        if self.compiler.release >= LLVM_INTRINSIC_ABI {
+            flags.push("--cfg=llvm_intrinsic_abi".into());
+        }
+        flags
     }
 
     fn profile_dir(&self) -> PathBuf {
         self.target_dir.join(TARGET).join(PROFILE)
     }
 
-    /// The file that cargo takes for the linked library.
-    fn placeholder(&self, library: &str) -> PathBuf {
-        self.profile_dir()
-            .join("deps")
-            .join(format!("{library}.ptx"))
+    /// The files that cargo takes for the linked library: beside its list of sources, which is in `deps` or, since
+    /// cargo 1.101, in a folder of each build.
+    fn placeholders(&self, library: &str) -> Vec<PathBuf> {
+        let folders = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten();
+        let builds = folders(self.profile_dir().join("build"))
+            .flat_map(|package| folders(package.path()))
+            .map(|build| build.path().join("out"));
+        let deps = self.profile_dir().join("deps");
+        let has_sources = |folder: &PathBuf| folder.join(format!("{library}.d")).is_file();
+        builds
+            .chain([deps])
+            .filter(has_sources)
+            .map(|folder| folder.join(format!("{library}.ptx")))
+            .collect()
     }
 
     /// While the linker's output is missing, cargo compiles anew each time.
-    fn put_placeholder(&self, library: &str) -> Result<(), CudaBuilderError> {
-        let path = self.placeholder(library);
-        if path.exists() {
-            return Ok(());
+    fn put_placeholders(&self, library: &str) -> Result<(), CudaBuilderError> {
+        for path in self.placeholders(library) {
+            if !path.exists() {
+                fs::write(&path, "")
+                    .map_err(CudaBuilderError::io(format!("write {}", path.display())))?;
+            }
         }
-        fs::write(&path, "").map_err(CudaBuilderError::io(format!("write {}", path.display())))
+        Ok(())
     }
 
     fn read_dep_info(&self, library: &str) -> Result<Vec<PathBuf>, CudaBuilderError> {

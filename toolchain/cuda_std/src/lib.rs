@@ -55,7 +55,11 @@
 #![no_std]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics)
+    feature(asm_experimental_arch, link_llvm_intrinsics)
+)]
+#![cfg_attr(
+    all(target_arch = "nvptx64", not(llvm_intrinsic_abi)),
+    feature(abi_unadjusted)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 #![cfg_attr(not(target_arch = "nvptx64"), allow(rustdoc::broken_intra_doc_links))]

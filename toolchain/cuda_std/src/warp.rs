@@ -52,14 +52,23 @@ unsafe extern "C" {
     fn redux_xor(value: u32, mask: u32) -> u32;
 }
 
-// Only this ABI returns pairs in LLVM's form.
-#[allow(improper_ctypes)]
-unsafe extern "unadjusted" {
-    #[link_name = "llvm.nvvm.elect.sync"]
-    fn intrinsic_elect(mask: u32) -> (u32, bool);
-    #[link_name = "llvm.nvvm.match.all.sync.i32p"]
-    fn match_all_32(mask: u32, value: u32) -> (u32, bool);
+/// Intrinsics that return pairs. Only one ABI returns them in LLVM's form; since Rust 1.100 it has another name.
+macro_rules! intrinsics_with_pairs {
+    ($abi:literal) => {
+        #[allow(improper_ctypes)]
+        unsafe extern $abi {
+            #[link_name = "llvm.nvvm.elect.sync"]
+            fn intrinsic_elect(mask: u32) -> (u32, bool);
+            #[link_name = "llvm.nvvm.match.all.sync.i32p"]
+            fn match_all_32(mask: u32, value: u32) -> (u32, bool);
+        }
+    };
 }
+
+#[cfg(not(llvm_intrinsic_abi))]
+intrinsics_with_pairs!("unadjusted");
+#[cfg(llvm_intrinsic_abi)]
+intrinsics_with_pairs!("llvm-intrinsic");
 
 /// The thread's lane in its warp, `0..32`.
 ///
