@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            18911435,
+            18918292,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            8494104,
+            8502104,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            27908066,
+            27918668,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12716112,
+            12721040,
         )),
     },
     Module {
@@ -33,7 +33,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            8714264,
+            8725336,
         )),
     },
     Module {
@@ -45,7 +45,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5226928,
+            5229808,
         )),
     },
     Module {
@@ -57,7 +57,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            773536,
+            773408,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2527586,
+            2530117,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1118736,
+            1119568,
         )),
     },
     Module {
@@ -81,7 +81,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1123232,
+            1122080,
         )),
     },
     Module {
@@ -93,7 +93,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1147256,
+            1149112,
         )),
     },
     Module {
@@ -105,7 +105,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            633208,
+            633016,
         )),
     },
     Module {
@@ -117,7 +117,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            652192,
+            651040,
         )),
     },
     Module {
@@ -129,7 +129,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            602016,
+            600864,
         )),
     },
     Module {
@@ -141,7 +141,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            613976,
+            613784,
         )),
     },
     Module {
@@ -149,11 +149,11 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            347665,
+            347662,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            195440,
+            194224,
         )),
     },
     Module {
@@ -161,11 +161,11 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            347058,
+            347055,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            184352,
+            184224,
         )),
     },
     Module {
@@ -177,7 +177,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            355792,
+            354576,
         )),
     },
     Module {
@@ -189,7 +189,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            321696,
+            321568,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            3043060,
+            3047622,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            1348688,
+            1351568,
         )),
     },
     Module {
@@ -213,7 +213,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            141736,
+            140520,
         )),
     },
     Module {
@@ -225,7 +225,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.measure.cubin.zst"),
-            9632,
+            9504,
         )),
     },
     Module {
@@ -237,7 +237,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.measure.cubin.zst"),
-            17976,
+            17784,
         )),
     },
 ]

@@ -126,6 +126,8 @@ fn cuda_tools() -> Result<(), Error> {
     if !there || fs::read_to_string(&stamp).ok().as_deref() != Some(wanted.as_str()) {
         let wheels = workspace().join(".tools/wheels");
         fs::create_dir_all(&bin)?;
+        // Wheels of other versions have the same programs.
+        let _ = fs::remove_dir_all(&wheels);
         run_command(
             command("python3")
                 .args([

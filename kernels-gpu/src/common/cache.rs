@@ -39,6 +39,18 @@ pub const fn scale_of_value(scale: f32) -> f32 {
     }
 }
 
+/// The factor of a row's products as kernels use it: not 0, because −∞ · 0 is NaN, and a hidden key's logit is −∞. NaN
+/// stays NaN.
+#[must_use]
+#[inline(always)]
+pub const fn factor_of_products(factor: f32) -> f32 {
+    if factor < f32::MIN_POSITIVE {
+        f32::MIN_POSITIVE
+    } else {
+        factor
+    }
+}
+
 /// Whether elements have 16 bits.
 #[must_use]
 pub const fn is_16_bits(cache: u32) -> bool {

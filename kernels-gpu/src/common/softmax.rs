@@ -291,16 +291,6 @@ impl Rows {
     }
 }
 
-/// The maxima of a thread's two rows.
-///
-/// # Safety
-/// - All lanes of the warp come here.
-#[inline(always)]
-pub unsafe fn maxima_of_rows<const S: usize>(s: &[f32; S]) -> [f32; 2] {
-    // SAFETY: the caller's promise.
-    maxima(s).map(|of_thread| unsafe { of_row(of_thread) })
-}
-
 /// The maxima of a thread's own columns, for its two rows.
 #[inline(always)]
 pub fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {

@@ -89,7 +89,8 @@ mod device {
         unsafe {
             if let Some(from) = from {
                 let from = p.from + element(p.from_token, p.from_head, from) * 2;
-                values = ptr::load_nc_u32x4(from as *const u32);
+                // Not the read-only path: the launch before may still write when this one starts.
+                values = ptr::load_u32x4(from as *const u32);
             }
             let to = p.to + element(p.to_token, p.to_head, at) * 2;
             ptr::store_u32x4(to as *mut u32, values);

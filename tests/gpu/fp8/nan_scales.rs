@@ -79,3 +79,42 @@ fn a_scale_that_is_nan_makes_rows_nan_that_see_its_value() {
         check(gpu, dim, m, n);
     }
 }
+
+/// The factor of a row of zeros is the smallest there is. Times a small scale of the keys it rounds to 0, and −∞ · 0 would be
+/// NaN for each hidden key.
+#[test]
+fn rows_of_zeros_weigh_all_keys_alike_with_a_tiny_scale() {
+    let Some(gpu) = gpu("rows_of_zeros_weigh_all_keys_alike_with_a_tiny_scale") else {
+        return;
+    };
+    for (m, n) in [(64, 64), (128, 64), (16, 32), (8, 32), (8, 128)] {
+        let spec = Spec::new(HEADS * GROUP, HEADS, 128).with_kv_dtype(Dtype::F8E4M3);
+        let batch = prefixed(&[(KEYS, 0, TOKENS)], PAGE, false, 1);
+        let case = Case {
+            spec,
+            batch,
+            layout: KvLayout::Nhd,
+            options: PlanOptions::default().with_decode_tile(Some(Tile { m, n })),
+            captured: false,
+            granularity: 1,
+            powers: false,
+            query_exponent: 0,
+            seed: 1,
+        };
+        let mut tensors = Tensors::<bf16, F8E4M3>::random(&spec, &case.batch, case.layout, 1);
+        tensors.q.fill(bf16::ZERO);
+        let plan = Planner::new()
+            .plan(&spec, &case.batch, &gpu.device(), &case.options)
+            .expect("it can be planned");
+        let of_scale = |scale: f32| {
+            let memory = [
+                Memory::new(&[scale]),
+                Memory::new(&[0.5_f32]),
+                Memory::new(&[0_u32]),
+            ];
+            let [first, _] = run_twice(gpu, &case, &plan, &tensors, on_device(&case, &memory));
+            first
+        };
+        assert_eq!(of_scale(1e-8), of_scale(1.0), "{m}x{n}");
+    }
+}

@@ -145,7 +145,7 @@ impl Step {
                     }
                     Source::Turned { values: false } => {
                         if let (Some([_, v]), true) = (shapes.pages, read.1 != pool.v) {
-                            params.v_map = maps.at("v pool", pool.v, v)?;
+                            params.v_map = maps.at("the value pool", pool.v, v)?;
                         }
                         params.attention.k = read.0;
                     }

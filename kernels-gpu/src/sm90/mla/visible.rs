@@ -79,5 +79,5 @@ pub(super) fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i
     let has_window = variant.params().window_left != i32::MAX;
     !has_window
         && begin >= unit.kv_begin as i32
-        && begin + keys <= (unit.kv_end as i32).min(last + 1)
+        && begin + keys <= (unit.kv_end as i32).min(last.saturating_add(1))
 }

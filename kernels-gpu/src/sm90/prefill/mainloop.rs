@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     abi::PrefillParams,
+    common::cache::factor_of_products,
     common::half::Half,
     common::logits::{
         hide_after, hide_before, hide_strangers_from, lean, mask, transform, transform_fours,
@@ -170,7 +171,7 @@ pub(super) unsafe fn consume<
     macro_rules! take_scale {
         () => {
             if SCALED && !V::TRANSFORMS_LOGITS {
-                scale = of_products.map(|factor| factor * of_logits);
+                scale = of_products.map(|factor| factor_of_products(factor * of_logits));
             }
         };
     }

@@ -130,7 +130,9 @@ fn is_whole<V: Variant>(p: &DecodeParams, variant: &V, unit: &Unit, begin: i32) 
     // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
     let has_window = variant.params().window_left != i32::MAX;
     let past = begin + BLOCK_KEYS as i32;
-    !has_window && begin >= unit.kv_begin as i32 && past <= (unit.kv_end as i32).min(last + 1)
+    !has_window
+        && begin >= unit.kv_begin as i32
+        && past <= (unit.kv_end as i32).min(last.saturating_add(1))
 }
 
 /// Calls `each` with the logits of each step of 16 keys.

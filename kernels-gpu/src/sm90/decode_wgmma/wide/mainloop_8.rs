@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::cache::Cache,
+    common::cache::{Cache, factor_of_products},
     common::half::Half,
     common::logits::hide_other_branches,
     common::softmax::Rows,
@@ -75,7 +75,7 @@ pub(super) unsafe fn consume<
         // Opaque: otherwise rows occupy registers in the main loop.
         let row = misc::opaque(first_row) + warp::lane_id() / 4;
         // SAFETY: the unit's barrier completed.
-        [row, row + 8].map(|row| unsafe { factors(p, s, slot, row) }[0] * scale)
+        [row, row + 8].map(|row| factor_of_products(unsafe { factors(p, s, slot, row) }[0] * scale))
     };
     let finish = Finish::<DIM> {
         p,

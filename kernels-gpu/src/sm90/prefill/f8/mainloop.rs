@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     abi::PrefillParams,
+    common::cache::factor_of_products,
     common::half::Half,
     common::logits::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::prefill_tile::Tile,
@@ -175,8 +176,7 @@ pub(super) unsafe fn consume<
     macro_rules! take_scale {
         () => {
             if !V::TRANSFORMS_LOGITS {
-                // Not 0: −∞ · 0 is NaN.
-                scale = of_products.map(|factor| (factor * of_logits).max(f32::MIN_POSITIVE));
+                scale = of_products.map(|factor| factor_of_products(factor * of_logits));
             }
         };
     }

@@ -88,9 +88,6 @@ unsafe fn put_keys(dim: u32, places: [u32; 2], from: u64, to: u64) {
 /// Offset of 16 bytes of a key in an image.
 #[inline(always)]
 fn place_of_key(dim: u32, key: u32, vector: u32) -> u32 {
-    if dim == 64 {
-        return Swizzle::B64.apply(key * 64 + vector * 16);
-    }
     let group = key / 8 * (8 * dim) + vector / 8 * 1024;
     group + key % 8 * 128 + ((vector % 8) ^ (key % 8)) * 16
 }

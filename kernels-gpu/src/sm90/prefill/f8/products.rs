@@ -20,13 +20,8 @@ pub(super) unsafe fn queries_keys<const S: usize>(
 ) where
     [f32; S]: wgmma::Accumulator,
 {
-    let swizzle = if dim == 64 {
-        Swizzle::B64
-    } else {
-        Swizzle::B128
-    };
-    let q = Descriptor::new(queries, 16, 1024, swizzle);
-    let k = Descriptor::new(keys, 16, 8 * dim, swizzle);
+    let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
+    let k = Descriptor::new(keys, 16, 8 * dim, Swizzle::B128);
     // SAFETY: the caller's promise.
     unsafe {
         wgmma::fence();

@@ -1,6 +1,6 @@
 //! Quantisation of queries to e4m3, in place in shared memory.
 
-use cuda_std::{convert::f32x2_to_e4m3x2, fence, prelude::*, wgmma::Swizzle};
+use cuda_std::{convert::f32x2_to_e4m3x2, fence, prelude::*};
 
 use super::super::{epilogue::staged, shared::Shared};
 use crate::common::half::Half;
@@ -77,14 +77,9 @@ fn factor_of(most: f32) -> u32 {
     if most == 0.0 { 127 } else { 261 - exponent }
 }
 
-/// Address of eight quantised elements: rows of 128 bytes with the 128-byte swizzle, in slabs of 128 columns. At head
-/// dimension 64: rows of 64 bytes with the 64-byte swizzle, each group of eight in the place of its eight 16-bit rows.
+/// Address of eight quantised elements: rows of 128 bytes with the 128-byte swizzle, in slabs of 128 columns.
 #[inline(always)]
 fn place(s: Shared, stage: u32, row: u32, eight: u32) -> u32 {
     let (vector, half) = (eight / 2, eight % 2 * 8);
-    if s.shape.head_dim == 64 {
-        let group = s.queries(stage) + row / 8 * 1024;
-        return group + Swizzle::B64.apply(row % 8 * 64 + vector * 16) + half;
-    }
     staged(s, stage, row, vector) + half
 }
