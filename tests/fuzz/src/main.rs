@@ -101,7 +101,11 @@ impl Arguments {
             (self.threads.is_some(), "--threads", &[Cpu, Gpu]),
             (self.tiny, "--tiny", &[Cpu, Gpu, Emulated, Plans]),
             (self.replay.is_some(), "--replay", &[Cpu, Gpu, Emulated]),
-            (self.modules.is_some(), "--modules", &[Gpu, Delays]),
+            (
+                self.modules.is_some(),
+                "--modules",
+                &[Gpu, Emulated, Delays],
+            ),
             (self.only.is_some(), "--only", &[Delays]),
         ];
         let mut options = options.into_iter();
