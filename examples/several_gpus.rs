@@ -2,6 +2,8 @@
 //! merged by direct reads of the other GPUs' memory.
 //!
 //! Run it with `cargo run --release --features cuda --example several_gpus`. With fewer than two GPUs it says so and ends.
+//!
+//! To use this code in a program of your own, add the features `cuda` and `unstable`, and the crate `half`.
 
 use half::bf16;
 use tandem_attn::{

@@ -1,8 +1,9 @@
-//! `--gpus` and `--deal`: how a batch is divided among GPUs.
+//! `--gpus` and `--deal`: how a batch is distributed over GPUs.
 
 use std::{fmt, str::FromStr};
 
 use tandem_attn::{
+    abi::MAX_GROUP,
     problem::{Batch, Spec},
     shard::{Keys, MAX_RANKS, ShardError, Sharding},
 };
@@ -14,16 +15,16 @@ pub struct Dealing {
     /// Number of GPUs of one host that share each batch
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub gpus: u32,
-    /// What is divided: heads, pages:N (keys, N pages to each GPU in turn), contiguous or folded (keys), queries;
-    /// heads:M+… for M shares of heads, each divided further [default: each that the batch allows]
+    /// What is distributed: heads, pages:N (keys, N pages to each GPU in turn), contiguous or folded (keys), queries;
+    /// heads:M+… for M shares of heads, each distributed further [default: each that the batch allows]
     #[arg(long, value_name = "WHAT")]
     pub deal: Vec<Deal>,
 }
 
-/// One way to divide a batch.
+/// One way to distribute a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
-    /// Number of shares of heads; if none, one per GPU, unless something else is divided.
+    /// Number of shares of heads; if none, one per GPU, unless something else is distributed.
     heads: Option<u32>,
     rest: Rest,
 }
@@ -61,7 +62,7 @@ impl Deal {
             Rest::Queries => Ok(sharding.over_queries(left)),
             Rest::Nothing if left == 1 => Ok(sharding),
             Rest::Nothing => Err(format!(
-                "{self}: {left} GPUs for each share of heads; deal out keys or queries too, as in heads:{heads}+pages:16"
+                "{self}: {left} GPUs for each share of heads; distribute keys or queries too, as in heads:{heads}+pages:16"
             )),
         }
     }
@@ -73,7 +74,7 @@ impl FromStr for Deal {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no way to deal out: give heads, pages:16, contiguous, folded, queries, or heads:2+pages:16"
+                "{text:?} cannot be distributed: give heads, pages:16, contiguous, folded, queries, or heads:2+pages:16"
             )
         };
         let count = |text: &str| {
@@ -132,7 +133,30 @@ impl fmt::Display for Deal {
     }
 }
 
+/// Whether the results of this number of ranks can be merged.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) const fn mergeable(ranks: u32) -> bool {
+    ranks as usize <= MAX_GROUP
+}
+
 impl Dealing {
+    /// Checks that the requested shardings can run: ranks with different keys of the same heads merge their results.
+    ///
+    /// # Errors
+    /// A requested sharding with more ranks in a group than can merge.
+    pub fn check_groups(&self) -> Result<(), String> {
+        for deal in &self.deal {
+            let keys = deal.over(self.gpus)?.keys;
+            if !mergeable(keys) {
+                return Err(format!(
+                    "--deal {deal}: {keys} GPUs would merge their results, and at most {MAX_GROUP} can: give more shares of \
+                     heads, as in heads:2+pages:16, or fewer --gpus"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The shardings of a batch: the requested ones, or those defaults that the batch allows.
     ///
     /// # Errors
@@ -193,6 +217,22 @@ mod tests {
         ] {
             assert!(text.parse::<Deal>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn groups_that_cannot_merge_are_refused() {
+        let check = |gpus, deal: &str| {
+            let deal = vec![deal.parse().unwrap()];
+            Dealing { gpus, deal }.check_groups()
+        };
+        assert_eq!(check(8, "pages:16"), Ok(()));
+        assert_eq!(check(16, "heads:2+pages:16"), Ok(()));
+        assert_eq!(check(9, "heads"), Ok(()));
+        let said = check(9, "pages:16").unwrap_err();
+        assert!(
+            said.contains("9 GPUs would merge") && said.contains("at most 8"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeError};
+use tandem_attn::{
+    Error, plan::PlanError, problem::ProblemError, shard::RankError, tensor::ShapeError,
+};
 use tandem_schedule::ScheduleError;
 use thiserror::Error;
 
@@ -64,7 +66,11 @@ impl From<Error> for Failure {
             | Error::IndexOutOfRange { .. }
             | Error::TensorMap { .. } => Self::Input(in_flags(&error.to_string())),
             // The input's heads or types are unsupported; the backend itself is fine.
-            Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu supports all")),
+            Error::NoInstance { .. } => Self::Input(format!(
+                "{error}; the CPU supports all (--backend cpu, if the command has it)"
+            )),
+            Error::Rank(RankError::Group { .. }) => Self::Input(error.to_string()),
+            Error::NoMachineCode { .. } => Self::Backend(in_flags(&error.to_string())),
             Error::NoDriver { .. }
             | Error::NoDevice { .. }
             | Error::UnsupportedArchitecture { .. }
@@ -72,15 +78,31 @@ impl From<Error> for Failure {
             | Error::ModuleRefused { .. }
             | Error::NoKernel { .. }
             | Error::NoVariant { .. }
+            | Error::DamagedKernels { .. }
+            | Error::ForeignContext { .. }
+            | Error::Rank(RankError::NoPeerAccess { .. } | RankError::NoNccl { .. })
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
+            Error::Driver {
+                code: OUT_OF_MEMORY,
+                ..
+            } => Self::Backend(format!(
+                "{error}: the GPU's memory does not suffice; give a smaller case, or free memory"
+            )),
             _ => Self::Wrong(error.to_string()),
         }
     }
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
 /// A message of the library whose advice is a flag of the command.
 pub(crate) fn in_flags(message: &str) -> String {
     message
+        .replace(
+            "allow it with Gpu::builder().compile_ptx(…)",
+            "programs allow it with Gpu::builder().compile_ptx(…), and this command has no flag for it",
+        )
         .replace("use Compute::F16", "leave --compute f8 out")
         .replace(
             "use `KvScales::One`",
@@ -120,9 +142,43 @@ mod tests {
         });
         assert_eq!(
             failure.to_string(),
-            "no decode kernel supports head dimension 80; supported: 64, 128, 256; --backend cpu supports all"
+            "no decode kernel supports head dimension 80; supported: 64, 128, 256; the CPU supports all (--backend cpu, if the \
+             command has it)"
         );
         assert!(matches!(failure, Failure::Input(_)));
+    }
+
+    /// They were reported as wrong results.
+    #[test]
+    fn what_the_machine_lacks_is_not_a_wrong_result() {
+        let driver = |code| Error::Driver {
+            call: "cuMemAlloc_v2",
+            code,
+            name: "CUDA_ERROR".to_owned(),
+            text: "as it was told".to_owned(),
+        };
+        let (from, to) = (0, 1);
+        for error in [
+            driver(OUT_OF_MEMORY),
+            Error::ForeignContext { ordinal: 0 },
+            RankError::NoPeerAccess { from, to }.into(),
+        ] {
+            assert!(
+                matches!(error.clone().into(), Failure::Backend(_)),
+                "{error}"
+            );
+        }
+        assert!(matches!(driver(700).into(), Failure::Wrong(_)));
+        let error = Error::NoMachineCode {
+            device: "T4".to_owned(),
+            compute: (10, 0),
+            arch: "sm_80",
+            family: "attention",
+            refused: None,
+        };
+        let failure = Failure::from(error);
+        assert!(matches!(failure, Failure::Backend(_)));
+        assert!(failure.to_string().contains("no flag for it"), "{failure}");
     }
 
     #[test]

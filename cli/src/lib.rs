@@ -47,7 +47,7 @@ Exit codes:
   0    everything worked
   1    a result was not right, or a file could not be written
   2    wrong input: a flag, a file or a tensor; nothing was written
-  3    the backend that was asked for is not available
+  3    the backend that was asked for is not available, or has too little memory
   130  interrupted; no partial output is left behind";
 
 const STYLES: styling::Styles = styling::Styles::styled()

@@ -128,34 +128,39 @@ fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
 
 /// Prints to standard output, in colour only if that is a terminal.
 ///
-/// If the reader closes the pipe (`tandem plan … | head`), the process ends quietly. If printing fails otherwise, it
-/// ends with an error.
+/// If the reader has closed the pipe (`tandem plan … | head`), the text is dropped and the run goes on: its files and
+/// its exit code do not depend on the reader. If printing fails otherwise, the process ends with an error.
 pub fn print(text: &str) {
     print_styled(&visible(text, true));
 }
 
 /// The same for text that contains our own colours.
 pub(crate) fn print_styled(text: &str) {
-    write(anstream::stdout().lock(), text);
+    let _open = write(anstream::stdout().lock(), text);
 }
 
-/// The same for the text of a model. Only on a terminal, characters that could control it are escaped.
+/// The same for the text of a model. Only on a terminal, characters that could control it are escaped. Without a reader
+/// the process ends: nobody needs the rest of the text.
 #[cfg(feature = "engine")]
 pub(crate) fn print_prose(text: &str) {
     let stdout = io::stdout().lock();
-    match stdout.is_terminal() {
+    let open = match stdout.is_terminal() {
         true => write(stdout, &prose(text)),
         false => write(stdout, text),
+    };
+    if !open {
+        std::process::exit(0);
     }
 }
 
-fn write(mut stdout: impl Write, text: &str) {
+/// Writes the text; `false` if nobody reads it.
+fn write(mut stdout: impl Write, text: &str) -> bool {
     let printed = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
     match printed {
-        Ok(()) => {}
-        Err(broken) if broken.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Ok(()) => true,
+        Err(broken) if broken.kind() == io::ErrorKind::BrokenPipe => false,
         Err(reason) => {
             error(&failure(Path::new("to standard output"), reason));
             std::process::exit(1);

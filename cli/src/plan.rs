@@ -85,10 +85,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
     }
     let device = device(&args.device)?;
-    if let Some(path) = &args.describe {
-        let json = serde_json::to_string_pretty(&device).expect("plain data");
-        output::write_file(path, json.as_bytes())?;
-    }
     if cases.len() > 1 && (args.svg.is_some() || args.json.is_some()) {
         return Err(Failure::Input(format!(
             "--svg and --json take one case and there are {}: choose one with --case, the first is {:?}",
@@ -99,6 +95,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.dealing.gpus > 1 && args.json.is_some() {
         return Err(Failure::Input(
             "--json writes the plan of one GPU: leave it out, or --gpus; the shares are `Sharding::shares`".to_owned(),
+        ));
+    }
+    if args.dealing.gpus > 1 && device.is_cpu() {
+        return Err(Failure::Input(
+            "--gpus is for GPUs: leave it out, or give another --device than cpu".to_owned(),
+        ));
+    }
+    if args.dealing.deal.len() > 1 && args.svg.is_some() {
+        return Err(Failure::Input(
+            "--svg draws one way to distribute a batch: give one --deal".to_owned(),
         ));
     }
     if args.dealing.gpus == 1 && !args.dealing.deal.is_empty() {
@@ -130,6 +136,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             describe(case, case.count() as usize, &plan, &device),
             digits(time.as_secs_f64() * 1e6)
         );
+    }
+    if let Some(path) = &args.describe {
+        let json = serde_json::to_string_pretty(&device).expect("plain data");
+        output::write_file(path, json.as_bytes())?;
     }
     output::print(&report);
     Ok(())

@@ -148,8 +148,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for name in &args.policy {
         reports.push(args.simulate(name, &cost, &trace)?);
     }
-    output::print(&table(&cost, &trace, None, &reports));
+    let mut text = table(&cost, &trace, None, &reports);
     if reports.iter().all(|report| report.finished == 0) {
+        output::print(&text);
         return Err(Failure::Wrong(format!(
             "no request finished: all {} were refused, as larger than the memory for keys and values or than a step; \
              give shorter ones, or more GPUs (--tensor, --pipeline)",
@@ -169,8 +170,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         });
         let title = format!("{machine}: {from}");
         output::write_file(path, chart::draw(&title, &requests, &reports).as_bytes())?;
-        output::print(&format!("\ndrawn in {}\n", path.display()));
+        text += &format!("\ndrawn in {}\n", path.display());
     }
+    output::print(&text);
     Ok(())
 }
 

@@ -174,7 +174,7 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.sinks.then(sinks)
 }
 
-/// Slopes, if the specification has linear biases: from 1/2 down to 1/256, as in models.
+/// Slopes, if the specification has linear biases: from 2^(−8/heads) down to 1/256, as in models.
 #[must_use]
 pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
     let slope = |head: u32| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();

@@ -176,7 +176,7 @@ pub fn timelines(
             traced(&emulated, &plan, case, q, page_size, (k, v), cta)
         }
         _ => Err(Failure::Input(format!(
-            "no kernel has queries of {:?} and keys of {:?}",
+            "tandem trace takes no queries of {:?} with keys of {:?}: give queries in bf16 or f16, and keys in that type or in f8e4m3",
             case.spec.q_dtype, case.spec.kv_dtype
         ))),
     }

@@ -309,6 +309,12 @@ fn metadata_is_heeded() {
         check(
             layout,
             Dtype::F32,
+            &[("pos_encoding_mode", "0"), ("rope_scale", "2")],
+            plain(),
+        );
+        check(
+            layout,
+            Dtype::F32,
             &[("logits_soft_cap", "2.5")],
             Variant {
                 cap: Some(2.5),
@@ -370,7 +376,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 24] = [
+    let slips: [Slip; 28] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -435,6 +441,14 @@ fn bad_files_get_one_line_and_write_nothing() {
             |i| note(i, "pos_encoding_mode", "ALIBI"),
             "computed without it",
         ),
+        // FlashInfer's numbers of the modes; 1 is ROPE_LLAMA.
+        (
+            |i| note(i, "pos_encoding_mode", "1"),
+            "pos_encoding_mode is there",
+        ),
+        (|i| note(i, "custom_mask", "1"), "custom_mask is there"),
+        (|i| note(i, "sinks", "1"), "sinks is there"),
+        (|i| note(i, "alibi_slopes", "1"), "alibi_slopes is there"),
         (|i| note(i, "rope_theta", "1e4"), "rope_theta is there"),
         (|i| note(i, "window_right", "0"), "window_right is there"),
         (

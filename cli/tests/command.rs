@@ -500,3 +500,31 @@ fn a_reader_may_leave() {
     );
     assert!(output.status.success());
 }
+
+/// The run once ended there with exit code 0: outputs were left out, and a failed check passed.
+#[cfg(unix)]
+#[test]
+fn a_reader_that_leaves_changes_neither_files_nor_the_exit_code() {
+    let directory = directory();
+    let unread = |line: &str| {
+        let mut child = tandem(directory.path())
+            .args(line.split_whitespace())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let served = "serve-sim --requests 3 --policy orca --json s.json --svg s.svg";
+    assert_eq!(unread(served), (Some(0), String::new()));
+    let there = files(directory.path());
+    for file in ["s.json", "s.svg"] {
+        assert!(there.iter().any(|name| name == file), "{there:?}");
+    }
+    let (code, said) = unread("serve-sim --requests 3 --policy sarathi-serve --prompt 10000000");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("no request finished"), "{said}");
+}

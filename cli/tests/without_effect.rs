@@ -98,6 +98,53 @@ fn generating_has_no_batch() {
     refused("generate nowhere a --batch 2", &["--batch"]);
 }
 
+/// They were accepted, and changed nothing or less than they say.
+#[cfg(feature = "engine")]
+#[test]
+fn flags_of_serving_change_something() {
+    for (line, texts) in [
+        ("--seed 2", ["--rate", "--load"]),
+        ("--prefix 30", ["--prefix 30", "a multiple of 16"]),
+        ("--backend cpu --wait", ["--wait", "--backend gpu"]),
+    ] {
+        refused(&format!("bench --serve {line}"), &texts);
+    }
+}
+
+#[test]
+fn several_gpus_are_gpus() {
+    for backend in ["cpu", "emulated"] {
+        let line = format!("bench w.json --gpus 2 --backend {backend} --json r.json");
+        refused(&line, &["--gpus is for GPUs", "--backend"]);
+    }
+    for (deal, text) in [
+        (
+            "pages:16",
+            "9 GPUs would merge their results, and at most 8",
+        ),
+        ("heads:2+pages:16", "give a number of shares that divides 9"),
+    ] {
+        refused(&format!("bench w.json --gpus 9 --deal {deal}"), &[text]);
+    }
+    refused(
+        "plan w.json --gpus 2 --device cpu",
+        &["--gpus is for GPUs", "--device"],
+    );
+    refused(
+        "plan w.json --gpus 2 --deal heads --deal pages:1 --svg p.svg",
+        &["--svg", "one --deal"],
+    );
+}
+
+/// "Nothing was written" is what exit code 2 means.
+#[test]
+fn the_device_is_described_last() {
+    refused(
+        "plan w.json --gpus 2 --json p.json --describe d.json",
+        &["--json writes the plan of one GPU"],
+    );
+}
+
 #[test]
 fn flags_of_simulations_need_what_they_change() {
     for (line, texts) in [
@@ -111,6 +158,10 @@ fn flags_of_simulations_need_what_they_change() {
         (
             "--policy orca+pod --target-ms 9",
             ["--target-ms", "decode-priority"],
+        ),
+        (
+            "--policy sarathi --chunk 4096",
+            ["--chunk 4096", "the 2048 tokens of a step"],
         ),
         ("--policy fifo --chunk 64", ["\"fifo\"", "known: sarathi"]),
         ("--policy orca+unpacked", ["+unpacked", "+pod"]),

@@ -171,8 +171,11 @@ impl Emulated {
             ..self.settings.clone()
         };
         let _turn = turn(&settings);
+        drop(ptx_gpu::take_timelines());
         let result = self.run_checked(plan, q, kv, out, None, &heads);
         let timelines = ptx_gpu::take_timelines();
+        // Later launches of the GPU are not traced, and run in the order that the settings say.
+        ptx_gpu::configure(self.settings.clone());
         alone(result.map(|()| timelines))
     }
 

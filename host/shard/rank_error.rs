@@ -6,13 +6,21 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RankError {
-    /// A group of no ranks, or of more ranks than direct reads support.
-    #[error("a group of {got} ranks: use 1 to {most}, which is what direct reads can merge")]
+    /// A group of no ranks, or of more ranks than can be merged.
+    #[error("a group of {got} ranks: use 1 to {most}, which is what can be merged")]
     Group {
         /// Ranks given.
         got: usize,
         /// The maximum.
         most: usize,
+    },
+    /// A number that no rank of the group has.
+    #[error("rank {rank} of a group of {ranks}: their numbers are 0 to {}", .ranks - 1)]
+    Number {
+        /// The number given.
+        rank: u32,
+        /// Ranks of the group.
+        ranks: u32,
     },
     /// A GPU cannot read another one's memory.
     #[error(

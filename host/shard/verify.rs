@@ -3,8 +3,8 @@
 use super::{ShardDefect, Sharding, Share};
 use crate::problem::{Batch, Spec};
 
-/// Keys that a query sees on one page: part, page id and offsets on the page. If masks of the last keys matter, also
-/// the distance of the first key from the query.
+/// Keys that a query sees on one page: part, page id and offsets on the page. If distances matter, also that of the
+/// first key from the query.
 type Seen = (usize, u32, u32, u32, i32);
 
 impl Sharding {
@@ -80,6 +80,9 @@ impl Sharding {
 
 /// What a query token sees.
 fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
+    // What depends on distances: masks of the last keys, variants, and the rotary embedding.
+    let of_spec = spec.variant.hooks.is_some() || spec.rotary.is_some();
+    let measured = of_spec || !batch.ancestors.is_empty();
     let mut all = Vec::new();
     for (index, part) in batch.parts.iter().enumerate() {
         let ends = &part.q_indptr[1..];
@@ -94,9 +97,9 @@ fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
         while key < keys.end {
             let end = ((key / page_size + 1) * page_size).min(keys.end);
             let page = part.table.pages(row_block)[(key / page_size) as usize];
-            let before = match batch.ancestors.is_empty() {
-                true => 0,
-                false => position - key as i32,
+            let before = match measured {
+                true => position - key as i32,
+                false => 0,
             };
             all.push((index, page, key % page_size, end - key, before));
             key = end;

@@ -129,7 +129,7 @@ fn what_has_no_positions_is_refused() {
     let blocks = BlockSparse::new(&spec, strides, 8, MaskedHeads::All).err();
     assert_eq!(blocks, Some(ProblemError::Blocks { what }));
 
-    // Keys that are dealt out by page have other distances on their rank.
+    // Keys that are distributed by page have other distances on their rank.
     let mut table = PageTable::new(16, 8);
     table.push(&[0, 1, 2, 3, 4, 5, 6, 7], 128);
     let batch = Batch::new(vec![0, 1], table);

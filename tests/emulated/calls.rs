@@ -9,6 +9,7 @@ use tandem_attn::{
         emulated::Emulated,
         gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
     },
+    kv::KvView,
     plan::{Bound, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
@@ -54,4 +55,45 @@ fn pages_outside_the_pool_are_reported() {
     );
     emulated.forget_failure();
     assert_eq!(stream.synchronize(), Ok(()));
+}
+
+/// Launches after a trace were recorded, too, and appeared in the next one.
+#[test]
+fn a_trace_has_the_launches_of_its_run() {
+    // Alone: the settings are those of the process.
+    let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);
+    let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
+    let spec = Spec::new(4, 1, 64);
+    let mut table = PageTable::new(16, 1);
+    table.push(&[0], 5);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let (q, pool) = ([bf16::ONE; 4 * 64], [bf16::ONE; 16 * 64]);
+    let kv = KvView::new(&spec, KvLayout::Nhd, 16, &pool, &pool);
+    let trace = || {
+        let mut out = [bf16::ZERO; 4 * 64];
+        let timelines = emulated
+            .trace(&plan, &q, &[kv], &mut out, 0)
+            .expect("it runs");
+        timelines.len()
+    };
+    let launches = trace();
+    assert!(launches > 0);
+    let (gpu, stream) = (emulated.gpu(), emulated.gpu().stream().expect("a stream"));
+    let [q, keys] = [&q[..], &pool].map(|values| DeviceBuffer::from_slice(gpu, values));
+    let (q, keys) = (q.expect("memory"), keys.expect("memory"));
+    let kv = KvPool::new(&spec, KvLayout::Nhd, 16, 1, keys.address(), keys.address());
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .expect("there is memory for it");
+    let tensor = q.tensor([1, 4, 64]);
+    // SAFETY: the stream is ours, and the tensors have these shapes.
+    let ran = unsafe {
+        let uploaded = workspace.upload(&plan, *stream);
+        uploaded.and_then(|()| gpu.run(&mut workspace, &tensor, &[kv], &tensor, None, *stream))
+    };
+    assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
+    assert_eq!(trace(), launches);
 }

@@ -7,6 +7,7 @@ use tandem_attn::{
     },
     plan::{Bound, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    shard::RankError,
 };
 
 use super::{graph_driver, launches, with_library, young_driver};
@@ -195,6 +196,13 @@ fn ranks_merge_no_more_rows_than_there_are_queries() {
         assert_eq!(run(0..1), Ok(()));
 
         let id = NcclId::new().unwrap();
+        for (place, expected) in [
+            ([2, 2], RankError::Number { rank: 2, ranks: 2 }),
+            ([0, 9], RankError::Group { got: 9, most: 8 }),
+        ] {
+            let said = gpu.nccl_rank(&id, place, &spec, 4, &options);
+            assert_eq!(said.unwrap_err(), Error::Rank(expected));
+        }
         let mut rank = gpu.nccl_rank(&id, [0, 1], &spec, 4, &options).unwrap();
         // What the fake driver reads back are zeros.
         rank.announce(0).unwrap();

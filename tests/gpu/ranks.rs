@@ -474,7 +474,7 @@ fn nccl_without_its_other_rank_is_an_error_in_time() {
     let (Some(gpu), Ok(id)) = (gpus.first(), NcclId::new()) else {
         return;
     };
-    let options = RankOptions::default().with_timeout(Duration::from_millis(300));
+    let options = RankOptions::default().with_start(Duration::from_millis(300));
     let begin = Instant::now();
     let said = gpu
         .nccl_rank(&id, [0, 2], &Spec::new(8, 2, 128), 4, &options)

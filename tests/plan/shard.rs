@@ -1,4 +1,4 @@
-//! Batches dealt out over ranks: each rank's plan is run on pools that have nothing but its own pages and heads, and
+//! Batches distributed over ranks: each rank's plan is run on pools that have nothing but its own pages and heads, and
 //! what the ranks computed is merged and compared with attention in f64.
 
 use crate::numeric::{Tolerance, compare, to_f64};
@@ -16,11 +16,12 @@ use tandem_attn::{
     plan::Planner,
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     shard::{Keys, ShardDefect, ShardError, Sharding, Share},
+    step::Rope,
     tensor::{Element, HeadTensors},
     variants::ALIBI,
 };
 
-/// Some way to deal out over up to 8 ranks; heads as far as there are some.
+/// Some way to distribute over up to 8 ranks; heads as far as there are some.
 fn sharding() -> impl Strategy<Value = (Sharding, bool)> {
     let deal = prop_oneof![
         3 => (1..5_u32).prop_map(|pages| Keys::RoundRobin { pages }),
@@ -329,7 +330,7 @@ fn shared_prefixes_stay_shared() {
 }
 
 #[test]
-fn what_cannot_be_dealt_out_is_refused_with_what_can() {
+fn what_cannot_be_distributed_is_refused_with_what_can() {
     let batch = hybrid(&[(40, 400)]);
     let spec = Spec::new(32, 8, 128);
     let refused = |spec: &Spec, batch: &Batch, sharding: Sharding| {
@@ -416,6 +417,34 @@ fn changed_shares_are_found() {
     ));
     let defect = broken(|shares| shares[0].batch.qo_indptr[1] = 900);
     assert!(matches!(defect, ShardDefect::Batch { rank: 0, .. }));
+}
+
+/// Biases by distance and the rotary embedding are wrong there, although each key is seen once.
+#[test]
+fn changed_distances_are_found_where_they_matter() {
+    let batch = hybrid(&[(1, 400)]);
+    let sharding = Sharding::one().over_keys(2, Keys::Contiguous);
+    let mut spec = Spec::new(32, 8, 128);
+    let verified = |spec: &Spec| {
+        let mut shares = sharding.shares(spec, &batch).unwrap();
+        sharding.verify(spec, &batch, &shares).unwrap();
+        for after in &mut shares[0].batch.parts[0].keys_after {
+            *after += 1;
+        }
+        sharding.verify(spec, &batch, &shares)
+    };
+    assert_eq!(verified(&spec), Ok(()));
+    spec.variant.hooks = Some(ALIBI.name);
+    assert!(matches!(
+        verified(&spec),
+        Err(ShardDefect::Seen { token: 0, .. })
+    ));
+    spec.variant.hooks = None;
+    spec.rotary = Some(Rope::new(128, 1e4));
+    assert!(matches!(
+        verified(&spec),
+        Err(ShardDefect::Seen { token: 0, .. })
+    ));
 }
 
 #[test]

@@ -102,7 +102,8 @@ fn checkout() -> Result<PathBuf, Error> {
         run_command(&mut checkout)?;
     } else {
         let mut add = command("git");
-        add.args(["worktree", "add", "--quiet", "--detach"]);
+        // Forced: after `cargo clean` the copy is missing and still registered.
+        add.args(["worktree", "add", "--quiet", "--detach", "--force"]);
         run_command(add.arg(&copy))?;
     }
     Ok(copy)

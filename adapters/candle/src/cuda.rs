@@ -18,7 +18,7 @@ use tandem_attn::{
     tensor::Element,
 };
 
-use crate::{layout::Axes, step::lock, wrap};
+use crate::{growth::grown, layout::Axes, step::lock, wrap};
 
 /// The handle of a stream.
 fn raw(stream: &CudaStream) -> Stream {
@@ -101,19 +101,7 @@ impl Backend {
         }
         let mut bound = *bound;
         if let Some(index) = known {
-            let had = classes[index].bound;
-            // Grow at least by a factor of two, so that growing batches do not allocate every time.
-            let grown = |needed: u32, had: u32| needed.max(had.saturating_mul(2));
-            bound = Bound {
-                items: grown(bound.items, had.items),
-                rows: grown(bound.rows, had.rows),
-                page_ids: grown(bound.page_ids, had.page_ids),
-                merges: grown(bound.merges, had.merges),
-                slots: grown(bound.slots, had.slots),
-                ancestors: grown(bound.ancestors, had.ancestors),
-                padded_tokens: grown(bound.padded_tokens, had.padded_tokens),
-                converted_pages: grown(bound.converted_pages, had.converted_pages),
-            };
+            bound = grown(&bound, &classes[index].bound);
             // Work under way still uses the old workspace.
             on.synchronize().map_err(candle_core::Error::wrap)?;
             classes.remove(index);
@@ -182,8 +170,8 @@ impl Backend {
                 unsafe { class.workspace.upload(plan, raw(&stream)) }.map_err(wrap)?;
                 class.uploaded = Some(plan.clone());
             }
-            // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on
-            // them after this run. The plan comes from the planner unchanged.
+            // SAFETY: candle's storages hold the tensors in memory of this device, which `attend` of the crate checks, and
+            // the guards order later work on them after this run. The plan comes from the planner unchanged.
             unsafe {
                 self.gpu
                     .run(&mut class.workspace, &q, &[pool], &out, None, raw(&stream))

@@ -60,6 +60,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(test, feature = "cuda"))]
+mod growth;
 mod layout;
 mod ops;
 mod step;

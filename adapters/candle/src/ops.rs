@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{
+    CpuStorage, CustomOp3, DType, DeviceLocation, InplaceOp2, Layout, Result, Shape, Tensor, bail,
+};
 use tandem_attn::{
     plan::Plan,
     problem::{Dtype, KvLayout, Spec},
@@ -50,6 +52,9 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
         _ => [0; 2],
     };
     let _ = q.dims3()?;
+    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+        check_device(name, tensor.device().location(), step.attention.0.location)?;
+    }
     let ([q_heads, head_dim], [kv_heads, of_keys], [_, head_dim_v]) =
         (heads(q), heads(k), heads(v));
     // A kernel gets only addresses and trusts the specification, so check types and shapes here.
@@ -88,6 +93,16 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
         return q.force_contiguous()?.apply_op3_no_bwd(k, v, &op);
     }
     q.apply_op3_no_bwd(k, v, &op)
+}
+
+/// A kernel on one GPU that reads memory of another would destroy its context, or read over the link between them.
+fn check_device(name: &str, of: DeviceLocation, step: DeviceLocation) -> Result<()> {
+    if of != step {
+        bail!(
+            "{name} is on {of:?} and the step of {step:?}: make the step with an Attention of the tensors' device"
+        );
+    }
+    Ok(())
 }
 
 /// Copies the keys and values of new tokens into a paged cache.
@@ -356,6 +371,25 @@ impl InplaceOp2 for Append {
                 self.scale,
             ),
             _ => bail!("the cache is on a GPU, and the rows or the slots are on the CPU"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without the check, kernels ran on the step's GPU with addresses of the other one.
+    #[test]
+    fn tensors_of_another_gpu_are_refused() {
+        let [zero, one] = [0, 1].map(|gpu_id| DeviceLocation::Cuda { gpu_id });
+        assert!(check_device("q", zero, zero).is_ok());
+        for (of, step) in [(one, zero), (DeviceLocation::Cpu, zero)] {
+            let said = check_device("k", of, step).unwrap_err().to_string();
+            assert!(
+                said.starts_with("k is on ") && said.contains("gpu_id: 0"),
+                "{said}"
+            );
         }
     }
 }

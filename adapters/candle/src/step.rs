@@ -100,6 +100,7 @@ pub struct Attention(pub(crate) Arc<Shared>);
 #[derive(Debug)]
 pub struct Shared {
     pub backend: Backend,
+    pub location: DeviceLocation,
     description: DeviceDescription,
     planners: Mutex<Vec<(Spec, Planner)>>,
 }
@@ -146,6 +147,7 @@ impl Attention {
         };
         Ok(Self(Arc::new(Shared {
             backend,
+            location: device.location(),
             description,
             planners: Mutex::default(),
         })))
@@ -159,8 +161,8 @@ impl Attention {
         self.0.description.supports(spec).map_err(wrap)
     }
 
-    /// Allocates memory for all steps within these limits for a class of layers, so that no step has to. Does nothing
-    /// on the CPU. A step beyond the limits allocates once more, and waits for the device.
+    /// Allocates memory for all steps within these limits for a class of layers, so that no step has to: on a GPU, for
+    /// steps on the stream of the `Device` that this process first used with that GPU. Does nothing on the CPU. A step beyond the limits allocates once more, and waits for the device.
     ///
     /// # Errors
     /// If there is no kernel for the heads, or too little memory.

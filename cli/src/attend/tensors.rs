@@ -234,9 +234,17 @@ impl Metadata<'_> {
     fn asks_for(&self, name: &str) -> bool {
         // The mode decides whether there is a rotary embedding at all.
         let of_mode = name.starts_with("rope_") && self.0.contains_key("pos_encoding_mode");
-        let neutral = if name == "window_right" { -1.0 } else { 1.0 };
+        let neutral = match name {
+            // FlashInfer's number of NONE.
+            "pos_encoding_mode" => Some(0.0),
+            "window_right" => Some(-1.0),
+            "q_scale" | "k_scale" | "v_scale" | "rope_scale" => Some(1.0),
+            _ => None,
+        };
         let nothing = |note: &String| {
-            of_mode || note == "NONE" || note.trim().parse() == Ok::<f32, _>(neutral)
+            of_mode
+                || note == "NONE"
+                || neutral.is_some_and(|value| note.trim().parse() == Ok::<f32, _>(value))
         };
         self.0.get(name).is_some_and(|note| !nothing(note))
     }

@@ -15,6 +15,8 @@ use tandem_attn::Error;
 pub(crate) use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::plan::{DeviceDescription, Plan};
 
+#[cfg(feature = "cuda")]
+use crate::failure::in_flags;
 use crate::{
     Failure,
     tensors::{Tensor, Tensors},
@@ -174,7 +176,8 @@ fn if_there<T>(gpu: Result<T, Error>) -> Result<Option<T>, Failure> {
         Ok(gpu) => Ok(Some(gpu)),
         Err(Error::NoDriver { .. } | Error::NoDevice { .. }) => Ok(None),
         Err(error) => Err(Failure::Backend(format!(
-            "{error}; --backend cpu does not use the GPU"
+            "{}; --backend cpu does not use the GPU",
+            in_flags(&error.to_string())
         ))),
     }
 }

@@ -75,7 +75,7 @@ pub struct Args {
     /// Seconds for each case and each kind of measurement; at least 7 runs are made, however long they take
     #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     seconds: f64,
-    /// Skip cases whose tensors need more than this [default, and maximum: three quarters of the free memory]
+    /// Skip cases whose tensors need more than this [default, and maximum: three quarters of the free memory; on a GPU at most a third of the host's, too]
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none [default: 16]
@@ -356,6 +356,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 "{flag} is for one GPU: leave it out, or --gpus"
             )));
         }
+        if !matches!(args.backend, backend::Choice::Auto | backend::Choice::Gpu) {
+            return Err(Failure::Input(
+                "--gpus is for GPUs: leave --backend out, or give --backend gpu".to_owned(),
+            ));
+        }
+        args.dealing.check_groups().map_err(Failure::Input)?;
         return on_several(args, &cases);
     }
     if !args.dealing.deal.is_empty() {
@@ -426,11 +432,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 #[cfg(feature = "cuda")]
 fn on_several(args: &Args, cases: &[Case]) -> Result<(), Failure> {
-    if args.backend == backend::Choice::Cpu {
-        return Err(Failure::Input(
-            "--gpus is for GPUs: leave --backend cpu out".to_owned(),
-        ));
-    }
     ranks::run(args, cases)
 }
 

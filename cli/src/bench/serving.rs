@@ -49,21 +49,18 @@ pub struct Args {
         requires = "serve"
     )]
     pub generated: u32,
-    /// Number of tokens that all prompts share at the beginning, without a trace
+    /// Number of tokens that all prompts share at the beginning, a multiple of 16, without a trace
     #[arg(
         long, value_name = "TOKENS", value_parser = at_least_1, conflicts_with = "trace", requires = "serve"
     )]
     pub prefix: Option<u32>,
     /// Poisson arrivals at this rate instead of the trace's own
-    #[arg(
-        long, value_name = "PER SECOND", value_parser = positive,
-        requires = "serve"
-    )]
+    #[arg(long, value_name = "PER SECOND", value_parser = positive, group = "poisson", requires = "serve")]
     pub rate: Option<f64>,
     /// Poisson arrivals at this fraction of the rate that sarathi-serve can sustain on the whole trace, as simulated
     /// after calibration
     #[arg(
-        long, value_name = "PART", value_parser = positive,
+        long, value_name = "PART", value_parser = positive, group = "poisson",
         conflicts_with = "rate", requires = "serve"
     )]
     pub load: Option<f64>,
@@ -74,9 +71,9 @@ pub struct Args {
     /// Stop after this time
     #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "serve")]
     pub window: Option<f64>,
-    /// Seed of the arrivals
-    #[arg(long, default_value_t = 1, requires = "serve")]
-    pub seed: u64,
+    /// Seed of the Poisson arrivals [default: 1]
+    #[arg(long, requires_all = ["serve", "poisson"])]
+    pub seed: Option<u64>,
     /// Policies to compare; +pod: prefill and decode attention may share the GPU; +unpacked: each request reads its
     /// shared prefix separately
     #[arg(
@@ -92,7 +89,7 @@ pub struct Args {
     /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1, requires = "serve")]
     pub batch: u32,
-    /// Capacity of the KV cache in tokens [default: what the hardware has left next to the weights; 65536 on the CPU]
+    /// Capacity of the KV cache in tokens [default: what the hardware of --device has left next to the weights; 65536 on the CPU]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
     /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU
@@ -107,7 +104,7 @@ pub struct Args {
     /// Tokens in a page
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens, requires = "serve")]
     pub page_size: u32,
-    /// Wait for the tokens of each step before composing the next one
+    /// Wait for the tokens of each step before composing the next one, on a GPU
     #[arg(long, requires = "serve")]
     pub wait: bool,
     /// Correction of the simulation from a file that --calibration wrote, instead of measuring it

@@ -234,7 +234,7 @@ pub(super) fn libraries(with_gpu: bool) -> Vec<Finding> {
         ),
         finding(
             "NCCL",
-            "nothing of tandem needs it, several GPUs of an engine may",
+            "tandem bench --gpus also measures its exchange if it is there, and Gpu::nccl_rank needs it",
             library::nccl(),
         ),
     ]

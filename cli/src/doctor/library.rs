@@ -95,7 +95,7 @@ fn message(code: Code) -> String {
 }
 
 /// The first of several libraries that the loader finds, with its name.
-fn open(names: &[&'static str]) -> Option<(&'static str, Library)> {
+fn open<'a>(names: &[&'a str]) -> Option<(&'a str, Library)> {
     names.iter().find_map(|name| {
         // SAFETY: opening runs the library's initialisers, as in every program that uses it.
         let library = unsafe { Library::open(OsStr::new(name)) };
@@ -148,7 +148,10 @@ pub(super) fn cublas() -> Option<String> {
 /// File and version of NCCL.
 pub(super) fn nccl() -> Option<String> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
-    let (name, library) = open(&["libnccl.so.2", "libnccl.so"])?;
+    // As `Gpu::nccl_rank` does.
+    let named = std::env::var("TANDEM_LIBNCCL").ok();
+    let file = named.as_deref().unwrap_or("libnccl.so.2");
+    let (name, library) = open(&[file])?;
     let version = library.symbol(c"ncclGetVersion").and_then(|address| {
         // SAFETY: this is the type that NCCL declares for it, and the library stays open.
         let get = unsafe { mem::transmute::<NonNull<c_void>, Version>(address) };

@@ -77,6 +77,13 @@ pub fn run(
         Choices::of(name)?.policy(args, &cost, &trace)?;
     }
     let gpu = backend::gpu(choice)?;
+    if args.wait && gpu.is_none() {
+        return Err(Failure::Input(
+            "--wait changes nothing on the CPU, where no step is composed before the last one has ended: leave it out, \
+             or give --backend gpu"
+                .to_owned(),
+        ));
+    }
     let usual = match &gpu {
         Some(_) => cost.pages(args.page_size).saturating_mul(args.page_size),
         None => CPU_CACHE,
@@ -110,15 +117,11 @@ pub fn run(
             })?
         }
     };
-    if let Some(path) = &args.calibration {
-        let json = serde_json::to_string_pretty(&calibration.correction).expect("plain data");
-        output::write_file(path, (json + "\n").as_bytes())?;
-    }
     let corrected = cost.clone().with_correction(&calibration.correction);
     let capacity = capacity(args, &corrected, &whole, &*backend)?;
     let rate = args.load.map(|load| load * capacity).or(args.rate);
     let trace = match rate {
-        Some(rate) => trace.with_poisson_arrivals(rate, args.seed),
+        Some(rate) => trace.with_poisson_arrivals(rate, args.seed.unwrap_or(1)),
         None => trace,
     };
     let mut trace = match args.start {
@@ -136,6 +139,10 @@ pub fn run(
         return Err(Failure::Input(
             "no request is left: give an earlier --start".to_owned(),
         ));
+    }
+    if let Some(path) = &args.calibration {
+        let json = serde_json::to_string_pretty(&calibration.correction).expect("plain data");
+        output::write_file(path, (json + "\n").as_bytes())?;
     }
     bar.set_length(trace.arrivals.len() as u64);
     let mut served = Vec::new();
@@ -159,22 +166,11 @@ pub fn run(
         calibration: &calibration,
         served: &served,
     };
-    output::print(&results.text(args));
-    if let Some(path) = json {
-        output::write_file(path, results.json(args).as_bytes())?;
-    }
-    if let Some(path) = &args.svg {
-        let [machine, requests] = table::heading(&cost, &trace, Some(&device));
-        let reports = results.reports();
-        let title = format!("{machine}: measured, and simulated after calibration");
-        output::write_file(path, chart::draw(&title, &requests, &reports).as_bytes())?;
-        output::print(&format!("\ndrawn in {}\n", path.display()));
-    }
-    if let Some(path) = &args.parts {
-        let title = format!("Where a step's time goes: {} on {device}", description.name);
-        output::write_file(path, parts::draw(&title, &calibration).as_bytes())?;
-        output::print(&format!("\ndrawn in {}\n", path.display()));
-    }
+    let mut text = results.text(args);
+    // What was measured is shown even if a file cannot be written.
+    let written = write_files(args, json, &results, &description.name, &mut text);
+    output::print(&text);
+    written?;
     let mut unfinished = served.iter();
     let unfinished = unfinished.find(|(replay, _)| replay.report.finished == 0);
     unfinished.map_or(Ok(()), |(replay, _)| {
@@ -184,6 +180,34 @@ pub fn run(
             replay.report.policy
         )))
     })
+}
+
+/// Writes the outputs, and adds to the text where pictures are.
+fn write_files(
+    args: &Args,
+    json: Option<&PathBuf>,
+    results: &results::Results<'_>,
+    model: &str,
+    text: &mut String,
+) -> Result<(), Failure> {
+    let device = results.device;
+    if let Some(path) = json {
+        output::write_file(path, results.json(args).as_bytes())?;
+    }
+    if let Some(path) = &args.svg {
+        let [machine, requests] = table::heading(results.cost, results.trace, Some(device));
+        let title = format!("{machine}: measured, and simulated after calibration");
+        let svg = chart::draw(&title, &requests, &results.reports());
+        output::write_file(path, svg.as_bytes())?;
+        *text += &format!("\ndrawn in {}\n", path.display());
+    }
+    if let Some(path) = &args.parts {
+        let title = format!("Where a step's time goes: {model} on {device}");
+        let svg = parts::draw(&title, results.calibration);
+        output::write_file(path, svg.as_bytes())?;
+        *text += &format!("\ndrawn in {}\n", path.display());
+    }
+    Ok(())
 }
 
 fn bar() -> ProgressBar {
@@ -279,6 +303,11 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
                 args.prompt
             )));
         }
+        if !prefix.is_multiple_of(BLOCK) {
+            return Err(Failure::Input(format!(
+                "--prefix {prefix}: prompts share blocks of {BLOCK} tokens: give a multiple of {BLOCK}"
+            )));
+        }
         let blocks = args.prompt.div_ceil(BLOCK);
         let shared = prefix / BLOCK;
         for (request, arrival) in trace.arrivals.iter_mut().enumerate() {
@@ -292,6 +321,12 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
         }
     }
     Ok(trace)
+}
+
+/// Whether the trace says which blocks of its prompts are equal.
+fn shares_blocks(trace: &Trace) -> bool {
+    let mut arrivals = trace.arrivals.iter();
+    arrivals.any(|arrival| matches!(arrival.request.prompt, Prompt::Blocks { .. }))
 }
 
 /// Numbers of tokens of the requests, prompt and answer.
@@ -422,6 +457,12 @@ impl Args {
         Ok(most)
     }
 
+    /// Whether a policy reads shared prefixes separately. Then the simulations must see shared prefixes, too.
+    fn compares_packing(&self) -> bool {
+        let unpacked = |name: &String| Choices::of(name).is_ok_and(|choices| choices.unpacked);
+        self.policy.iter().any(unpacked)
+    }
+
     fn simulation<'a>(
         &self,
         choices: &Choices<'_>,
@@ -438,7 +479,7 @@ impl Args {
         simulation.page_size = backend.page_size();
         simulation.pages = Some(backend.pages());
         simulation.ahead = self.ahead(backend);
-        if self.prefix.is_some() {
+        if self.prefix.is_some() || self.compares_packing() && shares_blocks(trace) {
             simulation.attention = match choices.unpacked {
                 true => AttentionSource::Unpacked,
                 false => AttentionSource::Planner,

@@ -37,6 +37,12 @@ impl Args {
         };
         needs("--chunk", self.chunk.is_some(), "sarathi")?;
         needs("--target-ms", self.target_ms.is_some(), "decode-priority")?;
+        if let Some(chunk) = self.chunk.filter(|&chunk| chunk > self.budget) {
+            return Err(Failure::Input(format!(
+                "--chunk {chunk} is more than the {} tokens of a step: give a smaller chunk, or a larger --budget",
+                self.budget
+            )));
+        }
         if self.speed.is_some() && self.trace.is_none() && self.rate.is_none() {
             return Err(Failure::Input(
                 "--speed divides arrival times, but all requests arrive at once: leave it out, or give --trace or --rate"

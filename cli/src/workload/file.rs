@@ -176,6 +176,10 @@ pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
         Some(_) if file.requests.is_some() || file.tree.is_some() => Err(wrong(
             "requests and tree stand in the cases where there are cases".to_owned(),
         )),
+        Some(_) if file.name.is_some() => Err(wrong(
+            "names stand in the cases where there are cases; for the file there is description"
+                .to_owned(),
+        )),
         Some(cases) => {
             let of_case = |(index, case): (usize, &Fields)| {
                 case.case(&file).map_err(|reason| {

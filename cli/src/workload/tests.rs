@@ -171,6 +171,15 @@ fn collections_of_papers_are_recognised() {
     );
 }
 
+/// It was accepted and ignored: cases do not take it from the file.
+#[test]
+fn a_file_with_cases_has_no_name() {
+    let text = r#"{"name": "mine", "heads": 8, "kv_heads": 2, "head_dim": 64,
+        "cases": [{"requests": [{"q_len": 1, "kv_len": 5}]}]}"#;
+    let error = parse("test", text).unwrap_err().to_string();
+    assert!(error.contains("names stand in the cases"), "{error}");
+}
+
 #[test]
 fn chunks_of_pod_end_where_they_should() {
     let text = r#"{
@@ -259,7 +268,7 @@ fn huge_cases_are_refused_before_memory_is() {
 fn errors_of_a_case_have_its_line_and_its_field() {
     let error = |case: &str| {
         let text = format!(
-            "{{\"name\": \"[{{\\\"cases\", \"heads\": 8,\n\"kv_heads\": 2, \"head_dim\": 64, \"cases\": [\n\
+            "{{\"description\": \"[{{\\\"cases\", \"heads\": 8,\n\"kv_heads\": 2, \"head_dim\": 64, \"cases\": [\n\
              {{\"name\": \"}}\", \"requests\": [{{\"q_len\": 1, \"kv_len\": 9}}]}},\n{case}]}}"
         );
         parse("test", &text).unwrap_err().to_string()

@@ -83,8 +83,43 @@ struct Arguments {
     out: PathBuf,
 }
 
+impl Arguments {
+    /// The first option that the target does not read.
+    fn ignored(&self) -> Option<&'static str> {
+        use Target::{Cpu, Delays, Emulated, Gpu, Plans};
+        let options = [
+            (
+                self.seeds.is_some(),
+                "--seeds",
+                &[Cpu, Gpu, Emulated, Plans][..],
+            ),
+            (
+                self.seconds.is_some(),
+                "--seconds",
+                &[Cpu, Gpu, Emulated, Plans],
+            ),
+            (self.threads.is_some(), "--threads", &[Cpu, Gpu]),
+            (self.tiny, "--tiny", &[Cpu, Gpu, Emulated, Plans]),
+            (self.replay.is_some(), "--replay", &[Cpu, Gpu, Emulated]),
+            (
+                self.modules.is_some(),
+                "--modules",
+                &[Gpu, Emulated, Delays],
+            ),
+            (self.only.is_some(), "--only", &[Delays]),
+        ];
+        let mut options = options.into_iter();
+        let ignored = |&(given, _, of): &(bool, _, &[Target])| given && !of.contains(&self.target);
+        options.find(ignored).map(|(_, option, _)| option)
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(option) = arguments.ignored() {
+        eprintln!("{option} changes nothing for this target: leave it out");
+        return ExitCode::from(2);
+    }
     let seeds = match (arguments.seeds, arguments.seconds) {
         (None, None) => 100,
         (None, Some(_)) => u64::MAX,

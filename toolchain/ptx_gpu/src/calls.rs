@@ -412,13 +412,14 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise. Without attributes the pointer may be null.
     let (config, attributes) = unsafe {
         let config = &*config;
-        (
-            config,
-            std::slice::from_raw_parts(config.attributes, config.count as usize),
-        )
+        let attributes = match config.count {
+            0 => &[],
+            count => std::slice::from_raw_parts(config.attributes, count as usize),
+        };
+        (config, attributes)
     };
     let mut made = Launch {
         grid: config.grid,

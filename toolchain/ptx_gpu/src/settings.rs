@@ -64,17 +64,31 @@ impl Settings {
             let known = pair
                 .split_once('=')
                 .and_then(|(name, value)| settings.set(name, value));
-            assert!(known.is_some(), "PTX_DRIVER: {pair:?} is not known");
+            assert!(
+                known.is_some(),
+                "PTX_DRIVER: {pair:?} is not known: give name=value pairs as in toolchain/ptx_gpu/src/lib.rs, such as compute=90 log=1"
+            );
         }
         settings
     }
 
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
         match name {
-            "compute" => self.compute = value.parse().ok()?,
+            "compute" => {
+                self.compute = value
+                    .parse()
+                    .ok()
+                    .filter(|compute| [80, 90].contains(compute))?
+            }
             "sms" => self.multiprocessors = value.parse().ok().filter(|&count| count > 0)?,
             "seed" => self.seed = value.parse().ok()?,
-            "log" => self.log = value == "1",
+            "log" => {
+                self.log = match value {
+                    "0" => false,
+                    "1" => true,
+                    _ => return None,
+                }
+            }
             "limit" => self.limit = value.parse().ok()?,
             "schedule" => {
                 self.schedule = match value {
@@ -87,5 +101,28 @@ impl Settings {
             _ => return None,
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `log=true` meant off, and a GPU of any capability had kernels of one of the two.
+    #[test]
+    fn values_without_a_meaning_are_refused() {
+        let mut settings = Settings::default();
+        for (name, value) in [
+            ("log", "true"),
+            ("compute", "100"),
+            ("sms", "0"),
+            ("speed", "1"),
+        ] {
+            assert_eq!(settings.set(name, value), None, "{name}={value}");
+        }
+        assert_eq!(settings.set("log", "1"), Some(()));
+        assert!(settings.log);
+        assert_eq!(settings.set("log", "0"), Some(()));
+        assert!(!settings.log);
     }
 }

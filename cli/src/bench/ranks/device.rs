@@ -8,7 +8,7 @@ use tandem_attn::{
     shard::Share,
 };
 
-use crate::{Failure, backend::ok, workload::Case};
+use crate::{Failure, backend::ok, table::scaled, workload::Case};
 
 /// Bytes written between runs to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -70,6 +70,9 @@ impl Device {
         let strides = case.layout.strides(table.page_size, kv_heads, dim);
         let elements = table.pool_pages as usize * strides.page as usize;
         let rows = batch.total_q() as usize * q_heads as usize;
+        // Keys and values; queries, those of the rank, its results before the merge in two turns, and the merged ones.
+        let needed = 2 * (2 * elements as u64 + 6 * (rows * dim as usize) as u64);
+        self.check_memory(needed)?;
         Ok(Pools {
             k: self.random(elements, 1)?,
             v: self.random(elements, 2)?,
@@ -78,6 +81,26 @@ impl Device {
             page_size: table.page_size,
             pages: table.pool_pages,
         })
+    }
+
+    /// Checks that the tensors leave a quarter of the free memory, for the plan and its partial states.
+    fn check_memory(&self, needed: u64) -> Result<(), Failure> {
+        self.gpu.make_current()?;
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: the call writes two numbers.
+        ok("cuMemGetInfo", unsafe {
+            libcuda::cuMemGetInfo(&mut free, &mut all)
+        })?;
+        let free = free as u64 / 4 * 3;
+        if needed > free {
+            return Err(Failure::Input(format!(
+                "it needs {} on each GPU, and {} can be used of {}: give shorter or fewer requests",
+                scaled(needed as f64, "B"),
+                scaled(free as f64, "B"),
+                self.gpu.name()
+            )));
+        }
+        Ok(())
     }
 
     /// Random numbers from −1 to 1.

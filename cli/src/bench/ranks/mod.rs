@@ -1,6 +1,8 @@
 //! `tandem bench --gpus N`: compares batches on several GPUs with the same batches on one.
 
 mod device;
+mod gate;
+mod groups;
 mod rounds;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ use tandem_attn::{
 use super::{Args, Stats};
 use crate::{
     Failure,
-    deal::Deal,
+    deal::{Deal, mergeable},
     output,
     table::{Table, digits},
     workload::Case,
@@ -106,7 +108,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
 fn render(file: &RanksFile) -> String {
     let mut table = Table::new([
         "case",
-        "dealt out",
+        "distributed",
         "1 GPU µs",
         "all µs",
         "×",
@@ -152,6 +154,15 @@ fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksRes
         .dealing
         .shardings(spec, &batch)
         .map_err(Failure::Input)?;
+    // Requested ones were checked before.
+    let mergeable = |(_, sharding): &(Deal, Sharding)| mergeable(sharding.keys);
+    let shardings: Vec<_> = shardings.into_iter().filter(mergeable).collect();
+    if shardings.is_empty() {
+        return Err(Failure::Input(format!(
+            "neither its heads nor its keys can be distributed over {} GPUs: give fewer, or a --deal",
+            args.dealing.gpus
+        )));
+    }
     let plan = |spec: &Spec, batch: &Batch, device: &Device| -> Result<Plan, Failure> {
         let mut planner = Planner::with_rules(args.planning.rules());
         Ok(planner.plan(spec, batch, &device.gpu.device(), &args.planning.options())?)

@@ -1,7 +1,7 @@
 //! Runs all ranks concurrently, one thread each.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
     time::Instant,
 };
 
@@ -9,8 +9,7 @@ use half::bf16;
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceBuffer, DeviceTensor, Gpu, NcclId, Rank, RankOptions, RunTensors, Stream,
-        WorkspaceOptions,
+        DeviceBuffer, DeviceTensor, Gpu, NcclId, Rank, RunTensors, Stream, WorkspaceOptions,
     },
     plan::{Bound, Plan},
     problem::{Dtype, Spec},
@@ -20,6 +19,8 @@ use tandem_attn::{
 use super::{
     super::Stats,
     device::{Device, Pools},
+    gate::{Gate, all},
+    groups::{patience, place, seats},
 };
 use crate::{
     Failure,
@@ -46,40 +47,6 @@ enum How {
     Alone,
     Direct,
     Nccl,
-}
-
-/// Error of a rank that was waiting when another rank failed.
-const ANOTHER: &str = "another rank failed";
-
-/// The results of all ranks, or the error of the first rank that failed for its own reason.
-fn all<T>(mut found: Vec<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
-    let waited = |failure: &Failure| matches!(failure, Failure::Wrong(why) if why == ANOTHER);
-    let cause = |of_rank: &Result<T, Failure>| of_rank.as_ref().is_err_and(|why| !waited(why));
-    if let Some(rank) = found.iter().position(cause) {
-        found.swap(0, rank);
-    }
-    found.into_iter().collect()
-}
-
-/// A barrier for threads. It also releases them when one of them fails.
-struct Gate {
-    threads: usize,
-    arrived: AtomicUsize,
-    failed: AtomicBool,
-}
-
-impl Gate {
-    fn wait(&self) -> Result<(), Failure> {
-        let before = self.arrived.fetch_add(1, Ordering::SeqCst);
-        let all = (before / self.threads + 1) * self.threads;
-        while self.arrived.load(Ordering::SeqCst) < all {
-            if self.failed.load(Ordering::SeqCst) {
-                return Err(Failure::Wrong(ANOTHER.to_owned()));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
 }
 
 /// Measurements of a sharding.
@@ -112,11 +79,6 @@ impl Measured {
         }
         (difference / size).sqrt()
     }
-}
-
-/// Waiting must allow for the first load of kernels, which takes long.
-fn patience() -> RankOptions {
-    RankOptions::default().with_timeout(std::time::Duration::from_secs(5))
 }
 
 /// State of a rank's thread.
@@ -152,17 +114,11 @@ pub(super) fn measure(
         .map(|(_, plan)| plan.total_q as usize)
         .max()
         .unwrap_or(0);
-    let ranks = Gpu::ranks(&gpus, &work[0].0.spec, tokens, &patience())?;
+    let seats = seats(&gpus, work, tokens)?;
     let runs = AtomicUsize::new(0);
-    let together = Gate {
-        threads: work.len(),
-        arrived: AtomicUsize::new(0),
-        failed: AtomicBool::new(false),
-    };
-    let exchanges = work[0].0.group.len() > 1;
-    let nccl = exchanges.then(NcclId::new).and_then(Result::ok);
-    let runners = ranks.into_iter().zip(devices).zip(pools).zip(work);
-    let runners = runners.map(|(((rank, device), pools), (share, plan))| Runner {
+    let together = Gate::new(work.len());
+    let runners = seats.into_iter().zip(devices).zip(pools).zip(work);
+    let runners = runners.map(|((((rank, nccl), device), pools), (share, plan))| Runner {
         device,
         rank,
         share,
@@ -177,9 +133,10 @@ pub(super) fn measure(
             .map(|mut runner| {
                 let (together, runs) = (&together, &runs);
                 scope.spawn(move || {
+                    let _passing = together.enter();
                     let found = runner.run(together, runs);
                     if let Err(failure) = &found {
-                        together.failed.store(true, Ordering::SeqCst);
+                        together.fail();
                         runner.rank.stop(&failure.to_string());
                     }
                     found
@@ -263,7 +220,7 @@ impl Runner<'_> {
         let rows = match self.settings.merge_all || !exchanges {
             true => 0..tokens,
             false => {
-                let (index, of) = ((share.rank - share.group.start) as usize, share.group.len());
+                let [index, of] = place(share).map(|number| number as usize);
                 tokens * index / of..tokens * (index + 1) / of
             }
         };
@@ -271,8 +228,7 @@ impl Runner<'_> {
         let mut nccl = match &self.nccl {
             None => None,
             Some(id) => {
-                let (place, options) = ([share.rank, share.group.len() as u32], patience());
-                let mut nccl = gpu.nccl_rank(id, place, own, tokens, &options)?;
+                let mut nccl = gpu.nccl_rank(id, place(share), own, tokens, &patience())?;
                 nccl.announce(tokens)?;
                 Some(nccl)
             }
@@ -367,20 +323,5 @@ impl Runner<'_> {
                 merged,
             ),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_rank_that_failed_says_why() {
-        let waited = || Err::<u32, _>(Failure::Wrong(ANOTHER.to_owned()));
-        let failed = || Err(Failure::Input("no kernel".to_owned()));
-        let why = |found| all(found).unwrap_err().to_string();
-        assert!(why(vec![Ok(1), waited(), failed()]).contains("no kernel"));
-        assert!(why(vec![Ok(1), waited()]).contains(ANOTHER));
-        assert_eq!(all(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
     }
 }

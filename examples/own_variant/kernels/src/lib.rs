@@ -58,7 +58,7 @@ impl FromLaunch for Chunked {
 }
 
 variant_kernels! {
-    /// Kernels for Hopper.
+    /// Kernels for a Hopper GPU; those of the family `Sm80Decode` run there, too.
     pub const CHUNKED: "chunked" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Chunked
         where heads [128], elements [Bf16];
 }

@@ -28,12 +28,15 @@ use crate::{
 pub struct RankOptions {
     /// The maximum time that a rank waits for another rank, on the host or on the GPU, before it returns an error.
     pub timeout: Duration,
+    /// The maximum time that [`Gpu::nccl_rank`] waits for the other ranks, whose processes may start later.
+    pub start: Duration,
 }
 
 impl Default for RankOptions {
     fn default() -> Self {
         Self {
             timeout: Duration::from_millis(800),
+            start: Duration::from_secs(60),
         }
     }
 }
@@ -43,6 +46,13 @@ impl RankOptions {
     #[must_use]
     pub const fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// With another maximum time to wait for the other ranks of a group over NCCL to join.
+    #[must_use]
+    pub const fn with_start(mut self, start: Duration) -> Self {
+        self.start = start;
         self
     }
 }

@@ -147,7 +147,8 @@ impl Rank {
     /// As [`run`](Self::run).
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// [`RankError::OtherDevice`]; [`Error::Driver`]. The others then wait until their timeout, unless [`stop`](Self::stop) is
+    /// called.
     pub unsafe fn signal(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, SIGNAL)?;
         // SAFETY: the caller's promises.
@@ -161,7 +162,8 @@ impl Rank {
     /// As [`run`](Self::run).
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// As [`run`](Self::run), but the others are not stopped: they wait until their timeout, unless [`stop`](Self::stop) is
+    /// called.
     pub unsafe fn merge(
         &mut self,
         gpu: &Gpu,
@@ -219,7 +221,8 @@ impl Rank {
     /// ordered after earlier runs of this rank. It must not wait for the stream of another rank.
     ///
     /// # Errors
-    /// [`RankError::OtherDevice`]; [`Error::Driver`].
+    /// [`RankError::OtherDevice`]; [`Error::Driver`]. The others then wait until their timeout, unless [`stop`](Self::stop) is
+    /// called.
     pub unsafe fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, SIGNAL | WAIT | MERGE)?;
         self.turn ^= 1;

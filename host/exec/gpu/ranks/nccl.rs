@@ -38,6 +38,8 @@ pub use library::NcclId;
 
 /// One rank of a group whose ranks may be in other processes. Results are the same bits as by [direct
 /// reads](super::Rank).
+///
+/// Dropping it aborts its collectives that are under way. [Wait](NcclRank::wait) for them before.
 pub struct NcclRank {
     nccl: &'static Nccl,
     comm: Comm,
@@ -69,7 +71,8 @@ impl Gpu {
     ///
     /// # Errors
     /// [`RankError::NoNccl`] where the library is missing, [`RankError::Nccl`] for what it says,
-    /// [`RankError::Collective`] where others do not come in time; as [`Gpu::ranks`].
+    /// [`RankError::Collective`] where others do not call it within [`RankOptions::start`], [`RankError::Number`]; as
+    /// [`Gpu::ranks`].
     pub fn nccl_rank(
         &self,
         id: &NcclId,
@@ -80,8 +83,11 @@ impl Gpu {
     ) -> Result<NcclRank, Error> {
         let nccl = library::open()?;
         let (got, most) = (ranks as usize, MAX_GROUP);
-        if got == 0 || got > most || rank >= ranks {
+        if got == 0 || got > most {
             return Err(RankError::Group { got, most }.into());
+        }
+        if rank >= ranks {
+            return Err(RankError::Number { rank, ranks }.into());
         }
         super::check_heads(spec)?;
         let context = PrimaryContext::retain(self.device)?;
@@ -99,7 +105,7 @@ impl Gpu {
             dtype: spec.out_dtype,
             tokens,
             announced: None,
-            timeout: options.timeout,
+            timeout: options.start,
             device: self.device,
             stream: OwnedStream::new(&context)?,
             memory: DeviceMemory::zeroed(context.raw(), bytes)?,
@@ -108,6 +114,7 @@ impl Gpu {
         // SAFETY: one communicator for this rank, on the device of the current context.
         let code = unsafe { nccl.init(&mut made.comm, ranks, id, rank) };
         made.settled("ncclCommInitRankConfig", code)?;
+        made.timeout = options.timeout;
         Ok(made)
     }
 }
@@ -171,7 +178,8 @@ impl NcclRank {
     /// As [`Rank::run`](super::Rank::run).
     ///
     /// # Safety
-    /// As there.
+    /// As there. The rank lives until the work on the stream is done ([`wait`](Self::wait)): dropping it cuts collectives
+    /// off, and the results are then wrong without an error. This holds for launches of a graph that captured the run, too.
     ///
     /// # Errors
     /// As there; [`RankError::Nccl`].
