@@ -67,7 +67,7 @@ mod entries {
     use super::{
         config::{REGISTERS, THREADS, table},
         keys_16::{Keys, entries},
-        load::{claim_with_queries, load, load_rows},
+        load::{Share, claim_with_queries, load, load_rows, load_rows_of_two},
         mainloop::consume,
         shared::{Half, Shared},
     };
@@ -83,6 +83,25 @@ mod entries {
         3 + p.apart
     }
 
+    #[inline(always)]
+    const fn share<S>(parts: S, keys: [u32; 2]) -> Share<S> {
+        Share {
+            parts,
+            part: 0,
+            keys,
+        }
+    }
+
+    /// Keys of a block whose left half one warp copies, in groups of 8: three quarters of 4 slabs.
+    const fn left(keys: u32) -> u32 {
+        keys * 3 / 4 / 8 * 8
+    }
+
+    /// The same of the right half: two thirds of 5 slabs.
+    const fn right(keys: u32) -> u32 {
+        keys * 2 / 3 / 8 * 8
+    }
+
     macro_rules! produce {
         ($warp:expr, $loads:expr, $keys:literal; $p:ident, $variant:ident, $maps:ident, $s:ident, $first:ident) => {
             setmaxnreg::decrease::<{ REGISTERS[0] }>();
@@ -90,10 +109,14 @@ mod entries {
                 (SCHEDULER, _) => claim_with_queries(&$p, $maps, $s, $first),
                 (0, Keys::Pages) => load(&$p, $maps, Half::<false, _, _>($s)),
                 (1, Keys::Pages) => load(&$p, $maps, Half::<true, _, _>($s)),
-                (0, Keys::Rows) => load_rows(&$p, Half::<false, _, _>($s), 0, [0, $keys]),
-                // The right half has 5 slabs, the left one 4.
-                (1, Keys::Rows) => load_rows(&$p, Half::<true, _, _>($s), 0, [0, $keys / 2]),
-                (3, Keys::Rows) => load_rows(&$p, Half::<true, _, _>($s), 0, [$keys / 2, $keys]),
+                // Three warps: two have the most of one half, the third has what is left of both.
+                (0, Keys::Rows) => load_rows(&$p, share(Half::<false, _, _>($s), [0, left($keys)])),
+                (1, Keys::Rows) => load_rows(&$p, share(Half::<true, _, _>($s), [0, right($keys)])),
+                (3, Keys::Rows) => load_rows_of_two(
+                    &$p,
+                    share(Half::<false, _, _>($s), [left($keys), $keys]),
+                    share(Half::<true, _, _>($s), [right($keys), $keys]),
+                ),
                 _ => {}
             }
         };

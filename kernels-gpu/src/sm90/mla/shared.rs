@@ -163,7 +163,7 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
     pub unsafe fn init(self, keys: Keys) {
         let (loaders, [left, right]) = match keys {
             Keys::Pages => (2, [1; 2]),
-            Keys::Rows => (3, [32, 2 * 32]),
+            Keys::Rows => (3, [2 * 32; 2]),
         };
         // All lanes of the loaders and consumers.
         let all = loaders * 32 + CONSUMERS;

@@ -118,8 +118,6 @@ impl<T: crate::common::half::Half> Operand for [T; 1] {
 /// Sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Consumer warpgroups.
-    pub consumers: u32,
     /// Rows of a tile.
     pub rows: u32,
     /// Keys in a block.
@@ -154,7 +152,6 @@ impl Shape {
             "a lane reads 32 elements of an 8-bit key"
         );
         Self {
-            consumers: 1,
             rows,
             keys,
             head_dim,
@@ -165,10 +162,10 @@ impl Shape {
         }
     }
 
-    /// Threads of a CTA: the consumers and the producer warpgroup.
+    /// Threads of a CTA: a consumer and a producer warpgroup.
     #[must_use]
     pub const fn threads(&self) -> u32 {
-        128 * (self.consumers + 1)
+        2 * 128
     }
 
     /// Bytes of a key, or of its value.

@@ -185,7 +185,7 @@ impl Shared {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
-        let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
+        let (warps, consumers) = (self.shape.threads() / 32, 4);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {

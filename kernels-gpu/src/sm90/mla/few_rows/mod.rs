@@ -75,7 +75,7 @@ mod entries {
         abi::LatentParams,
         sm90::mla::{
             keys_16::{Keys, entries},
-            load::{load, load_rows},
+            load::{Share, load, load_rows},
         },
     };
 
@@ -96,7 +96,14 @@ mod entries {
                 (1, Keys::Pages) => load(&$p, $maps, $s),
                 (_, Keys::Pages) => {}
                 // Each of three warps copies one part of every block.
-                (warp, Keys::Rows) => load_rows(&$p, $s, warp - 1, [0, $keys]),
+                (warp, Keys::Rows) => load_rows(
+                    &$p,
+                    Share {
+                        parts: $s,
+                        part: warp - 1,
+                        keys: [0, $keys],
+                    },
+                ),
             }
         };
     }

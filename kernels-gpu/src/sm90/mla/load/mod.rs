@@ -15,5 +15,5 @@ mod scheduler;
 pub(super) use keys_656::{Places, load_656};
 pub(super) use pages::load;
 pub(super) use parts::Parts;
-pub(super) use rows::load_rows;
+pub(super) use rows::{Share, load_rows, load_rows_of_two};
 pub(super) use scheduler::{QueryPlace, bring_queries, claim, claim_with_queries};

@@ -1,9 +1,9 @@
 //! Loaders that copy key by key with `cp.async`, for pages that no tensor map can describe.
 
-use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
+use cuda_std::{async_copy, mbarrier, misc, ptr, warp};
 
 use super::{
-    super::{super::pipeline::Pipeline, PREFETCH_DISTANCE, config::QUERY_SLABS, shared::Unit},
+    super::{PREFETCH_DISTANCE, config::QUERY_SLABS, shared::Unit},
     parts::Parts,
     policy::Policies,
 };
@@ -11,82 +11,130 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Blocks that [`load_rows`] has in flight before it signals the first. Consumers of a ring of three blocks free a block
-/// only after they have seen the next one full, and a ring of seven or eight thirds has no room for a third block: more than one
-/// unsignalled block would deadlock.
-const UNSIGNALLED: u32 = 1;
+/// A key that does not exist.
+const NONE: u32 = u32::MAX;
 
-/// For each key of `from..to`, four at a time: eight lanes call `copy` with the key, their source address in its first slab,
-/// and 16, or 0 to write zeros. The lanes' `rows` are the addresses of the keys from `from` on, and of those 32 later; 0: there
-/// is no such key.
+/// For each key of a share, eight lanes call `copy` with their places in the first slab, in shared memory from `target` on
+/// and in the pool, and with 16, or 0 to write zeros. The lanes from `first_lane` on hold the `rows` of the keys, and those of
+/// keys 32 later.
+///
+/// Two keys at a time have addresses of their own, because an address's registers are not free before its last copy has read
+/// them.
 ///
 /// # Safety
-/// A whole warp comes here, with a multiple of four keys.
+/// A whole warp comes here.
 #[inline(always)]
-unsafe fn each_key(rows: [u64; 2], [from, to]: [u32; 2], mut copy: impl FnMut(u32, u64, u32)) {
+unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
+    share: Share<S>,
+    pool: u64,
+    rows: [u32; 2],
+    first_lane: u32,
+    target: u32,
+    mut copy: impl FnMut(u32, u64, u32),
+) {
     let lane = warp::lane_id();
+    let pool = pool + u64::from(lane % 8 * 16);
+    // Eight keys follow each other by 128 bytes, swizzled as TMA does it.
+    let group = S::PART_SLABS * 1024;
+    let key = lane / 8;
+    let mut target = target + share.keys[0] / 8 * group + key * 128 + (lane ^ key) % 8 * 16;
     // Opaque: otherwise the loop is unrolled completely.
-    let mut index = misc::opaque(lane / 8);
-    while index < to - from {
-        let row = rows[(to - from > 32 && index >= 32) as usize];
-        // SAFETY: the loop has as many turns for all lanes.
-        let [low, high] = [row as u32, (row >> 32) as u32]
-            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, index % 32, 32) });
-        let row = u64::from(high) << 32 | u64::from(low);
-        let valid = if row == 0 { 0 } else { 16 };
-        copy(from + index, row + u64::from(lane % 8 * 16), valid);
-        index += 4;
+    let mut index = misc::opaque(key);
+    while index < share.len() {
+        let places = [index, index + 4].map(|index| {
+            let row = rows[(share.len() > 32 && index >= 32) as usize];
+            // SAFETY: the loop has as many turns for all lanes.
+            unsafe { warp::warp_shuffle_idx(WARP, row, (first_lane + index) % 32, 32) }
+        });
+        let addresses = places.map(|place| misc::opaque_u64(pool + u64::from(place) * 16));
+        let valid = places.map(|place| if place == NONE { 0 } else { 16 });
+        copy(target, addresses[0], valid[0]);
+        copy((target ^ 4 * 16) + 4 * 128, addresses[1], valid[1]);
+        target += group;
+        index += 8;
     }
 }
 
-/// Loads one part of all units' blocks, key by key, 16 bytes per lane; of each block the keys `from..to`.
+/// Where a warp copies to: one part of each block, of which it copies some keys.
+#[derive(Clone, Copy)]
+pub(in crate::sm90::mla) struct Share<S> {
+    pub parts: S,
+    pub part: u32,
+    /// The first key, and the one after the last.
+    pub keys: [u32; 2],
+}
+
+impl<S> Share<S> {
+    /// Keys, a multiple of 8.
+    const fn len(&self) -> u32 {
+        self.keys[1] - self.keys[0]
+    }
+}
+
+/// Loads its share of all units' blocks.
 ///
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
 #[inline(always)]
 pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
-    s: S,
-    part: u32,
-    [from, to]: [u32; 2],
+    share: Share<S>,
 ) {
-    const { assert!((1 + UNSIGNALLED) * S::PARTS <= STAGES) };
+    // SAFETY: the caller's promise.
+    unsafe { load_shares::<S, S, STAGES>(p, share, None) }
+}
+
+/// Loads shares of two parts, whose stages advance alike. Together they have at most 32 keys.
+///
+/// # Safety
+/// As for [`load_rows`].
+#[inline(always)]
+pub(in crate::sm90::mla) unsafe fn load_rows_of_two<
+    S: Parts<STAGES>,
+    T: Parts<STAGES>,
+    const STAGES: u32,
+>(
+    p: &LatentParams,
+    first: Share<S>,
+    second: Share<T>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { load_shares(p, first, Some(second)) }
+}
+
+/// Loads key by key, 16 bytes per lane. Each lane's copies arrive at the part's barrier when they are done.
+#[inline(always)]
+unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
+    p: &LatentParams,
+    share: Share<S>,
+    second: Option<Share<T>>,
+) {
+    const { assert!(S::PARTS == T::PARTS) };
+    let s = share.parts;
     let lane = warp::lane_id();
-    let slabs = S::PART_SLABS;
-    let first = S::FIRST_SLAB + part * slabs;
-    let pool = p.attention.k + u64::from(first * 128);
     let strides = p.attention.k_strides;
-    let strides = [strides.page, strides.token];
+    let strides = [strides.page, strides.token].map(|elements| elements / 8);
     // Whether a lane has two keys of a block.
-    let two = to - from > 32;
-    // Whether the last slab comes from a pool of its own.
-    let apart = S::HAS_ROPE && first + slabs == QUERY_SLABS && p.apart != 0;
-    let policies = Policies::new(p);
-    let mut slots = Pipeline::<2>::CONSUMER;
-    let mut stages = Pipeline::<STAGES> {
-        stage: part,
-        ..Pipeline::PRODUCER
+    let two = share.len() > 32;
+    // Opaque: it is computed again for each unit.
+    let key = |lane: u32| match second {
+        Some(second) if lane >= share.len() => second.keys[0] + lane - share.len(),
+        _ => share.keys[0] + lane,
     };
-    // Eight lanes copy 128 bytes of a key.
-    let in_group = |key: u32| key % 8 * 128 + (lane ^ key) % 8 * 16;
-    // Signals that this lane's copies to a stage, that of its part so many blocks before the next one, are done and
-    // visible to wgmma.
-    let announce = |next: u32, before: u32| {
-        let stage = (next + STAGES - before * S::PARTS) % STAGES;
-        fence::proxy_async_shared();
-        // SAFETY: the barrier counts all lanes.
-        unsafe { mbarrier::arrive(s.full(stage)) };
-    };
+    // Registers are scarce here, so stage and parity share one: a number below 2 · STAGES. That of slots is below 4.
+    let mut slots = 0;
+    let mut stages = STAGES + share.part;
     loop {
+        let slot = slots % 2;
         // SAFETY: the full and free barriers order every access to a stage; a whole warp.
         let unit = unsafe {
-            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
-            Unit::load(s.unit(slots.stage))
+            mbarrier::wait(s.unit_full(slot), slots / 2);
+            Unit::load(s.unit(slot))
         };
         if unit.tokens == 0 {
             return;
         }
-        let policy = policies.of(unit.flags);
+        let policy = Policies::new(p).of(unit.flags);
         // Each lane looks up the page of a key, or of two, one block ahead. A page id is not used before its block: that
         // would stall on the load. Keys past the end become zeros.
         let look_up = |at: u32| {
@@ -98,95 +146,123 @@ pub(in crate::sm90::mla) unsafe fn load_rows<S: Parts<STAGES>, const STAGES: u32
             // SAFETY: the table has a page for each key of the item.
             unsafe { ptr::load_nc_u32(entry as *const u32) }
         };
-        let row = |pool: u64, [per_page, per_token]: [u32; 2], page: u32, at: u32| {
+        // The place of a key in its pool, in units of 16 bytes.
+        let row = |[per_page, per_token]: [u32; 2], page: u32, at: u32| {
             if at >= unit.kv_end {
-                return 0;
+                return NONE;
             }
             let (_, in_page) = p.page_size.div_rem(at);
-            let element =
-                u64::from(page) * u64::from(per_page) + u64::from(in_page) * u64::from(per_token);
-            pool + element * 2
+            page * per_page + in_page * per_token
         };
-        let find = |pool: u64, strides: [u32; 2], pages: [u32; 2], at: u32| {
-            let first = row(pool, strides, pages[0], at);
+        let find = |strides: [u32; 2], pages: [u32; 2], at: u32| {
+            let first = row(strides, pages[0], at);
             let second = if two {
-                row(pool, strides, pages[1], at + 32)
+                row(strides, pages[1], at + 32)
             } else {
-                0
+                NONE
             };
             [first, second]
         };
         let look_up_all = |at: u32| [look_up(at), if two { look_up(at + 32) } else { 0 }];
-        let mut at = unit.first + from + lane;
+        let mut at = unit.first + key(misc::opaque(lane));
         let mut pages = look_up_all(at);
-        let mut block = 0;
-        while block < unit.blocks {
+        let mut left = unit.blocks;
+        while left != 0 {
             if S::FIRST_SLAB == 0
-                && part == 0
+                && share.part == 0
+                && share.keys[0] == 0
                 && lane == 0
-                && block + PREFETCH_DISTANCE == unit.blocks
+                && left == PREFETCH_DISTANCE
             {
                 // SAFETY: the scheduler warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
-            let rows = find(pool, strides, pages, at);
+            let rows = find(strides, pages, at);
             at += S::KEYS;
             pages = look_up_all(at);
-            if block > UNSIGNALLED {
-                async_copy::wait_group::<UNSIGNALLED>();
-                announce(stages.stage, 1 + UNSIGNALLED);
-            }
-            // SAFETY: the stage is free; keys are where the lanes found them.
+            // The rows of the last slabs, if those have a pool of their own. Page ids are looked up again, in L1: to keep
+            // them, or anything computed from the keys' numbers, takes registers that keys in one pool need, too.
+            let find_apart = || {
+                let at = misc::opaque(at - S::KEYS);
+                let strides = [p.rope_page, p.rope_token].map(|elements| elements / 8);
+                find(strides, look_up_all(at), at)
+            };
+            // SAFETY: as above; keys are where the lanes found them.
             unsafe {
-                mbarrier::wait(s.free(stages.stage), stages.parity);
-                let target = s.keys(stages.stage);
-                // Slab after slab; the loop over them is unrolled.
-                each_key(rows, [from, to], |key, row, valid| {
-                    let target = target + key / 8 * slabs * 1024 + in_group(key);
-                    let mut slab = 0;
-                    while slab < slabs {
-                        if slab + 1 < slabs || !apart {
-                            let source = (row + u64::from(slab * 128)) as *const u8;
-                            async_copy::copy_cg_hint_zfill(
-                                target + slab * 1024,
-                                source,
-                                valid,
-                                policy,
-                            );
-                        }
-                        slab += 1;
-                    }
-                });
-                if apart {
-                    // Look up the page ids again, which are in L1: to keep them, or anything computed from the keys' numbers,
-                    // takes registers that keys in one pool need, too.
-                    let at = misc::opaque(at - S::KEYS);
-                    let strides = [p.rope_page, p.rope_token];
-                    let rows = find(p.rope, strides, look_up_all(at), at);
-                    let target = target + (slabs - 1) * 1024;
-                    each_key(rows, [from, to], |key, row, valid| {
-                        let target = target + key / 8 * slabs * 1024 + in_group(key);
-                        async_copy::copy_cg_hint_zfill(target, row as *const u8, valid, policy);
-                    });
+                copy(p, share, 0, rows, find_apart, stages, policy);
+                if let Some(second) = second {
+                    copy(p, second, share.len(), rows, find_apart, stages, policy);
                 }
             }
-            async_copy::commit_group();
-            let mut passed = 0;
-            while passed < S::PARTS {
-                stages.advance();
-                passed += 1;
+            stages += S::PARTS;
+            if stages >= 2 * STAGES {
+                stages -= 2 * STAGES;
             }
-            block += 1;
+            left -= 1;
         }
-        // Signal the last blocks now: the next unit may only come after the end of this one.
-        if block > 1 {
-            async_copy::wait_group::<1>();
-            announce(stages.stage, 2);
-        }
-        async_copy::wait_group::<0>();
-        announce(stages.stage, 1);
         // SAFETY: as above.
-        unsafe { mbarrier::arrive(s.unit_free(slots.stage)) };
-        slots.advance();
+        unsafe { mbarrier::arrive(s.unit_free(slot)) };
+        slots = (slots + 1) % 4;
+    }
+}
+
+/// Copies a share of one block, when its stage is free. The lanes from `first_lane` on have the keys' `rows`.
+///
+/// # Safety
+/// A whole warp comes here; the keys are at their rows.
+#[inline(always)]
+unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
+    p: &LatentParams,
+    share: Share<S>,
+    first_lane: u32,
+    rows: [u32; 2],
+    find_apart: impl Fn() -> [u32; 2],
+    stages: u32,
+    policy: u64,
+) {
+    let s = share.parts;
+    let slabs = S::PART_SLABS;
+    let first = S::FIRST_SLAB + share.part * slabs;
+    let pool = p.attention.k + u64::from(first * 128);
+    // Whether the last slab comes from a pool of its own.
+    let apart = S::HAS_ROPE && first + slabs == QUERY_SLABS && p.apart != 0;
+    let [stage, parity] = [stages % STAGES, stages / STAGES];
+    // SAFETY: the stage is free; the caller's promise.
+    unsafe {
+        mbarrier::wait(s.free(stage), parity);
+        let target = s.keys(stage);
+        // Slab after slab; the loop over them is unrolled.
+        each_key(
+            share,
+            pool,
+            rows,
+            first_lane,
+            target,
+            |target, row, valid| {
+                let mut slab = 0;
+                while slab < slabs {
+                    if slab + 1 < slabs || !apart {
+                        let source = (row + u64::from(slab * 128)) as *const u8;
+                        async_copy::copy_cg_hint_zfill(target + slab * 1024, source, valid, policy);
+                    }
+                    slab += 1;
+                }
+            },
+        );
+        if apart {
+            let target = target + (slabs - 1) * 1024;
+            let rows = find_apart();
+            each_key(
+                share,
+                p.rope,
+                rows,
+                first_lane,
+                target,
+                |target, row, valid| {
+                    async_copy::copy_cg_hint_zfill(target, row as *const u8, valid, policy);
+                },
+            );
+        }
+        async_copy::mbarrier_arrive(s.full(stage));
     }
 }
