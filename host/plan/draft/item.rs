@@ -22,6 +22,12 @@ impl Drafts {
         self.runs.clear();
     }
 
+    /// Keys of all items.
+    pub fn keys(&self) -> u64 {
+        let keys = |draft: &Draft| u64::from(draft.kv_len());
+        self.items.iter().map(keys).sum()
+    }
+
     /// Time of the items in picoseconds, if every resident CTA is busy all the time.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
         self.items
