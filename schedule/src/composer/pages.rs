@@ -167,11 +167,13 @@ impl Core {
     }
 }
 
-/// Whether `wanted` pages are free, after eviction from the prefix cache if necessary.
+/// Whether `wanted` pages are free, after eviction from the prefix cache if necessary. Nothing is evicted if that is not enough.
 fn make_room(pool: &mut PagePool, cache: Option<&mut PrefixCache>, wanted: u32) -> bool {
     let missing = wanted.saturating_sub(pool.free_pages());
     if missing == 0 {
         return true;
     }
-    cache.is_some_and(|cache| cache.pages() >= missing && cache.evict(pool, missing) >= missing)
+    cache.is_some_and(|cache| {
+        cache.unused(pool, missing) == missing && cache.evict(pool, missing) >= missing
+    })
 }

@@ -113,3 +113,24 @@ fn blocks_with_the_tokens_of_others_are_refused() {
         }
     );
 }
+
+/// A request for which there is no room, whatever is evicted, leaves the prefix cache as it is.
+#[test]
+fn nothing_is_evicted_for_a_request_that_does_not_fit_anyway() {
+    let mut composer = composer(Limits::default(), 16);
+    let mut step = Step::default();
+    for (prompt, new) in [(100..104, 1), (0..32, 16)] {
+        composer
+            .submit(Request::new(prompt.collect(), new))
+            .unwrap();
+        assert!(composer.compose(&mut step));
+        complete(&mut composer, &step);
+    }
+    // One page is not in use.
+    let cached = composer.prefix_cache().unwrap().pages();
+    assert_eq!(cached, 1 + 8);
+    composer.submit(Request::of_length(40, 1)).unwrap();
+    assert!(composer.compose(&mut step));
+    assert_eq!((composer.running(), composer.waiting()), (1, 1));
+    assert_eq!(composer.prefix_cache().unwrap().pages(), cached);
+}
