@@ -169,7 +169,7 @@ impl Planner {
         drafter.draft_all(&input, tiles, config, options, rules);
         let drafts = &mut drafter.drafts;
         let split = SplitInput::new(model, tiles, options, rules, pod.as_ref());
-        splitter.split(&split, &mut drafts.items);
+        splitter.split(&split, &mut drafts.items)?;
 
         // Items, rows and merges.
         let merges_all = model.spec.has_f32_outputs() && !model.device.is_cpu();

@@ -23,8 +23,8 @@ impl Bound {
     /// The bound of all plans within the limits that are made with these options and this bound.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Problem`] for the page size of the
-    /// limits.
+    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Device`], [`PlanError::Problem`] for
+    /// the specification or the page size of the limits.
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,

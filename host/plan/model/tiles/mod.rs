@@ -9,8 +9,8 @@ mod fixed;
 mod hybrid;
 mod serving;
 
-pub(in crate::plan) use choice::decode_of_tile;
 pub use choice::{Choice, PrefillTile};
+pub(in crate::plan) use choice::{MOST_OF_TILE, decode_of_tile};
 pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
 use kernels_gpu::registry::{KernelId, Op};
 pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
