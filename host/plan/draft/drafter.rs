@@ -41,15 +41,15 @@ impl Drafter {
         *is_hybrid
     }
 
-    /// Keys of the decodes in other tiles, counted once for each tile that reads them, relative to those of the drafts.
-    /// Tiles that hold fewer query tokens read keys again.
-    pub fn keys_in(
+    /// Keys that decodes in other tiles read again, because these hold fewer query tokens, relative to all keys of the
+    /// drafts: those of one row block, and those that several share.
+    pub fn keys_again(
         &mut self,
         input: &BatchInput<'_>,
         tiles: &TileTable,
         options: &PlanOptions,
         rules: &Rules,
-    ) -> f64 {
+    ) -> [f64; 2] {
         let Self {
             drafts,
             beside,
@@ -62,13 +62,15 @@ impl Drafter {
             && (drafts.items.iter())
                 .any(|draft| draft.rows > most || draft.tail_of == NO_ROW_BLOCK);
         if !differs {
-            return 1.0;
+            return [0.0; 2];
         }
         beside.clear();
         for part in input.parts(tiles) {
             decodes.draft(&part, options, rules, beside);
         }
-        beside.keys() as f64 / drafts.keys().max(1) as f64
+        let (drafted, beside) = (drafts.keys(), beside.keys());
+        let all = drafted.iter().sum::<u64>().max(1);
+        [0, 1].map(|kind| beside[kind].saturating_sub(drafted[kind]) as f64 / all as f64)
     }
 
     /// Predicted time of decodes that share prefixes, in picoseconds, if nothing runs beside them. None if prefills

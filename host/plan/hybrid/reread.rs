@@ -7,9 +7,10 @@ use crate::plan::{
     model::{TileTable, tiles::Choice},
 };
 
-/// Time to read a key again, relative to a key from memory. It comes from L2: 9.2 TB/s on an H200 that reads memory at 4.5 TB/s
-/// (docs/notes/serving.md). Not measured beside prefills.
-const FROM_L2: f64 = 0.49;
+/// Time to read a key again, relative to a key from memory: a key of one request with several new tokens, and a key that
+/// requests share. The latter are few and in L2: 9.2 TB/s on an H200 that reads memory at 4.5 TB/s (docs/notes/serving.md). The
+/// former by 34 batches (docs/notes/pod.md).
+const AGAIN: [f64; 2] = [0.8, 0.49];
 
 /// Decodes that take more than this part of their time for such keys may be better off on SMs of their own.
 pub const MANY: f64 = 0.1;
@@ -31,8 +32,8 @@ pub fn rereads(
         times.push(match (known, tiles) {
             (Some(known), _) => times[known],
             (_, Some(tiles)) => {
-                let keys = drafter.keys_in(input, tiles, options, rules);
-                1.0 + FROM_L2 * (keys - 1.0).max(0.0)
+                let keys = drafter.keys_again(input, tiles, options, rules);
+                1.0 + AGAIN[0] * keys[0] + AGAIN[1] * keys[1]
             }
             (_, None) => 1.0,
         });
