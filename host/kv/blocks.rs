@@ -170,6 +170,22 @@ struct Rows {
     keys_after: Vec<u32>,
 }
 
+impl Rows {
+    /// Drops all row blocks but the first ones.
+    fn truncate(&mut self, row_blocks: usize) {
+        let Self {
+            q_indptr,
+            table,
+            keys_after,
+        } = self;
+        keys_after.truncate(row_blocks);
+        q_indptr.truncate(row_blocks + 1);
+        table.indptr.truncate(row_blocks + 1);
+        table.last_page_len.truncate(row_blocks);
+        table.indices.truncate(table.indptr[row_blocks] as usize);
+    }
+}
+
 /// One run of [`BlockSparse`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSparseRun {
@@ -266,8 +282,26 @@ impl BlockSparse {
         let page_size = self.runs[0].table.page_size;
         PageTable::new(page_size, self.pages).try_push(pages.to_vec(), keys)?;
 
-        let mut runs = self.runs.clone();
-        for (index, (run, mask)) in runs.iter_mut().zip(masks).enumerate() {
+        let row_blocks = self.runs.iter().map(|run| run.keys_after.len());
+        let row_blocks: Vec<_> = row_blocks.collect();
+        let added = self.add_rows(tokens, pages, masks);
+        if added.is_err() {
+            for (run, &row_blocks) in self.runs.iter_mut().zip(&row_blocks) {
+                run.truncate(row_blocks);
+            }
+        }
+        added
+    }
+
+    /// Adds the rows of a prompt to all runs. After an error, some are added.
+    fn add_rows(
+        &mut self,
+        tokens: u32,
+        pages: &[u32],
+        masks: &[BlockMask],
+    ) -> Result<(), ProblemError> {
+        let page_size = self.runs[0].table.page_size;
+        for (index, mask) in masks.iter().enumerate() {
             let kv_head = match self.masked {
                 MaskedHeads::All => 0,
                 MaskedHeads::KvHead => index as u32,
@@ -284,6 +318,7 @@ impl BlockSparse {
                     });
                     let ids: Vec<u32> = ids.map(|&page| self.strided.id(page, kv_head)).collect();
                     let keys = seen.blocks.iter().map(|block| block.len() as u32).sum();
+                    let run = &mut self.runs[index];
                     run.table.try_push(ids, keys)?;
                     run.keys_after.push(seen.after);
                     let last = run.q_indptr[run.q_indptr.len() - 1];
@@ -292,7 +327,6 @@ impl BlockSparse {
                 }
             }
         }
-        self.runs = runs;
         Ok(())
     }
 

@@ -33,7 +33,8 @@ impl Batch {
     /// ```
     ///
     /// # Panics
-    /// If the batch has not exactly one part whose row blocks are the requests.
+    /// If the batch has not exactly one part whose row blocks are the requests. It may panic for a batch that
+    /// [`check`](Self::check) refuses.
     #[must_use]
     pub fn share_prefixes(&self) -> Self {
         let [part] = &self.parts[..] else {

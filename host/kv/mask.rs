@@ -185,7 +185,7 @@ impl DraftTree<'_> {
             }));
             qo_indptr.push(first_token + tokens);
         }
-        let drafted = Part::token_level(0, pool_pages * page_size, rows);
+        let drafted = Part::token_level(0, pool_pages.saturating_mul(page_size), rows);
         Batch::composed(qo_indptr, vec![context, drafted])
     }
 }

@@ -11,7 +11,7 @@ use super::{PagePool, Sequence};
 ///
 /// The cache holds full pages, with one reference each. Requests that begin with the same tokens get the same page ids;
 /// the planner finds shared prefixes by these ids. [`evict`](Self::evict) frees the least recently used pages first, leaves
-/// before their parents, and never a page that a request holds.
+/// before their parents, and never a page that a request holds. A clone holds the same pages, so use it with a clone of the pool.
 ///
 /// ```
 /// use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
@@ -114,7 +114,11 @@ impl PrefixCache {
     /// A new sequence on the cached pages of the longest cached prefix of `tokens`. It holds a reference to each page.
     ///
     /// The last token of a prompt must always be computed, so pass the prompt without its last token.
+    ///
+    /// # Panics
+    /// If the pool has another page size.
     pub fn acquire(&mut self, pool: &mut PagePool, tokens: &[u32]) -> Sequence {
+        self.check_pool(pool);
         let mut pages = Vec::new();
         let node = self.walk(tokens, |node, common| {
             pages.extend_from_slice(&self.nodes[node].pages[..common])
@@ -130,11 +134,7 @@ impl PrefixCache {
     /// # Panics
     /// If there are fewer tokens than the sequence has, or the pool has another page size.
     pub fn insert(&mut self, pool: &mut PagePool, tokens: &[u32], sequence: &mut Sequence) -> u32 {
-        assert_eq!(
-            pool.page_size() as usize,
-            self.page_size,
-            "page size of pool and cache"
-        );
+        self.check_pool(pool);
         assert!(
             tokens.len() >= sequence.len() as usize,
             "a token id for each token of the sequence"
@@ -165,7 +165,18 @@ impl PrefixCache {
         pages.len() as u32
     }
 
+    fn check_pool(&self, pool: &PagePool) {
+        assert_eq!(
+            pool.page_size() as usize,
+            self.page_size,
+            "page size of pool and cache"
+        );
+    }
+
     /// Protects the longest cached prefix of `tokens` from eviction.
+    ///
+    /// # Panics
+    /// If the pool has another page size.
     pub fn pin(&mut self, pool: &mut PagePool, tokens: &[u32]) -> Pin {
         Pin(self.acquire(pool, tokens))
     }
@@ -173,6 +184,14 @@ impl PrefixCache {
     /// Ends a pin.
     pub fn unpin(&mut self, pool: &mut PagePool, pin: Pin) {
         pin.0.release(pool);
+    }
+
+    /// Number of pages that only the cache holds, counted up to `most`: so many [`evict`](Self::evict) can free.
+    #[must_use]
+    pub fn unused(&self, pool: &PagePool, most: u32) -> u32 {
+        let pages = self.nodes.iter().flat_map(|node| &node.pages);
+        let unused = pages.filter(|&&page| pool.refs(page) == 1);
+        unused.take(most as usize).count() as u32
     }
 
     /// Frees up to `wanted` pages, the least recently used first. Returns the number of pages freed.
@@ -199,8 +218,8 @@ impl PrefixCache {
             .iter()
             .rev()
             .take_while(|&&page| pool.refs(page) == 1)
-            .count();
-        let freed = unused.min(wanted as usize);
+            .take(wanted as usize);
+        let freed = unused.count();
         let kept = node.pages.len() - freed;
         node.pages.drain(kept..).for_each(|page| {
             pool.release(page);

@@ -72,8 +72,12 @@ impl Sequence {
     }
 
     /// Number of pages that [`Sequence::append`] would allocate; `u32::MAX`, which no pool has, for more tokens than 32 bits count.
+    ///
+    /// # Panics
+    /// As [`append`](Self::append).
     #[must_use]
     pub fn pages_for(&self, pool: &PagePool, tokens: u32) -> u32 {
+        self.check_pool(pool);
         let Some(len) = self.len.checked_add(tokens) else {
             return u32::MAX;
         };
@@ -94,12 +98,6 @@ impl Sequence {
         pool: &mut PagePool,
         tokens: u32,
     ) -> Result<Option<PageCopy>, OutOfPages> {
-        assert!(
-            self.pages.is_empty() || self.page_size == pool.page_size(),
-            "the sequence has pages of {} tokens and the pool of {}: append to it with the pool of its pages",
-            self.page_size,
-            pool.page_size()
-        );
         pool.reserve(self.pages_for(pool, tokens))?;
         let mut copy = None;
         if let Some(last) = self.copies_last(pool, tokens) {
@@ -117,7 +115,11 @@ impl Sequence {
     }
 
     /// Drops the tokens from `len` on and releases the pages that only they used, for example rejected draft tokens.
+    ///
+    /// # Panics
+    /// As [`append`](Self::append).
     pub fn truncate(&mut self, pool: &mut PagePool, len: u32) {
+        self.check_pool(pool);
         self.len = self.len.min(len);
         for page in self
             .pages
@@ -128,6 +130,15 @@ impl Sequence {
         if self.pages.is_empty() {
             self.page_size = 0;
         }
+    }
+
+    fn check_pool(&self, pool: &PagePool) {
+        assert!(
+            self.pages.is_empty() || self.page_size == pool.page_size(),
+            "the sequence has pages of {} tokens and the pool of {}: use the pool of its pages",
+            self.page_size,
+            pool.page_size()
+        );
     }
 
     /// Another sequence on the same pages, for parallel sampling or beam search.

@@ -16,25 +16,37 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
     if !plan.spec.converts() || plan.groups.iter().any(|group| group.id.is_none()) {
         return 0;
     }
-    let prefills = plan.items.iter().filter(|item| !item.is_gathered());
-    // Counts each row block once: at the item with its last query token and its last key.
-    let of_blocks = prefills.clone().filter_map(|item| {
-        let block = plan.row_block_of(item);
-        let keys = plan.keys_seen(block);
-        let last_token = item.rows_begin + item.rows == block.first_token + block.tokens;
-        let of_block = || converted_pages(&keys).len() as u32;
-        (!shares_keys(item) && last_token && item.kv_end == keys.end).then(of_block)
-    });
-    let mut prefixes = Prefixes::default();
-    for item in prefills.filter(|item| shares_keys(item)) {
-        prefixes.add(item.table, item.kv_begin..item.kv_end);
+    let (mut of_blocks, mut prefixes) = (0, Prefixes::default());
+    for item in plan.items.iter().filter(|item| !item.is_gathered()) {
+        match keys_of_row_block(plan, item) {
+            Some(keys) if is_first(plan, item) => of_blocks += converted_pages(&keys).len() as u32,
+            Some(_) => {}
+            None => {
+                prefixes.add(item.table, item.kv_begin..item.kv_end);
+            }
+        }
     }
-    of_blocks.sum::<u32>() + prefixes.pages()
+    of_blocks + prefixes.pages()
 }
 
-/// Whether a prefill reads a prefix that several decodes share.
-const fn shares_keys(item: &WorkItem) -> bool {
-    item.flags & WorkItem::SHARED_KEYS != 0
+/// The keys of a prefill's table that its launch converts: those that any token of its row block sees. None for a prefill that
+/// reads a prefix for several decodes: its launch converts what all prefills of this table read.
+pub(crate) fn keys_of_row_block(plan: &Plan, item: &WorkItem) -> Option<Range<u32>> {
+    let of_block = item.flags & WorkItem::SHARED_KEYS == 0;
+    of_block.then(|| plan.keys_seen(plan.row_block_of(item)))
+}
+
+/// Whether a prefill is the first of its row block: of the first tile that sees any key, and with its first key. The last tokens
+/// may see no key of a part.
+fn is_first(plan: &Plan, item: &WorkItem) -> bool {
+    let block = plan.row_block_of(item);
+    let seen = |token: u32| {
+        let position = block.position + (token - block.first_token) as i32;
+        plan.spec.variant.visible(position, block.kv_len)
+    };
+    // Tokens before those of an item that sees keys see keys as well, unless all keys come after them.
+    let first_tile = item.rows_begin == block.first_token || seen(item.rows_begin - 1).end == 0;
+    first_tile && item.kv_begin == seen(item.rows_begin).start
 }
 
 /// The keys that prefills read for decodes, with their tables.

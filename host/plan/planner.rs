@@ -26,6 +26,7 @@ pub struct Planner {
     /// The last model for balanced splits, and the last one for fixed splits.
     models: [Option<Model>; 2],
     drafter: Drafter,
+    rereads: Vec<f64>,
     sizes: PrefillSizes,
     splitter: Splitter,
     emitter: Emitter,
@@ -139,6 +140,7 @@ impl Planner {
             rules,
             models,
             drafter,
+            rereads,
             sizes,
             splitter,
             emitter,
@@ -150,7 +152,10 @@ impl Planner {
         // Decodes: prefix forest, packing, drafts. Their cost decides how prefills run beside them.
         let is_hybrid = drafter.draft_decodes(&input, options, rules);
         let pod = match is_hybrid {
-            true => Some(hybrid::choose(&input, &drafter.drafts, options)),
+            true => {
+                hybrid::rereads(&input, drafter, options, rules, rereads);
+                Some(hybrid::choose(&input, &drafter.drafts, rereads, options))
+            }
             false => hybrid::prefixes_beside(&input, drafter, options),
         };
         let config = model.config(pod.as_ref());
@@ -164,7 +169,7 @@ impl Planner {
         drafter.draft_all(&input, tiles, config, options, rules);
         let drafts = &mut drafter.drafts;
         let split = SplitInput::new(model, tiles, options, rules, pod.as_ref());
-        splitter.split(&split, &mut drafts.items);
+        splitter.split(&split, &mut drafts.items)?;
 
         // Items, rows and merges.
         let merges_all = model.spec.has_f32_outputs() && !model.device.is_cpu();

@@ -23,14 +23,16 @@ impl Bound {
     /// The bound of all plans within the limits that are made with these options and this bound.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Problem`] for the page size of the
-    /// limits.
+    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Device`], [`PlanError::Problem`] for
+    /// the specification or the page size of the limits.
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,
         options: &PlanOptions,
         limits: &BatchLimits,
     ) -> Result<Self, PlanError> {
+        spec.check()?;
+        device.check()?;
         device.supports_with(spec, options.decode_tile)?;
         PageTable::try_new(limits.page_size, 0)?;
         if limits.trees {
@@ -42,7 +44,17 @@ impl Bound {
         let tokens = wide(limits.query_tokens);
         // Every row block has a last tile that may not be full.
         let narrowest = tiles.fewest_tokens();
-        let whole = parts * (wide(limits.requests).min(tokens) + tokens / wide(narrowest));
+        let last = wide(limits.requests).min(tokens);
+        let whole = parts * (last + tokens / wide(narrowest));
+        // Beside prefills, tiles of decodes hold fewer query tokens. Of a plan that would exceed the bound, no tile is cut.
+        let of_decodes = tokens.min(last.saturating_mul(device.decode_max_tokens.into()));
+        let beside = device.pod.configs.iter().filter_map(|config| {
+            let tiles = TileTable::fused(device, spec, options.decode_tile, config)?;
+            let in_tiles = |tokens: u64, of_tile: u32| tokens / wide(of_tile.max(1));
+            let decodes = in_tiles(of_decodes, tiles.decode_tokens());
+            Some(decodes + in_tiles(tokens, tiles.fewest_tokens_of_prefills()))
+        });
+        let tiles_beside = beside.max().unwrap_or(0);
         // Splits fill the resident CTAs. A column is one CTA for each unit of an item.
         let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
@@ -56,7 +68,7 @@ impl Bound {
                 (2 * whole * chunks, tokens * parts * chunks)
             }
             _ => (
-                4 * (whole + columns),
+                (4 * (whole + columns)).max(parts * (last + tiles_beside)),
                 tokens * parts * wide(limits.states_per_token.max(2)) + of_column * columns,
             ),
         };
@@ -76,10 +88,12 @@ impl Bound {
                 false => 0,
             },
             converted_pages: match spec.converts() && !device.is_cpu() {
-                // Every request has a last page that may not be full.
+                // Every request has a last page in each part that may not be full.
                 true => {
-                    let requests = limits.requests.min(limits.prefill_keys);
-                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests
+                    let keys = wide(limits.prefill_keys);
+                    let last = (parts * wide(limits.requests)).min(keys);
+                    let pages = keys.div_ceil(ConvertedPage::KEYS.into()) + last;
+                    fit("pages of 64 keys that prefills convert", pages)?
                 }
                 false => 0,
             },

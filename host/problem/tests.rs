@@ -385,6 +385,17 @@ fn a_page_that_is_written_stands_once() {
 }
 
 #[test]
+fn query_tokens_choose_at_least_one_key_each() {
+    let refused = |k, tokens| Batch::of_top_k(tokens, k).unwrap_err();
+    let none = ProblemError::Indices { got: 0, k: 0 };
+    assert_eq!([refused(0, 1), refused(0, u32::MAX)], [none; 2]);
+    assert!(matches!(
+        refused(1, u32::MAX),
+        ProblemError::TooLarge { .. }
+    ));
+}
+
+#[test]
 fn errors_say_values() {
     let message = error(|b| b.parts[0].table.indices[3] = 10).to_string();
     assert_eq!(

@@ -136,6 +136,16 @@ impl<'a> Draft<'a> {
         Some(self.core.at(*slot).known() - self.core.at(*slot).computed)
     }
 
+    /// Position of the first token that the next [`prefill`](Self::prefill) adds: the tokens before it are computed, or the prefix
+    /// cache has them. `None` if there is nothing to prefill.
+    #[must_use]
+    pub fn next_prefill_position(&mut self) -> Option<u32> {
+        match self.running_prefill() {
+            Some(slot) => Some(self.core.at(slot).computed),
+            None => self.core.admission_position(),
+        }
+    }
+
     /// Adds up to `tokens` tokens of one prompt: that of the running request that arrived first, or else of a waiting
     /// request, which this admits. Returns the number added: 0 if there is nothing to prefill or no room, also for the
     /// keys of one more chunk ([`Limits::chunk_keys`](crate::Limits::chunk_keys)).

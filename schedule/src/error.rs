@@ -38,6 +38,18 @@ pub enum ScheduleError {
         /// Pages of the pool.
         total: u32,
     },
+    /// A block whose tokens would have the ids of another block's.
+    #[error(
+        "block {id} is in a prompt of blocks of {block} tokens: number the blocks from 0 to {most}"
+    )]
+    BlockId {
+        /// The block.
+        id: u32,
+        /// Tokens in a block.
+        block: u32,
+        /// The largest id.
+        most: u32,
+    },
     /// Too many requests wait.
     #[error(
         "{waiting} requests wait already, as many as may: try again later, or raise Limits::waiting"

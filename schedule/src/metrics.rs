@@ -140,12 +140,6 @@ impl Report {
         self.finished as f64 / self.makespan_s
     }
 
-    /// Tokens generated per second.
-    #[must_use]
-    pub fn generated_per_s(&self) -> f64 {
-        self.generated_tokens as f64 / self.makespan_s
-    }
-
     /// Prompt and generated tokens per second.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {

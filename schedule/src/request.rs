@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::ScheduleError;
+
 /// Identifies a request. A composer never uses an id twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId {
@@ -23,7 +25,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// Only the number of tokens. No prefix is shared with other requests.
     Length(u32),
-    /// Ids of token blocks, as in traces. Equal leading ids are a shared prefix.
+    /// Ids of token blocks, as in traces. Equal leading ids are a shared prefix. Each token has its own id of 32 bits, so ids
+    /// are less than 2³² ÷ `block`.
     Blocks {
         /// One id for each block. `len` may cut the last block short.
         ids: Box<[u32]>,
@@ -44,6 +47,22 @@ impl Prompt {
             Self::Blocks { ids, block, len } => {
                 u64::from(*len).min(ids.len() as u64 * u64::from(*block)) as u32
             }
+        }
+    }
+
+    /// Refuses blocks whose tokens would not all have ids of their own: these blocks would count as others.
+    pub(super) fn check_blocks(&self) -> Result<(), ScheduleError> {
+        let Self::Blocks { ids, block, .. } = self else {
+            return Ok(());
+        };
+        let most = ((1 << 32) / u64::from((*block).max(1)) - 1) as u32;
+        match ids.iter().find(|&&id| id > most) {
+            Some(&id) => Err(ScheduleError::BlockId {
+                id,
+                block: *block,
+                most,
+            }),
+            None => Ok(()),
         }
     }
 

@@ -5,7 +5,7 @@ use tandem_attn::{
     exec::gpu::{
         DeviceTensor, Gpu, KvPool, NcclId, RankOptions, RunTensors, Stream, WorkspaceOptions,
     },
-    plan::{Bound, Plan, PlanOptions, Planner},
+    plan::{Bound, Plan, PlanError, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     shard::RankError,
 };
@@ -210,4 +210,34 @@ fn ranks_merge_no_more_rows_than_there_are_queries() {
         let tensors = RunTensors::new(&q, &pools, &out);
         refused(rank.run(&gpu, &mut workspace, &tensors, 0..1, stream), 1);
     }
+}
+
+/// A plan that was changed after the planner made it may seem to convert fewer pages than it does. Kernels would write the others
+/// past the end of the workspace.
+#[test]
+fn a_plan_that_converts_more_pages_than_the_bound_is_refused() {
+    let test = "misuse::a_plan_that_converts_more_pages_than_the_bound_is_refused";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let mut table = PageTable::new(16, 100);
+    table.push(&(0..100).collect::<Vec<_>>(), 1600);
+    let batch = Batch::new(vec![0, 1600], table);
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+    let mut plan = plan.unwrap();
+    assert_eq!(Bound::of(&plan).converted_pages, 25);
+    for item in &mut plan.items {
+        item.kv_begin = item.kv_begin.max(16);
+    }
+    let bound = Bound::of(&plan);
+    assert_eq!(bound.converted_pages, 0);
+    let workspace = gpu.workspace(&spec, &bound, WorkspaceOptions::default());
+    // SAFETY: nothing is there to be touched.
+    let uploaded = unsafe { workspace.unwrap().upload(&plan, Stream::DEFAULT) };
+    let Err(Error::Plan(PlanError::Bound { needed, bound, .. })) = uploaded else {
+        panic!("{uploaded:?}");
+    };
+    assert_eq!((needed, bound), (25, 0));
 }

@@ -12,6 +12,7 @@ mod trees;
 mod as_data;
 mod balance;
 mod decodes;
+mod decodes_beside;
 mod defects;
 mod fixed_splits;
 mod hybrid;

@@ -25,7 +25,7 @@ use crate::{
     Error,
     plan::{
         Plan,
-        conversion::{converted_pages, first_to_last},
+        conversion::{converted_pages, first_to_last, keys_of_row_block},
     },
     problem::{Compute, Dtype, KvLayout},
 };
@@ -68,13 +68,10 @@ impl Conversion {
         let first = self.pages.len() as u32;
         for item in &*items {
             if !self.tables.contains_key(&item.table) {
-                let seen = match item.flags & WorkItem::SHARED_KEYS {
-                    0 => plan.keys_seen(plan.row_block_of(item)),
-                    _ => {
-                        let of_table = items.iter().filter(|other| other.table == item.table);
-                        first_to_last(of_table.map(|item| item.kv_begin..item.kv_end))
-                    }
-                };
+                let seen = keys_of_row_block(plan, item).unwrap_or_else(|| {
+                    let of_table = items.iter().filter(|other| other.table == item.table);
+                    first_to_last(of_table.map(|item| item.kv_begin..item.kv_end))
+                });
                 self.add_table(plan, item, seen);
             }
         }
@@ -266,96 +263,4 @@ impl Gpu {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        plan::{DeviceDescription, PlanOptions, Planner, conversion::most_pages, pod::PodMode},
-        problem::{Batch, PageTable, Spec},
-    };
-
-    #[test]
-    fn pages_are_converted_once_and_no_more_than_are_seen() {
-        let mut table = PageTable::new(16, 1000);
-        // 200 keys of which 160 are a prefix, twice; and a decode.
-        let prefix: Vec<u32> = (100..110).collect();
-        table.push(&[&prefix[..], &[7, 8, 9]].concat(), 200);
-        table.push(&[&prefix[..], &[17, 18, 19]].concat(), 200);
-        table.push(&[1, 2], 20);
-        let batch = Batch::new(vec![0, 100, 200, 201], table);
-        let device = DeviceDescription::named("h200").unwrap();
-        let plan = |spec: &Spec| {
-            let plan = Planner::new().plan(spec, &batch, &device, &PlanOptions::default());
-            plan.unwrap()
-        };
-        let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
-        let converted = |plan: &Plan| {
-            let mut conversion = Conversion::default();
-            for group in &plan.groups {
-                let mut items = plan.items_of(group).to_vec();
-                items.retain(|item| !item.is_gathered());
-                let before = items.clone();
-                conversion.add(plan, &mut items);
-                for item in &items {
-                    let same = |before: &&WorkItem| before.rows_begin == item.rows_begin;
-                    let before = before.iter().find(same).unwrap();
-                    for key in before.kv_begin..before.kv_end {
-                        let id = conversion.ids
-                            [item.table.wrapping_add(key / ConvertedPage::KEYS) as usize];
-                        let page = conversion.pages[id as usize];
-                        assert!(key >= page.key && key < page.key + page.keys);
-                        let id = |table: u32| plan.page_ids[(table + key / 16) as usize];
-                        assert_eq!(id(page.table), id(before.table));
-                    }
-                }
-            }
-            conversion
-        };
-        let causal = plan(&spec);
-        let conversion = converted(&causal);
-        // Two pages of 64 of the prefix, and two of each.
-        assert_eq!((conversion.pages.len(), conversion.ids.len()), (6, 8));
-        assert_eq!(most_pages(&causal), 8);
-        assert_eq!(conversion.pages[0].key, 192);
-        let window = plan(&spec.with_window_left(10));
-        assert_eq!(converted(&window).ids.len(), 6);
-        assert_eq!(most_pages(&window), 6);
-        assert_eq!(most_pages(&plan(&Spec::new(8, 2, 128))), 0);
-    }
-
-    /// Decodes read keys in the middle of a table, because their requests are not next to each other: prefills convert these
-    /// keys, too, and the bound counts them.
-    #[test]
-    fn keys_between_two_prefixes_of_a_table_are_counted() {
-        // 33 requests have three common levels, 14 have two of these, and 33 among the 14 have one.
-        let [root, both, run] =
-            [0..500, 500..625, 625..685].map(|pages| pages.collect::<Vec<u32>>());
-        let mut table = PageTable::new(16, 800);
-        for request in 0..80_u32 {
-            let pages = match request {
-                0..33 => [&root[..], &both, &run].concat(),
-                _ if request % 2 == 0 && request < 61 => [&root[..], &both].concat(),
-                _ => root.clone(),
-            };
-            let pages = [&pages[..], &[700 + request]].concat();
-            table.push(&pages, pages.len() as u32 * 16);
-        }
-        let batch = Batch::new((0..=80).collect(), table);
-        let device = DeviceDescription::named("h200").unwrap();
-        let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
-        let options = PlanOptions::default().with_pod(PodMode::Fused);
-        let plan = Planner::new()
-            .plan(&spec, &batch, &device, &options)
-            .unwrap();
-        let prefills = plan.items.iter().filter(|item| !item.is_gathered());
-        let of_first = prefills.clone().filter(|item| item.table == 0);
-        let between = |item: &WorkItem| item.kv_begin < 10_000 && item.kv_end > 8000;
-        assert!(!of_first.clone().any(between), "{plan}");
-        assert_eq!(of_first.clone().map(|item| item.kv_begin).min(), Some(0));
-        assert_eq!(of_first.map(|item| item.kv_end).max(), Some(10_960));
-        let mut conversion = Conversion::default();
-        let mut items: Vec<WorkItem> = prefills.copied().collect();
-        conversion.add(&plan, &mut items);
-        assert!(conversion.pages.len() as u32 <= most_pages(&plan));
-        assert_eq!(conversion.ids.len() as u32, most_pages(&plan));
-    }
-}
+mod tests;

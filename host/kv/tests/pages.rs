@@ -40,6 +40,16 @@ fn more_tokens_than_32_bits_count_are_no_pages_at_all() {
     sequence.release(&mut pool);
 }
 
+/// With a pool of larger pages, pages that are still needed were released.
+#[test]
+#[should_panic(expected = "pages of 4 tokens and the pool of 16")]
+fn truncating_with_another_pool_is_caught() {
+    let [mut pool, mut other] = [4, 16].map(|page_size| PagePool::new(8, page_size));
+    let mut sequence = Sequence::default();
+    assert_eq!(sequence.append(&mut pool, 20), Ok(None));
+    sequence.truncate(&mut other, 18);
+}
+
 #[test]
 #[should_panic(expected = "page 0 is free already")]
 fn a_double_free_is_caught() {

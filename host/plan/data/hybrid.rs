@@ -132,12 +132,6 @@ impl PodForecast {
             PodMode::Serial | PodMode::Auto => alone,
         }
     }
-
-    /// The paper's bound for overlap: both at their best speed, with a tenth of the shorter operation not hidden.
-    #[must_use]
-    pub fn peak_ns(&self) -> f64 {
-        self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)
-    }
 }
 
 /// When both operations finish if they take `time` together and slow down alike.

@@ -12,7 +12,7 @@ use super::{
 use crate::plan::{
     data::{Kernel, PackRule, PlanOptions, PlannedRowBlock, Rules, SplitMode, Tile},
     model::Model,
-    prefix::{Forest, Member, NO_NODE, PackCosts, PackNode, Packer},
+    prefix::{Forest, NO_NODE, PackCosts, PackNode, Packer},
     split::has_many_rows,
 };
 
@@ -151,7 +151,9 @@ impl DecodeDrafter {
             true => self.joiner.choose(input, &self.packer),
             false => None,
         };
-        if may_join && options.split == SplitMode::Makespan {
+        // Prefills read a prefix for all decodes from behind it, so their distances would be wrong.
+        let may_be_wide = options.split == SplitMode::Makespan && !spec.counts_distances();
+        if may_join && may_be_wide {
             self.again = Some(common);
         }
         self.draft_nodes(&mut common, input, drafts);
@@ -260,10 +262,7 @@ impl DecodeDrafter {
                 ..
             } = members[member as usize];
             let first = (first - input.first_page) as usize;
-            Member {
-                pages: &table.indices[first..first + sharable as usize],
-                sharable,
-            }
+            &table.indices[first..first + sharable as usize]
         });
         packer.nodes.clear();
         packer

@@ -1,6 +1,6 @@
 //! All drafts of a batch.
 
-use super::{BatchInput, Drafts, decode::DecodeDrafter};
+use super::{BatchInput, Drafts, NO_ROW_BLOCK, decode::DecodeDrafter};
 use crate::plan::{
     data::{PlanOptions, Rules},
     model::{PodConfig, TileTable},
@@ -10,6 +10,8 @@ use crate::plan::{
 #[derive(Debug, Default)]
 pub struct Drafter {
     pub drafts: Drafts,
+    /// Decodes in the tiles that they would have beside prefills.
+    beside: Drafts,
     decodes: DecodeDrafter,
     has_prefills: bool,
     is_hybrid: bool,
@@ -28,6 +30,7 @@ impl Drafter {
             decodes,
             has_prefills,
             is_hybrid,
+            ..
         } = self;
         drafts.clear();
         *has_prefills = false;
@@ -36,6 +39,38 @@ impl Drafter {
         }
         *is_hybrid = *has_prefills && !drafts.items.is_empty();
         *is_hybrid
+    }
+
+    /// Keys that decodes in other tiles read again, because these hold fewer query tokens, relative to all keys of the
+    /// drafts: those of one row block, and those that several share.
+    pub fn keys_again(
+        &mut self,
+        input: &BatchInput<'_>,
+        tiles: &TileTable,
+        options: &PlanOptions,
+        rules: &Rules,
+    ) -> [f64; 2] {
+        let Self {
+            drafts,
+            beside,
+            decodes,
+            ..
+        } = self;
+        let most = tiles.decode_tokens();
+        // Tiles of one row block with few query tokens are the same everywhere.
+        let differs = most < input.tiles().decode_tokens()
+            && (drafts.items.iter())
+                .any(|draft| draft.rows > most || draft.tail_of == NO_ROW_BLOCK);
+        if !differs {
+            return [0.0; 2];
+        }
+        beside.clear();
+        for part in input.parts(tiles) {
+            decodes.draft(&part, options, rules, beside);
+        }
+        let (drafted, beside) = (drafts.keys(), beside.keys());
+        let all = drafted.iter().sum::<u64>().max(1);
+        [0, 1].map(|kind| beside[kind].saturating_sub(drafted[kind]) as f64 / all as f64)
     }
 
     /// Predicted time of decodes that share prefixes, in picoseconds, if nothing runs beside them. None if prefills
@@ -69,6 +104,7 @@ impl Drafter {
             decodes,
             has_prefills,
             is_hybrid,
+            ..
         } = self;
         if !*has_prefills && config.is_some() {
             // `prefixes_beside` drafted these prefixes already, but perhaps in the tiles of another configuration.

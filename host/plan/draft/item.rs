@@ -22,6 +22,15 @@ impl Drafts {
         self.runs.clear();
     }
 
+    /// Keys of all items: those of one row block, and those that several share.
+    pub fn keys(&self) -> [u64; 2] {
+        self.items.iter().fold([0; 2], |mut keys, draft| {
+            let is_shared = draft.tail_of == NO_ROW_BLOCK;
+            keys[usize::from(is_shared)] += u64::from(draft.kv_len());
+            keys
+        })
+    }
+
     /// Time of the items in picoseconds, if every resident CTA is busy all the time.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
         self.items

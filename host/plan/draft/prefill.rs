@@ -18,7 +18,10 @@ impl PartInput<'_> {
     fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>)> {
         let row_blocks = 0..self.part.row_blocks();
         let row_blocks = row_blocks.map(|row_block| (row_block, self.part.q_range(row_block)));
-        row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
+        // Row blocks without queries have no tiles.
+        row_blocks.filter(|(_, tokens)| {
+            !tokens.is_empty() && self.kernel(tokens.end - tokens.start) == Kernel::Prefill
+        })
     }
 
     /// Keys that prefill kernels see, and pairs of a key and a row of queries that sees it, for one KV head. Of requests that

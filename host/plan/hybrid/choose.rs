@@ -2,7 +2,10 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::forecast::{Conversion, PrefillLoad};
+use super::{
+    forecast::{Conversion, PrefillLoad},
+    reread::MANY,
+};
 use crate::{
     plan::{
         conversion::{Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
@@ -13,9 +16,14 @@ use crate::{
     problem::{Compute, Spec},
 };
 
-/// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone. [`tickets`] sets the tickets
-/// later, when the units are known.
-pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -> PodPlan {
+/// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone, and take `rereads` times as long in those
+/// of each configuration. [`tickets`] sets the tickets later, when the units are known.
+pub fn choose(
+    input: &BatchInput<'_>,
+    decodes: &Drafts,
+    rereads: &[f64],
+    options: &PlanOptions,
+) -> PodPlan {
     let model = input.model;
     let device = &model.device;
     let slowdown = model
@@ -48,15 +56,17 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     let [before, beside] = conversions(input);
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
+    let fused = fused.zip(rereads.iter().copied());
     // One kernel with both operations is for heads that have no other form, and for callers that ask for it.
     let two_kernels = fused
         .clone()
-        .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
-    // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
-    let shares = fused
-        .clone()
-        .any(|(tiles, config)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
-    let fused = fused.map(|(tiles, config)| {
+        .any(|((tiles, config), _)| tiles.is_some() && !config.by_tickets);
+    // Kernels that share SMs were faster than those on SMs of their own wherever both were measured: not where they read keys again.
+    let shares = fused.clone().any(|((tiles, config), reread)| {
+        config.shares_sms() && tiles.as_ref().is_some_and(&fits) && reread <= 1.0 + MANY
+    });
+    let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
+    let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
             by_tickets || !two_kernels
         } else {
@@ -65,18 +75,14 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
         let conversion = if config.shares_sms() { before } else { beside };
-        tiles.map(|tiles| load(tiles, 1.0).converting(conversion))
+        tiles.map(|tiles| (load(tiles, 1.0).converting(conversion), decode_ns * reread))
     });
-    let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let prefill = load(&model.tiles, slowdown).converting(Conversion {
         before_ns: before.before_ns,
         ..beside
     });
     let alone_ns = decode_ns * decode_alone(input, decodes);
-    let (forecast, choice) =
-        device
-            .pod
-            .forecast(device.sms, &prefill, fused, [decode_ns, alone_ns]);
+    let (forecast, choice) = device.pod.forecast(device.sms, &prefill, fused, alone_ns);
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
         PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
@@ -221,10 +227,8 @@ pub fn prefixes_beside(
     } = WidePrefixes::of(model, &drafter.drafts);
     let load = load.converting(conversions_of(model, seen)[0]);
     let decode_ns = decode_ps as f64 / 1e3;
-    let fused = configs().map(|tiles| tiles.map(|_| load));
-    let forecast = device
-        .pod
-        .forecast(device.sms, &load, fused, [decode_ns; 2]);
+    let fused = configs().map(|tiles| tiles.map(|_| (load, decode_ns)));
+    let forecast = device.pod.forecast(device.sms, &load, fused, decode_ns);
     let (forecast, choice) = forecast;
     let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
     // Partial states of prefills are added here; the time of decodes already has those of decodes.

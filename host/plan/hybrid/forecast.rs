@@ -244,14 +244,14 @@ pub struct FusedChoice {
 
 impl PodDescription {
     /// Predicts the times of a hybrid batch, and chooses the best configuration of the fused form. `fused` has the
-    /// prefills in the tiles of each configuration, or none if these do not fit. The decodes have two times: by their
-    /// bytes, and alone.
+    /// prefills in the tiles of each configuration and the time of the decodes by the bytes that they read in these, or none if these
+    /// do not fit. `alone_ns` is the time of decodes alone.
     pub(in crate::plan) fn forecast(
         &self,
         sms: u32,
         prefill: &PrefillLoad,
-        fused: impl Iterator<Item = Option<PrefillLoad>>,
-        [decode_ns, alone_ns]: [f64; 2],
+        fused: impl Iterator<Item = Option<(PrefillLoad, f64)>>,
+        alone_ns: f64,
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
         let prefill_ns = prefill.alone(sms) + launched + prefill.conversion.before_ns;
@@ -272,7 +272,7 @@ impl PodDescription {
         };
         let mut choice = None;
         for ((config, prefill), index) in self.configs.iter().zip(fused).zip(0..) {
-            let Some(prefill) = prefill else {
+            let Some((prefill, decode_ns)) = prefill else {
                 continue;
             };
             let (done, ctas) = config.done(&prefill, decode_ns, sms);

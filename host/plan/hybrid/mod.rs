@@ -2,6 +2,8 @@
 
 mod choose;
 mod forecast;
+mod reread;
 mod tiles;
 
 pub use choose::{choose, prefixes_beside, tickets};
+pub use reread::rereads;

@@ -3,5 +3,5 @@
 mod forest;
 mod pack;
 
-pub use forest::{Forest, Member, NO_NODE};
+pub use forest::{Forest, NO_NODE};
 pub use pack::{PackCosts, PackNode, Packer};

@@ -13,7 +13,7 @@ use self::{
     widen::widen,
 };
 use super::{
-    data::{Chunk, Kernel, SplitMode},
+    data::{Chunk, Kernel, PlanError, SplitMode},
     draft::Draft,
 };
 
@@ -58,7 +58,10 @@ pub struct Splitter {
 
 impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
-    pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
+    ///
+    /// # Errors
+    /// [`PlanError::TooLarge`] for too many pieces.
+    pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) -> Result<(), PlanError> {
         let SplitInput { mode, cost, .. } = *input;
         // Where splits are fixed, nothing may depend on the other requests. Beside prefills, decodes have other kernels. Rules are
         // compared in the tiles that the drafts have.
@@ -69,10 +72,10 @@ impl Splitter {
             .find(cost, drafts, !mode.is_fixed(), input.hybrid);
         self.pieces.clear();
         match (mode, input.chunk) {
-            (SplitMode::Off, _) => self.cut_at_multiples(input, drafts, |_| u32::MAX),
+            (SplitMode::Off, _) => self.cut_at_multiples(input, drafts, |_| u32::MAX)?,
             (SplitMode::Fixed { tokens }, _) => self.cut_at_multiples(input, drafts, |class| {
                 keys_of_piece(class.draft.many_rows, tokens)
-            }),
+            })?,
             (SplitMode::Makespan, Some(rule)) => {
                 let keys_of_units = self.classes.keys_of_units();
                 let ctas = Kernel::ALL.map(|kernel| self.classes.ctas(cost, kernel).0);
@@ -82,7 +85,7 @@ impl Splitter {
                         ctas: ctas[class.draft.kernel as usize],
                         alignment: class.draft.split_alignment(),
                     })
-                });
+                })?;
             }
             (SplitMode::Makespan, None) => self.balance(input, drafts),
         }
@@ -100,6 +103,7 @@ impl Splitter {
             }
         }
         self.order.sort(&self.pieces, &mut self.launches.list);
+        Ok(())
     }
 
     /// The launches, in launch order.
@@ -118,7 +122,7 @@ impl Splitter {
         input: &SplitInput<'_>,
         drafts: &mut [Draft],
         chunk: impl Fn(&DraftClass) -> u32,
-    ) {
+    ) -> Result<(), PlanError> {
         let Self {
             classes,
             launches,
@@ -126,6 +130,18 @@ impl Splitter {
             ..
         } = self;
         launches.choose(input, classes, drafts, chunk);
+        let count = |(index, draft): (usize, &Draft)| {
+            let chunk = launches.wanted(classes, index);
+            u64::from((draft.kv_end - 1) / chunk - draft.kv_begin / chunk + 1)
+        };
+        let all: u64 = drafts.iter().enumerate().map(count).sum();
+        if all > MAX_PIECES as u64 {
+            return Err(PlanError::TooLarge {
+                what: "work items",
+                got: all,
+                limit: MAX_PIECES as u64,
+            });
+        }
         for (index, (draft, unit)) in drafts.iter().zip(classes.unit_costs()).enumerate() {
             let chunk = launches.wanted(classes, index);
             let whole = draft.kv_begin / chunk == (draft.kv_end - 1) / chunk;
@@ -153,6 +169,7 @@ impl Splitter {
                 begin = end;
             }
         }
+        Ok(())
     }
 
     /// Cuts so that the last resident CTA of each operation finishes as early as possible.

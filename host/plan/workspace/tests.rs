@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     plan::Planner,
-    problem::{Batch, PageTable, ProblemError},
+    problem::{Batch, Dtype, PageTable, Part, ProblemError},
 };
 
 fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
@@ -120,4 +120,40 @@ fn limits_that_no_batch_has_are_refused() {
         text.contains("work items are needed, past 4294967295") && text.contains("BatchLimits"),
         "{text}"
     );
+}
+
+/// A request has a last page in each part, and each may not be full.
+#[test]
+fn prompts_in_two_parts_have_room_for_two_last_pages() {
+    let (requests, tokens) = (10, 16);
+    let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let device = DeviceDescription::named("h200").unwrap();
+    let indptr: Vec<u32> = (0..=requests).map(|request| request * tokens).collect();
+    let part = |after| {
+        let mut table = PageTable::new(16, requests);
+        (0..requests).for_each(|page| table.push(&[page], 16));
+        Part::new(indptr.clone(), table).with_keys_after(vec![after; requests as usize])
+    };
+    let batch = Batch::composed(indptr.clone(), vec![part(16), part(0)]);
+    let limits = BatchLimits::decodes(requests, 32, 16)
+        .with_query_tokens(batch.total_q())
+        .with_parts(2)
+        .with_prefill_keys(32 * requests);
+    let options = PlanOptions::default();
+    let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
+    let options = options.with_bound(bound);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &device, &options)
+        .unwrap();
+    assert_eq!(Bound::of(&plan).converted_pages, 2 * requests);
+}
+
+#[test]
+fn a_device_that_cannot_be_has_no_bound() {
+    let mut device = DeviceDescription::named("h200").unwrap();
+    device.sms = 0;
+    let limits = BatchLimits::decodes(4, 1000, 16);
+    let options = PlanOptions::default();
+    let error = Bound::new(&Spec::new(32, 8, 128), &device, &options, &limits).unwrap_err();
+    assert!(matches!(error, PlanError::Device { .. }), "{error}");
 }

@@ -77,8 +77,11 @@ impl Batch {
     /// Pages of the batch have one token, whatever the page size with which the pool was filled.
     ///
     /// # Errors
-    /// [`ProblemError::TooLarge`] if there are too many keys.
+    /// [`ProblemError::TooLarge`] if there are too many tokens or keys, [`ProblemError::Indices`] if `k` is 0.
     pub fn of_top_k(tokens: u32, k: u32) -> Result<Self, ProblemError> {
+        if k == 0 {
+            return Err(ProblemError::Indices { got: 0, k });
+        }
         let all = u64::from(tokens) * u64::from(k);
         fits(
             Quantity::Batch("query tokens × their keys"),

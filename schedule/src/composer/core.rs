@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    super::{Entry, Prompt, Request, RequestId, ScheduleError, Workload},
+    super::{Entry, Prompt, Request, RequestId, ScheduleError, Swap, Workload},
     Finished, Limits, Sampled,
 };
 use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
@@ -25,6 +25,8 @@ pub(crate) struct Active {
     pub stands_at: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
+    /// Whether some of these pages were never written, because their tokens only counted as computed.
+    pub unwritten: bool,
     /// Whether it has been admitted before.
     pub admitted: bool,
     /// Tokens whose keys it lost to preemption; reset on admission.
@@ -87,6 +89,8 @@ pub(crate) struct Core {
     pub waiting: VecDeque<u32>,
     /// The running requests in decode order; kept to reuse its memory.
     pub order: Vec<u32>,
+    /// Copies of preemptions since the last step that had entries.
+    pub swaps: Vec<Swap>,
     arrivals: u64,
     pub steps: u64,
     /// Increases when pages become free. A failed admission is tried again only then.
@@ -112,6 +116,7 @@ impl Core {
             running: Vec::new(),
             waiting: VecDeque::new(),
             order: Vec::new(),
+            swaps: Vec::new(),
             arrivals: 0,
             steps: 0,
             releases: 0,
@@ -132,6 +137,7 @@ impl Core {
         if prompt_len == 0 {
             return Err(ScheduleError::EmptyPrompt);
         }
+        prompt.check_blocks()?;
         if max_new_tokens == 0 {
             return Err(ScheduleError::NoNewTokens);
         }
@@ -165,6 +171,7 @@ impl Core {
             awaited: 0,
             stands_at,
             computed: 0,
+            unwritten: false,
             admitted: false,
             lost: 0,
             sequence: Sequence::default(),
@@ -286,8 +293,7 @@ impl Core {
             cancelled: active.cancelled,
         };
         if !active.running {
-            self.waiting.retain(|&other| other != slot);
-            self.blocked_at = None;
+            self.stop_waiting(slot);
         }
         self.free(slot);
         finished
@@ -301,6 +307,7 @@ impl Core {
         let active = slots[slot as usize].as_mut().expect("taken");
         active.sequence.truncate(pool, active.computed);
         if let Some(cache) = cache
+            && !active.unwritten
             && active.tokens.len() >= active.computed as usize
         {
             cache.insert(pool, &active.tokens, &mut active.sequence);
@@ -315,10 +322,19 @@ impl Core {
         if self.at(slot).running {
             self.running.retain(|&other| other != slot);
         } else {
-            self.waiting.retain(|&other| other != slot);
-            self.blocked_at = None;
+            self.stop_waiting(slot);
         }
         self.free(slot);
+    }
+
+    /// Takes a request out of the queue. There may be many in it, so this searches by arrival.
+    fn stop_waiting(&mut self, slot: u32) {
+        let arrival = self.at(slot).arrival;
+        let rank = self
+            .waiting
+            .partition_point(|&other| self.at(other).arrival < arrival);
+        self.waiting.remove(rank);
+        self.blocked_at = None;
     }
 
     fn free(&mut self, slot: u32) {

@@ -150,13 +150,19 @@ impl Composer {
         true
     }
 
-    /// Composes the next step. Returns false if there is nothing to compute now.
+    /// Composes the next step. Returns false if there is nothing to compute now. Requests may have been preempted
+    /// nevertheless; the next step that has something to compute begins with the copies of their pages.
     pub fn compose(&mut self, step: &mut Step) -> bool {
         step.clear();
         self.core.steps += 1;
         let mut draft = Draft::new(&mut self.core, step);
         self.policy.compose(&mut draft);
-        !step.is_empty()
+        if step.is_empty() {
+            self.core.swaps.append(&mut step.swaps);
+            return false;
+        }
+        step.swaps.splice(..0, self.core.swaps.drain(..));
+        true
     }
 
     /// Records that a step was computed. Calls `sample` for each entry that samples, in order. Returns the requests

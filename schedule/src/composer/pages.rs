@@ -1,12 +1,29 @@
 //! Page allocation: admission, room for the next step, and preemption if there is none.
 
 use super::{
-    super::{Preemption, Prompt, Step, Swap},
-    core::Core,
+    super::{Preemption, Step, Swap},
+    core::{Active, Core},
 };
 use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
 
 impl Core {
+    /// Position at which the request that has waited longest would begin if it were admitted now.
+    pub fn admission_position(&mut self) -> Option<u32> {
+        let slot = *self.waiting.front()?;
+        let Self { cache, slots, .. } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        if !active.swapped.is_empty() {
+            return Some(active.computed);
+        }
+        let before_last = active.known() - 1;
+        let cached = cache.as_ref().map_or(0, |cache| {
+            active.prompt.expand_blocks(&mut active.tokens);
+            let tokens = active.tokens.len().min(before_last as usize);
+            cache.matches(&active.tokens[..tokens]) as u32
+        });
+        Some(cached.max(active.stands_at.min(before_last)))
+    }
+
     /// Admits the request that has waited longest, if there are pages for its known tokens.
     pub fn admit(&mut self, step: &mut Step) -> Option<u32> {
         let slot = *self.waiting.front()?;
@@ -33,9 +50,7 @@ impl Core {
         if let Some(cache) = cache
             && active.swapped.is_empty()
         {
-            if matches!(active.prompt, Prompt::Blocks { .. }) {
-                active.prompt.expand_blocks(&mut active.tokens);
-            }
+            active.prompt.expand_blocks(&mut active.tokens);
             let before_last = active.tokens.len().min(known as usize - 1);
             sequence = cache.acquire(pool, &active.tokens[..before_last]);
         }
@@ -54,6 +69,7 @@ impl Core {
         if active.swapped.is_empty() {
             let stands_at = std::mem::take(&mut active.stands_at).min(known - 1);
             active.computed = cached.max(stands_at);
+            active.unwritten = stands_at > cached;
             if !active.admitted {
                 self.cached_tokens += u64::from(cached);
             }
@@ -78,7 +94,8 @@ impl Core {
     }
 
     /// Makes room for `tokens` more tokens of a running request; if necessary, by preempting later requests. Returns
-    /// false if this request itself was preempted, or if it must wait for pages of a request about to leave.
+    /// false if this request itself was preempted, or if it must wait: for pages of a request about to leave, or for a later one
+    /// in a step under way.
     pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
         loop {
             let Self {
@@ -98,17 +115,19 @@ impl Core {
                 return true;
             }
             let (arrival, this) = (active.arrival, self.steps);
+            let is_later = |active: &Active| active.arrival > arrival && active.last_step != this;
             let victim = self.running.iter().rev().copied().find(|&other| {
                 let active = self.at(other);
-                active.arrival > arrival
-                    && !active.in_flight
-                    && !active.is_done()
-                    && active.last_step != this
+                is_later(active) && !active.in_flight && !active.is_done()
             });
+            // A request that is done frees its pages soon, and a later one can be preempted when its step completes.
+            let worth_waiting = |&slot: &u32| {
+                let active = self.at(slot);
+                active.is_done() || active.in_flight && is_later(active)
+            };
             match victim {
                 Some(victim) => self.preempt(victim, step),
-                // A request that is done frees its pages soon, so wait for it.
-                None if self.running.iter().any(|&other| self.at(other).is_done()) => return false,
+                None if self.running.iter().any(worth_waiting) => return false,
                 None => {
                     self.preempt(slot, step);
                     return false;
@@ -148,11 +167,13 @@ impl Core {
     }
 }
 
-/// Whether `wanted` pages are free, after eviction from the prefix cache if necessary.
+/// Whether `wanted` pages are free, after eviction from the prefix cache if necessary. Nothing is evicted if that is not enough.
 fn make_room(pool: &mut PagePool, cache: Option<&mut PrefixCache>, wanted: u32) -> bool {
     let missing = wanted.saturating_sub(pool.free_pages());
     if missing == 0 {
         return true;
     }
-    cache.is_some_and(|cache| cache.pages() >= missing && cache.evict(pool, missing) >= missing)
+    cache.is_some_and(|cache| {
+        cache.unused(pool, missing) == missing && cache.evict(pool, missing) >= missing
+    })
 }

@@ -37,19 +37,17 @@ impl DecodePriority {
     }
 
     /// The largest chunk, in whole tiles (decodes included), that meets the target; 0 if none does.
-    fn allowed(&self, draft: &Draft<'_>, pending: u32) -> u32 {
+    fn allowed(&self, draft: &mut Draft<'_>, pending: u32) -> u32 {
         let decodes = draft.tokens();
         let most = pending.min(draft.tokens_left());
         let tile = self.cost.tile();
+        let first = draft.next_prefill_position().unwrap_or(0);
         let mut shape = draft.shape().clone();
         let last = shape.chunks.len();
         shape.chunks.push(Chunk { tokens: 0, keys: 0 });
         let mut fits = |tokens: u32| {
-            // The chunk's position is known only after it is added; assume the worst case, the end of its prompt.
-            shape.chunks[last] = Chunk {
-                tokens,
-                keys: pending.max(tokens),
-            };
+            let keys = first + tokens;
+            shape.chunks[last] = Chunk { tokens, keys };
             self.cost.step(&shape).last_stage_ns() <= self.target_ns
         };
         let tokens_of = |tiles: u32| (tiles * tile).saturating_sub(decodes).min(most);

@@ -285,6 +285,7 @@ impl<'a> Engine<'a> {
                     self.launch(step)?;
                     return Ok(true);
                 }
+                self.record.preempted(&step);
                 self.spare.push(step);
             }
         }

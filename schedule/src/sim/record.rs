@@ -39,8 +39,12 @@ impl Record {
         self.by_slot[slot] = index as u32;
     }
 
-    pub fn launched(&mut self, step: &Step) {
+    pub const fn preempted(&mut self, step: &Step) {
         self.preemptions += step.preempted.len() as u64;
+    }
+
+    pub fn launched(&mut self, step: &Step) {
+        self.preempted(step);
         self.computed_tokens += u64::from(step.tokens());
     }
 

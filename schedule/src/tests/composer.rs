@@ -2,6 +2,8 @@
 //! and no request waits forever.
 
 mod audit;
+mod decode_priority;
+mod under_way;
 
 use std::collections::HashMap;
 

@@ -58,6 +58,9 @@ impl Workspace {
             None => plan.merge_mode,
         };
         self.launch_plan.fill(plan, merge_mode)?;
+        // Each page has at least one id. Kernels would write pages beyond the bound past the end of the workspace.
+        needed.converted_pages = self.launch_plan.conversion.ids.len() as u32;
+        self.bound.check(&needed)?;
         check_launches(self.launch_plan.launches.len())?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         let mut needed_launches = LaunchSubset::NONE;

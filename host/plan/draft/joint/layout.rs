@@ -2,6 +2,8 @@
 
 use kernels_gpu::abi::WorkItem;
 
+use crate::problem::PageTable;
+
 /// The rows and keys of a leaf.
 #[derive(Clone, Copy, Debug)]
 pub struct Leaf {
@@ -45,7 +47,7 @@ pub struct JointTile {
 
 impl TileLayout {
     /// Fills tiles with about equal numbers of rows and keys. Returns false if a leaf has more rows than a tile, or a
-    /// tile has too many runs.
+    /// tile has too many runs or keys.
     pub fn fill(&mut self, of: TreeSize, tokens: u32, leaves: &[Leaf], inner: &[Inner]) -> bool {
         let Self { tile_of, tiles, .. } = self;
         tile_of.clear();
@@ -69,7 +71,7 @@ impl TileLayout {
             rows += leaf.rows;
             keys += leaf_keys;
             tile.rows_end += leaf.rows;
-            tile.keys += leaf.keys;
+            tile.keys = tile.keys.saturating_add(leaf.keys);
             tile.runs += u32::from(leaf.keys > 0);
         }
         tile_of.resize(tile.rows_end as usize, tiles.len() as u32);
@@ -78,10 +80,40 @@ impl TileLayout {
             let first = tile_of[node.rows.0 as usize] as usize;
             let last = tile_of[node.rows.1 as usize - 1] as usize;
             for tile in &mut tiles[first..=last] {
-                tile.keys += node.keys;
+                tile.keys = tile.keys.saturating_add(node.keys);
                 tile.runs += 1;
             }
         }
-        tiles.iter().all(|tile| tile.runs <= WorkItem::MAX_RUNS)
+        // Cuts fall between pages, so each run may be followed by numbers without keys.
+        let keys = |tile: &JointTile| {
+            u64::from(tile.keys) + u64::from(tile.runs) * u64::from(PageTable::MAX_PAGE_SIZE)
+        };
+        tiles.iter().all(|tile| {
+            tile.runs <= WorkItem::MAX_RUNS && keys(tile) <= u64::from(PageTable::MAX_POSITION)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The keys of a tile are numbered through by 32 bits.
+    #[test]
+    fn tiles_with_more_keys_than_can_be_numbered_are_not_possible() {
+        let fills = |keys: u32| {
+            let leaves = [Leaf { rows: 1, keys }; 16];
+            let inner = Inner {
+                rows: (0, 16),
+                keys: 1000,
+            };
+            let of = TreeSize {
+                rows: 16,
+                leaf_keys: 16 * u64::from(keys),
+            };
+            TileLayout::default().fill(of, 16, &leaves, &[inner])
+        };
+        assert!(fills(1 << 26));
+        assert!(!fills(1 << 27) && !fills(1 << 28));
     }
 }

@@ -92,7 +92,7 @@ fn decodes_on_a_second_stream_wait_for_busy_sms() {
     let (pod, sms) = h200();
     let streams = |prefill: PrefillLoad, decode_ns| {
         let none = std::iter::empty();
-        let (forecast, _) = pod.forecast(sms, &prefill, none, [decode_ns; 2]);
+        let (forecast, _) = pod.forecast(sms, &prefill, none, decode_ns);
         forecast.streams_ns / forecast.serial_ns
     };
     let uncut = |ns, tiles| PrefillLoad {
@@ -109,12 +109,15 @@ fn decodes_on_a_second_stream_wait_for_busy_sms() {
 fn the_shortest_forecast_wins() {
     let (pod, sms) = h200();
     let forecast = |prefill: PrefillLoad, decode| {
-        let fused = std::iter::once(Some(prefill));
-        pod.forecast(sms, &prefill, fused, [decode, decode * pod.decode_alone])
+        let fused = std::iter::once(Some((prefill, decode)));
+        pod.forecast(sms, &prefill, fused, decode * pod.decode_alone)
     };
     let (even, _) = forecast(load(400e3, 1024), 400e3);
     assert_eq!(even.best(), PodMode::Fused);
-    assert!(even.fused_ns < 0.75 * even.serial_ns && even.fused_ns > even.peak_ns());
+    assert!(
+        even.fused_ns < 0.75 * even.serial_ns
+            && even.fused_ns > even.prefill_ns.max(even.decode_ns)
+    );
     // The prefill takes longer: it gets every SM that saves it a round.
     let (_, choice) = forecast(load(700e3, 512), 400e3);
     let ctas = choice.unwrap().ctas;
@@ -142,7 +145,7 @@ fn the_shortest_forecast_wins() {
     assert!(serial(half) < serial(whole) - 80e3);
 
     let none = PodDescription::default();
-    let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), [1.0; 2]);
+    let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), 1.0);
     assert_eq!((forecast.best(), choice), (PodMode::Serial, None));
 }
 
@@ -152,8 +155,8 @@ fn devices_of_any_size_have_a_forecast() {
     for sms in (1..10).chain([132, 10_000]) {
         for tiles in [0, 1, 7, 64, 1 << 20] {
             let load = load(1e3, tiles);
-            let fused = std::iter::once(Some(load));
-            let (forecast, choice) = pod.forecast(sms, &load, fused, [1e3; 2]);
+            let fused = std::iter::once(Some((load, 1e3)));
+            let (forecast, choice) = pod.forecast(sms, &load, fused, 1e3);
             assert!(forecast.fused_ns.is_finite());
             let ctas = choice.unwrap().ctas;
             assert!((1..=sms).contains(&ctas.prefill), "{ctas:?} of {sms}");

@@ -6,7 +6,9 @@ use super::DeviceDescription;
 use crate::{
     plan::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
-        model::tiles::{TileTable, alone, decode_of_tile, has_hooks, runnable, serves},
+        model::tiles::{
+            MOST_OF_TILE, TileTable, alone, decode_of_tile, has_hooks, runnable, serves,
+        },
     },
     problem::{Compute, Dtype, Padding, Spec},
     step::Pairing,
@@ -324,7 +326,10 @@ impl DeviceDescription {
             got,
             head_dim_qk: spec.head_dim_qk,
             head_dim_v: spec.head_dim_v,
-            there: list(tiles),
+            there: match self.decode.keys {
+                Some(_) => format!("1 to {MOST_OF_TILE} rows and keys"),
+                None => list(tiles),
+            },
         })
     }
 }

@@ -103,6 +103,9 @@ pub(super) fn decodes(device: &DeviceDescription, spec: &Spec, are_few: bool) ->
     choices
 }
 
+/// The most rows, and the most keys, of a tile for executors that take tiles of any size.
+pub(in crate::plan) const MOST_OF_TILE: u32 = 1 << 16;
+
 /// The decode kernel with the tile that was asked for: one that runs alone, else one that runs beside a prefill.
 pub(in crate::plan) fn decode_of_tile(
     device: &DeviceDescription,
@@ -110,7 +113,9 @@ pub(in crate::plan) fn decode_of_tile(
     tile: Tile,
 ) -> Option<Choice> {
     if device.decode.keys.is_some() {
-        return Some(Choice::any(tile.m, tile.n));
+        let sizes = 1..=MOST_OF_TILE;
+        let fits = sizes.contains(&tile.m) && sizes.contains(&tile.n);
+        return fits.then(|| Choice::any(tile.m, tile.n));
     }
     let of_tile = serving(device, spec, Op::Decode).filter(|id| Choice::of(*id).tile == tile);
     // Of those that run alone (or of all), the newest architecture, then the most stages.

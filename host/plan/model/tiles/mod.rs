@@ -9,8 +9,8 @@ mod fixed;
 mod hybrid;
 mod serving;
 
-pub(in crate::plan) use choice::decode_of_tile;
 pub use choice::{Choice, PrefillTile};
+pub(in crate::plan) use choice::{MOST_OF_TILE, decode_of_tile};
 pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
 use kernels_gpu::registry::{KernelId, Op};
 pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
@@ -236,9 +236,16 @@ impl TileTable {
     /// Query tokens of the tile that holds the fewest, at least 1: of the widest decode tile and all prefill tiles.
     #[must_use]
     pub fn fewest_tokens(&self) -> u32 {
-        let prefill = self.prefill.iter().map(|step| step.tile.m / step.pack);
         let decode = self.has_decodes().then(|| self.decode_tokens());
-        prefill.chain(decode).min().unwrap_or(1).max(1)
+        let prefill = (!self.prefill.is_empty()).then(|| self.fewest_tokens_of_prefills());
+        prefill.into_iter().chain(decode).min().unwrap_or(1).max(1)
+    }
+
+    /// The same of all prefill tiles.
+    #[must_use]
+    pub fn fewest_tokens_of_prefills(&self) -> u32 {
+        let prefill = self.prefill.iter().map(|step| step.tile.m / step.pack);
+        prefill.min().unwrap_or(1).max(1)
     }
 
     /// Rows of the smallest decode tile that holds this number of query tokens, or of the largest if none does.

@@ -14,14 +14,6 @@ use branches::{Branches, Place};
 /// In [`Node::parent`]: the node is a root.
 pub const NO_NODE: u32 = u32::MAX;
 
-/// One member's table.
-#[derive(Clone, Copy, Debug)]
-pub struct Member<'a> {
-    pub pages: &'a [u32],
-    /// Leading pages that may be shared (those that are full).
-    pub sharable: u32,
-}
-
 /// A run of pages that the members below share, or (a leaf) the rest of one member's table.
 ///
 /// Nodes are in preorder: parents come before children, and each subtree is contiguous.
@@ -63,31 +55,28 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Builds the forest of `members` members. If no two share a page, returns false and lists no nodes.
-    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) -> bool {
+    /// Builds the forest of `members` members, each with the pages that it may share. If no two share a page, returns false and lists no nodes.
+    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> &'a [u32]) -> bool {
         self.leaves = members;
         self.growing.clear();
         self.growing.resize(members as usize, Growing::default());
         self.branches.clear(members as usize);
-        let mut previous = Member {
-            pages: &[],
-            sharable: 0,
-        };
+        let mut previous = &[][..];
         for index in 0..members {
             let current = member(index);
-            let (parent, depth, place) = self.descend(index, &previous, &current, &member);
+            let (parent, depth, place) = self.descend(index, previous, current, &member);
             self.growing[index as usize] = Growing {
                 parent,
                 begin: depth,
-                end: current.sharable,
+                end: current.len() as u32,
                 member: index,
                 first_child: NO_NODE,
                 next_sibling: NO_NODE,
             };
             match place {
                 Some(place) => self.branches.insert_at(place, index),
-                None if depth < current.sharable => {
-                    let page = current.pages[depth as usize];
+                None if depth < current.len() as u32 => {
+                    let page = current[depth as usize];
                     self.branches.insert(parent, page, index);
                 }
                 None => {}
@@ -107,15 +96,15 @@ impl Forest {
     fn descend<'a>(
         &mut self,
         index: u32,
-        previous: &Member<'_>,
-        current: &Member<'_>,
-        member: &impl Fn(u32) -> Member<'a>,
+        previous: &[u32],
+        current: &[u32],
+        member: &impl Fn(u32) -> &'a [u32],
     ) -> (u32, u32, Option<Place>) {
         let (mut node, mut depth) = (NO_NODE, 0);
         // Most tables that differ do so in their first page.
-        let with_previous = if previous.pages.first() == current.pages.first() {
-            let limit = previous.sharable.min(current.sharable);
-            shared(previous.pages, current.pages, 0, limit)
+        let with_previous = if previous.first() == current.first() {
+            let limit = previous.len().min(current.len()) as u32;
+            shared(previous, current, 0, limit)
         } else {
             0
         };
@@ -129,20 +118,15 @@ impl Forest {
                 node = self.cut(node, depth, member);
             }
         }
-        while depth < current.sharable {
-            let child = match self.branches.get(node, current.pages[depth as usize]) {
+        while depth < current.len() as u32 {
+            let child = match self.branches.get(node, current[depth as usize]) {
                 Ok(child) => child,
                 Err(place) => return (node, depth, Some(place)),
             };
             let Growing {
                 end, member: of, ..
             } = self.growing[child as usize];
-            let until = shared(
-                member(of).pages,
-                current.pages,
-                depth,
-                end.min(current.sharable),
-            );
+            let until = shared(member(of), current, depth, end.min(current.len() as u32));
             depth = until;
             node = child;
             if self.is_leaf(node) || depth < end {
@@ -158,7 +142,7 @@ impl Forest {
     }
 
     /// Cuts a node's run at `depth`; the first half becomes a new inner node, which is returned.
-    fn cut<'a>(&mut self, node: u32, depth: u32, member: &impl Fn(u32) -> Member<'a>) -> u32 {
+    fn cut<'a>(&mut self, node: u32, depth: u32, member: &impl Fn(u32) -> &'a [u32]) -> u32 {
         let upper = self.growing.len() as u32;
         let Growing {
             parent,
@@ -167,7 +151,7 @@ impl Forest {
             member: of,
             ..
         } = self.growing[node as usize];
-        let pages = member(of).pages;
+        let pages = member(of);
         self.growing.push(Growing {
             parent,
             begin,

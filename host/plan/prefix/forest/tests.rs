@@ -2,13 +2,7 @@ use super::*;
 
 fn forest(tables: &[&[u32]]) -> Vec<Node> {
     let mut forest = Forest::default();
-    let member = |index: u32| {
-        let pages = tables[index as usize];
-        Member {
-            pages,
-            sharable: pages.len() as u32,
-        }
-    };
+    let member = |index: u32| tables[index as usize];
     // Built twice, so that nothing of the first build may remain.
     forest.build(tables.len() as u32, member);
     forest.build(tables.len() as u32, member);

@@ -1,6 +1,6 @@
 //! Independent accounting that checks a composer.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::super::*;
 use crate::policy::Policy;
@@ -25,6 +25,8 @@ pub struct Audit {
     pub under_way: VecDeque<Step>,
     /// Whether steps are advanced when composed, and resolved later.
     pub ahead: bool,
+    /// Host pages that were copied to and not yet back.
+    swapped: HashSet<u32>,
 }
 
 impl Audit {
@@ -35,6 +37,7 @@ impl Audit {
             known: HashMap::new(),
             under_way: VecDeque::new(),
             ahead: false,
+            swapped: HashSet::new(),
         }
     }
 
@@ -95,12 +98,23 @@ impl Audit {
         if composed {
             let awaited = |index: u32| step.entries[index as usize];
             assert!(inputs.awaited.iter().all(|&index| awaited(index).decode));
+            for swap in &step.swaps {
+                match *swap {
+                    Swap::Out { host, .. } => drop(self.swapped.insert(host)),
+                    Swap::In { host, .. } => {
+                        assert!(
+                            self.swapped.remove(&host),
+                            "page {host} was never copied out"
+                        );
+                    }
+                }
+            }
             if self.ahead {
                 self.advance(&step);
             }
             self.under_way.push_back(step);
         } else {
-            assert!(step.entries.is_empty());
+            assert!(step.entries.is_empty() && step.swaps.is_empty());
         }
         composed
     }

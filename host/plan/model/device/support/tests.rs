@@ -481,3 +481,27 @@ fn rotary_embeddings_are_there_or_refused() {
     let cpu = DeviceDescription::named("cpu").unwrap();
     assert_eq!(cpu.supports(&spec.with_soft_cap(30.0)), Ok(()));
 }
+
+/// The CPU takes tiles of any size but none of no rows or keys, which once made the planner divide by zero.
+#[test]
+fn tiles_without_rows_or_keys_are_refused() {
+    let mut device = DeviceDescription::named("cpu").unwrap();
+    device.sms = 8;
+    let spec = Spec::new(8, 2, 64);
+    let mut table = PageTable::new(16, 1000);
+    table.push(&(0..1000).collect::<Vec<_>>(), 16_000);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = |m, n| {
+        let options = PlanOptions {
+            decode_tile: Some(Tile { m, n }),
+            ..PlanOptions::default()
+        };
+        Planner::new().plan(&spec, &batch, &device, &options)
+    };
+    for (m, n) in [(32, 0), (0, 64), (32, u32::MAX), (u32::MAX, 64)] {
+        let error = plan(m, n).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("1 to 65536 rows and keys"), "{text}");
+    }
+    assert_eq!(plan(32, 64).unwrap().verify(&batch), Ok(()));
+}
