@@ -326,14 +326,14 @@ fn everything_wrong_with_a_batch_is_named() {
 fn more_work_than_costs_can_count_is_refused() {
     let pages: Vec<u32> = (0..1 << 24).collect();
     let mut table = PageTable::new(128, 1 << 24);
-    table.push(&pages[..(1 << 24) - 1], (1 << 31) - 128);
+    table.push(&pages[..(1 << 24) - 9], (1 << 31) - 1152);
     let batch = Batch::new(vec![0, 1 << 14], table);
     let error = batch.check(&Spec::new(32, 8, 128)).unwrap_err();
     assert_eq!(
         error,
         ProblemError::TooLarge {
             what: "operations on all queries and keys",
-            got: (((1 << 31) - 128) << 14) * 2 * 256 * 32,
+            got: (((1 << 31) - 1152) << 14) * 2 * 256 * 32,
             limit: 1 << 58,
             advice: "split the batch"
         }

@@ -2,7 +2,7 @@
 
 use tandem_attn::{
     plan::{
-        BatchLimits, Bound, DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules,
+        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner, Rules,
         SplitMode, Tile, TileGroup, Update,
         pod::{PodMode, Tickets},
     },
@@ -432,12 +432,43 @@ fn kernels_of_8_bit_keys_that_share_sms() {
     assert_eq!((name.as_str(), all), ("two kernels, 8 bits", true));
     let (name, any) = config_of(of(Dtype::F8E5M2), &few);
     assert_eq!((name.as_str(), any), ("SMs apart, 8 bits", false));
-    // Four tokens of four heads are 16 rows.
+    // Four tokens of four heads are 16 rows. With SMs of their own, such batches are no faster than without.
     let mut indptr = vec![0, 1024];
     indptr.extend((1..=50).map(|decode| 1024 + 4 * decode));
     let wider = Batch::new(indptr, few.parts[0].table.clone());
-    let (name, any) = config_of(of(Dtype::F8E4M3), &wider);
-    assert_eq!((name.as_str(), any), ("SMs apart, 8 bits", false));
+    let mode = |options| {
+        let plan = Planner::new().plan(&of(Dtype::F8E4M3), &wider, &device, &options);
+        plan.unwrap().pod.unwrap().mode
+    };
+    assert_ne!(mode(PlanOptions::default()), PodMode::Fused);
+    let fused = PlanOptions::default().with_pod(PodMode::Fused);
+    assert_eq!(mode(fused), PodMode::Fused);
+}
+
+/// Alone on its SM, a CTA of 64 rows on 8-bit keys is hardly faster than two: 128 units do not fill 132 SMs.
+#[test]
+fn decodes_of_many_rows_are_cut_beside_prefills_too() {
+    let mut table = PageTable::new(PAGE, 1000);
+    let pages: Vec<u32> = (0..16).collect();
+    table.push(&pages, 256);
+    for _ in 0..16 {
+        table.push(&(0..250).collect::<Vec<_>>(), 4000);
+    }
+    let indptr = [0].into_iter().chain((0..=16).map(|i| 256 + 8 * i));
+    let batch = Batch::new(indptr.collect(), table);
+    let spec = Spec::new(64, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+    let device = DeviceDescription::named("h200").unwrap();
+    for pod in [PodMode::Serial, PodMode::Streams, PodMode::Fused] {
+        let options = PlanOptions::default()
+            .with_pod(pod)
+            .with_packing(PackRule::Off);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &options)
+            .unwrap();
+        let decodes = plan.groups.iter().filter(|group| group.tile.m == 64);
+        let items: usize = decodes.map(|group| plan.items_of(group).len()).sum();
+        assert!(items >= 64, "{pod:?}: {items} items");
+    }
 }
 
 /// Heads of 64 have two kernels of their own for an SM, those of 256 have them for SMs of their own alone.

@@ -2,10 +2,7 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::{
-    forecast::{Conversion, PrefillLoad},
-    reread::MANY,
-};
+use super::forecast::{Conversion, PrefillLoad};
 use crate::{
     plan::{
         conversion::{Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
@@ -35,12 +32,18 @@ pub fn choose(
         let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
         let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles);
         for part in input.parts(tiles) {
+            let by_rows = !part.part.table.page_size.is_multiple_of(8);
             part.contiguous_tiles(options.split, |launch, units, keys| {
                 let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
                 let shares = kernel.is_some_and(|id| id.info().co_resident);
                 let slowdown = if shares { slowdown } else { 1.0 };
+                let rate = if by_rows {
+                    BY_ROWS[usize::from(shares)]
+                } else {
+                    1.0
+                };
                 let pairs = f64::from(tile.m) * keys;
-                let ns = pairs * ns_per_pair * slowdown + device.pod.tile_ns;
+                let ns = pairs * ns_per_pair * slowdown / rate + device.pod.tile_ns;
                 load.add(launch, units, ns);
             });
         }
@@ -61,16 +64,16 @@ pub fn choose(
     let two_kernels = fused
         .clone()
         .any(|((tiles, config), _)| tiles.is_some() && !config.by_tickets);
-    // Kernels that share SMs were faster than those on SMs of their own wherever both were measured: not where they read keys again.
-    let shares = fused.clone().any(|((tiles, config), reread)| {
-        config.shares_sms() && tiles.as_ref().is_some_and(&fits) && reread <= 1.0 + MANY
-    });
+    // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
+    let shares = (fused.clone())
+        .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
+    let may_be_apart = options.pod != PodMode::Auto || gains_apart(input);
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
             by_tickets || !two_kernels
         } else {
-            !(by_tickets || shares && config.is_apart())
+            !(by_tickets || config.is_apart() && (shares || !may_be_apart))
         };
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
@@ -82,7 +85,10 @@ pub fn choose(
         ..beside
     });
     let alone_ns = decode_ns * decode_alone(input, decodes);
-    let (forecast, choice) = device.pod.forecast(device.sms, &prefill, fused, alone_ns);
+    let (mut forecast, choice) = device.pod.forecast(device.sms, &prefill, fused, alone_ns);
+    if model.spec.converts() {
+        forecast.streams_ns *= STREAMS_CONVERTING;
+    }
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
         PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
@@ -105,6 +111,23 @@ pub fn choose(
         ctas,
         forecast,
     }
+}
+
+/// Time on two streams of prefills that convert 8-bit keys, over the forecast: CTAs that start late convert late.
+const STREAMS_CONVERTING: f64 = 1.03;
+
+/// Whether prefills and decodes on SMs of their own may be faster than on two streams. So they were, by up to 35 %, with decodes of one
+/// token on pages that tensor maps describe, without a soft cap. With other batches they never were by more than 5 %, and took up
+/// to 1.2 times as long (docs/notes/pod.md).
+fn gains_apart(input: &BatchInput<'_>) -> bool {
+    let Model { spec, tiles, .. } = input.model;
+    spec.variant.soft_cap.is_none()
+        && input.parts(tiles).all(|part| {
+            let decodes = |tokens: u32| part.kernel(tokens) == Kernel::Decode;
+            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
+            part.part.table.page_size.is_multiple_of(8)
+                && tokens.all(|tokens| tokens <= 1 || !decodes(tokens))
+        })
 }
 
 /// The conversion of 8-bit keys that few rows see, as each mode has it: by a launch before all else and beside the products.
@@ -141,10 +164,26 @@ fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
     [before, beside]
 }
 
+/// Speed of prefills that copy keys row by row, relative to those that load pages: alone, and with kernels that share SMs.
+const BY_ROWS: [f64; 2] = [0.85, 0.68];
+
+/// Speed of prefills with a soft cap, relative to those without.
+const fn with_soft_cap(head_dim: u32) -> f64 {
+    match head_dim {
+        ..=64 => 0.75,
+        ..=128 => 0.69,
+        _ => 0.85,
+    }
+}
+
 /// Time of prefills per pair of a row and a key on one SM, in nanoseconds.
 fn ns_per_pair(model: &Model) -> f64 {
     let (spec, device) = (&model.spec, &model.device);
-    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(spec.head_dim_qk);
+    let capped = match spec.variant.soft_cap {
+        Some(_) => with_soft_cap(spec.head_dim_qk),
+        None => 1.0,
+    };
+    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(spec.head_dim_qk) * capped;
     spec.flops_per_pair() as f64 / f64::from(spec.q_heads) * f64::from(device.sms) / flops_per_ns
 }
 

@@ -12,9 +12,6 @@ use crate::plan::{
 /// former by 34 batches (docs/notes/pod.md).
 const AGAIN: [f64; 2] = [0.8, 0.49];
 
-/// Decodes that take more than this part of their time for such keys may be better off on SMs of their own.
-pub const MANY: f64 = 0.1;
-
 /// Time of the decodes in the tiles of each configuration of the fused form, relative to their time in the tiles that
 /// they have alone.
 pub fn rereads(

@@ -21,6 +21,9 @@ use crate::plan::{
     model::PrefillDescription,
 };
 
+/// Rows of a tile up to which decodes beside prefills are cut by guided self-scheduling, also on SMs of their own.
+const FEW_ROWS: u32 = 16;
+
 /// The makespan that attempts aim at grows by 1/64 from attempt to attempt.
 const STEP: u64 = 64;
 
@@ -115,7 +118,10 @@ impl Balancer {
         if load.units == 0 {
             return false;
         }
-        let by_rounds = kernel == Kernel::Decode && input.shared_sms;
+        // Tiles of many rows have large states: they are cut as alone, if no prefill runs on their SMs.
+        let of_many_rows = |draft: &Draft| draft.kernel == kernel && draft.tile.m > FEW_ROWS;
+        let as_alone = !input.co_resident && drafts.iter().any(of_many_rows);
+        let by_rounds = kernel == Kernel::Decode && input.shared_sms && !as_alone;
         let joint = drafts.iter().any(Draft::is_joint);
         let enough = if joint { WORTH_CUTTING } else { GOOD_ENOUGH };
         let good = (load.bound() as f64 * enough) as u64;

@@ -165,8 +165,8 @@ pub struct DraftClasses {
 
 impl DraftClasses {
     /// Finds the classes of the drafts and their costs. With `join`, row tiles with little work join larger ones. With
-    /// `hybrid`, contention between CTAs is not counted: each has its part of the device.
-    pub fn find(&mut self, cost: &CostModel, drafts: &mut [Draft], join: bool, hybrid: bool) {
+    /// `co_resident`, contention between CTAs is not counted: each has its part of an SM.
+    pub fn find(&mut self, cost: &CostModel, drafts: &mut [Draft], join: bool, co_resident: bool) {
         self.classes.clear();
         self.of.clear();
         self.of.reserve(drafts.len());
@@ -195,7 +195,7 @@ impl DraftClasses {
             }
         }
         self.contention = Contention::NONE;
-        if !hybrid {
+        if !co_resident {
             self.find_contention(cost);
         }
     }

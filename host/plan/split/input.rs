@@ -17,6 +17,8 @@ pub struct SplitInput<'a> {
     pub hybrid: bool,
     /// Whether both run on the same SMs. The speed of a decode CTA then depends on the prefill CTA beside it.
     pub shared_sms: bool,
+    /// Whether a decode CTA has a part of its SM, beside prefills. Elsewhere CTAs of decodes share an SM with each other.
+    pub co_resident: bool,
     /// How many times as long prefills take beside the decodes as the cost model says.
     pub prefill_slower: f64,
     /// Keys of all KV heads that fit into a third of L2: the size of a section of prefills.
@@ -50,6 +52,7 @@ impl<'a> SplitInput<'a> {
             // In serial mode, each operation has the device to itself.
             hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
             shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
+            co_resident: model.config(pod).is_some_and(|config| !config.is_apart()),
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
                 as u32,
             kv_heads: model.spec.kv_heads,

@@ -69,7 +69,7 @@ impl Splitter {
             widen(cost, input.tiles, drafts);
         }
         self.classes
-            .find(cost, drafts, !mode.is_fixed(), input.hybrid);
+            .find(cost, drafts, !mode.is_fixed(), input.co_resident);
         self.pieces.clear();
         match (mode, input.chunk) {
             (SplitMode::Off, _) => self.cut_at_multiples(input, drafts, |_| u32::MAX)?,
