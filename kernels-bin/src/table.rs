@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2511577,
+            2532407,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1100112,
+            1113424,
         )),
     },
     Module {

@@ -77,6 +77,11 @@ impl PrefillLoad {
             .fold(0, u32::saturating_add)
     }
 
+    /// When the last piece of keys is converted beside the products on a number of SMs. Only CTAs that have a tile convert.
+    fn converted(&self, ctas: u32) -> f64 {
+        self.conversion.beside(ctas.min(self.tiles()).max(1))
+    }
+
     /// Time on a number of SMs if no CTA is ever idle.
     fn busy(&self, ctas: u32) -> f64 {
         self.launches().map(|tiles| tiles.work_ns).sum::<f64>() / f64::from(ctas)
@@ -148,7 +153,7 @@ impl PodConfig {
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
             let share = self.share(ctas, sms);
-            let converted = prefill.conversion.beside(ctas);
+            let converted = prefill.converted(ctas);
             let alone = |ns: f64| (ns * self.prefill_slowdown).max(converted);
             let busy = alone(prefill.busy(ctas));
             // Never sooner than if no CTA were ever idle.
@@ -256,7 +261,7 @@ impl PodDescription {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
         let prefill_ns = prefill.alone(sms) + launched + prefill.conversion.before_ns;
         let both_ns = launched + self.decode_ns;
-        let converted = prefill.conversion.beside(sms);
+        let converted = prefill.converted(sms);
         let [beside_ns, merged_ns] = prefill.beside(alone_ns, sms, 1.0);
         let [beside_ns, busy_ns] = [beside_ns, prefill.busy(sms)].map(|ns| ns.max(converted));
         // The decodes run on SMs that the prefills leave idle, and then on all of them.

@@ -1,6 +1,6 @@
 //! Loaders that copy key by key with `cp.async`, for pages that no tensor map can describe.
 
-use cuda_std::{async_copy, mbarrier, misc, ptr, warp};
+use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
 use super::{
     super::{PREFETCH_DISTANCE, config::QUERY_SLABS, shared::Unit},
@@ -10,6 +10,11 @@ use super::{
 use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
+
+/// Blocks that a warp has in flight before it signals the first. Consumers of a ring of three blocks free a block only after
+/// they have seen the next one full, and a ring of seven or eight thirds has no room for a third block: more than one
+/// unsignalled block would deadlock.
+const UNSIGNALLED: u32 = 1;
 
 /// A key that does not exist.
 const NONE: u32 = u32::MAX;
@@ -102,14 +107,16 @@ pub(in crate::sm90::mla) unsafe fn load_rows_of_two<
     unsafe { load_shares(p, first, Some(second)) }
 }
 
-/// Loads key by key, 16 bytes per lane. Each lane's copies arrive at the part's barrier when they are done.
+/// Loads key by key, 16 bytes per lane. Lanes arrive at a part's barrier when their copies are done and the next block is in
+/// flight. Copies could arrive by themselves, which is no faster, but racecheck does not follow that where consumers write to
+/// a stage.
 #[inline(always)]
 unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
     share: Share<S>,
     second: Option<Share<T>>,
 ) {
-    const { assert!(S::PARTS == T::PARTS) };
+    const { assert!(S::PARTS == T::PARTS && (1 + UNSIGNALLED) * S::PARTS <= STAGES) };
     let s = share.parts;
     let lane = warp::lane_id();
     let strides = p.attention.k_strides;
@@ -124,6 +131,18 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     // Registers are scarce here, so stage and parity share one: a number below 2 · STAGES. That of slots is below 4.
     let mut slots = 0;
     let mut stages = STAGES + share.part;
+    // Signals that this lane's copies of a block, so many before the next one, are done and visible to wgmma.
+    let announce = |stages: u32, before: u32| {
+        let stage = (stages + STAGES - before * S::PARTS) % STAGES;
+        fence::proxy_async_shared();
+        // SAFETY: the barriers count all lanes.
+        unsafe {
+            mbarrier::arrive(s.full(stage));
+            if let Some(second) = second {
+                mbarrier::arrive(second.parts.full(stage));
+            }
+        }
+    };
     loop {
         let slot = slots % 2;
         // SAFETY: the full and free barriers order every access to a stage; a whole warp.
@@ -187,6 +206,10 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
                 let strides = [p.rope_page, p.rope_token].map(|elements| elements / 8);
                 find(strides, look_up_all(at), at)
             };
+            if unit.blocks - left > UNSIGNALLED {
+                async_copy::wait_group::<UNSIGNALLED>();
+                announce(stages, 1 + UNSIGNALLED);
+            }
             // SAFETY: as above; keys are where the lanes found them.
             unsafe {
                 copy(p, share, 0, rows, find_apart, stages, policy);
@@ -194,12 +217,20 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
                     copy(p, second, share.len(), rows, find_apart, stages, policy);
                 }
             }
+            async_copy::commit_group();
             stages += S::PARTS;
             if stages >= 2 * STAGES {
                 stages -= 2 * STAGES;
             }
             left -= 1;
         }
+        // Signal the last blocks now: the next unit may only come after the end of this one.
+        if unit.blocks > 1 {
+            async_copy::wait_group::<1>();
+            announce(stages, 2);
+        }
+        async_copy::wait_group::<0>();
+        announce(stages, 1);
         // SAFETY: as above.
         unsafe { mbarrier::arrive(s.unit_free(slot)) };
         slots = (slots + 1) % 4;
@@ -263,6 +294,5 @@ unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
                 },
             );
         }
-        async_copy::mbarrier_arrive(s.full(stage));
     }
 }
