@@ -162,7 +162,8 @@ impl Attention {
     }
 
     /// Allocates memory for all steps within these limits for a class of layers, so that no step has to: on a GPU, for
-    /// steps on the stream of the `Device` that this process first used with that GPU. Does nothing on the CPU. A step beyond the limits allocates once more, and waits for the device.
+    /// steps on the stream of the `Device` that this process first used with that GPU. Does nothing on the CPU. A step beyond
+    /// the limits allocates once more, and waits for the device.
     ///
     /// # Errors
     /// If there is no kernel for the heads, or too little memory.

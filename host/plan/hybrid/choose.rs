@@ -32,7 +32,8 @@ pub fn choose(
         let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
         let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles);
         for part in input.parts(tiles) {
-            let by_rows = !part.part.table.page_size.is_multiple_of(8);
+            // Converted keys lie on pages of 64.
+            let by_rows = !model.spec.converts() && !part.part.table.page_size.is_multiple_of(8);
             part.contiguous_tiles(options.split, |launch, units, keys| {
                 let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
                 let shares = kernel.is_some_and(|id| id.info().co_resident);
@@ -86,7 +87,7 @@ pub fn choose(
     });
     let alone_ns = decode_ns * decode_alone(input, decodes);
     let (mut forecast, choice) = device.pod.forecast(device.sms, &prefill, fused, alone_ns);
-    if model.spec.converts() {
+    if of_8_bits {
         forecast.streams_ns *= STREAMS_CONVERTING;
     }
     let mode = match options.pod {
@@ -170,8 +171,8 @@ const BY_ROWS: [f64; 2] = [0.85, 0.68];
 /// Speed of prefills with a soft cap, relative to those without.
 const fn with_soft_cap(head_dim: u32) -> f64 {
     match head_dim {
-        ..=64 => 0.75,
-        ..=128 => 0.69,
+        0..=64 => 0.75,
+        65..=128 => 0.69,
         _ => 0.85,
     }
 }
