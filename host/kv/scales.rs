@@ -53,7 +53,7 @@ pub enum KvScales<'a> {
         /// Strides of `v`, in scales.
         v_strides: KvStrides,
     },
-    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](super::LATENT_656_BYTES): 512 numbers, an
+    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has 656 bytes: 512 numbers, an
     /// f32 scale for each 128 of them, and the last 64 elements of the key in bf16. The value of a number is its product
     /// with its scale, which may be rounded to bf16 or f16. Scales that are powers of two lose nothing, unless the scales of one key
     /// differ by a factor of more than 2²¹. Strides count bytes; hooks see the products.
