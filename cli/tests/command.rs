@@ -480,25 +480,28 @@ fn an_interrupt_leaves_nothing_behind() {
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 
-/// `tandem plan … | head`: the reader goes away before everything is printed.
+/// The exit code, and what it says, of a command whose reader goes away before anything is printed.
 #[cfg(unix)]
-#[test]
-fn a_reader_may_leave() {
-    let directory = directory();
-    let mut child = tandem(directory.path())
-        .args(["plan", "hybrid.json"])
+fn unread(directory: &Path, line: &str) -> (Option<i32>, String) {
+    let mut child = tandem(directory)
+        .args(line.split_whitespace())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert!(
-        output.stderr.is_empty(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+/// `tandem plan … | head`: the reader goes away before everything is printed.
+#[cfg(unix)]
+#[test]
+fn a_reader_may_leave() {
+    let directory = directory();
+    let left = unread(directory.path(), "plan hybrid.json");
+    assert_eq!(left, (Some(0), String::new()));
 }
 
 /// The run once ended there with exit code 0: outputs were left out, and a failed check passed.
@@ -506,18 +509,7 @@ fn a_reader_may_leave() {
 #[test]
 fn a_reader_that_leaves_changes_neither_files_nor_the_exit_code() {
     let directory = directory();
-    let unread = |line: &str| {
-        let mut child = tandem(directory.path())
-            .args(line.split_whitespace())
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        drop(child.stdout.take());
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.code(), said)
-    };
+    let unread = |line: &str| unread(directory.path(), line);
     let served = "serve-sim --requests 3 --policy orca --json s.json --svg s.svg";
     assert_eq!(unread(served), (Some(0), String::new()));
     let there = files(directory.path());

@@ -62,6 +62,7 @@ fn the_compiler_kept_what_the_planner_relies_on() {
         // each unit. Main loops spill nothing.
         // Of tiles of 64 rows on 8-bit keys, two CTAs of three warpgroups fit an SM with 80 registers: mostly the producers spill, and
         // with a soft cap or scales of tokens also the consumers, about 30 words for each block.
+        // Of latent attention, the warps that copy single keys spill up to 60 bytes.
         let most = match row.op {
             _ if row.products_of_8_bits && row.head_dim > 128 => 1200,
             _ if row.products_of_8_bits => 700,

@@ -119,9 +119,9 @@ impl Balancer {
             return false;
         }
         // Tiles of many rows have large states: they are cut as alone, if no prefill runs on their SMs.
-        let of_many_rows = |draft: &Draft| draft.kernel == kernel && draft.tile.m > FEW_ROWS;
-        let as_alone = !input.co_resident && drafts.iter().any(of_many_rows);
-        let by_rounds = kernel == Kernel::Decode && input.shared_sms && !as_alone;
+        let of_few_rows = |draft: &Draft| draft.kernel != kernel || draft.tile.m <= FEW_ROWS;
+        let by_rounds = kernel == Kernel::Decode
+            && (input.co_resident || input.side_by_side && drafts.iter().all(of_few_rows));
         let joint = drafts.iter().any(Draft::is_joint);
         let enough = if joint { WORTH_CUTTING } else { GOOD_ENOUGH };
         let good = (load.bound() as f64 * enough) as u64;

@@ -13,11 +13,12 @@ pub struct SplitInput<'a> {
     pub chunk: Option<fn(&Chunk) -> u32>,
     pub cost: &'a CostModel,
     pub tiles: &'a TileTable,
-    /// Whether prefills and decodes run side by side.
+    /// Whether prefills and decodes run at the same time.
     pub hybrid: bool,
-    /// Whether both run on the same SMs. The speed of a decode CTA then depends on the prefill CTA beside it.
-    pub shared_sms: bool,
-    /// Whether a decode CTA has a part of its SM, beside prefills. Elsewhere CTAs of decodes share an SM with each other.
+    /// Whether both run side by side, by a configuration of the device: on the same SMs, or on SMs of their own.
+    pub side_by_side: bool,
+    /// Whether they do on the same SMs. The speed of a decode CTA then depends on the prefill CTA beside it. Elsewhere CTAs of
+    /// decodes share an SM with each other.
     pub co_resident: bool,
     /// How many times as long prefills take beside the decodes as the cost model says.
     pub prefill_slower: f64,
@@ -51,7 +52,7 @@ impl<'a> SplitInput<'a> {
             tiles,
             // In serial mode, each operation has the device to itself.
             hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
-            shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
+            side_by_side: pod.is_some_and(|pod| pod.config.is_some()),
             co_resident: model.config(pod).is_some_and(|config| !config.is_apart()),
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
                 as u32,

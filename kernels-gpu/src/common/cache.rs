@@ -32,11 +32,7 @@ const SMALLEST_SCALE: f32 = 1e-30;
 #[must_use]
 #[inline(always)]
 pub const fn scale_of_value(scale: f32) -> f32 {
-    if scale < SMALLEST_SCALE {
-        SMALLEST_SCALE
-    } else {
-        scale
-    }
+    at_least(scale, SMALLEST_SCALE)
 }
 
 /// The factor of a row's products as kernels use it: not 0, because −∞ · 0 is NaN, and a hidden key's logit is −∞. NaN
@@ -44,11 +40,13 @@ pub const fn scale_of_value(scale: f32) -> f32 {
 #[must_use]
 #[inline(always)]
 pub const fn factor_of_products(factor: f32) -> f32 {
-    if factor < f32::MIN_POSITIVE {
-        f32::MIN_POSITIVE
-    } else {
-        factor
-    }
+    at_least(factor, f32::MIN_POSITIVE)
+}
+
+/// The larger of both, and NaN for NaN, for which `f32::max` gives the other number.
+#[inline(always)]
+const fn at_least(number: f32, least: f32) -> f32 {
+    if number < least { least } else { number }
 }
 
 /// Whether elements have 16 bits.

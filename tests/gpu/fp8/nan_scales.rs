@@ -1,4 +1,4 @@
-//! A scale of a value that is NaN: rows that see the value are NaN. Those of other KV heads are as without it; other rows of
+//! Scales at the ends of their range. One of a value that is NaN: rows that see the value are NaN. Those of other KV heads are as without it; other rows of
 //! the same tile may be NaN, as with a value that is NaN.
 
 use super::*;
@@ -10,28 +10,33 @@ const TOKENS: u32 = 3;
 const KEYS: u32 = 150;
 const PAGE: u32 = 16;
 
-/// Decodes in one tile; the last two of three query tokens see the value.
-fn check(gpu: &Gpu, dim: u32, m: u32, n: u32) {
+/// Decodes of one request in tiles of one kernel.
+fn in_tiles(gpu: &Gpu, dim: u32, dtype: Dtype, tile: Tile, granularity: u32) -> (Case, Plan) {
     let spec = Spec::new(HEADS * GROUP, HEADS, dim)
-        .with_dtype(Dtype::F16)
+        .with_dtype(dtype)
         .with_kv_dtype(Dtype::F8E4M3);
-    let batch = prefixed(&[(KEYS, 0, TOKENS)], PAGE, false, 1);
     let case = Case {
         spec,
-        batch,
+        batch: prefixed(&[(KEYS, 0, TOKENS)], PAGE, false, 1),
         layout: KvLayout::Nhd,
-        options: PlanOptions::default().with_decode_tile(Some(Tile { m, n })),
+        options: PlanOptions::default().with_decode_tile(Some(tile)),
         captured: false,
-        granularity: 4,
+        granularity,
         powers: false,
         query_exponent: 0,
         seed: 1,
     };
-    let tensors = Tensors::<f16, F8E4M3>::random(&spec, &case.batch, case.layout, 1);
     let plan = Planner::new()
         .plan(&spec, &case.batch, &gpu.device(), &case.options)
         .expect("it can be planned");
-    assert!(plan.groups.iter().all(|of| of.tile == Tile { m, n }));
+    assert!(plan.groups.iter().all(|of| of.tile == tile));
+    (case, plan)
+}
+
+/// The last two of three query tokens see the value.
+fn check(gpu: &Gpu, dim: u32, m: u32, n: u32) {
+    let (case, plan) = in_tiles(gpu, dim, Dtype::F16, Tile { m, n }, 4);
+    let tensors = Tensors::<f16, F8E4M3>::random(&case.spec, &case.batch, case.layout, 1);
     let mut scales = Scales::random(&case);
     let run = |scales: &Scales| {
         let memory = [
@@ -88,24 +93,9 @@ fn rows_of_zeros_weigh_all_keys_alike_with_a_tiny_scale() {
         return;
     };
     for (m, n) in [(64, 64), (128, 64), (16, 32), (8, 32), (8, 128)] {
-        let spec = Spec::new(HEADS * GROUP, HEADS, 128).with_kv_dtype(Dtype::F8E4M3);
-        let batch = prefixed(&[(KEYS, 0, TOKENS)], PAGE, false, 1);
-        let case = Case {
-            spec,
-            batch,
-            layout: KvLayout::Nhd,
-            options: PlanOptions::default().with_decode_tile(Some(Tile { m, n })),
-            captured: false,
-            granularity: 1,
-            powers: false,
-            query_exponent: 0,
-            seed: 1,
-        };
-        let mut tensors = Tensors::<bf16, F8E4M3>::random(&spec, &case.batch, case.layout, 1);
+        let (case, plan) = in_tiles(gpu, 128, Dtype::BF16, Tile { m, n }, 1);
+        let mut tensors = Tensors::<bf16, F8E4M3>::random(&case.spec, &case.batch, case.layout, 1);
         tensors.q.fill(bf16::ZERO);
-        let plan = Planner::new()
-            .plan(&spec, &case.batch, &gpu.device(), &case.options)
-            .expect("it can be planned");
         let of_scale = |scale: f32| {
             let memory = [
                 Memory::new(&[scale]),

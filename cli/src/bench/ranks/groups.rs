@@ -30,7 +30,7 @@ fn groups<'a>(shares: impl Iterator<Item = &'a Share>) -> Vec<Range<usize>> {
 }
 
 /// The rank of each share in its own group, and the group's id if it exchanges results and there is NCCL.
-pub(super) fn seats(
+pub(super) fn ranks_of_groups(
     gpus: &[&Gpu],
     work: &[(Share, Plan)],
     tokens: usize,
@@ -40,17 +40,17 @@ pub(super) fn seats(
     let ids: Result<Vec<_>, _> = exchanging.map(|_| NcclId::new()).collect();
     // All groups have one, or none: their ranks measure the same exchanges.
     let ids = ids.unwrap_or_default();
-    let mut seats = Vec::new();
+    let mut all = Vec::new();
     for (index, group) in groups.into_iter().enumerate() {
         let spec = &work[group.start].0.spec;
         let ranks = Gpu::ranks(&gpus[group], spec, tokens, &patience())?;
-        seats.extend(
+        all.extend(
             ranks
                 .into_iter()
                 .map(|rank| (rank, ids.get(index).copied())),
         );
     }
-    Ok(seats)
+    Ok(all)
 }
 
 #[cfg(test)]

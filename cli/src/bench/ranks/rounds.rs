@@ -20,7 +20,7 @@ use super::{
     super::Stats,
     device::{Device, Pools},
     gate::{Gate, all},
-    groups::{patience, place, seats},
+    groups::{patience, place, ranks_of_groups},
 };
 use crate::{
     Failure,
@@ -114,10 +114,10 @@ pub(super) fn measure(
         .map(|(_, plan)| plan.total_q as usize)
         .max()
         .unwrap_or(0);
-    let seats = seats(&gpus, work, tokens)?;
+    let ranks = ranks_of_groups(&gpus, work, tokens)?;
     let runs = AtomicUsize::new(0);
     let together = Gate::new(work.len());
-    let runners = seats.into_iter().zip(devices).zip(pools).zip(work);
+    let runners = ranks.into_iter().zip(devices).zip(pools).zip(work);
     let runners = runners.map(|((((rank, nccl), device), pools), (share, plan))| Runner {
         device,
         rank,

@@ -83,15 +83,6 @@ mod entries {
         3 + p.apart
     }
 
-    #[inline(always)]
-    const fn share<S>(parts: S, keys: [u32; 2]) -> Share<S> {
-        Share {
-            parts,
-            part: 0,
-            keys,
-        }
-    }
-
     /// Keys of a block whose left half one warp copies, in groups of 8: three quarters of 4 slabs.
     const fn left(keys: u32) -> u32 {
         keys * 3 / 4 / 8 * 8
@@ -110,12 +101,18 @@ mod entries {
                 (0, Keys::Pages) => load(&$p, $maps, Half::<false, _, _>($s)),
                 (1, Keys::Pages) => load(&$p, $maps, Half::<true, _, _>($s)),
                 // Three warps: two have the most of one half, the third has what is left of both.
-                (0, Keys::Rows) => load_rows(&$p, share(Half::<false, _, _>($s), [0, left($keys)])),
-                (1, Keys::Rows) => load_rows(&$p, share(Half::<true, _, _>($s), [0, right($keys)])),
+                (0, Keys::Rows) => load_rows(
+                    &$p,
+                    Share::new(Half::<false, _, _>($s), 0, [0, left($keys)]),
+                ),
+                (1, Keys::Rows) => load_rows(
+                    &$p,
+                    Share::new(Half::<true, _, _>($s), 0, [0, right($keys)]),
+                ),
                 (3, Keys::Rows) => load_rows_of_two(
                     &$p,
-                    share(Half::<false, _, _>($s), [left($keys), $keys]),
-                    share(Half::<true, _, _>($s), [right($keys), $keys]),
+                    Share::new(Half::<false, _, _>($s), 0, [left($keys), $keys]),
+                    Share::new(Half::<true, _, _>($s), 0, [right($keys), $keys]),
                 ),
                 _ => {}
             }

@@ -96,14 +96,7 @@ mod entries {
                 (1, Keys::Pages) => load(&$p, $maps, $s),
                 (_, Keys::Pages) => {}
                 // Each of three warps copies one part of every block.
-                (warp, Keys::Rows) => load_rows(
-                    &$p,
-                    Share {
-                        parts: $s,
-                        part: warp - 1,
-                        keys: [0, $keys],
-                    },
-                ),
+                (warp, Keys::Rows) => load_rows(&$p, Share::new($s, warp - 1, [0, $keys])),
             }
         };
     }

@@ -63,13 +63,18 @@ unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
 /// Where a warp copies to: one part of each block, of which it copies some keys.
 #[derive(Clone, Copy)]
 pub(in crate::sm90::mla) struct Share<S> {
-    pub parts: S,
-    pub part: u32,
-    /// The first key, and the one after the last.
-    pub keys: [u32; 2],
+    parts: S,
+    part: u32,
+    keys: [u32; 2],
 }
 
 impl<S> Share<S> {
+    /// The keys from the first one on, up to the second.
+    #[inline(always)]
+    pub const fn new(parts: S, part: u32, keys: [u32; 2]) -> Self {
+        Self { parts, part, keys }
+    }
+
     /// Keys, a multiple of 8.
     const fn len(&self) -> u32 {
         self.keys[1] - self.keys[0]
@@ -108,8 +113,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows_of_two<
 }
 
 /// Loads key by key, 16 bytes per lane. Lanes arrive at a part's barrier when their copies are done and the next block is in
-/// flight. Copies could arrive by themselves, which is no faster, but racecheck does not follow that where consumers write to
-/// a stage.
+/// flight. Copies that arrive by themselves are up to 18 % faster (docs/notes/mla.md), but racecheck does not follow them where
+/// consumers write to a stage.
 #[inline(always)]
 unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
@@ -123,7 +128,7 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     let strides = [strides.page, strides.token].map(|elements| elements / 8);
     // Whether a lane has two keys of a block.
     let two = share.len() > 32;
-    // Opaque: it is computed again for each unit.
+    // The first key of a lane in a block.
     let key = |lane: u32| match second {
         Some(second) if lane >= share.len() => second.keys[0] + lane - share.len(),
         _ => share.keys[0] + lane,
@@ -183,6 +188,7 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
             [first, second]
         };
         let look_up_all = |at: u32| [look_up(at), if two { look_up(at + 32) } else { 0 }];
+        // Opaque: a key that is computed for all units takes a register.
         let mut at = unit.first + key(misc::opaque(lane));
         let mut pages = look_up_all(at);
         let mut left = unit.blocks;
