@@ -1,4 +1,4 @@
-//! A library that replaces `libcuda.so.1` and fails on demand, compiled by `driver_errors.rs` with
+//! A library that replaces `libcuda.so.1` and fails on demand, compiled by `driver_errors` with
 //! plain rustc. `FAKE_DRIVER` holds `name=value` pairs.
 #![allow(non_snake_case)]
 

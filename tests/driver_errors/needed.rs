@@ -9,12 +9,11 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
-use super::{graph_driver, launches, with_library};
+use crate::driver::{launches, with_graph_driver};
 
 #[test]
 fn a_graph_takes_no_plan_that_needs_what_was_left_out() {
-    let test = "needed::a_graph_takes_no_plan_that_needs_what_was_left_out";
-    if !with_library(test, "threads=1024", graph_driver) {
+    if !with_graph_driver(a_graph_takes_no_plan_that_needs_what_was_left_out) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();

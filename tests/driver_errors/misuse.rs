@@ -10,7 +10,7 @@ use tandem_attn::{
     shard::RankError,
 };
 
-use super::{graph_driver, launches, with_library, young_driver};
+use crate::driver::{launches, with_graph_driver, with_library, with_young_driver, young_driver};
 
 const A: u64 = 1 << 30;
 
@@ -30,8 +30,11 @@ fn decodes(gpu: &Gpu, spec: &Spec, keys: &[u32]) -> Plan {
 
 #[test]
 fn a_workspace_runs_only_on_its_own_gpu() {
-    let test = "misuse::a_workspace_runs_only_on_its_own_gpu";
-    if !with_library(test, "threads=1024 devices=2", young_driver) {
+    if !with_library(
+        a_workspace_runs_only_on_its_own_gpu,
+        "threads=1024 devices=2",
+        young_driver,
+    ) {
         return;
     }
     let [first, second] = [0, 1].map(|ordinal| Gpu::new(ordinal).unwrap());
@@ -64,8 +67,7 @@ fn a_workspace_runs_only_on_its_own_gpu() {
 /// Without a launch set, a graph has the grids and the items of the plan that it was captured with.
 #[test]
 fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
-    let test = "misuse::a_graph_without_a_launch_set_takes_only_plans_of_its_launches";
-    if !with_library(test, "threads=1024", graph_driver) {
+    if !with_graph_driver(a_graph_without_a_launch_set_takes_only_plans_of_its_launches) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -104,8 +106,7 @@ fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
 /// Requests without keys: only the merging kernel runs, and writes zeros.
 #[test]
 fn merges_alone_want_an_output_for_each_token() {
-    let test = "misuse::merges_alone_want_an_output_for_each_token";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(merges_alone_want_an_output_for_each_token) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -153,8 +154,7 @@ fn merges_alone_want_an_output_for_each_token() {
 /// Results behind the query tokens are those of an earlier step.
 #[test]
 fn ranks_merge_no_more_rows_than_there_are_queries() {
-    let test = "misuse::ranks_merge_no_more_rows_than_there_are_queries";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(ranks_merge_no_more_rows_than_there_are_queries) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -216,8 +216,7 @@ fn ranks_merge_no_more_rows_than_there_are_queries() {
 /// past the end of the workspace.
 #[test]
 fn a_plan_that_converts_more_pages_than_the_bound_is_refused() {
-    let test = "misuse::a_plan_that_converts_more_pages_than_the_bound_is_refused";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_plan_that_converts_more_pages_than_the_bound_is_refused) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();

@@ -19,7 +19,7 @@ use tandem_attn::{
     step::Rope,
 };
 
-use super::{with_library, young_driver};
+use crate::driver::with_young_driver;
 
 const OUT_OF_MEMORY: i32 = 2;
 const LAUNCH_FAILED: i32 = 719;
@@ -124,8 +124,7 @@ fn decode_and_prompt(spec: &Spec, options: &PlanOptions) -> Plan {
 /// Their addresses and their context are given back when they are dropped, and not to the next one's.
 #[test]
 fn buffers_and_streams_keep_their_context() {
-    let test = "failing::buffers_and_streams_keep_their_context";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(buffers_and_streams_keep_their_context) {
         return;
     }
     let fake = Fake::new();
@@ -145,8 +144,7 @@ fn buffers_and_streams_keep_their_context() {
 
 #[test]
 fn memory_that_is_copied_from_is_not_freed() {
-    let test = "failing::memory_that_is_copied_from_is_not_freed";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(memory_that_is_copied_from_is_not_freed) {
         return;
     }
     let fake = Fake::new();
@@ -178,8 +176,7 @@ fn memory_that_is_copied_from_is_not_freed() {
 
 #[test]
 fn launches_are_not_those_of_a_gpu_that_is_gone() {
-    let test = "failing::launches_are_not_those_of_a_gpu_that_is_gone";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(launches_are_not_those_of_a_gpu_that_is_gone) {
         return;
     }
     let spec = Spec::new(32, 8, 128);
@@ -202,8 +199,7 @@ fn launches_are_not_those_of_a_gpu_that_is_gone() {
 /// What comes next on the caller's stream would not wait for launches beside it.
 #[test]
 fn a_failing_launch_leaves_no_stream_on_its_own() {
-    let test = "failing::a_failing_launch_leaves_no_stream_on_its_own";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_failing_launch_leaves_no_stream_on_its_own) {
         return;
     }
     let fake = Fake::new();
@@ -238,8 +234,7 @@ fn a_failing_launch_leaves_no_stream_on_its_own() {
 /// Kernels of other GPUs read it, and wait for what the host says.
 #[test]
 fn memory_of_ranks_is_there_for_all_of_them() {
-    let test = "failing::memory_of_ranks_is_there_for_all_of_them";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(memory_of_ranks_is_there_for_all_of_them) {
         return;
     }
     let fake = Fake::new();
@@ -260,8 +255,7 @@ fn memory_of_ranks_is_there_for_all_of_them() {
 /// What converts or turns keys is made for the type that the specification names.
 #[test]
 fn a_pool_of_another_type_is_not_converted() {
-    let test = "failing::a_pool_of_another_type_is_not_converted";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_pool_of_another_type_is_not_converted) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -305,8 +299,7 @@ fn a_pool_of_another_type_is_not_converted() {
 /// Whatever waits for other ranks is ended after a while: the default stream would wait for runs on streams that block.
 #[test]
 fn announcements_over_nccl_stay_off_the_default_stream() {
-    let test = "failing::announcements_over_nccl_stay_off_the_default_stream";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(announcements_over_nccl_stay_off_the_default_stream) {
         return;
     }
     let fake = Fake::new();
@@ -323,8 +316,7 @@ fn announcements_over_nccl_stay_off_the_default_stream() {
 /// The last launch in front of it may have nothing to do in a graph, and end before the decodes.
 #[test]
 fn results_of_a_launch_set_are_there_before_they_are_announced() {
-    let test = "failing::results_of_a_launch_set_are_there_before_they_are_announced";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(results_of_a_launch_set_are_there_before_they_are_announced) {
         return;
     }
     let fake = Fake::new();
@@ -363,8 +355,7 @@ fn results_of_a_launch_set_are_there_before_they_are_announced() {
 /// A stream that stays in capture refuses whatever comes next.
 #[test]
 fn a_capture_ends_where_its_work_panics() {
-    let test = "failing::a_capture_ends_where_its_work_panics";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_capture_ends_where_its_work_panics) {
         return;
     }
     let (fake, gpu) = (Fake::new(), Gpu::new(0).unwrap());
@@ -381,8 +372,7 @@ fn a_capture_ends_where_its_work_panics() {
 
 #[test]
 fn a_driver_that_instantiates_no_graphs_is_too_old() {
-    let test = "failing::a_driver_that_instantiates_no_graphs_is_too_old";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_driver_that_instantiates_no_graphs_is_too_old) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -397,8 +387,7 @@ fn a_driver_that_instantiates_no_graphs_is_too_old() {
 /// Each launch has a ticket, and there are as many as a run may have launches.
 #[test]
 fn a_plan_of_too_many_launches_is_refused() {
-    let test = "failing::a_plan_of_too_many_launches_is_refused";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_plan_of_too_many_launches_is_refused) {
         return;
     }
     let gpu = Gpu::new(0).unwrap();
@@ -434,8 +423,7 @@ fn a_plan_of_too_many_launches_is_refused() {
 
 #[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
-    let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(a_failing_call_is_an_error_and_nothing_stays_behind) {
         return;
     }
     let spec = Spec::new(32, 8, 128);
@@ -516,8 +504,7 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
 /// Streams that do not block would not wait for what is on its way.
 #[test]
 fn what_is_written_is_there_when_the_call_returns() {
-    let test = "failing::what_is_written_is_there_when_the_call_returns";
-    if !with_library(test, "threads=1024", young_driver) {
+    if !with_young_driver(what_is_written_is_there_when_the_call_returns) {
         return;
     }
     let copying = libcuda::symbol(c"fake_copying").expect("it is the fake driver");

@@ -1,0 +1,186 @@
+//! Single calls whose tensors, launches or driver are wrong, and the thread's context around them.
+
+use std::ptr;
+
+use tandem_attn::{
+    Error,
+    abi::MergeRow,
+    exec::gpu::{
+        DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, PartialStates, Stream, Swizzle,
+        TensorMap, WorkspaceOptions,
+    },
+    plan::Bound,
+    problem::{Dtype, KvLayout, Spec},
+};
+
+use crate::driver::{assert_fails_in, launches, with_driver};
+
+const A: u64 = 1 << 20;
+
+/// A call of each operation, with the output (or the pool) at an address of choice.
+fn call_both(gpu: &Gpu, target: u64) -> [Result<(), Error>; 2] {
+    let partials = PartialStates {
+        out: DeviceTensor::new(A, Dtype::F32, [4, 2, 64]),
+        lse: DeviceTensor::new(A, Dtype::F32, [4, 2]),
+    };
+    let rows = DeviceArray::<MergeRow>::new(A, 1);
+    let out = DeviceTensor::new(target, Dtype::BF16, [1, 2, 64]);
+    let spec = Spec::new(2, 2, 64);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 10, target, target);
+    let new = DeviceTensor::new(A, Dtype::BF16, [5, 2, 64]);
+    let slots = DeviceArray::new(A, 5);
+    // SAFETY: the fake driver follows no address.
+    unsafe {
+        [
+            gpu.merge_states(
+                &partials,
+                rows,
+                DeviceArray::new(A, 4),
+                &out,
+                None,
+                Stream::DEFAULT,
+            ),
+            gpu.append_paged_kv(&spec, &pool, slots, &new, &new, Stream::DEFAULT),
+        ]
+    }
+}
+
+#[test]
+fn bad_tensors_launch_nothing() {
+    if with_driver(bad_tensors_launch_nothing, "devices=1") {
+        let gpu = Gpu::new(0).unwrap();
+        for target in [0, A + 4] {
+            for result in call_both(&gpu, target) {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(error, Error::NullPointer { .. } | Error::Misaligned { .. }),
+                    "{error:?}"
+                );
+            }
+        }
+        assert_eq!(launches(), 0);
+        assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
+        assert_eq!(launches(), 2);
+    }
+}
+
+#[test]
+fn a_launch_that_fails() {
+    if with_driver(a_launch_that_fails, "launch=701") {
+        for result in call_both(&Gpu::new(0).unwrap(), A) {
+            assert_fails_in(("cuLaunchKernel", 701), &result.unwrap_err());
+        }
+    }
+}
+
+#[test]
+fn a_launch_beyond_the_kernel() {
+    if with_driver(a_launch_beyond_the_kernel, "threads=16") {
+        for result in call_both(&Gpu::new(0).unwrap(), A) {
+            let error = result.unwrap_err();
+            let Error::LaunchLimit { got, limit, .. } = error else {
+                panic!("{error:?}")
+            };
+            assert!(got > 16 && limit == 16, "{error}");
+        }
+        assert_eq!(launches(), 0);
+    }
+}
+
+#[test]
+fn a_driver_without_tensor_maps() {
+    if with_driver(a_driver_without_tensor_maps, "devices=1") {
+        let map = TensorMap {
+            name: "k",
+            address: A,
+            dtype: Dtype::BF16,
+            dims: &[64, 128],
+            strides: &[128],
+            box_dims: &[64, 64],
+            swizzle: Swizzle::Bytes128,
+        };
+        let expected = Error::OldDriver {
+            function: "cuTensorMapEncodeTiled",
+            since: "12.0",
+        };
+        assert_eq!(map.encode().unwrap_err(), expected);
+        let bad = TensorMap {
+            strides: &[100],
+            ..map
+        };
+        assert!(matches!(
+            bad.encode().unwrap_err(),
+            Error::TensorMap { got: 100, .. }
+        ));
+    }
+}
+
+#[test]
+fn the_context_of_the_thread_stays() {
+    if with_driver(the_context_of_the_thread_stays, "devices=1") {
+        let current = || {
+            let mut context = libcuda::Context::NULL;
+            // SAFETY: writes one pointer.
+            let _ = unsafe { libcuda::cuCtxGetCurrent(&mut context) };
+            context.as_raw().addr()
+        };
+        let gpu = Gpu::new(0).unwrap();
+        assert_eq!(
+            current(),
+            77,
+            "none was current before, so the primary one is now"
+        );
+        // SAFETY: the fake driver only stores it.
+        let _ = unsafe {
+            libcuda::cuCtxSetCurrent(libcuda::Context::from_raw(ptr::without_provenance_mut(5)))
+        };
+        assert!(Gpu::new(0).is_ok());
+        assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
+        assert_eq!(current(), 5, "another one was current, and is again");
+        gpu.make_current().unwrap();
+        assert_eq!(current(), 77);
+    }
+}
+
+#[test]
+fn a_workspace_wants_memory() {
+    if with_driver(a_workspace_wants_memory, "threads=1024 memory=2") {
+        let gpu = Gpu::new(0).unwrap();
+        let bound = Bound {
+            items: 1,
+            ..Bound::default()
+        };
+        let error = gpu
+            .workspace(&Spec::new(8, 2, 128), &bound, WorkspaceOptions::default())
+            .unwrap_err();
+        assert_fails_in(("cuMemAlloc", 2), &error);
+    }
+}
+
+/// More bytes than a number of bytes can say: the product must not wrap to a small one.
+#[test]
+fn device_buffers_have_no_more_bytes_than_can_be_counted() {
+    if with_driver(device_buffers_have_no_more_bytes_than_can_be_counted, "") {
+        let gpu = Gpu::new(0).unwrap();
+        let most = usize::MAX / size_of::<u32>();
+        for got in [most + 1, most + 2, usize::MAX] {
+            let expected = Error::Extent {
+                tensor: "a device buffer",
+                dimension: "elements",
+                got,
+                rule: format!("at most {most} of 4 bytes each"),
+            };
+            assert_eq!(
+                DeviceBuffer::<u32>::zeroed(&gpu, got).unwrap_err(),
+                expected
+            );
+        }
+        let buffer = DeviceBuffer::<f32>::zeroed(&gpu, 6).unwrap();
+        assert_eq!(buffer.tensor([2, 3]).shape, [2, 3]);
+        for shape in [[2, 4], [1 << 63, 2], [usize::MAX, usize::MAX]] {
+            let tensor = std::panic::catch_unwind(|| buffer.tensor(shape));
+            let said = tensor.unwrap_err().downcast::<String>().unwrap();
+            assert!(said.contains("in a buffer of 6 elements"), "{said}");
+        }
+    }
+}

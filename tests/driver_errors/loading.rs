@@ -1,0 +1,170 @@
+//! What is wrong before a kernel is launched: no driver, no device, modules that it refuses or that lack a kernel.
+
+use std::path::PathBuf;
+
+use tandem_attn::{
+    Error,
+    exec::gpu::{Gpu, Image, MODULES, Module},
+};
+
+use crate::driver::{assert_fails_in, with_driver, with_library};
+
+#[test]
+fn no_driver() {
+    let nowhere = || PathBuf::from("/nowhere/libcuda.so.1");
+    if with_library(no_driver, "", nowhere) {
+        let error = Gpu::new(0).unwrap_err();
+        let Error::NoDriver { searched, .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(searched, &["/nowhere/libcuda.so.1"]);
+        let text = error.to_string();
+        assert!(
+            text.contains("/nowhere/libcuda.so.1") && text.contains("TANDEM_LIBCUDA"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn no_device() {
+    let none = |ordinal, count| Error::NoDevice { ordinal, count };
+    if with_driver(no_device, "devices=0") {
+        assert_eq!(Gpu::new(0).unwrap_err(), none(0, 0));
+    }
+    if with_driver(no_device, "devices=2") {
+        assert_eq!(Gpu::new(2).unwrap_err(), none(2, 2));
+        assert!(Gpu::new(1).is_ok());
+    }
+}
+
+#[test]
+fn a_code_that_nobody_knows() {
+    if with_driver(a_code_that_nobody_knows, "init=9999") {
+        assert_fails_in(("cuInit", 9999), &Gpu::new(0).unwrap_err());
+    }
+}
+
+#[test]
+fn unsupported_architecture() {
+    if with_driver(unsupported_architecture, "compute=75") {
+        let expected = Error::UnsupportedArchitecture {
+            device: "Fake GPU".into(),
+            compute: (7, 5),
+            built_for: vec!["sm_80", "sm_90a"],
+        };
+        assert_eq!(Gpu::new(0).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn each_gpu_gets_its_modules() {
+    for (settings, arch) in [
+        ("compute=80", "sm_80"),
+        ("compute=89", "sm_80"),
+        ("compute=90", "sm_90a"),
+        ("compute=100", "sm_80"),
+    ] {
+        if with_driver(each_gpu_gets_its_modules, settings) {
+            let gpu = Gpu::builder().compile_ptx(&mut |_| {}).build(0);
+            assert_eq!(gpu.unwrap().arch(), arch);
+        }
+    }
+}
+
+#[test]
+fn ptx_newer_than_the_driver() {
+    if with_driver(ptx_newer_than_the_driver, "cubin=200 ptx=222 version=11040") {
+        let error = Gpu::builder()
+            .compile_ptx(&mut |_| {})
+            .build(0)
+            .unwrap_err();
+        let Error::PtxTooNew {
+            arch: "sm_90a",
+            ptx: (8, _),
+            driver: (11, 4),
+        } = error
+        else {
+            panic!("{error:?}")
+        };
+        assert!(error.to_string().contains("CUDA 11.4"), "{error}");
+    }
+}
+
+#[test]
+fn nothing_is_compiled_unless_asked_for() {
+    // Refused machine code, and a generation that has none.
+    for (settings, is_refused) in [
+        ("cubin=200", true),
+        ("cubin=209", true),
+        ("compute=100", false),
+    ] {
+        if with_driver(nothing_is_compiled_unless_asked_for, settings) {
+            let error = Gpu::new(0).unwrap_err();
+            let Error::NoMachineCode { refused, .. } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(refused.is_some(), is_refused, "{error}");
+            assert!(error.to_string().contains("compile_ptx"), "{error}");
+
+            let mut compiled = Vec::new();
+            let gpu = Gpu::builder()
+                .compile_ptx(&mut |step| compiled.push(step))
+                .build(0)
+                .unwrap();
+            let modules = MODULES.iter().filter(|module| module.arch == gpu.arch());
+            let families: Vec<_> = modules.map(|module| module.family).collect();
+            assert_eq!(
+                compiled.iter().map(|step| step.family).collect::<Vec<_>>(),
+                families,
+                "each module is announced once"
+            );
+            assert_eq!(compiled[0].number, 1);
+            assert_eq!(compiled[0].of, families.len());
+        }
+    }
+}
+
+#[test]
+fn damaged_kernels_are_refused() {
+    if with_driver(damaged_kernels_are_refused, "compute=90") {
+        let damaged = [Module {
+            arch: "sm_90a",
+            family: "all",
+            ptx: Image::raw(b""),
+            cubin: Some(Image::zstd(b"not zstd", 100)),
+        }];
+        let error = Gpu::builder().modules(&damaged).build(0).unwrap_err();
+        assert!(matches!(error, Error::DamagedKernels { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_refused_module() {
+    for settings in ["cubin=200 ptx=218", "cubin=2"] {
+        if with_driver(a_refused_module, settings) {
+            let error = Gpu::builder()
+                .compile_ptx(&mut |_| {})
+                .build(0)
+                .unwrap_err();
+            let Error::ModuleRefused {
+                code: 218 | 2, log, ..
+            } = &error
+            else {
+                panic!("{error:?}")
+            };
+            assert_eq!(log, "line 7: no such instruction");
+        }
+    }
+}
+
+#[test]
+fn a_missing_kernel() {
+    if with_driver(a_missing_kernel, "lacks_append=1") {
+        let expected = Error::NoKernel {
+            kernel: "append_paged_kv_16".into(),
+            arch: "sm_90a",
+        };
+        assert_eq!(Gpu::new(0).unwrap_err(), expected);
+    }
+}
