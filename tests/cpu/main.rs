@@ -21,7 +21,7 @@ mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
 mod options;
-#[path = "../common/problems.rs"]
+#[path = "../common/problems/mod.rs"]
 mod problems;
 mod refused;
 mod rotary;

@@ -10,7 +10,7 @@ mod logits;
 mod numeric;
 mod plans;
 mod pools;
-#[path = "../common/problems.rs"]
+#[path = "../common/problems/mod.rs"]
 mod problems;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};

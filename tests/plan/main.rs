@@ -4,7 +4,7 @@
 mod damage;
 #[path = "../common/numeric.rs"]
 mod numeric;
-#[path = "../common/problems.rs"]
+#[path = "../common/problems/mod.rs"]
 mod problems;
 #[path = "../common/trees.rs"]
 mod trees;

@@ -1,0 +1,172 @@
+//! Masks, soft caps, sinks, hooks and rotary embeddings.
+
+use proptest::prelude::*;
+use tandem_attn::{
+    problem::{Batch, Dtype, Spec, Variant},
+    step::{Pairing, Rope, RopeScaling, Yarn},
+    tensor::HeadTensors,
+    variant::FromLaunch,
+    variants::{
+        ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, Sigmoid, SigmoidBias, Slopes,
+    },
+};
+
+use super::super::numeric::Rng;
+
+/// Masks and soft caps.
+pub fn variant() -> impl Strategy<Value = Variant> {
+    let window = prop_oneof![3 => Just(None), 2 => (0..300_u32).prop_map(Some)];
+    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
+    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
+        let mut variant = Variant::CAUSAL;
+        variant.causal = causal;
+        variant.window_left = window_left;
+        variant.soft_cap = soft_cap;
+        variant
+    })
+}
+
+/// Sinks for a spec that has them, the same everywhere.
+pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
+    let random = || Rng(7).floats(spec.q_heads as usize, -2.0, 6.0);
+    spec.variant.sinks.then(random)
+}
+
+/// What the spec has for each head.
+pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
+    let none = HeadTensors::default();
+    sinks
+        .as_deref()
+        .map_or(none, |sinks| none.with_sinks(sinks))
+}
+
+/// Slopes of each head, as models have them: from 1/2 down to 1/256. For biases by distance their table.
+pub fn slopes(spec: &Spec) -> Vec<f32> {
+    if spec.variant.hooks == Some(DISTANCE_BIAS.name) {
+        return Rng(13).floats(spec.q_heads as usize * BIASES, -3.0, 3.0);
+    }
+    let slope = |head| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
+    (0..spec.q_heads).map(slope).collect()
+}
+
+/// The hooks of that name with these slopes, which outlive it.
+pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
+    let address = slopes.as_ptr() as u64;
+    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+}
+
+/// Sigmoid weights, about one for all keys together.
+pub fn sigmoid(spec: &Spec) -> Sigmoid {
+    Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS)
+}
+
+const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
+
+/// Biases by distance from this table, which outlives them.
+pub fn distance_bias(spec: &Spec, table: &[f32]) -> DistanceBias {
+    let table = bias_table(spec, table.as_ptr() as u64);
+    DistanceBias::from_launch(spec.variant_params(), &table)
+}
+
+/// Biases of a head: fewer than there are keys, also to the right of a query.
+const BIASES: usize = 50;
+
+fn bias_table(spec: &Spec, address: u64) -> BiasTable {
+    let first = if spec.variant.causal { 0 } else { -20 };
+    let len = spec.q_heads as usize * BIASES;
+    BiasTable::new(address, len, spec.q_heads, first).expect("a table for these heads")
+}
+
+/// What a run gives the hooks of a specification, whose numbers lie at an address.
+pub fn own_bytes(spec: &Spec, address: u64) -> Vec<u8> {
+    match spec.variant.hooks {
+        None => Vec::new(),
+        Some(name) if name == SIGMOID.name => bytemuck::bytes_of(&SIGMOID_BIAS).to_vec(),
+        Some(name) if name == DISTANCE_BIAS.name => {
+            bytemuck::bytes_of(&bias_table(spec, address)).to_vec()
+        }
+        Some(_) => bytemuck::bytes_of(&Slopes { address }).to_vec(),
+    }
+}
+
+/// Other hooks of the library in the place of linear biases, for some of the problems and where there are kernels.
+pub fn vary_hooks(spec: &mut Spec, seed: u64) {
+    if spec.variant.hooks.is_none() || seed % 4 < 2 {
+        return;
+    }
+    if spec.head_dim_qk == 128 && !spec.variant.sinks && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&SIGMOID);
+    } else if spec.head_dim_qk <= 64 && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&DISTANCE_BIAS);
+    }
+}
+
+/// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
+pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
+    let mut rng = Rng(seed);
+    let mut words = Vec::new();
+    for request in 0..batch.requests() {
+        let tokens = batch.q_len(request);
+        match rng.below(3) {
+            0 if tokens <= 64 => {
+                let parents: Vec<_> = (0..tokens)
+                    .map(|token| {
+                        rng.below(token as usize + 1)
+                            .checked_sub(1)
+                            .map(|at| at as u32)
+                    })
+                    .collect();
+                words.extend(Batch::ancestors_of(&parents));
+            }
+            1 => words.extend((0..tokens).map(|_| rng.bits())),
+            _ => words.extend((0..tokens).map(|_| u64::MAX)),
+        }
+    }
+    words
+}
+
+/// A rotary embedding of heads of so many elements: any pairs, part of a head, frequencies as they are or scaled. Half-split
+/// parts are multiples of 32 elements, as kernels have them.
+pub fn rotary(head_dim: u32, seed: u64) -> Rope {
+    let mut rng = Rng(seed);
+    let pairing = [Pairing::HalfSplit, Pairing::Interleaved][rng.below(2)];
+    let step = match pairing {
+        Pairing::HalfSplit => 32.min(head_dim),
+        Pairing::Interleaved => 2,
+    };
+    let dim = match rng.below(2) {
+        0 => head_dim,
+        _ => step * (1 + rng.below((head_dim / step) as usize) as u32),
+    };
+    let dim = dim / step * step;
+    let scaling = match rng.below(4) {
+        0 => RopeScaling::None,
+        1 => RopeScaling::Linear { factor: 4.0 },
+        2 => RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 64,
+        },
+        _ => RopeScaling::Yarn(Yarn::new(4.0, 128)),
+    };
+    let theta = [10_000.0, 500_000.0][rng.below(2)];
+    Rope::new(dim, theta)
+        .with_pairing(pairing)
+        .with_scaling(scaling)
+}
+
+/// Sinks for some of the problems, and masks of the last keys.
+pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
+    spec.variant.sinks = seed % 3 == 1;
+    if batch.parts.len() > 1 {
+        // Row blocks of several requests, which know no distances.
+        return;
+    }
+    if spec.variant.soft_cap.is_none() && spec.head_dim_qk <= 128 && seed % 7 == 3 {
+        *spec = spec.with_hooks(&ALIBI);
+    }
+    if spec.variant.causal && seed % 5 < 2 {
+        *batch = batch.clone().with_ancestors(ancestors(batch, seed));
+    }
+}
