@@ -11,7 +11,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, PageTable, Spec},
 };
 
-use crate::problems::cases;
+use crate::{pieces::only, problems::cases};
 
 const PAGE: u32 = 16;
 
@@ -27,14 +27,6 @@ fn batch(requests: &[(u32, u32)], page: u32) -> Batch {
         first = next;
     }
     Batch::new(indptr, table)
-}
-
-/// One request of a [`batch`].
-fn only(batch: &Batch, request: usize) -> Batch {
-    let table = &batch.parts[0].table;
-    let mut own = PageTable::new(table.page_size, table.pool_pages);
-    own.push(table.pages(request), table.kv_len(request));
-    Batch::new(vec![0, batch.q_len(request)], own)
 }
 
 fn fixed(tokens: u32) -> PlanOptions {

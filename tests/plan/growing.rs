@@ -1,0 +1,108 @@
+//! Plans that grow with their batch, and those that must be made anew.
+
+use tandem_attn::{
+    plan::{Bound, DeviceDescription, Plan, PlanOptions, Planner, SplitMode, Update},
+    problem::{Batch, PageTable, Part, Spec},
+};
+
+/// A request with keys on ten pages, and more in a part behind it, whose queries see `after` keys behind the first part.
+fn in_two_parts(keys: u32, after: u32, behind: u32) -> Batch {
+    let mut first = Part::new(vec![0, 1], PageTable::new(16, 20));
+    first.table.push(&(0..10).collect::<Vec<_>>(), keys);
+    first.keys_after = vec![after];
+    let mut second = Part::new(vec![0, 1], PageTable::new(16, 20));
+    second.table.push(&[10], behind);
+    Batch::composed(vec![0, 1], vec![first, second])
+}
+
+fn plan_on_h200(spec: &Spec, batch: &Batch, options: &PlanOptions) -> Plan {
+    let device = DeviceDescription::named("h200").unwrap();
+    let plan = Planner::new().plan(spec, batch, &device, options);
+    plan.unwrap()
+}
+
+/// Four queries of which the first ends before the last piece begins. Once keys behind the part move it on, it reads that.
+#[test]
+fn a_plan_does_not_grow_into_keys_that_a_row_has_not_seen() {
+    let batch = |behind: u32| {
+        let mut first = Part::new(vec![0, 4], PageTable::new(16, 20));
+        first.table.push(&(0..13).collect::<Vec<_>>(), 194);
+        first.keys_after = vec![behind];
+        let mut second = Part::new(vec![0, 3, 4], PageTable::new(16, 20));
+        second.table.push(&[], 0);
+        second.table.push(&[13], behind);
+        Batch::composed(vec![0, 4], vec![first, second])
+    };
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 192 });
+    let plan = plan_on_h200(&Spec::new(8, 2, 128), &batch(1), &options);
+    assert_eq!(plan.verify(&batch(1)), Ok(()));
+    assert_eq!(plan.clone().grow(&batch(3)), None);
+}
+
+/// Fewer keys behind those of a part: its queries stand further left, where a window shows what it had passed.
+#[test]
+fn a_plan_does_not_follow_queries_that_move_back() {
+    let batch = |after| in_two_parts(160, after, 3);
+    let mut spec = Spec::new(8, 2, 128);
+    spec.variant.window_left = Some(100);
+    let plan = plan_on_h200(&spec, &batch(3), &PlanOptions::default());
+    assert_eq!(plan.clone().grow(&batch(3)), Some(Update::Kept));
+    assert_eq!(plan.clone().grow(&batch(2)), None);
+}
+
+/// A key goes from the end of a part to one behind it: queries stand where they stood, and the part ends earlier.
+#[test]
+fn a_plan_does_not_follow_a_table_that_lost_keys() {
+    let batch = |keys, behind| in_two_parts(keys, behind, behind);
+    let plan = plan_on_h200(
+        &Spec::new(8, 2, 128),
+        &batch(158, 3),
+        &PlanOptions::default(),
+    );
+    assert_eq!(plan.verify(&batch(158, 3)), Ok(()));
+    let mut grown = plan.clone();
+    assert_eq!(grown.grow(&batch(159, 3)), Some(Update::Patched));
+    assert_eq!(grown.verify(&batch(159, 3)), Ok(()));
+    assert_eq!(plan.clone().grow(&batch(157, 4)), None);
+}
+
+/// A plan grows only for the device and the options for which it was made, whoever made it.
+#[test]
+fn an_update_for_another_device_or_other_options_plans_anew() {
+    let batch = |keys: u32| {
+        let mut table = PageTable::new(16, 1000);
+        table.push(&(0..1000).collect::<Vec<_>>(), keys);
+        Batch::new(vec![0, 1], table)
+    };
+    let [h200, h100] = ["h200", "h100"].map(|name| DeviceDescription::named(name).unwrap());
+    let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 512 });
+    let (spec, auto) = (Spec::new(8, 2, 128), PlanOptions::default());
+    let bound = Bound {
+        slots: 1,
+        ..Bound::of(&plan_on_h200(&spec, &batch(15_990), &fixed))
+    };
+    let plan = plan_on_h200(&spec, &batch(15_990), &auto);
+    let updated = |device, options| {
+        let mut plan = plan.clone();
+        let done = Planner::new().update(&spec, &batch(15_991), device, options, &mut plan);
+        (done, plan)
+    };
+    assert_eq!(updated(&h200, &auto).0, Ok(Update::Patched));
+    for (device, options) in [(&h100, &auto), (&h200, &fixed)] {
+        let new = Planner::new().plan(&spec, &batch(15_991), device, options);
+        assert_eq!(
+            updated(device, options),
+            (Ok(Update::Planned), new.unwrap())
+        );
+    }
+    let (done, within) = updated(&h200, &auto.with_bound(bound));
+    assert_eq!(done, Ok(Update::Planned));
+    assert!(within.slots <= 1 && plan.slots > 1);
+
+    // What a file does not say is not taken for granted.
+    let text = serde_json::to_string(&plan).unwrap();
+    let mut read: Plan = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, plan);
+    let done = Planner::new().update(&spec, &batch(15_991), &h200, &auto, &mut read);
+    assert_eq!(done, Ok(Update::Planned));
+}
