@@ -1,6 +1,8 @@
 //! `tandem bench --serve`: serves a trace with a model of random weights and compares the times with a simulation.
 
 mod parts;
+mod policies;
+mod requests;
 mod results;
 
 use std::{
@@ -9,40 +11,37 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::plan::{PackRule, PlanOptions, pod::PodMode};
 use tandem_engine::{
-    Architecture, Backend, Engine, Limits, Weights,
-    calibrate::{Calibration, MeasuredStep, StepLengths, calibrate, warm_up},
+    Architecture, Backend, Engine, Weights,
+    calibrate::{Calibration, calibrate, warm_up},
     replay::{Replay, replay},
 };
 use tandem_schedule::{
-    Hardware, ModelDescription, Prompt,
+    Hardware, ModelDescription,
     attention::Overlap,
-    chunk::{ChunkSize, Expected},
     cost::{CostModel, Parallel},
     metrics::Report,
-    policy::{self, Policy, PolicyOptions},
-    sim::{AttentionSource, Simulation, simulate, standing_at},
+    sim::{simulate, standing_at},
     trace::Trace,
 };
 
+use self::{
+    policies::Choices,
+    requests::{check_lengths, longest, trace},
+};
 use super::Room;
 use crate::{
     Failure,
     backend::{self, Choice},
     bench::serving::Args,
-    memory,
     output::{self, Files, Force},
-    serve_sim::{chart, correction, described, is_file, read_trace, table},
-    table::counted,
+    serve_sim::{chart, correction, described, is_file, table},
 };
 
 /// Default capacity of the KV cache on the CPU, in tokens.
 const CPU_CACHE: u32 = 65_536;
 /// The policy that determines the capacity and the start state.
 const BASE: &str = "sarathi-serve";
-/// Prompts with a common beginning are given as blocks of this number of tokens.
-const BLOCK: u32 = 16;
 
 /// Runs the subcommand.
 ///
@@ -246,249 +245,6 @@ fn hardware(name: &str) -> Result<Hardware, Failure> {
     }
 }
 
-/// Checks that memory suffices for the requests and their tokens: accounts of requests, ids of blocks and of tokens,
-/// times.
-fn check_memory(args: &Args, requests: u64, [prompt, generated]: [u64; 2]) -> Result<(), Failure> {
-    const REQUEST: u64 = 640;
-    let blocks = match args.prefix {
-        Some(_) => prompt.div_ceil(BLOCK.into()) + requests,
-        None => 0,
-    };
-    let times = args.policy.len() as u64 + 2;
-    // With a window, only the prompts inside of it are expanded to tokens.
-    let ids = if args.window.is_some() { 0 } else { prompt };
-    // The whole trace is kept in addition to the part that is served.
-    let needed = REQUEST * requests + 4 * (ids + 2 * blocks + times * generated);
-    memory::check(
-        &format!(
-            "serving {} of {prompt} prompt and {generated} generated tokens together",
-            counted(requests as usize, "request")
-        ),
-        needed,
-        "give fewer --requests, or shorter ones",
-    )
-}
-
-fn trace(args: &Args) -> Result<Trace, Failure> {
-    let mut trace = match &args.trace {
-        Some(path) => {
-            let trace = read_trace(path)?;
-            let served = args.requests.map_or(usize::MAX, |most| most as usize);
-            let served = &trace.arrivals[..served.min(trace.arrivals.len())];
-            let tokens = served.iter().fold([0, 0], |[prompt, generated], arrival| {
-                let request = &arrival.request;
-                [
-                    prompt + u64::from(request.prompt.len()),
-                    generated + u64::from(request.max_new_tokens),
-                ]
-            });
-            check_memory(args, served.len() as u64, tokens)?;
-            trace
-        }
-        None => {
-            let requests = args.requests.unwrap_or(64);
-            let all = |tokens: u32| u64::from(requests) * u64::from(tokens);
-            let tokens = [all(args.prompt), all(args.generated)];
-            check_memory(args, requests.into(), tokens)?;
-            Trace::uniform(requests as usize, args.prompt, args.generated)
-        }
-    };
-    if trace.arrivals.is_empty() {
-        return Err(Failure::Input("the trace has no requests".to_owned()));
-    }
-    if let Some(prefix) = args.prefix {
-        if prefix > args.prompt {
-            return Err(Failure::Input(format!(
-                "--prefix {prefix} is more than the {} tokens of a prompt (--prompt)",
-                args.prompt
-            )));
-        }
-        if !prefix.is_multiple_of(BLOCK) {
-            return Err(Failure::Input(format!(
-                "--prefix {prefix}: prompts share blocks of {BLOCK} tokens: give a multiple of {BLOCK}"
-            )));
-        }
-        let blocks = args.prompt.div_ceil(BLOCK);
-        let shared = prefix / BLOCK;
-        for (request, arrival) in trace.arrivals.iter_mut().enumerate() {
-            let own = (request as u32 + 1).wrapping_mul(blocks);
-            let id = |block| if block < shared { block } else { own + block };
-            arrival.request.prompt = Prompt::Blocks {
-                ids: (0..blocks).map(id).collect(),
-                block: BLOCK,
-                len: args.prompt,
-            };
-        }
-    }
-    Ok(trace)
-}
-
-/// Whether the trace says which blocks of its prompts are equal.
-fn shares_blocks(trace: &Trace) -> bool {
-    let mut arrivals = trace.arrivals.iter();
-    arrivals.any(|arrival| matches!(arrival.request.prompt, Prompt::Blocks { .. }))
-}
-
-/// Numbers of tokens of the requests, prompt and answer.
-fn lengths(trace: &Trace) -> impl Iterator<Item = u32> {
-    trace.arrivals.iter().map(|arrival| {
-        let request = &arrival.request;
-        request.prompt.len().saturating_add(request.max_new_tokens)
-    })
-}
-
-fn longest(trace: &Trace) -> u32 {
-    lengths(trace).max().unwrap_or(0)
-}
-
-/// Checks that a request fits, before anything is measured; those that do not are refused while the trace is served.
-fn check_lengths(trace: &Trace, positions: u32, cache: Option<u32>) -> Result<(), Failure> {
-    let shortest = lengths(trace).min().unwrap_or(0);
-    let cache = cache.unwrap_or(u32::MAX);
-    let room = match shortest {
-        _ if shortest > positions => {
-            format!("the model has {positions} positions: give a model with more")
-        }
-        _ if shortest > cache => {
-            format!("the KV cache holds {cache} tokens: give a larger --cache")
-        }
-        _ => return Ok(()),
-    };
-    Err(Failure::Input(format!(
-        "no request fits: the shortest has {shortest} tokens of prompt and answer, and {room}, or shorter requests"
-    )))
-}
-
-/// The parts of a policy's name.
-struct Choices<'a> {
-    policy: &'a str,
-    pod: bool,
-    unpacked: bool,
-}
-
-impl<'a> Choices<'a> {
-    fn of(name: &'a str) -> Result<Self, Failure> {
-        let mut parts = name.split('+');
-        let mut choices = Self {
-            policy: parts.next().unwrap_or_default(),
-            pod: false,
-            unpacked: false,
-        };
-        for part in parts {
-            match part {
-                "pod" => choices.pod = true,
-                "unpacked" => choices.unpacked = true,
-                _ => {
-                    return Err(Failure::Input(format!(
-                        "{name}: there is no +{part}; a policy may end in +pod or +unpacked"
-                    )));
-                }
-            }
-        }
-        Ok(choices)
-    }
-
-    /// Whether the policy computes prompts whole.
-    fn is_whole(&self) -> bool {
-        matches!(self.policy, "prefill-first" | "orca")
-    }
-
-    fn planning(&self) -> PlanOptions {
-        PlanOptions::default()
-            .with_pod(if self.pod {
-                PodMode::Auto
-            } else {
-                PodMode::Serial
-            })
-            .with_packing(if self.unpacked {
-                PackRule::Off
-            } else {
-                PackRule::Fastest
-            })
-    }
-
-    fn policy(
-        &self,
-        args: &Args,
-        cost: &CostModel,
-        trace: &Trace,
-    ) -> Result<Box<dyn Policy>, Failure> {
-        let (prompt, generated) = trace.mean_lengths();
-        let expected = Expected {
-            prompt: prompt as u32,
-            generated: generated as u32,
-            requests: args.batch,
-            target_ns: None,
-        };
-        let options = PolicyOptions {
-            chunk: ChunkSize::adaptive(cost.clone(), expected),
-            target_ns: 50e6,
-            cost: cost.clone(),
-        };
-        Ok(policy::by_name(self.policy, &options)?)
-    }
-
-    fn limits(&self, args: &Args, trace: &Trace) -> Limits {
-        Limits {
-            step_tokens: match self.is_whole() {
-                true => args.budget.max(longest(trace)),
-                false => args.budget,
-            },
-            step_requests: args.batch,
-            running: args.batch,
-            spare_pages: args.batch,
-            ..Limits::default()
-        }
-    }
-}
-
-impl Args {
-    /// Whether each step is composed before the tokens of the last one are known.
-    fn ahead(&self, backend: &dyn Backend) -> bool {
-        backend.is_asynchronous() && !self.wait
-    }
-
-    /// Number of tokens of the largest step of any policy.
-    fn most_tokens(&self, trace: &Trace) -> Result<u32, Failure> {
-        let mut most = self.budget.max(self.batch);
-        for name in &self.policy {
-            most = most.max(Choices::of(name)?.limits(self, trace).step_tokens);
-        }
-        Ok(most)
-    }
-
-    /// Whether a policy reads shared prefixes separately. Then the simulations must see shared prefixes, too.
-    fn compares_packing(&self) -> bool {
-        let unpacked = |name: &String| Choices::of(name).is_ok_and(|choices| choices.unpacked);
-        self.policy.iter().any(unpacked)
-    }
-
-    fn simulation<'a>(
-        &self,
-        choices: &Choices<'_>,
-        cost: &'a CostModel,
-        trace: &Trace,
-        backend: &dyn Backend,
-    ) -> Result<Simulation<'a>, Failure> {
-        let policy = choices.policy(self, cost, trace)?;
-        let limits = Limits {
-            chunk_keys: backend.chunk_keys(),
-            ..choices.limits(self, trace)
-        };
-        let mut simulation = Simulation::with_policy(cost, limits, policy);
-        simulation.page_size = backend.page_size();
-        simulation.pages = Some(backend.pages());
-        simulation.ahead = self.ahead(backend);
-        if self.prefix.is_some() || self.compares_packing() && shares_blocks(trace) {
-            simulation.attention = match choices.unpacked {
-                true => AttentionSource::Unpacked,
-                false => AttentionSource::Planner,
-            };
-        }
-        Ok(simulation)
-    }
-}
-
 /// Simulated requests per second of a trace if all requests arrive at 0, with chunked prefill and serial attention.
 fn capacity(
     args: &Args,
@@ -546,35 +302,4 @@ fn predict(
     let mut report = simulate(trace, simulation)?;
     "  simulated".clone_into(&mut report.policy);
     Ok(report)
-}
-
-/// A short name of a calibration step: decodes and their keys, and a chunk from its first token to the end of its keys.
-fn short(step: &MeasuredStep) -> String {
-    let StepLengths {
-        decodes,
-        keys,
-        chunk,
-        chunk_keys,
-    } = step.lengths;
-    let mut parts = Vec::new();
-    if decodes > 0 {
-        parts.push(format!("{decodes} × {keys}"));
-    }
-    if chunk > 0 {
-        parts.push(format!("{chunk} to {chunk_keys}"));
-    }
-    parts.join(" + ") + if step.pod { ", POD" } else { "" }
-}
-
-impl results::Results<'_> {
-    fn reports(&self) -> Vec<Report> {
-        let both = self.served.iter();
-        both.flat_map(|(replay, simulated)| [replay.report.clone(), simulated.clone()])
-            .collect()
-    }
-}
-
-/// Predicted time for the rows of a step's table.
-fn predicted_ms(calibration: &Calibration, cost: &CostModel, index: usize) -> f64 {
-    1e3 * calibration.predicted_s(cost, &calibration.steps[index])
 }

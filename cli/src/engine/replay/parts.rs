@@ -5,7 +5,7 @@ use tandem_engine::{
     calibrate::{Calibration, MeasuredStep, StepLengths},
 };
 
-use super::short;
+use super::results::short;
 use crate::{
     picture::{Anchor, SMALL, Svg, WIDTH, palette, text_width},
     table::digits,

@@ -13,7 +13,6 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use super::{predicted_ms, short};
 use crate::{
     backend::Ceilings,
     bench::serving::Args,
@@ -85,6 +84,12 @@ fn off_by(simulated: f64, measured: f64) -> String {
 }
 
 impl Results<'_> {
+    pub(super) fn reports(&self) -> Vec<Report> {
+        let both = self.served.iter();
+        both.flat_map(|(replay, simulated)| [replay.report.clone(), simulated.clone()])
+            .collect()
+    }
+
     pub(super) fn text(&self, args: &Args) -> String {
         let mut text = table::table(self.cost, self.trace, Some(self.device), &self.reports());
         let mut line = format!("measured on {}", self.device);
@@ -227,4 +232,27 @@ impl Results<'_> {
         };
         serde_json::to_string_pretty(&file).expect("plain data") + "\n"
     }
+}
+
+/// A short name of a calibration step: decodes and their keys, and a chunk from its first token to the end of its keys.
+pub(super) fn short(step: &MeasuredStep) -> String {
+    let StepLengths {
+        decodes,
+        keys,
+        chunk,
+        chunk_keys,
+    } = step.lengths;
+    let mut parts = Vec::new();
+    if decodes > 0 {
+        parts.push(format!("{decodes} × {keys}"));
+    }
+    if chunk > 0 {
+        parts.push(format!("{chunk} to {chunk_keys}"));
+    }
+    parts.join(" + ") + if step.pod { ", POD" } else { "" }
+}
+
+/// Predicted time for the rows of a step's table.
+fn predicted_ms(calibration: &Calibration, cost: &CostModel, index: usize) -> f64 {
+    1e3 * calibration.predicted_s(cost, &calibration.steps[index])
 }
