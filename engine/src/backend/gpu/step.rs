@@ -1,0 +1,256 @@
+//! Enqueues a step, from token ids to drawn tokens.
+
+use half::bf16;
+use tandem_attn::{
+    exec::gpu::{
+        AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, KvPool,
+        QkNorm, QkvStep, Stream, Workspace,
+    },
+    problem::Spec,
+};
+
+use super::{
+    GpuBackend,
+    blas::{Blas, Shape},
+    buffers::Buffers,
+    logits,
+    slots::Slot,
+};
+use crate::{
+    Architecture, Error,
+    backend::{Part, layers::Layer},
+};
+
+impl GpuBackend {
+    /// Enqueues a whole step on a stream, from token ids to drawn tokens.
+    pub(super) fn forward(
+        &mut self,
+        tokens: usize,
+        rows: usize,
+        replayed: bool,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let Self {
+            kinds,
+            model,
+            pools,
+            buffers: b,
+            blas,
+            gpu,
+            slots,
+            architecture: a,
+            ..
+        } = self;
+        let hidden = [tokens, a.hidden];
+        let mut step = Step {
+            gpu,
+            blas,
+            a,
+            b,
+            slot: slots.next()?,
+            tokens,
+            stream,
+        };
+        let table = model.embedding.tensor([a.vocabulary, a.hidden]);
+        let residual = step.b.residual.tensor(hidden);
+        // SAFETY: all buffers live in `self` longer than the work on its stream. They are as large as the shapes:
+        // `begin` refuses more tokens and rows than they were made for.
+        unsafe {
+            step.gpu.embed(
+                &table,
+                step.b.ids(tokens),
+                a.embedding_scale,
+                &residual,
+                stream,
+            )?
+        };
+        for (index, layer) in model.layers.iter().enumerate() {
+            let kind = &mut kinds[a.layers[index]];
+            let (plans, workspace) = match replayed {
+                true => &mut kind.replayed,
+                false => &mut kind.launched,
+            };
+            let cache = (pools.layer(index), pools.append_scales());
+            step.norm(&layer.norm_attention, index > 0)?;
+            step.attention(layer, &plans.spec, &kind.rope, workspace, cache)?;
+            step.feed(layer)?;
+        }
+        step.norm(&model.norm, !model.layers.is_empty())?;
+        step.mark(Part::Norms)?;
+        step.sample(model.head(), rows)
+    }
+}
+
+/// What all parts of a step use.
+struct Step<'a> {
+    gpu: &'a Gpu,
+    blas: &'a mut Blas,
+    a: &'a Architecture,
+    b: &'a Buffers,
+    slot: &'a mut Slot,
+    tokens: usize,
+    stream: Stream,
+}
+
+// SAFETY of all calls below: see `GpuBackend::forward`. All work is on one stream, in order.
+impl Step<'_> {
+    fn mark(&mut self, part: Part) -> Result<(), Error> {
+        self.slot.mark(part, self.stream)
+    }
+
+    fn multiply(
+        &mut self,
+        x: &DeviceBuffer<bf16>,
+        w: &DeviceBuffer<bf16>,
+        inputs: usize,
+        outputs: usize,
+        out: &DeviceBuffer<bf16>,
+    ) -> Result<(), Error> {
+        let shape = Shape {
+            rows: self.tokens,
+            inputs,
+            outputs,
+            out_stride: outputs,
+            in_f32: false,
+        };
+        let matrices = [x, w, out].map(DeviceBuffer::address);
+        // SAFETY: see above.
+        unsafe { self.blas.multiply(shape, matrices, self.stream) }
+    }
+
+    /// Adds the output of the last branch, if there is one, to the residual. Normalises the sum.
+    fn norm(&self, weight: &DeviceBuffer<bf16>, branch_waits: bool) -> Result<(), Error> {
+        let (a, b) = (self.a, self.b);
+        let shape = [self.tokens, a.hidden];
+        let (weight, out) = (weight.tensor([a.hidden]), b.normed.tensor(shape));
+        let residual = b.residual.tensor(shape);
+        let (x, residual) = match branch_waits {
+            false => (residual, None),
+            true => (b.branch.tensor(shape), Some(&residual)),
+        };
+        // SAFETY: see above.
+        unsafe {
+            self.gpu
+                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        layer: &Layer<DeviceBuffer<bf16>>,
+        spec: &Spec,
+        rope: &DeviceRope,
+        workspace: &mut Workspace,
+        (pool, scales): (KvPool, AppendScales),
+    ) -> Result<(), Error> {
+        let (a, b, tokens) = (self.a, self.b, self.tokens);
+        self.mark(Part::Norms)?;
+        self.multiply(&b.normed, &layer.qkv, a.hidden, a.qkv_width(), &b.qkv)?;
+        self.mark(Part::Qkv)?;
+        let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
+        // Queries are not copied: they are read from the product's output.
+        let q = b.qkv.tensor([tokens, a.qkv_width()]);
+        let q = DeviceTensor::new(q.address, q.dtype, [tokens, heads, dim])
+            .with_stride(0, a.qkv_width());
+        let qkv = QkvStep {
+            qkv: b.qkv.tensor([tokens, a.qkv_width()]),
+            bias: layer
+                .qkv_bias
+                .as_ref()
+                .map(|bias| bias.tensor([a.qkv_width()])),
+            norm: layer.qk_norm.as_ref().map(|[q, k]| QkNorm {
+                norm: a.norm,
+                q: q.tensor([dim]),
+                k: k.tensor([dim]),
+            }),
+            rope: Some((rope, b.positions(tokens))),
+        };
+        let out = b.attention.tensor([tokens, heads, dim]);
+        // SAFETY: see above; the plan comes from the planner.
+        unsafe {
+            self.gpu
+                .qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
+        }
+        self.mark(Part::Append)?;
+        // SAFETY: as above.
+        unsafe {
+            self.gpu
+                .run(workspace, &q, &[pool], &out, None, self.stream)?;
+        }
+        self.mark(Part::Attention)?;
+        self.multiply(&b.attention, &layer.out, a.q_width(), a.hidden, &b.branch)?;
+        self.mark(Part::Out)?;
+        self.norm_branch(layer.norm_attention_out.as_ref())
+    }
+
+    fn feed(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
+        let (a, b) = (self.a, self.b);
+        self.norm(&layer.norm_feed, true)?;
+        self.mark(Part::Norms)?;
+        self.multiply(
+            &b.normed,
+            &layer.gate_up,
+            a.hidden,
+            2 * a.intermediate,
+            &b.gate_up,
+        )?;
+        self.mark(Part::GateUp)?;
+        let gate_up = b.gate_up.tensor([self.tokens, 2 * a.intermediate]);
+        let gated = b.gated.tensor([self.tokens, a.intermediate]);
+        // SAFETY: see above.
+        unsafe { self.gpu.gate(a.activation, &gate_up, &gated, self.stream)? };
+        self.mark(Part::Gate)?;
+        self.multiply(&b.gated, &layer.down, a.intermediate, a.hidden, &b.branch)?;
+        self.mark(Part::Down)?;
+        self.norm_branch(layer.norm_feed_out.as_ref())
+    }
+
+    /// Normalises the output of a branch in place, if the family does so.
+    fn norm_branch(&self, weight: Option<&DeviceBuffer<bf16>>) -> Result<(), Error> {
+        let Some(weight) = weight else { return Ok(()) };
+        let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
+        let weight = weight.tensor([self.a.hidden]);
+        // SAFETY: see above; the kernel reads a row before it writes it.
+        unsafe {
+            self.gpu
+                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the logits of the rows that are needed, and draws a token from each.
+    fn sample(&mut self, head: &DeviceBuffer<bf16>, rows: usize) -> Result<(), Error> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (a, b) = (self.a, self.b);
+        let table = b.normed.tensor([self.tokens, a.hidden]);
+        let wanted = b.branch.tensor([rows, a.hidden]);
+        let shape = Shape {
+            rows,
+            inputs: a.hidden,
+            outputs: a.vocabulary,
+            out_stride: logits::stride(a.vocabulary),
+            in_f32: true,
+        };
+        let matrices: [DevicePtr; 3] = [wanted.address, head.address(), b.logits.address()];
+        let logits = b
+            .logits
+            .tensor([rows, a.vocabulary])
+            .with_stride(0, shape.out_stride);
+        // SAFETY: see above.
+        unsafe {
+            self.gpu
+                .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
+            self.blas.multiply(shape, matrices, self.stream)?;
+        }
+        self.mark(Part::Head)?;
+        let ids = DeviceArray::new(b.sampled.address(), rows);
+        // SAFETY: see above.
+        unsafe {
+            self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?;
+        }
+        self.mark(Part::Sample)
+    }
+}
