@@ -1,117 +1,29 @@
 //! Reads `config.json` as any version of `transformers` writes it.
 
+mod fields;
+mod refused;
+mod ropes;
+#[cfg(test)]
+mod tests;
+
 use std::{fs, io, path::Path};
 
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use tandem_attn::{
     problem::Spec,
-    step::{Activation, RmsNorm, Rope, RopeScaling, Yarn},
+    step::{RmsNorm, RopeScaling},
 };
 
+use self::{
+    fields::{Config, GenerationConfig, Ids},
+    refused::refuse_unknown,
+    ropes::ropes,
+};
 use super::{Architecture, AttentionKind};
 use crate::{
     Error,
     family::{FAMILIES, Traits, Window},
 };
-
-/// The fields that are read, under the names in the file.
-#[derive(Debug, Deserialize)]
-struct Config {
-    model_type: String,
-    /// Multimodal models keep the configuration of their text part here.
-    text_config: Option<serde_json::Value>,
-    vocab_size: Option<usize>,
-    hidden_size: Option<usize>,
-    intermediate_size: Option<usize>,
-    num_hidden_layers: Option<usize>,
-    num_attention_heads: Option<u32>,
-    num_key_value_heads: Option<u32>,
-    head_dim: Option<u32>,
-    max_position_embeddings: Option<u32>,
-    rms_norm_eps: Option<f32>,
-    hidden_act: Option<String>,
-    /// Gemma's name of `hidden_act`. A file may have both.
-    hidden_activation: Option<String>,
-    tie_word_embeddings: Option<bool>,
-    attention_bias: Option<bool>,
-    mlp_bias: Option<bool>,
-    eos_token_id: Option<Ids>,
-    // Rotary embedding: one object since `transformers` 5, several fields before.
-    rope_parameters: Option<RopeParameters>,
-    rope_theta: Option<f64>,
-    rope_scaling: Option<RopeFields>,
-    rope_local_base_freq: Option<f64>,
-    partial_rotary_factor: Option<f64>,
-    // Windows.
-    layer_types: Option<Vec<String>>,
-    /// If the field is absent, the family's value applies; `null` means no window.
-    #[serde(default, deserialize_with = "named")]
-    sliding_window: Option<Option<u32>>,
-    use_sliding_window: Option<bool>,
-    max_window_layers: Option<usize>,
-    sliding_window_pattern: Option<usize>,
-    // Scales and caps.
-    query_pre_attn_scalar: Option<f32>,
-    attn_logit_softcapping: Option<f32>,
-    final_logit_softcapping: Option<f32>,
-    use_bidirectional_attention: Option<bool>,
-    quantization_config: Option<serde_json::Value>,
-}
-
-/// Tells a `null` field from an absent one.
-fn named<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<u32>>, D::Error> {
-    Option::deserialize(field).map(Some)
-}
-
-#[derive(Debug, Deserialize)]
-struct GenerationConfig {
-    eos_token_id: Option<Ids>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a token id or a list of them")]
-enum Ids {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-impl Ids {
-    fn into_vec(self) -> Vec<u32> {
-        match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct RopeFields {
-    rope_type: Option<String>,
-    /// The older name of `rope_type`. A file may have both.
-    #[serde(rename = "type")]
-    old_type: Option<String>,
-    rope_theta: Option<f64>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<u32>,
-    beta_fast: Option<f64>,
-    beta_slow: Option<f64>,
-    attention_factor: Option<f64>,
-    mscale: Option<f64>,
-    mscale_all_dim: Option<f64>,
-    truncate: Option<bool>,
-    partial_rotary_factor: Option<f64>,
-}
-
-/// Either one set of fields for all layers, or one for each kind of layer.
-#[derive(Debug, Deserialize)]
-struct RopeParameters {
-    full_attention: Option<RopeFields>,
-    sliding_attention: Option<RopeFields>,
-    #[serde(flatten)]
-    all: RopeFields,
-}
 
 const GENERATION: &str = "generation_config.json";
 
@@ -318,84 +230,6 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     })
 }
 
-/// Ignoring an option that changes the result would give a wrong text, so it is refused.
-fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
-    let refuse = |field, got: String, rule: &str| {
-        let rule = rule.to_owned();
-        Err(Error::Unsupported { field, got, rule })
-    };
-    if let Some(quantised) = &config.quantization_config {
-        let method = quantised
-            .get("quant_method")
-            .map_or("something", |name| name.as_str().unwrap_or("something"));
-        return refuse(
-            "quantization_config",
-            method.to_owned(),
-            "use the model in BF16",
-        );
-    }
-    if config.attention_bias == Some(true) && !traits.qkv_bias {
-        return refuse(
-            "attention_bias",
-            "true".to_owned(),
-            "supported: no biases, except Qwen 2's biases of Q, K and V",
-        );
-    }
-    if config.mlp_bias == Some(true) {
-        return refuse(
-            "mlp_bias",
-            "true".to_owned(),
-            "supported: feed-forward parts without biases",
-        );
-    }
-    if config.use_bidirectional_attention == Some(true) {
-        return refuse(
-            "use_bidirectional_attention",
-            "true".to_owned(),
-            "supported: causal models",
-        );
-    }
-    if let Some(cap) = config.final_logit_softcapping {
-        return refuse(
-            "final_logit_softcapping",
-            cap.to_string(),
-            "supported: logits without a cap",
-        );
-    }
-    let in_rope = config.rope_parameters.iter().flat_map(|new| {
-        let kinds = [&new.full_attention, &new.sliding_attention];
-        kinds.into_iter().flatten().chain([&new.all])
-    });
-    let turned = in_rope
-        .chain(&config.rope_scaling)
-        .map(|fields| fields.partial_rotary_factor);
-    let mut turned = turned.chain([config.partial_rotary_factor]).flatten();
-    if let Some(part) = turned.find(|&part| part != 1.0) {
-        return refuse(
-            "partial_rotary_factor",
-            part.to_string(),
-            "these families turn whole heads",
-        );
-    }
-    let names: &[&str] = match traits.activation {
-        Activation::GeluTanh => &["gelu_pytorch_tanh"],
-        _ => &["silu", "swish"],
-    };
-    let named = [&config.hidden_act, &config.hidden_activation];
-    let other = named
-        .into_iter()
-        .flatten()
-        .find(|name| !names.contains(&name.as_str()));
-    match other {
-        Some(got) => refuse(
-            "hidden_act",
-            got.clone(),
-            &format!("this family has {}", names[0]),
-        ),
-        None => Ok(()),
-    }
-}
-
 /// For each layer, whether it has a sliding window.
 fn sliding_layers(
     config: &Config,
@@ -451,117 +285,3 @@ fn sliding_layers(
     };
     types.iter().map(slides).collect()
 }
-
-/// The rotary embeddings of layers without and with a sliding window.
-fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], Error> {
-    let rope = |fields: &RopeFields| rope(config, traits, head_dim, fields);
-    let local_theta = config.rope_local_base_freq.or(Some(10000.0));
-    let theta = match traits.local_rope {
-        true => [config.rope_theta, local_theta],
-        false => [config.rope_theta; 2],
-    };
-    let usual = |kind: usize, fields: &RopeFields| RopeFields {
-        rope_theta: fields.rope_theta.or(theta[kind]),
-        ..fields.clone()
-    };
-    let of_all = |fields: &RopeFields| match traits.local_rope {
-        true => [usual(0, fields), usual(1, &RopeFields::default())],
-        false => [usual(0, fields), usual(1, fields)],
-    };
-    let Some(new) = &config.rope_parameters else {
-        let old = config.rope_scaling.clone().unwrap_or_default();
-        let [global, local] = of_all(&old);
-        return Ok([rope(&global)?, rope(&local)?]);
-    };
-    let by_kind = [&new.full_attention, &new.sliding_attention];
-    let [global, local] = match by_kind {
-        [None, None] => of_all(&new.all),
-        _ => [0, 1].map(|kind| {
-            usual(
-                kind,
-                by_kind[kind].as_ref().unwrap_or(&RopeFields::default()),
-            )
-        }),
-    };
-    let ropes = [rope(&global)?, rope(&local)?];
-    if let Some(old) = &config.rope_scaling {
-        let old = RopeFields {
-            rope_theta: old.rope_theta.or(global.rope_theta),
-            ..old.clone()
-        };
-        if rope(&old)? != ropes[0] {
-            let kind = old.rope_type.or(old.old_type);
-            return Err(Error::Unsupported {
-                field: "rope_scaling",
-                got: kind.unwrap_or_else(|| "default".to_owned()),
-                rule: "rope_parameters says otherwise: give one of them".to_owned(),
-            });
-        }
-    }
-    Ok(ropes)
-}
-
-fn rope(
-    config: &Config,
-    traits: &Traits,
-    head_dim: u32,
-    fields: &RopeFields,
-) -> Result<Rope, Error> {
-    let need = |field: &'static str, value: Option<f64>| {
-        value.ok_or_else(|| Error::Missing {
-            field,
-            model_type: config.model_type.clone(),
-        })
-    };
-    let factor = || need("rope_scaling.factor", fields.factor);
-    let positions = fields.original_max_position_embeddings;
-    let original_positions = || {
-        let positions = positions.or(config.max_position_embeddings).map(f64::from);
-        need("rope_scaling.original_max_position_embeddings", positions)
-            .map(|positions| positions as u32)
-    };
-    if let (Some(kind), Some(old)) = (&fields.rope_type, &fields.old_type)
-        && kind != old
-    {
-        return Err(Error::Unsupported {
-            field: "rope_scaling.type",
-            got: old.clone(),
-            rule: format!("rope_type is {kind}: give one of them"),
-        });
-    }
-    let kind = fields.rope_type.as_ref().or(fields.old_type.as_ref());
-    let scaling = match kind.map(String::as_str) {
-        None | Some("default") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: factor()? },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: factor()?,
-            low_freq_factor: need("rope_scaling.low_freq_factor", fields.low_freq_factor)?,
-            high_freq_factor: need("rope_scaling.high_freq_factor", fields.high_freq_factor)?,
-            original_positions: original_positions()?,
-        },
-        Some("yarn") => {
-            let usual = Yarn::new(factor()?, original_positions()?);
-            RopeScaling::Yarn(Yarn {
-                beta_fast: fields.beta_fast.unwrap_or(usual.beta_fast),
-                beta_slow: fields.beta_slow.unwrap_or(usual.beta_slow),
-                attention_factor: fields.attention_factor,
-                mscale: fields.mscale,
-                mscale_all_dim: fields.mscale_all_dim,
-                truncate: fields.truncate.unwrap_or(usual.truncate),
-                ..usual
-            })
-        }
-        Some(other) => {
-            return Err(Error::Unsupported {
-                field: "rope_scaling.rope_type",
-                got: other.to_owned(),
-                rule: "supported: default, linear, llama3, yarn".to_owned(),
-            });
-        }
-    };
-    let theta = fields.rope_theta.unwrap_or(traits.defaults.rope_theta);
-    Ok(Rope::new(head_dim, theta).with_scaling(scaling))
-}
-
-#[cfg(test)]
-mod tests;
