@@ -48,13 +48,13 @@ impl Bound {
         let whole = parts * (last + tokens / wide(narrowest));
         // Beside prefills, tiles of decodes hold fewer query tokens. Of a plan that would exceed the bound, no tile is cut.
         let of_decodes = tokens.min(last.saturating_mul(device.decode_max_tokens.into()));
-        let beside = device.pod.configs.iter().filter_map(|config| {
+        let co_resident = device.pod.configs.iter().filter_map(|config| {
             let tiles = TileTable::fused(device, spec, options.decode_tile, config)?;
             let in_tiles = |tokens: u64, of_tile: u32| tokens / wide(of_tile.max(1));
             let decodes = in_tiles(of_decodes, tiles.decode_tokens());
             Some(decodes + in_tiles(tokens, tiles.fewest_tokens_of_prefills()))
         });
-        let tiles_beside = beside.max().unwrap_or(0);
+        let co_resident_tiles = co_resident.max().unwrap_or(0);
         // Splits fill the resident CTAs. A column is one CTA for each unit of an item.
         let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
@@ -68,7 +68,7 @@ impl Bound {
                 (2 * whole * chunks, tokens * parts * chunks)
             }
             _ => (
-                (4 * (whole + columns)).max(parts * (last + tiles_beside)),
+                (4 * (whole + columns)).max(parts * (last + co_resident_tiles)),
                 tokens * parts * wide(limits.states_per_token.max(2)) + of_column * columns,
             ),
         };

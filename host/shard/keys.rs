@@ -50,7 +50,7 @@ pub(super) fn runs(deal: Keys, ranks: u32, pages: u32) -> Vec<(Range<u32>, u32)>
 }
 
 /// The batch of a rank.
-pub(super) fn deal(
+pub(super) fn batch_of(
     spec: &Spec,
     batch: &Batch,
     deal: Keys,
@@ -58,7 +58,7 @@ pub(super) fn deal(
     rank: u32,
 ) -> Result<Batch, ShardError> {
     let parts = batch.parts.iter().enumerate().map(|(index, part)| {
-        let mut dealt = Dealt::new(part);
+        let mut own_part = RankPart::new(part);
         for row_block in 0..part.row_blocks() {
             let pages = part.table.pages(row_block).len() as u32;
             let own = runs(deal, ranks, pages).into_iter();
@@ -80,24 +80,24 @@ pub(super) fn deal(
                         runs,
                     });
                 }
-                (_, 0 | 1, _) => dealt.one_run(spec, row_block, own.first().cloned())?,
-                _ => dealt.runs(spec, index, row_block, &own)?,
+                (_, 0 | 1, _) => own_part.one_run(spec, row_block, own.first().cloned())?,
+                _ => own_part.runs(spec, index, row_block, &own)?,
             }
         }
-        Ok(dealt.part)
+        Ok(own_part.part)
     });
     let parts = parts.collect::<Result<_, _>>()?;
-    let dealt = Batch::composed(batch.qo_indptr.clone(), parts);
-    Ok(dealt.with_ancestors(batch.ancestors.clone()))
+    let own = Batch::composed(batch.qo_indptr.clone(), parts);
+    Ok(own.with_ancestors(batch.ancestors.clone()))
 }
 
 /// A part of a rank's batch, while it is made.
-struct Dealt<'a> {
+struct RankPart<'a> {
     whole: &'a Part,
     part: Part,
 }
 
-impl<'a> Dealt<'a> {
+impl<'a> RankPart<'a> {
     fn new(whole: &'a Part) -> Self {
         let PageTable {
             page_size,
@@ -242,7 +242,7 @@ mod tests {
         let (spec, batch) = (Spec::new(8, 2, 64), Batch::new(vec![0, 1024], table));
         for ranks in [2, 4, 8] {
             let pairs = |rank| {
-                let batch = deal(&spec, &batch, Keys::Folded, ranks, rank).unwrap();
+                let batch = batch_of(&spec, &batch, Keys::Folded, ranks, rank).unwrap();
                 let part = &batch.parts[0];
                 let of = |row_block| {
                     let first = part.first_position(row_block);

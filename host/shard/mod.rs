@@ -158,7 +158,7 @@ impl Sharding {
         spec.check()?;
         batch.check(spec)?;
         self.check(spec)?;
-        let queries = queries::Deal::new(spec, batch, self.queries)?;
+        let queries = queries::RankTokens::new(spec, batch, self.queries)?;
         (0..self.ranks())
             .map(|rank| {
                 let inner = self.keys * self.queries;
@@ -166,11 +166,14 @@ impl Sharding {
                 let (keys, at) = (within / self.queries, within % self.queries);
                 let mut share = self.heads_of(spec, heads);
                 share.spec.variant.sinks &= keys == 0;
-                let dealt = match self.keys {
+                let own = match self.keys {
                     1 => queries.of(batch, at)?,
-                    ranks => (keys::deal(spec, batch, self.deal, ranks, keys)?, Vec::new()),
+                    ranks => (
+                        keys::batch_of(spec, batch, self.deal, ranks, keys)?,
+                        Vec::new(),
+                    ),
                 };
-                (share.batch, share.tokens) = dealt;
+                (share.batch, share.tokens) = own;
                 if self.queries == 1 {
                     share.tokens = std::iter::once(0..batch.total_q()).collect();
                 }

@@ -9,12 +9,12 @@ use crate::problem::{Batch, PageTable, Part, Spec};
 const STEP: u32 = 128;
 
 /// The tokens of each rank.
-pub(super) struct Deal<'a> {
+pub(super) struct RankTokens<'a> {
     spec: &'a Spec,
     tokens: Vec<Vec<Range<u32>>>,
 }
 
-impl<'a> Deal<'a> {
+impl<'a> RankTokens<'a> {
     pub(super) fn new(spec: &'a Spec, batch: &Batch, ranks: u32) -> Result<Self, ShardError> {
         let mut tokens = vec![Vec::new(); ranks as usize];
         let long = |request: &usize| batch.q_len(*request) >= 2 * ranks * STEP;

@@ -133,9 +133,9 @@ fn what_has_no_positions_is_refused() {
     let mut table = PageTable::new(16, 8);
     table.push(&[0, 1, 2, 3, 4, 5, 6, 7], 128);
     let batch = Batch::new(vec![0, 1], table);
-    let dealt = Sharding::one().over_keys(2, Keys::Folded);
+    let sharding = Sharding::one().over_keys(2, Keys::Folded);
     assert!(matches!(
-        dealt.shares(&spec, &batch),
+        sharding.shares(&spec, &batch),
         Err(ShardError::Positions { .. })
     ));
 

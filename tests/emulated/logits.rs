@@ -1,4 +1,4 @@
-//! Hard logits, and rows that outgrow the references of their weights.
+//! Hard logits, and rows whose logits exceed the references of their weights.
 
 use half::{bf16, f16};
 use tandem_attn::{
@@ -107,7 +107,7 @@ fn beside_rows_with_large_logits<T: Element>(dim: u32) {
     assert!(alike == run(&q), "{:?}, {dim}", T::DTYPE);
 }
 
-/// Rows that outgrow their references make a warp look for maxima in every block. Its other rows have the bits that they
+/// Rows whose logits exceed their references make a warp look for maxima in every block. Its other rows have the bits that they
 /// have without such neighbours.
 #[test]
 fn rows_beside_large_logits_are_computed_as_without() {

@@ -166,7 +166,7 @@ fn an_item_without_rows_is_refused() {
     assert_eq!((broken.index, broken.field, broken.got), (1, "rows", 0));
 }
 
-/// The rows of joint items are taken apart by their runs.
+/// Each run of a joint item becomes an item of its own, with its rows.
 #[test]
 fn a_run_that_does_not_name_rows_is_refused() {
     let mut table = PageTable::new(16, 400);

@@ -215,7 +215,7 @@ impl CpuBackend {
             fit(&mut b.attention, tokens * a.q_width());
             pool.attend(&self.cpu, plans.last(), &b.q, &mut b.attention)?;
             watch.mark(Part::Attention);
-            b.feed(a, layer, watch)?;
+            b.feed_forward(a, layer, watch)?;
             branch_waits = true;
         }
         b.norm(a, &self.model.norm, branch_waits)?;
@@ -253,7 +253,7 @@ impl Buffers {
     }
 
     /// Computes from the attention outputs to the outputs of the feed-forward part.
-    fn feed(
+    fn feed_forward(
         &mut self,
         a: &Architecture,
         layer: &Layer<Vec<f32>>,

@@ -324,8 +324,8 @@ impl Cpu {
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
-        let apart = plan.without_joint_items()?;
-        let plan = apart.as_ref();
+        let without_joint = plan.without_joint_items()?;
+        let plan = without_joint.as_ref();
         let sources = Sources::of(plan)?;
         let rotary = plan.spec.rotary.map(|rope| rope.table()).transpose()?;
         let mut workspace = self.take_workspace(plan, sources.rows);

@@ -11,7 +11,7 @@ use crate::plan::{
 pub struct Drafter {
     pub drafts: Drafts,
     /// Decodes in the tiles that they would have beside prefills.
-    beside: Drafts,
+    co_resident: Drafts,
     decodes: DecodeDrafter,
     has_prefills: bool,
     is_hybrid: bool,
@@ -52,7 +52,7 @@ impl Drafter {
     ) -> [f64; 2] {
         let Self {
             drafts,
-            beside,
+            co_resident,
             decodes,
             ..
         } = self;
@@ -64,13 +64,13 @@ impl Drafter {
         if !differs {
             return [0.0; 2];
         }
-        beside.clear();
+        co_resident.clear();
         for part in input.parts(tiles) {
-            decodes.draft(&part, options, rules, beside);
+            decodes.draft(&part, options, rules, co_resident);
         }
-        let (drafted, beside) = (drafts.keys(), beside.keys());
+        let (drafted, read) = (drafts.keys(), co_resident.keys());
         let all = drafted.iter().sum::<u64>().max(1);
-        [0, 1].map(|kind| beside[kind].saturating_sub(drafted[kind]) as f64 / all as f64)
+        [0, 1].map(|kind| read[kind].saturating_sub(drafted[kind]) as f64 / all as f64)
     }
 
     /// Predicted time of decodes that share prefixes, in picoseconds, if nothing runs beside them. None if prefills

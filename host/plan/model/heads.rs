@@ -56,7 +56,7 @@ impl Model {
             let fused = || TileTable::fused(device, spec, rule.decode_tile, config);
             match &shared {
                 _ if !rule.fixed => fused(),
-                Some(shared) if shared.config == index => Some(shared.beside.clone()),
+                Some(shared) if shared.config == index => Some(shared.co_resident.clone()),
                 // On SMs of their own all kernels are those that run alone.
                 _ if config.is_apart() => fused().map(|_| tiles.clone()),
                 _ => None,

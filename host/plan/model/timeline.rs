@@ -106,45 +106,45 @@ mod tests {
 
     #[test]
     fn units_go_to_the_cta_that_is_free_first() {
-        let mut columns = CtaTimeline::default();
-        columns.reset(3, 1);
-        let starts = [50, 40, 30, 20, 10].map(|cost| columns.place(1, cost).0);
+        let mut timeline = CtaTimeline::default();
+        timeline.reset(3, 1);
+        let starts = [50, 40, 30, 20, 10].map(|cost| timeline.place(1, cost).0);
         assert_eq!(starts, [0, 0, 0, 30, 40]);
-        assert_eq!(columns.makespan(), 50);
-        assert_eq!(columns.room(1, 60), 10);
-        assert_eq!(columns.room(2, 60), 10);
-        assert_eq!(columns.room(6, 60), 5);
+        assert_eq!(timeline.makespan(), 50);
+        assert_eq!(timeline.room(1, 60), 10);
+        assert_eq!(timeline.room(2, 60), 10);
+        assert_eq!(timeline.room(6, 60), 5);
     }
 
     #[test]
     fn the_last_ones_are_quicker() {
-        let mut columns = CtaTimeline::default();
-        columns.reset(4, 1);
+        let mut timeline = CtaTimeline::default();
+        timeline.reset(4, 1);
         for cost in [100, 60, 40, 20] {
-            columns.place(1, cost);
+            timeline.place(1, cost);
         }
         let alone = |alone| Contention {
             ctas_sharing: 1,
             solo_speedup: alone,
         };
-        assert_eq!(columns.sooner(100, 0, Contention::NONE), 100);
+        assert_eq!(timeline.sooner(100, 0, Contention::NONE), 100);
         // Four until 20, three until 40, two until 60, and then one.
-        let until = |until| columns.sooner(until, 0, alone(2000));
+        let until = |until| timeline.sooner(until, 0, alone(2000));
         assert_eq!((until(20), until(40)), (20, 35));
         assert_eq!((until(60), until(100)), (46, 66));
-        assert_eq!(columns.sooner(100, 90, alone(2000)), 95);
+        assert_eq!(timeline.sooner(100, 90, alone(2000)), 95);
         // As if all were spread evenly, nearly.
-        assert_eq!(columns.sooner(100, 0, alone(9000)), 55);
+        assert_eq!(timeline.sooner(100, 0, alone(9000)), 55);
     }
 
     #[test]
     fn columns_are_as_wide_as_the_device_allows() {
-        let mut columns = CtaTimeline::default();
-        columns.reset(132, 8);
-        assert_eq!((columns.loads.len(), columns.width(8)), (33, 2));
+        let mut timeline = CtaTimeline::default();
+        timeline.reset(132, 8);
+        assert_eq!((timeline.loads.len(), timeline.width(8)), (33, 2));
         // More units than CTAs take turns.
-        columns.reset(2, 8);
-        columns.place(8, 10);
-        assert_eq!((columns.makespan(), columns.room(8, 80)), (40, 10));
+        timeline.reset(2, 8);
+        timeline.place(8, 10);
+        assert_eq!((timeline.makespan(), timeline.room(8, 80)), (40, 10));
     }
 }

@@ -248,7 +248,7 @@ impl Rows {
         // SAFETY: the caller's promise.
         let maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
         let mut factors = [1.0; 2];
-        let mut outgrown = false;
+        let mut needs_rescale = false;
         let mut h = 0;
         while h < 2 {
             let old = self.reference[h];
@@ -270,10 +270,10 @@ impl Rows {
             let factor = if grew { factor } else { 1.0 };
             self.adopt(h, reference, factor);
             factors[h] = factor;
-            outgrown |= grew & had_one;
+            needs_rescale |= grew & had_one;
             h += 1;
         }
-        (factors, outgrown)
+        (factors, needs_rescale)
     }
 
     /// The sums of whole rows, over their four lanes.

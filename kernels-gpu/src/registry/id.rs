@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn what_takes_masks_has_the_same_tile_if_there_is_such() {
         let tile = |row: &KernelInfo| (row.rows, row.keys, row.co_resident);
-        let mut beside = 0;
+        let mut co_resident = 0;
         for id in KernelId::all().filter(|id| !id.info().extras) {
             let Some(there) = id.with_extras() else {
                 continue;
@@ -178,9 +178,9 @@ mod tests {
                 // Then it takes as much of an SM as it likes.
                 false => assert!(!there.co_resident, "{row:?}"),
             }
-            beside += u32::from(there.co_resident);
+            co_resident += u32::from(there.co_resident);
         }
-        assert!(beside > 0, "none shares SMs");
+        assert!(co_resident > 0, "none shares SMs");
     }
 
     #[test]

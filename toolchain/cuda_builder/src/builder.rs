@@ -459,7 +459,7 @@ fn default_target_dir(crate_path: &Path) -> PathBuf {
             .find(tagged)
             .map(Path::to_owned)
     });
-    let told = || env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let of_environment = || env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let of_workspace = || {
         let root = crate_path
             .ancestors()
@@ -467,7 +467,7 @@ fn default_target_dir(crate_path: &Path) -> PathBuf {
         root.unwrap_or(crate_path).join("target")
     };
     above_out_dir
-        .or_else(told)
+        .or_else(of_environment)
         .unwrap_or_else(of_workspace)
         .join("cuda-builder")
 }

@@ -73,7 +73,7 @@ impl GpuBackend {
             let cache = (pools.layer(index), pools.append_scales());
             step.norm(&layer.norm_attention, index > 0)?;
             step.attention(layer, &plans.spec, &kind.rope, workspace, cache)?;
-            step.feed(layer)?;
+            step.feed_forward(layer)?;
         }
         step.norm(&model.norm, !model.layers.is_empty())?;
         step.mark(Part::Norms)?;
@@ -184,7 +184,7 @@ impl Step<'_> {
         self.norm_branch(layer.norm_attention_out.as_ref())
     }
 
-    fn feed(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
+    fn feed_forward(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
         let (a, b) = (self.a, self.b);
         self.norm(&layer.norm_feed, true)?;
         self.mark(Part::Norms)?;

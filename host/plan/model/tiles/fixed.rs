@@ -59,8 +59,8 @@ impl From<&PlanOptions> for KernelRule {
 pub(in crate::plan) struct SharedKernels {
     /// Index of the configuration in the device description.
     pub config: usize,
-    /// The kernels that run beside each other.
-    pub beside: TileTable,
+    /// The kernels that share SMs.
+    pub co_resident: TileTable,
     /// Slowdowns of the prefill and of the decode alone, as in the configuration.
     pub prefill_slowdown: f64,
     pub decode_slowdown: f64,
@@ -136,12 +136,12 @@ impl TileTable {
             let decode = config.decode?;
             Some((config, decode, Self::fused(device, spec, None, config)?))
         });
-        let (config, tile, mut beside) =
+        let (config, tile, mut co_resident) =
             tables.min_by(|a, b| a.0.prefill_slowdown.total_cmp(&b.0.prefill_slowdown))?;
         let mut tiles = self.clone();
 
-        beside.prefill.iter_mut().for_each(align_to_chunks);
-        let prefill = *beside.prefill(LONG);
+        co_resident.prefill.iter_mut().for_each(align_to_chunks);
+        let prefill = *co_resident.prefill(LONG);
         tiles.prefill = self.with_prefill(prefill)?;
 
         // Alone, there is room for the most stages. Their number changes no bit.
@@ -150,11 +150,11 @@ impl TileTable {
         let decode = Choice::of(deepest.max_by_key(|id| id.info().stages)?);
         let same =
             |id: Option<KernelId>| id.zip(decode.kernel).is_some_and(|(a, b)| a.same_bits(b));
-        let [of_beside] = beside.decodes() else {
+        let [shared_decode] = co_resident.decodes() else {
             return None;
         };
         let replaced = tiles.decode.iter_mut().find(|own| own.tile.m == tile.m)?;
-        if !same(of_beside.kernel) || beside.decode_pack != self.decode_pack {
+        if !same(shared_decode.kernel) || co_resident.decode_pack != self.decode_pack {
             return None;
         }
         *replaced = decode;
@@ -166,7 +166,7 @@ impl TileTable {
         });
         let shared = SharedKernels {
             config: device.pod.configs.iter().position(|of| of == config)?,
-            beside,
+            co_resident,
             prefill_slowdown: config.prefill_slowdown,
             decode_slowdown: as_deep.unwrap_or(config).decode_slowdown,
         };

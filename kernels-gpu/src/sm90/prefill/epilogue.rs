@@ -1,4 +1,4 @@
-//! The epilogue: consumers normalise a tile and stage it in shared memory. The writer warp stores whole tiles, the consumers
+//! The epilogue: consumers normalise a tile and stage it in shared memory. The store warp stores whole tiles, the consumers
 //! partial ones, except those of 8-bit products.
 
 use core::{f32::consts::LN_2, ops::Range};
@@ -28,7 +28,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Normalises the warp's 16 rows. Stores them over the warp's queries, for the [writer](write), and, if the tile is partial,
+/// Normalises the warp's 16 rows. Stores them over its queries, for the [store warp](write), and, if the tile is partial,
 /// from there to memory; directly to memory, with one stage of queries; or as a partial state of split-KV.
 ///
 /// # Safety
@@ -115,7 +115,7 @@ pub(super) unsafe fn finish_tile<
                 write_rows(p, s, stage, &tile, lane, first_row..first_row + 16);
             }
         }
-        // The writer stores whole tiles by TMA, which reads through the async proxy and later writes the next queries here.
+        // The store warp's TMA reads whole tiles through the async proxy, and TMA later writes the next queries here.
         fence::proxy_async_shared();
     }
     // SAFETY: whole warps.
@@ -235,7 +235,7 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The writer warp: stores whole tiles while the consumers compute the next. Partial tiles are stored already, except
+/// The store warp: stores whole tiles while the consumers compute the next. Partial tiles are stored already, except
 /// [those of 8-bit products](writer_stores_rows). While it has nothing to write it [converts](super::convert) 8-bit pages.
 ///
 /// # Safety
@@ -344,7 +344,7 @@ fn rows_of_whole(p: &PrefillParams, s: Shared) -> u32 {
     p.pack.div(s.shape.rows()) * p.pack.get()
 }
 
-/// Whether partial tiles are stored by the writer warp and not by the consumers. The writer takes 4.7 µs for 100 rows, the
+/// Whether partial tiles are stored by the store warp and not by the consumers. It takes 4.7 µs for 100 rows, the
 /// consumers compute a tile of 100 keys in 3 to 5 µs. But consumers of 8-bit products have no registers left: they would
 /// spill more, and whole tiles would take 1.025 times as long.
 #[inline(always)]

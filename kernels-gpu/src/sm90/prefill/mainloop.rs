@@ -245,7 +245,7 @@ pub(super) unsafe fn consume<
             }
             let mut sums = [0.0; 4];
             let mut factors = [1.0; 2];
-            let mut outgrown = false;
+            let mut needs_rescale = false;
             if !V::SOFTMAX {
                 weights_as_they_are(&logits, &mut $next, T::pack);
             } else {
@@ -256,8 +256,8 @@ pub(super) unsafe fn consume<
                 }
                 // This overlaps with P·V as well: it does not touch the accumulator.
                 if !good {
-                    (factors, outgrown) = rows.rescale_late::<T, _>(&logits, shift, scale);
-                    outgrown = all_agree!(outgrown);
+                    (factors, needs_rescale) = rows.rescale_late::<T, _>(&logits, shift, scale);
+                    needs_rescale = all_agree!(needs_rescale);
                     sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 }
             }
@@ -266,7 +266,7 @@ pub(super) unsafe fn consume<
             }
             release!(s.values_free(v.stage));
             v.advance();
-            if outgrown {
+            if needs_rescale {
                 maxima_first = 2;
                 let mut i = 0;
                 while i < O {

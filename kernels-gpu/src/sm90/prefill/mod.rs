@@ -7,13 +7,13 @@
 //!   claims the next tile only when the current one is nearly done;
 //! - two **loaders** (a warp each) load keys and values. Each lane issues one TMA box and reads its page id before the
 //!   stage is free;
-//! - the **writer** (a warp) copies whole finished tiles from shared memory to the output by TMA;
+//! - the **store warp** copies whole finished tiles from shared memory to the output by TMA;
 //! - the **consumers** walk a tile's blocks from the last visible key to the first. They issue Q·Kᵀ of a block together
 //!   with P·V of the previous block, so the tensor cores stay busy during the softmax. A tile's last P·V overlaps with
 //!   reading the next tile's description, and its epilogue with the first Q·Kᵀ of the next tile.
 //!
 //! 8-bit keys and values are first converted to 16-bit pages: by each consumer warp before its first product, and by
-//! the writer warp while it has no output to write.
+//! the store warp while it has no output to write.
 //!
 //! `docs/notes/prefill.md` has the roofline and the experiments.
 

@@ -1,4 +1,4 @@
-//! The roles of the warps: loaders, scheduler, writer and consumers.
+//! The roles of the warps: loaders, scheduler, store warp and consumers.
 
 use cuda_std::{barrier, prelude::*, setmaxnreg, tma::TensorMap};
 

@@ -157,7 +157,7 @@ impl Shared {
             while stage < 2 {
                 mbarrier::init(self.tile_full(stage), 1);
                 mbarrier::init(self.queries_full(stage, 0), 1);
-                // Readers: the two loaders, the writer and all consumer warps. Every lane arrives for itself.
+                // Readers: the two loaders, the store warp and all consumer warps. Every lane arrives for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
                 let stores = if each_lane { 32 * warps } else { warps };
                 mbarrier::init(self.output_full(stage), stores);

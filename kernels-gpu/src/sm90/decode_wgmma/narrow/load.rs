@@ -18,7 +18,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-// ---- The gatherers -----------------------------------------------------------------------------
+// ---- The query loaders; the first is the scheduler warp -----------------------------------------
 
 /// Claims one unit after another, each when the previous one nears its end. Publishes its description and rows, and
 /// gathers half of its queries.
@@ -29,7 +29,7 @@ const WARP: u32 = warp::FULL_MASK;
 pub(super) unsafe fn gather(p: &DecodeParams, s: Shared, first: Header) {
     let take = |slot, header: &Header| {
         let arrived = s.rows_full(slot);
-        // SAFETY: a whole warp, which has written the rows. The other gatherer takes the other half.
+        // SAFETY: a whole warp, which has written the rows. The other query loader takes the other half.
         unsafe {
             mbarrier::arrive(arrived);
             s.queries_of(slot, header.head, header.item.rows)

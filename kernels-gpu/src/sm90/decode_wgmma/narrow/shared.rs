@@ -7,7 +7,7 @@ use super::PREFETCH_BYTES;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
 use crate::sm90::arrivals;
 
-/// A unit of work, as the first gatherer warp describes it.
+/// A unit of work, as the scheduler warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     /// Query tokens; 0 ends the work.
@@ -193,8 +193,8 @@ impl Shared {
             let loaders = if self.shape.by_token { 3 } else { 2 };
             let all = (consumers + loaders) * 32;
             // Of 8-bit kernels, one warp gathers and converts the queries.
-            let gatherers = if self.shape.scaled() { 1 } else { 2 };
-            let of_unit = [(2, 1), (4, gatherers * 32), (6, all), (7, 1), (9, 32)];
+            let query_loaders = if self.shape.scaled() { 1 } else { 2 };
+            let of_unit = [(2, 1), (4, query_loaders * 32), (6, all), (7, 1), (9, 32)];
             let arrivals = match index < BARRIERS {
                 true => arrivals(index, of_unit, 1),
                 false => {

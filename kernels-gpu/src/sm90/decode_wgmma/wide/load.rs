@@ -21,7 +21,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-// ---- The gatherers -----------------------------------------------------------------------------
+// ---- The query loaders; the first is the scheduler warp -----------------------------------------
 
 /// Claims one unit after another, each when the previous one nears its end. Publishes its description, runs and rows,
 /// and gathers half of its queries.

@@ -3,8 +3,8 @@
 //! A unit is an item × a KV head; a row is a query token and a query head of the KV head's group. This many rows fill
 //! the 64-wide M side of `wgmma`. The kernel is persistent and warp-specialised:
 //!
-//! - two **gatherers** (a warp each) load the queries of a unit, which may lie anywhere in `q`. The first of them also
-//!   claims units from an atomic ticket, shortly before the previous unit is done;
+//! - two **query loaders** (a warp each) load the queries of a unit, which may lie anywhere in `q`. The first is also
+//!   the **scheduler warp**: it claims units from the tile counter, shortly before the previous unit is done;
 //! - two **loaders** (a warp each) load keys and values, one TMA box per lane;
 //! - for 8-bit keys, **converting** warps (a warpgroup) write each block to shared memory again, in f16;
 //! - **consumers** (a warpgroup per 64 rows) work as in [`prefill`](crate::sm90::prefill): Q·Kᵀ of a block is issued

@@ -1,4 +1,4 @@
-//! The roles of the warps: loaders, gatherers and consumers.
+//! The roles of the warps: loaders of queries, loaders of keys and values, consumers.
 
 use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgmma};
 

@@ -47,7 +47,7 @@ impl Converted {
     }
 }
 
-/// A unit of work, as the first gatherer warp describes it.
+/// A unit of work, as the scheduler warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     /// Query tokens; 0 ends the work.
@@ -226,7 +226,7 @@ impl Shared {
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {
             // Every lane arrives where lanes read or write for themselves; otherwise one lane per warp.
-            // Rows full: all lanes of both gatherers, once their copies are done.
+            // Rows full: all lanes of both query loaders, once their copies are done.
             let converts = self.shape.converts();
             let (rows, all) = (64, 32 * (consumers + 2) + 128 * u32::from(converts));
             let of_unit = [(2, 32), (4, rows), (6, all), (8, 1), (10, 32)];

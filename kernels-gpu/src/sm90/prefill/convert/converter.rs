@@ -1,4 +1,4 @@
-//! The conversion loop of the writer warp, and the end of the epoch.
+//! The conversion loop of the store warp, and the end of the epoch.
 
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{abi::PrefillParams, common::half::Half};
 
-/// The state of the writer warp's conversions.
+/// The state of the store warp's conversions.
 pub(in crate::sm90::prefill) struct Converter {
     /// Pieces of the launch; 0 once all are claimed and this warp has converted its own.
     pieces: u32,

@@ -2,7 +2,7 @@
 //!
 //! The tensor cores multiply 16-bit operands here, and every query tile of a head rereads its keys. So each key is
 //! converted once, in *pieces*: 64 keys of one KV head, or their values. Each consumer warp converts one piece before
-//! its first product. The writer warps convert the rest while they have nothing to write. Pieces are claimed from a
+//! its first product. The store warps convert the rest while they have nothing to write. Pieces are claimed from a
 //! counter of the launch, in the order in which tiles need them; each has a flag that says it is converted. Loaders
 //! wait for the flags of the pieces they are about to load. A warp that has claimed a piece waits for nothing else, so
 //! the launch makes progress however many of its CTAs are resident.
@@ -69,7 +69,7 @@ pub(super) unsafe fn converted_from(
 const MOST_LAID_OUT: u32 = 16;
 
 /// How many 8-bit pieces each consumer warp lays out before its first product: its share of all, at most
-/// [`MOST_LAID_OUT`]. The writers alone would take longer for the rest than the first tiles do: there are eight times as
+/// [`MOST_LAID_OUT`]. The store warps alone would take longer for the rest than the first tiles do: there are eight times as
 /// many consumer warps.
 #[inline(always)]
 unsafe fn laid_out_first(p: &PrefillParams, s: Shared) -> u32 {

@@ -74,7 +74,7 @@ impl Plan {
         }
     }
 
-    /// Checks all indices that taking joint items apart follows.
+    /// Checks all indices by which the runs of joint items are found.
     fn check_joint(&self) -> Result<(), BrokenPlan> {
         let broken = |array, index, field, got| BrokenPlan {
             array,
