@@ -186,6 +186,18 @@ fn errors_have_the_field_and_its_value() {
         (
             Kind::Chat,
             "messages",
+            json!([{"role": "User", "content": "a"}]),
+            "messages[0].role is \"User\": give \"system\", \"user\" or \"assistant\"",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]),
+            "messages[1].role is \"tool\": give \"system\", \"user\" or \"assistant\"",
+        ),
+        (
+            Kind::Chat,
+            "messages",
             json!([{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text"}]}]),
             "messages[1].content[0] is {\"type\":\"text\"}: give {\"type\": \"text\", \"text\": …}",
         ),
