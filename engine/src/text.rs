@@ -2,10 +2,10 @@
 
 mod chat;
 mod date;
+mod settings;
 
 use std::{fs, io, path::Path};
 
-use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -13,33 +13,13 @@ pub use chat::Message;
 
 use crate::{Error, error::unread};
 use chat::ChatTemplate;
+use settings::Settings;
 
 /// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
-}
-
-/// The fields of `tokenizer_config.json` that are used.
-#[derive(Default, Deserialize)]
-struct TokenizerConfig {
-    bos_token: Option<Value>,
-    eos_token: Option<Value>,
-    chat_template: Option<Value>,
-}
-
-/// The file gives a special token as a string, or as an object that contains the string.
-fn special(token: Option<Value>) -> String {
-    let text = match token {
-        Some(Value::String(text)) => Some(text),
-        Some(Value::Object(object)) => object
-            .get("content")
-            .and_then(Value::as_str)
-            .map(str::to_owned),
-        _ => None,
-    };
-    text.unwrap_or_default()
 }
 
 impl Text {
@@ -63,21 +43,24 @@ impl Text {
             .with_truncation(None)
             .map_err(tokenizer_error)?;
         let path = folder.join("tokenizer_config.json");
-        let config: TokenizerConfig = match optional(&path)? {
-            None => TokenizerConfig::default(),
-            Some(text) => serde_json::from_str(&text).map_err(|error| Error::Malformed {
-                path,
-                reason: error.to_string(),
-            })?,
+        let malformed = |reason: String| Error::Malformed {
+            path: path.clone(),
+            reason,
         };
+        let settings: Settings = match optional(&path)? {
+            None => Settings::default(),
+            Some(text) => {
+                serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?
+            }
+        };
+        settings.apply(&mut tokenizer).map_err(malformed)?;
         let source = match optional(&folder.join("chat_template.jinja"))? {
             Some(source) => Some(source),
-            None => config.chat_template.and_then(default_template),
+            None => settings.chat_template.as_ref().and_then(default_template),
         };
+        let (bos, eos) = (settings.bos().to_owned(), settings.eos().to_owned());
         let template = source
-            .map(|source| {
-                ChatTemplate::new(source, special(config.bos_token), special(config.eos_token))
-            })
+            .map(|source| ChatTemplate::new(source, bos, eos))
             .transpose()?;
         Ok(Self {
             tokenizer,
@@ -146,9 +129,9 @@ impl Text {
 }
 
 /// From a list of named templates, the one named "default".
-fn default_template(template: Value) -> Option<String> {
+fn default_template(template: &Value) -> Option<String> {
     match template {
-        Value::String(source) => Some(source),
+        Value::String(source) => Some(source.clone()),
         Value::Array(named) => named
             .iter()
             .find(|one| one.get("name").and_then(Value::as_str) == Some("default"))
