@@ -184,6 +184,21 @@ const MOST_PENDING: usize = 16;
 const STAY: usize = 8;
 
 impl TextStream {
+    /// The text that continues a prompt. Some decoders take away the space at the beginning of a text, which the
+    /// continuation of another text must keep. For an answer that is a text of its own use [`TextStream::default`].
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn after(text: &Text, prompt: &[u32]) -> Result<Self, Error> {
+        let tokens = prompt[prompt.len().saturating_sub(STAY)..].to_vec();
+        Ok(Self {
+            settled: tokens.len(),
+            before: text.decode(&tokens)?,
+            tokens,
+            ..Self::default()
+        })
+    }
+
     /// The text that a token adds; empty if no character is complete yet.
     ///
     /// # Errors
@@ -246,13 +261,19 @@ impl TextStream {
         Ok(held + &cut)
     }
 
-    /// Settles all tokens after all of their text was returned. The last ones stay, because they decide about spaces
-    /// before the next token; older ones are dropped.
+    /// Settles all tokens after all of their text was returned. The last ones with a text stay, because they decide about
+    /// spaces before the next token; others are dropped.
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
+        let before = text.decode(&self.tokens[self.settled..])?;
+        self.given.clear();
+        // Special tokens, for example.
+        if before.is_empty() && self.settled > 0 {
+            self.tokens.truncate(self.settled);
+            return Ok(());
+        }
         self.tokens.drain(..self.settled);
         self.settled = self.tokens.len();
-        self.before = text.decode(&self.tokens)?;
-        self.given.clear();
+        self.before = before;
         Ok(())
     }
 

@@ -46,6 +46,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
     let text = Text::read(args.model.folder()?)?;
     let prompt = prompt(args, &text)?;
+    let mut stream = match args.chat {
+        false => TextStream::after(&text, &prompt)?,
+        true => TextStream::default(),
+    };
     let mut engine = args.model.engine(1, 1)?;
     let count = prompt.len();
     engine.submit(Generation {
@@ -61,7 +65,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let style = style.expect("the template is sound").progress_chars("=> ");
     let bar = ProgressBar::new(count as u64).with_style(style);
     let (begin, mut first, mut tokens) = (Instant::now(), None, 0_u32);
-    let (mut stream, mut reason) = (TextStream::default(), None);
+    let mut reason = None;
     while !engine.is_idle() {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;

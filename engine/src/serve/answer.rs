@@ -42,10 +42,10 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    pub(super) fn new(text: Arc<Text>, stops: Vec<String>) -> Self {
+    pub(super) fn new(text: Arc<Text>, stream: TextStream, stops: Vec<String>) -> Self {
         Self {
             text,
-            stream: TextStream::default(),
+            stream,
             stops,
             held: String::new(),
         }
@@ -272,7 +272,11 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
         let text = Arc::new(Text::read(&folder).unwrap());
         (
-            Assembly::new(Arc::clone(&text), vec![stop.to_owned()]),
+            Assembly::new(
+                Arc::clone(&text),
+                TextStream::default(),
+                vec![stop.to_owned()],
+            ),
             text,
         )
     }

@@ -51,7 +51,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Engine, Text};
+use crate::{Engine, Text, TextStream};
 use api::{Kind, Refusal};
 use lanes::Lanes;
 use metrics::Metrics;
@@ -342,13 +342,17 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
+    let stream = match kind {
+        Kind::Completion => TextStream::after(&server.text, &prompt)?,
+        Kind::Chat => TextStream::default(),
+    };
     let generation = asked.parameters.generation(prompt, server.request_tokens);
     let (taken, tokens) = server.runner.submit(generation).await?;
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = answer::Answer {
         taken,
         tokens,
-        assembly: answer::Assembly::new(Arc::clone(&server.text), asked.parameters.stop),
+        assembly: answer::Assembly::new(Arc::clone(&server.text), stream, asked.parameters.stop),
         labels: answer::Labels::new(kind, index, &server.options.name),
         prompt_tokens,
         generated: 0,
