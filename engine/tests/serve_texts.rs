@@ -5,11 +5,11 @@ mod common;
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     path::Path,
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{engine, folder};
@@ -19,8 +19,10 @@ use tandem_engine::{
     serve::{ServeOptions, run},
 };
 
-/// Sends requests to a server with a family's model and a tokenizer, and stops it. Returns the bodies of the answers.
-fn answers(family: &str, tokenizer: &Path, requests: &[(&str, Value)]) -> Vec<String> {
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Runs a server with a family's model and a tokenizer while `clients` run.
+fn serving<T>(family: &str, tokenizer: &Path, clients: impl FnOnce(SocketAddr) -> T) -> T {
     let (engine, text) = (
         engine(family, Limits::default()),
         Text::read(tokenizer).expect("sound"),
@@ -39,30 +41,32 @@ fn answers(family: &str, tokenizer: &Path, requests: &[(&str, Value)]) -> Vec<St
         })
         .unwrap();
     });
-    let address = address.recv_timeout(Duration::from_secs(60)).unwrap();
-    let answer = |(path, body): &(&str, Value)| {
-        let body = body.to_string();
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        // Answers to HTTP 1.0 are not chunked.
-        write!(
-            stream,
-            "POST {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut all = String::new();
-        stream.read_to_string(&mut all).unwrap();
-        let (head, body) = all.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(" 200 "), "{all}");
-        body.to_owned()
-    };
-    let answers = requests.iter().map(answer).collect();
+    let seen = clients(address.recv_timeout(WAIT).unwrap());
     stop.send(()).unwrap();
     server.join().unwrap();
-    answers
+    seen
+}
+
+/// The head and the body of an answer. Answers to HTTP 1.0 are not chunked.
+fn answer(address: SocketAddr, request: &str, body: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    let head = format!("{request} HTTP/1.0\r\ncontent-type: application/json\r\n");
+    let length = format!("content-length: {}\r\n\r\n", body.len());
+    stream
+        .write_all((head + &length + body).as_bytes())
+        .unwrap();
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    let (head, body) = all.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+/// The body of an answer that is no error.
+fn post(address: SocketAddr, path: &str, body: &Value) -> String {
+    let (head, body) = answer(address, &format!("POST {path}"), &body.to_string());
+    assert!(head.contains(" 200 "), "{head} {body}");
+    body
 }
 
 /// The decoders of Mistral's tokenizers take away the space at the beginning of a text. An answer to a prompt is none.
@@ -71,20 +75,16 @@ fn completions_keep_the_space_before_their_first_word() {
     let copy = tempfile::tempdir().expect("writable");
     let tokenizer = fs::read(folder("mistral").join("tokenizer.json")).expect("a fixture");
     let tokenizer: Value = serde_json::from_slice(&tokenizer).expect("a fixture");
-    let asked: Vec<_> = (0..12)
-        .map(|seed| {
-            let body =
-                json!({"prompt": "The planner", "max_tokens": 3, "temperature": 9, "seed": seed});
-            ("/v1/completions", body)
+    let text = |address, seed| {
+        let body =
+            json!({"prompt": "The planner", "max_tokens": 3, "temperature": 9, "seed": seed});
+        let body: Value = serde_json::from_str(&post(address, "/v1/completions", &body)).unwrap();
+        body["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let texts = |tokenizer: &Path| -> Vec<String> {
+        serving("mistral", tokenizer, |address| {
+            (0..12).map(|seed| text(address, seed)).collect()
         })
-        .collect();
-    let texts = |tokenizer: &Path| {
-        let bodies = answers("mistral", tokenizer, &asked);
-        let text = |body: &String| {
-            let body: Value = serde_json::from_str(body).unwrap();
-            body["choices"][0]["text"].as_str().unwrap().to_owned()
-        };
-        bodies.iter().map(text).collect::<Vec<_>>()
     };
     let right = texts(&folder("mistral"));
     let letters = right.iter().filter_map(|text| text.chars().next());
@@ -99,4 +99,34 @@ fn completions_keep_the_space_before_their_first_word() {
         fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).expect("writable");
         assert_eq!(texts(copy.path()), right, "{letter:?}");
     }
+}
+
+/// Long prompts wait while others are tokenized. The time to their first token includes that.
+#[test]
+fn the_time_to_the_first_token_begins_before_a_prompt_is_tokenized() {
+    let tokenizer = folder("llama3");
+    // They take the places for long prompts, and are refused in the end.
+    let long = json!({"prompt": "The planner ".repeat(40_000), "max_tokens": 1}).to_string();
+    let (waited, metrics) = serving("llama3", &tokenizer, |address| {
+        thread::scope(|scope| {
+            let busy =
+                [(); 2].map(|()| scope.spawn(|| answer(address, "POST /v1/completions", &long)));
+            thread::sleep(Duration::from_millis(200));
+            // The chat template trims a message.
+            let message = json!({"role": "user", "content": " ".repeat(100_000) + "x"});
+            let chat = json!({"messages": [message], "max_tokens": 1});
+            let begun = Instant::now();
+            post(address, "/v1/chat/completions", &chat);
+            let waited = begun.elapsed().as_secs_f64();
+            for refused in busy {
+                assert!(refused.join().unwrap().0.contains(" 400 "));
+            }
+            (waited, answer(address, "GET /metrics", "").1)
+        })
+    });
+    let sum = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("tandem_first_token_seconds_sum "));
+    let sum: f64 = sum.expect("a metric").parse().unwrap();
+    assert!(waited > 0.1 && sum > 0.8 * waited, "{sum} of {waited} s");
 }
