@@ -130,3 +130,71 @@ fn the_time_to_the_first_token_begins_before_a_prompt_is_tokenized() {
     let sum: f64 = sum.expect("a metric").parse().unwrap();
     assert!(waited > 0.1 && sum > 0.8 * waited, "{sum} of {waited} s");
 }
+
+/// Clients with types want the field in each event of a stream that ends with its usage, and only there.
+#[test]
+fn every_event_of_a_stream_with_usage_has_the_field() {
+    let tokenizer = folder("qwen2");
+    serving("qwen2", &tokenizer, |address| {
+        for (path, prompt) in [
+            ("/v1/completions", json!({"prompt": "The planner"})),
+            (
+                "/v1/chat/completions",
+                json!({"messages": [{"role": "user", "content": "Hi"}]}),
+            ),
+        ] {
+            for include_usage in [true, false] {
+                let mut body = prompt.clone();
+                body["max_tokens"] = json!(5);
+                body["stream"] = json!(true);
+                body["stream_options"] = json!({"include_usage": include_usage});
+                let stream = post(address, path, &body);
+                let data = stream
+                    .split("\n\n")
+                    .filter_map(|event| event.strip_prefix("data: "));
+                let events = data.filter(|data| *data != "[DONE]");
+                let events: Vec<Value> = events
+                    .map(|data| serde_json::from_str(data).unwrap())
+                    .collect();
+                let (last, others) = events.split_last().unwrap();
+                assert!(!others.is_empty(), "{stream}");
+                let right = include_usage.then_some(&Value::Null);
+                assert!(
+                    others.iter().all(|event| event.get("usage") == right),
+                    "{stream}"
+                );
+                assert_eq!(
+                    last["usage"]["total_tokens"].is_u64(),
+                    include_usage,
+                    "{stream}"
+                );
+                assert_eq!(last.get("usage").is_some(), include_usage, "{stream}");
+            }
+        }
+    });
+}
+
+/// Templates such as Qwen's have no branch for other roles, and no error either.
+#[test]
+fn messages_of_developers_are_in_the_prompt() {
+    let copy = tempfile::tempdir().expect("writable");
+    fs::copy(
+        folder("qwen2").join("tokenizer.json"),
+        copy.path().join("tokenizer.json"),
+    )
+    .unwrap();
+    let template = "{% for m in messages %}{% if m.role == 'user' or m.role == 'system' %}\
+                    {{ m.role + ': ' + m.content }}{% endif %}{% endfor %}";
+    fs::write(copy.path().join("chat_template.jinja"), template).unwrap();
+    serving("qwen2", copy.path(), |address| {
+        let [developer, system] = ["developer", "system"].map(|role| {
+            let messages =
+                json!([{"role": role, "content": "Be short."}, {"role": "user", "content": "Hi"}]);
+            let body = json!({"messages": messages, "max_tokens": 1, "temperature": 0});
+            let body: Value =
+                serde_json::from_str(&post(address, "/v1/chat/completions", &body)).unwrap();
+            (body["usage"].clone(), body["choices"].clone())
+        });
+        assert_eq!(developer, system);
+    });
+}
