@@ -10,6 +10,7 @@ mod buffers;
 mod graphs;
 mod logits;
 mod pools;
+mod sizes;
 mod slots;
 mod store;
 
@@ -103,7 +104,7 @@ impl GpuBackend {
     /// # Errors
     /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
     /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches;
-    /// [`Error::Unsupported`] if the vocabulary has more tokens than [`Gpu::MOST_SAMPLED`].
+    /// [`Error::Unsupported`] if there are no kernels for the sizes of the model.
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -112,7 +113,7 @@ impl GpuBackend {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         let (a, options) = (&architecture, *options);
-        logits::check(a)?;
+        sizes::check(a)?;
         for kind in &a.kinds {
             pools::check(
                 &gpu.device(),
