@@ -6,7 +6,7 @@ mod cpu;
 mod gpu;
 mod layers;
 
-use tandem_attn::{kv::PageCopy, plan::PlanOptions, step::Draw};
+use tandem_attn::{kv::PageCopy, plan::PlanOptions, problem::PageTable, step::Draw};
 use tandem_schedule::{CacheType, StepInputs};
 
 pub use cpu::{CpuBackend, CpuOptions};
@@ -166,6 +166,12 @@ pub trait Backend: Send {
 
     /// Sets whether each part of a step is timed. The timing itself slows the step down.
     fn take_apart(&mut self, on: bool);
+}
+
+/// Refuses sizes of pages that no batch can have, before memory is allocated.
+fn check_page_size(page_size: u32) -> Result<(), Error> {
+    PageTable::try_new(page_size, 1).map_err(tandem_attn::Error::from)?;
+    Ok(())
 }
 
 /// Maximum number of steps of a backend that have begun and not finished.

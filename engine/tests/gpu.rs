@@ -140,6 +140,22 @@ fn the_largest_step_may_have_any_number_of_tokens() {
     }
 }
 
+#[test]
+fn pages_of_no_or_too_many_tokens_are_refused() {
+    let model = folder("llama3");
+    let weights = Weights::open(&model).expect("a fixture");
+    for page_size in [0, 129] {
+        let Some(gpu) = gpu() else { return };
+        let architecture = Architecture::read(&model).expect("a fixture");
+        let mut options = GpuOptions::default();
+        options.page_size = page_size;
+        let refused = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
+        let said = refused.expect_err("no such pages").to_string();
+        let rule = format!("is {page_size}: give 1 to 128 tokens");
+        assert!(said.contains(&rule), "{said}");
+    }
+}
+
 /// Rows of logits then do not follow each other without gaps.
 #[test]
 fn the_size_of_the_vocabulary_need_not_be_a_multiple_of_8() {

@@ -28,6 +28,7 @@ use tandem_schedule::CacheType;
 use super::{
     Backend, Part, StepTime, Work,
     attention::Plans,
+    check_page_size,
     layers::{Layer, Model},
 };
 use crate::{Architecture, Error, Weights};
@@ -44,7 +45,7 @@ use store::OnDevice;
 pub struct GpuOptions {
     /// Capacity of the KV cache in tokens.
     pub cache_tokens: u32,
-    /// Tokens in a page.
+    /// Tokens in a page, at most 128.
     pub page_size: u32,
     /// How keys and values are stored. 8-bit caches need a Hopper GPU, heads of 64, 128 or 256, and pages of a multiple of
     /// 8 tokens. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
@@ -102,9 +103,9 @@ impl GpuBackend {
     /// Loads a model to a GPU. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
-    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
-    /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches;
-    /// [`Error::Unsupported`] if there are no kernels for the sizes of the model.
+    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads,
+    /// too little memory, or pages of none or more than 128 tokens; [`Error::CacheType`] if there are no kernels for the
+    /// type of the caches; [`Error::Unsupported`] if there are no kernels for the sizes of the model.
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -114,6 +115,7 @@ impl GpuBackend {
     ) -> Result<Self, Error> {
         let (a, options) = (&architecture, *options);
         sizes::check(a)?;
+        check_page_size(options.page_size)?;
         for kind in &a.kinds {
             pools::check(
                 &gpu.device(),
