@@ -161,7 +161,8 @@ pub trait Backend: Send {
     /// Uses other plan options from the next step on. A bound in the options is ignored.
     ///
     /// # Errors
-    /// If steps are under way, or if the device lacks memory for the options.
+    /// If steps are under way, or if the device lacks memory for the options. The options before still hold then; if there is
+    /// no memory for them any more, steps fail with [`Error::NoPlans`] until other options succeed.
     fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error>;
 
     /// Sets whether each part of a step is timed. The timing itself slows the step down.

@@ -10,6 +10,7 @@ mod buffers;
 mod graphs;
 mod logits;
 mod pools;
+mod replan;
 mod sizes;
 mod slots;
 mod store;
@@ -36,6 +37,7 @@ use blas::{Blas, Shape};
 use buffers::{Buffers, cuda};
 use graphs::Graphs;
 use pools::Pools;
+use replan::replan;
 use slots::{Slot, Slots};
 use store::OnDevice;
 
@@ -86,6 +88,7 @@ pub struct GpuBackend {
     gpu: Gpu,
     architecture: Architecture,
     options: GpuOptions,
+    planning: PlanOptions,
     /// Rows of the last step.
     rows: usize,
     /// Whether the parts of steps are timed.
@@ -126,7 +129,8 @@ impl GpuBackend {
         }
         let blas = Blas::new(&gpu)?;
         let mut pools = Pools::new(&gpu, a, &options)?;
-        let kinds = kinds(&gpu, a, &options, PlanOptions::default())?;
+        let planning = PlanOptions::default();
+        let kinds = kinds(&gpu, a, &options, planning)?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         if weights.are_random() {
@@ -147,6 +151,7 @@ impl GpuBackend {
             stream: gpu.stream()?,
             gpu,
             options,
+            planning,
             rows: 0,
             apart: false,
             architecture,
@@ -591,6 +596,9 @@ impl Backend for GpuBackend {
                 most_rows,
             });
         }
+        if self.kinds.is_empty() {
+            return Err(Error::NoPlans);
+        }
         self.gpu.make_current()?;
         self.run(work)?;
         self.rows = rows;
@@ -615,9 +623,10 @@ impl Backend for GpuBackend {
         }
         // Graphs contain addresses of the workspaces.
         self.graphs = Graphs::default();
-        self.kinds.clear();
-        self.kinds = kinds(&self.gpu, &self.architecture, &self.options, options)?;
-        Ok(())
+        let (parts, present) = (&mut self.kinds, &mut self.planning);
+        replan(parts, present, options, |options| {
+            kinds(&self.gpu, &self.architecture, &self.options, options)
+        })
     }
 
     fn take_apart(&mut self, on: bool) {
