@@ -51,3 +51,31 @@ fn a_continuation_keeps_the_space_before_its_first_word() {
     fs::write(&changed, tokenizer.to_string()).unwrap();
     assert_eq!(drawn(copy.path().to_str().unwrap(), &seed), right);
 }
+
+/// Also with values that are their defaults.
+#[test]
+fn options_of_drawing_are_refused_where_nothing_is_drawn() {
+    let folder = model("qwen2");
+    for option in [
+        ["--seed", "0"],
+        ["--top-k", "0"],
+        ["--top-p", "1"],
+        ["--min-p", "0"],
+        ["--min-p", "0.1"],
+    ] {
+        for more in [
+            &option[..],
+            &[&option[..], &["--temperature", "0"]].concat(),
+        ] {
+            let said = generate(&folder, more);
+            assert_eq!(said.code, 2, "{more:?}: {}{}", said.stdout, said.stderr);
+            assert!(
+                said.stderr.contains(option[0]) && said.stderr.contains("Give --temperature"),
+                "{}",
+                said.stderr
+            );
+        }
+        let said = generate(&folder, &[&option[..], &["--temperature", "0.5"]].concat());
+        assert_eq!(said.code, 0, "{}", said.stderr);
+    }
+}

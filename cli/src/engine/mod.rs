@@ -158,18 +158,18 @@ pub struct SamplingArgs {
     /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Sample from this number of most likely tokens; 0: from all
-    #[arg(long, default_value_t = 0)]
-    top_k: u32,
-    /// Sample from the most likely tokens whose probabilities sum to this value
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
-    /// Sample from tokens whose probability is at least this fraction of the most likely token's
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f32,
-    /// Equal seeds give equal texts
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Sample from this number of most likely tokens; 0: from all [default: 0]
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Sample from the most likely tokens whose probabilities sum to this value [default: 1]
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Sample from tokens whose probability is at least this fraction of the most likely token's [default: 0]
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Equal seeds give equal texts [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 impl SamplingArgs {
@@ -183,19 +183,25 @@ impl SamplingArgs {
             min_p,
             seed,
         } = self;
-        if temperature == 0.0 && (top_k, top_p, min_p, seed) != (0, 1.0, 0.0, 0) {
-            return Err(Failure::Input(
-                "--top-k, --top-p, --min-p and --seed say how a token is drawn, and without --temperature none is: the \
-                 likeliest is taken. Give --temperature, 1 for the model's own probabilities"
-                    .to_owned(),
-            ));
+        let given = [
+            ("--top-k", top_k.is_some()),
+            ("--top-p", top_p.is_some()),
+            ("--min-p", min_p.is_some()),
+            ("--seed", seed.is_some()),
+        ];
+        let first = given.iter().find(|(_, given)| *given);
+        if let Some((option, _)) = first.filter(|_| temperature == 0.0) {
+            return Err(Failure::Input(format!(
+                "{option} says how a token is drawn, and without --temperature none is: the likeliest is taken. Give \
+                 --temperature, 1 for the model's own probabilities"
+            )));
         }
         let sampling = Sampling {
             temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
+            top_k: top_k.unwrap_or(0),
+            top_p: top_p.unwrap_or(1.0),
+            min_p: min_p.unwrap_or(0.0),
+            seed: seed.unwrap_or(0),
         };
         // As for the first token.
         let checked = sampling.draw(0);
