@@ -4,7 +4,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{Said, model, run};
+use common::{Said, model, run, tandem};
 use serde_json::{Value, json};
 
 /// A few tokens behind "The planner".
@@ -21,15 +21,21 @@ fn generate(folder: &str, more: &[&str]) -> Said {
     run(Path::new("."), &[&fixed[..], more].concat())
 }
 
-/// Decoders of Mistral's tokenizers take away the space at the beginning of a text. What continues a prompt is none. Few
-/// tokens of the fixture begin with a space, so that the decoder takes away a letter here.
-#[test]
-fn a_continuation_keeps_the_space_before_its_first_word() {
-    let (from, copy) = (model("mistral"), tempfile::tempdir().unwrap());
+/// A copy of a family's model.
+fn copied(family: &str) -> tempfile::TempDir {
+    let (from, copy) = (model(family), tempfile::tempdir().unwrap());
     for file in fs::read_dir(&from).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
+    copy
+}
+
+/// Decoders of Mistral's tokenizers take away the space at the beginning of a text. What continues a prompt is none. Few
+/// tokens of the fixture begin with a space, so that the decoder takes away a letter here.
+#[test]
+fn a_continuation_keeps_the_space_before_its_first_word() {
+    let (from, copy) = (model("mistral"), copied("mistral"));
     let changed = copy.path().join("tokenizer.json");
     let tokenizer: Value = serde_json::from_slice(&fs::read(&changed).unwrap()).unwrap();
     let drawn = |folder: &str, seed: &str| {
@@ -78,4 +84,53 @@ fn options_of_drawing_are_refused_where_nothing_is_drawn() {
         let said = generate(&folder, &[&option[..], &["--temperature", "0.5"]].concat());
         assert_eq!(said.code, 0, "{}", said.stderr);
     }
+}
+
+/// `eos_token_id` may be missing in the configurations. The tokenizer then names the token; if it does not, one line says so.
+#[test]
+fn a_text_ends_with_the_token_of_the_tokenizer_if_the_model_names_none() {
+    let (from, copy) = (model("qwen2"), copied("qwen2"));
+    let folder = copy.path().to_str().unwrap();
+    let without = |file: &str, field: &str| {
+        let path = copy.path().join(file);
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        json.as_object_mut()
+            .unwrap()
+            .remove(field)
+            .expect("a field");
+        fs::write(path, json.to_string()).unwrap();
+    };
+    without("config.json", "eos_token_id");
+    without("generation_config.json", "eos_token_id");
+    // Texts of random weights have bytes that `run` refuses.
+    let drawn = |folder: &str, seed: u32, more: &[&str]| {
+        let output = tandem(copy.path())
+            .args([
+                "generate",
+                folder,
+                "The planner",
+                "--backend",
+                "cpu",
+                "--max-new-tokens",
+                "400",
+            ])
+            .args(["--temperature", "20", "--seed", &seed.to_string()])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        (output.stdout, String::from_utf8(output.stderr).unwrap())
+    };
+    let ended = |said: &str| said.contains("(the model ended it)");
+    let mut all = (0..20).map(|seed| (seed, drawn(&from, seed, &[])));
+    let (seed, (right, _)) = all.find(|(_, (_, said))| ended(said)).expect("one ends");
+    let (text, said) = drawn(folder, seed, &[]);
+    assert!(ended(&said) && text == right, "{said}");
+
+    without("tokenizer_config.json", "eos_token");
+    let warning = "no token that ends a text";
+    let (_, said) = drawn(folder, seed, &[]);
+    assert!(!ended(&said) && said.contains(warning), "{said}");
+    let (_, said) = drawn(folder, seed, &["--ignore-end"]);
+    assert!(!said.contains(warning), "{said}");
 }

@@ -20,6 +20,7 @@ use settings::Settings;
 pub struct Text {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    end: Option<u32>,
 }
 
 impl Text {
@@ -58,6 +59,7 @@ impl Text {
             Some(source) => Some(source),
             None => settings.chat_template.as_ref().and_then(default_template),
         };
+        let end = tokenizer.token_to_id(settings.eos());
         let (bos, eos) = (settings.bos().to_owned(), settings.eos().to_owned());
         let template = source
             .map(|source| ChatTemplate::new(source, bos, eos))
@@ -65,6 +67,7 @@ impl Text {
         Ok(Self {
             tokenizer,
             template,
+            end,
         })
     }
 
@@ -87,6 +90,13 @@ impl Text {
     /// [`Error::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
         self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
+    }
+
+    /// The token that ends a text, as the tokenizer's settings name it. It is for models whose configuration names none, so
+    /// that [`Architecture::ends`](crate::Architecture::ends) is empty.
+    #[must_use]
+    pub const fn end(&self) -> Option<u32> {
+        self.end
     }
 
     /// The byte that a token stands for, if the decoder assembles characters from byte tokens.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
 
-use super::{ModelArgs, SamplingArgs};
+use super::{ModelArgs, SamplingArgs, warn_of_no_end};
 use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
 
 const EXAMPLES: &str = "\
@@ -50,7 +50,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         false => TextStream::after(&text, &prompt)?,
         true => TextStream::default(),
     };
-    let mut engine = args.model.engine(1, 1)?;
+    let architecture = args.model.architecture(&text)?;
+    if !args.ignore_end {
+        warn_of_no_end(&architecture);
+    }
+    let mut engine = args.model.engine(architecture, 1, 1)?;
     let count = prompt.len();
     engine.submit(Generation {
         prompt,

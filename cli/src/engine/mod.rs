@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::problem::Dtype;
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
-    Weights,
+    Text, Weights,
 };
 use tandem_schedule::ScheduleError;
 
@@ -63,9 +63,22 @@ impl ModelArgs {
         )))
     }
 
+    /// The model's description. If its configuration names no token that ends a text, the tokenizer's is taken.
+    fn architecture(&self, text: &Text) -> Result<Architecture, Failure> {
+        let mut architecture = Architecture::read(&self.model)?;
+        if architecture.ends.is_empty() {
+            architecture.ends.extend(text.end());
+        }
+        Ok(architecture)
+    }
+
     /// Loads the model for so many requests in a step, and shows the progress by layers.
-    fn engine(&self, batch: u32, waiting: usize) -> Result<Engine, Failure> {
-        let architecture = Architecture::read(&self.model)?;
+    fn engine(
+        &self,
+        architecture: Architecture,
+        batch: u32,
+        waiting: usize,
+    ) -> Result<Engine, Failure> {
         let weights = match self.random_weights {
             true => Weights::random(1),
             false => Weights::open(&self.model)?,
@@ -86,6 +99,16 @@ impl ModelArgs {
             ..Limits::default()
         };
         Ok(Engine::new(backend?, limits)?)
+    }
+}
+
+/// Says that texts only end at their maximum length, if no file of the model names a token that ends them.
+fn warn_of_no_end(architecture: &Architecture) {
+    if architecture.ends.is_empty() {
+        eprintln!(
+            "the model's files name no token that ends a text, so that each has its maximum length: give eos_token_id in \
+             config.json"
+        );
     }
 }
 
