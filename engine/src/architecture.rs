@@ -45,7 +45,7 @@ pub struct Architecture {
     pub tied: bool,
     /// Number of positions that the model supports.
     pub positions: u32,
-    /// Tokens that end an answer.
+    /// Tokens that end an answer; empty if the configuration names none. Add [`Text::end`](crate::Text::end) then.
     pub ends: Vec<u32>,
 }
 

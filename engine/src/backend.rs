@@ -6,7 +6,7 @@ mod cpu;
 mod gpu;
 mod layers;
 
-use tandem_attn::{kv::PageCopy, plan::PlanOptions, step::Draw};
+use tandem_attn::{kv::PageCopy, plan::PlanOptions, problem::PageTable, step::Draw};
 use tandem_schedule::{CacheType, StepInputs};
 
 pub use cpu::{CpuBackend, CpuOptions};
@@ -161,11 +161,18 @@ pub trait Backend: Send {
     /// Uses other plan options from the next step on. A bound in the options is ignored.
     ///
     /// # Errors
-    /// If steps are under way, or if the device lacks memory for the options.
+    /// If steps are under way, or if the device lacks memory for the options. The options before still hold then; if there is
+    /// no memory for them any more, steps fail with [`Error::NoPlans`] until other options succeed.
     fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error>;
 
     /// Sets whether each part of a step is timed. The timing itself slows the step down.
     fn take_apart(&mut self, on: bool);
+}
+
+/// Refuses sizes of pages that no batch can have, before memory is allocated.
+fn check_page_size(page_size: u32) -> Result<(), Error> {
+    PageTable::try_new(page_size, 1).map_err(tandem_attn::Error::from)?;
+    Ok(())
 }
 
 /// Maximum number of steps of a backend that have begun and not finished.

@@ -214,6 +214,11 @@ pub enum Error {
     /// A step that begins while the maximum number of steps is under way, or new plan options while any step is.
     #[error("steps are under way: finish them first")]
     TooManySteps,
+    /// A step after plan options for which the device lacked memory, which it then also lacked for those before.
+    #[error(
+        "there was no memory for new plan options, nor for those before: free memory of the device, and set plan options again"
+    )]
+    NoPlans,
     /// A wait for a step when none is under way.
     #[error("no step is under way")]
     NoStep,

@@ -14,8 +14,9 @@
 //! let backend = CpuBackend::load(architecture, &weights, &CpuOptions::default(), &mut |_| ())?;
 //! let mut engine = Engine::new(Box::new(backend), Limits::default())?;
 //!
-//! engine.submit(Generation::greedy(text.encode("Attention is", true)?, 32))?;
-//! let mut stream = TextStream::default();
+//! let prompt = text.encode("Attention is", true)?;
+//! let mut stream = TextStream::after(&text, &prompt)?;
+//! engine.submit(Generation::greedy(prompt, 32))?;
 //! while !engine.is_idle() {
 //!     engine.step(&mut |event| {
 //!         if let Event::Token { token, .. } = event {

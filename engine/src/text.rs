@@ -2,10 +2,10 @@
 
 mod chat;
 mod date;
+mod settings;
 
 use std::{fs, io, path::Path};
 
-use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -13,33 +13,14 @@ pub use chat::Message;
 
 use crate::{Error, error::unread};
 use chat::ChatTemplate;
+use settings::Settings;
 
 /// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
-}
-
-/// The fields of `tokenizer_config.json` that are used.
-#[derive(Default, Deserialize)]
-struct TokenizerConfig {
-    bos_token: Option<Value>,
-    eos_token: Option<Value>,
-    chat_template: Option<Value>,
-}
-
-/// The file gives a special token as a string, or as an object that contains the string.
-fn special(token: Option<Value>) -> String {
-    let text = match token {
-        Some(Value::String(text)) => Some(text),
-        Some(Value::Object(object)) => object
-            .get("content")
-            .and_then(Value::as_str)
-            .map(str::to_owned),
-        _ => None,
-    };
-    text.unwrap_or_default()
+    end: Option<u32>,
 }
 
 impl Text {
@@ -63,25 +44,30 @@ impl Text {
             .with_truncation(None)
             .map_err(tokenizer_error)?;
         let path = folder.join("tokenizer_config.json");
-        let config: TokenizerConfig = match optional(&path)? {
-            None => TokenizerConfig::default(),
-            Some(text) => serde_json::from_str(&text).map_err(|error| Error::Malformed {
-                path,
-                reason: error.to_string(),
-            })?,
+        let malformed = |reason: String| Error::Malformed {
+            path: path.clone(),
+            reason,
         };
+        let settings: Settings = match optional(&path)? {
+            None => Settings::default(),
+            Some(text) => {
+                serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?
+            }
+        };
+        settings.apply(&mut tokenizer).map_err(malformed)?;
         let source = match optional(&folder.join("chat_template.jinja"))? {
             Some(source) => Some(source),
-            None => config.chat_template.and_then(default_template),
+            None => settings.chat_template.as_ref().and_then(default_template),
         };
+        let end = tokenizer.token_to_id(settings.eos());
+        let (bos, eos) = (settings.bos().to_owned(), settings.eos().to_owned());
         let template = source
-            .map(|source| {
-                ChatTemplate::new(source, special(config.bos_token), special(config.eos_token))
-            })
+            .map(|source| ChatTemplate::new(source, bos, eos))
             .transpose()?;
         Ok(Self {
             tokenizer,
             template,
+            end,
         })
     }
 
@@ -104,6 +90,13 @@ impl Text {
     /// [`Error::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
         self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
+    }
+
+    /// The token that ends a text, as the tokenizer's settings name it. It is for models whose configuration names none, so
+    /// that [`Architecture::ends`](crate::Architecture::ends) is empty.
+    #[must_use]
+    pub const fn end(&self) -> Option<u32> {
+        self.end
     }
 
     /// The byte that a token stands for, if the decoder assembles characters from byte tokens.
@@ -146,9 +139,9 @@ impl Text {
 }
 
 /// From a list of named templates, the one named "default".
-fn default_template(template: Value) -> Option<String> {
+fn default_template(template: &Value) -> Option<String> {
     match template {
-        Value::String(source) => Some(source),
+        Value::String(source) => Some(source.clone()),
         Value::Array(named) => named
             .iter()
             .find(|one| one.get("name").and_then(Value::as_str) == Some("default"))
@@ -201,6 +194,21 @@ const MOST_PENDING: usize = 16;
 const STAY: usize = 8;
 
 impl TextStream {
+    /// The text that continues a prompt. Some decoders take away the space at the beginning of a text, which the
+    /// continuation of another text must keep. For an answer that is a text of its own use [`TextStream::default`].
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn after(text: &Text, prompt: &[u32]) -> Result<Self, Error> {
+        let tokens = prompt[prompt.len().saturating_sub(STAY)..].to_vec();
+        Ok(Self {
+            settled: tokens.len(),
+            before: text.decode(&tokens)?,
+            tokens,
+            ..Self::default()
+        })
+    }
+
     /// The text that a token adds; empty if no character is complete yet.
     ///
     /// # Errors
@@ -263,13 +271,19 @@ impl TextStream {
         Ok(held + &cut)
     }
 
-    /// Settles all tokens after all of their text was returned. The last ones stay, because they decide about spaces
-    /// before the next token; older ones are dropped.
+    /// Settles all tokens after all of their text was returned. The last ones with a text stay, because they decide about
+    /// spaces before the next token; others are dropped.
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
+        let before = text.decode(&self.tokens[self.settled..])?;
+        self.given.clear();
+        // Special tokens, for example.
+        if before.is_empty() && self.settled > 0 {
+            self.tokens.truncate(self.settled);
+            return Ok(());
+        }
         self.tokens.drain(..self.settled);
         self.settled = self.tokens.len();
-        self.before = text.decode(&self.tokens)?;
-        self.given.clear();
+        self.before = before;
         Ok(())
     }
 

@@ -46,15 +46,21 @@ fn planning(mut backend: Box<dyn Backend>, planned: PlanOptions) -> Engine {
 }
 
 fn backend(gpu: Gpu, family: &str, cache_type: CacheType, graphs: bool) -> Box<dyn Backend> {
-    backend_of(gpu, &folder(family), cache_type, graphs)
+    backend_of(gpu, &folder(family), 64, cache_type, graphs)
 }
 
-fn backend_of(gpu: Gpu, folder: &Path, cache_type: CacheType, graphs: bool) -> Box<dyn Backend> {
+fn backend_of(
+    gpu: Gpu,
+    folder: &Path,
+    step_tokens: u32,
+    cache_type: CacheType,
+    graphs: bool,
+) -> Box<dyn Backend> {
     let architecture = Architecture::read(folder).expect("a fixture");
     let weights = Weights::open(folder).expect("a fixture");
     let mut options = GpuOptions::default();
     options.cache_tokens = 1024;
-    options.step_tokens = 64;
+    options.step_tokens = step_tokens;
     options.graphs = graphs;
     options.cache_type = cache_type;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
@@ -107,6 +113,49 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
     }
 }
 
+/// The inputs of a step lie in one buffer, and kernels read some of them in vectors.
+#[test]
+fn the_largest_step_may_have_any_number_of_tokens() {
+    let right = expected("qwen2");
+    let greedy = Generation {
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt.clone(), right.greedy.len() as u32)
+    };
+    for step_tokens in [1, 30, 61, 62, 63] {
+        for graphs in [false, true] {
+            let Some(gpu) = gpu() else { return };
+            let model = folder("qwen2");
+            let backend = backend_of(gpu, &model, step_tokens, CacheType::Auto, graphs);
+            let limits = Limits {
+                step_tokens,
+                ..Limits::default()
+            };
+            let mut engine = Engine::new(backend, limits).expect("sound limits");
+            assert_eq!(
+                answers(&mut engine, std::slice::from_ref(&greedy)),
+                std::slice::from_ref(&right.greedy),
+                "{step_tokens} tokens, graphs: {graphs}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pages_of_no_or_too_many_tokens_are_refused() {
+    let model = folder("llama3");
+    let weights = Weights::open(&model).expect("a fixture");
+    for page_size in [0, 129] {
+        let Some(gpu) = gpu() else { return };
+        let architecture = Architecture::read(&model).expect("a fixture");
+        let mut options = GpuOptions::default();
+        options.page_size = page_size;
+        let refused = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
+        let said = refused.expect_err("no such pages").to_string();
+        let rule = format!("is {page_size}: give 1 to 128 tokens");
+        assert!(said.contains(&rule), "{said}");
+    }
+}
+
 /// Rows of logits then do not follow each other without gaps.
 #[test]
 fn the_size_of_the_vocabulary_need_not_be_a_multiple_of_8() {
@@ -126,7 +175,7 @@ fn the_size_of_the_vocabulary_need_not_be_a_multiple_of_8() {
     let mut texts = Vec::new();
     for graphs in [false, true] {
         let Some(gpu) = gpu() else { return };
-        let backend = backend_of(gpu, model.path(), CacheType::Auto, graphs);
+        let backend = backend_of(gpu, model.path(), 64, CacheType::Auto, graphs);
         let mut engine = Engine::new(backend, Limits::default()).expect("sound limits");
         let got = engine
             .logits(&right.prompt, 13)

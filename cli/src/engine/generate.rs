@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
 
-use super::{ModelArgs, SamplingArgs};
+use super::{ModelArgs, SamplingArgs, warn_of_no_end};
 use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
 
 const EXAMPLES: &str = "\
@@ -46,7 +46,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
     let text = Text::read(args.model.folder()?)?;
     let prompt = prompt(args, &text)?;
-    let mut engine = args.model.engine(1, 1)?;
+    let mut stream = match args.chat {
+        false => TextStream::after(&text, &prompt)?,
+        true => TextStream::default(),
+    };
+    let architecture = args.model.architecture(&text)?;
+    if !args.ignore_end {
+        warn_of_no_end(&architecture);
+    }
+    let mut engine = args.model.engine(architecture, 1, 1)?;
     let count = prompt.len();
     engine.submit(Generation {
         prompt,
@@ -61,7 +69,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let style = style.expect("the template is sound").progress_chars("=> ");
     let bar = ProgressBar::new(count as u64).with_style(style);
     let (begin, mut first, mut tokens) = (Instant::now(), None, 0_u32);
-    let (mut stream, mut reason) = (TextStream::default(), None);
+    let mut reason = None;
     while !engine.is_idle() {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::problem::Dtype;
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
-    Weights,
+    Text, Weights,
 };
 use tandem_schedule::ScheduleError;
 
@@ -63,9 +63,22 @@ impl ModelArgs {
         )))
     }
 
+    /// The model's description. If its configuration names no token that ends a text, the tokenizer's is taken.
+    fn architecture(&self, text: &Text) -> Result<Architecture, Failure> {
+        let mut architecture = Architecture::read(&self.model)?;
+        if architecture.ends.is_empty() {
+            architecture.ends.extend(text.end());
+        }
+        Ok(architecture)
+    }
+
     /// Loads the model for so many requests in a step, and shows the progress by layers.
-    fn engine(&self, batch: u32, waiting: usize) -> Result<Engine, Failure> {
-        let architecture = Architecture::read(&self.model)?;
+    fn engine(
+        &self,
+        architecture: Architecture,
+        batch: u32,
+        waiting: usize,
+    ) -> Result<Engine, Failure> {
         let weights = match self.random_weights {
             true => Weights::random(1),
             false => Weights::open(&self.model)?,
@@ -86,6 +99,16 @@ impl ModelArgs {
             ..Limits::default()
         };
         Ok(Engine::new(backend?, limits)?)
+    }
+}
+
+/// Says that texts only end at their maximum length, if no file of the model names a token that ends them.
+fn warn_of_no_end(architecture: &Architecture) {
+    if architecture.ends.is_empty() {
+        eprintln!(
+            "the model's files name no token that ends a text, so that each has its maximum length: give eos_token_id in \
+             config.json"
+        );
     }
 }
 
@@ -158,18 +181,18 @@ pub struct SamplingArgs {
     /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// Sample from this number of most likely tokens; 0: from all
-    #[arg(long, default_value_t = 0)]
-    top_k: u32,
-    /// Sample from the most likely tokens whose probabilities sum to this value
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
-    /// Sample from tokens whose probability is at least this fraction of the most likely token's
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f32,
-    /// Equal seeds give equal texts
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Sample from this number of most likely tokens; 0: from all [default: 0]
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Sample from the most likely tokens whose probabilities sum to this value [default: 1]
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Sample from tokens whose probability is at least this fraction of the most likely token's [default: 0]
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Equal seeds give equal texts [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 impl SamplingArgs {
@@ -183,19 +206,25 @@ impl SamplingArgs {
             min_p,
             seed,
         } = self;
-        if temperature == 0.0 && (top_k, top_p, min_p, seed) != (0, 1.0, 0.0, 0) {
-            return Err(Failure::Input(
-                "--top-k, --top-p, --min-p and --seed say how a token is drawn, and without --temperature none is: the \
-                 likeliest is taken. Give --temperature, 1 for the model's own probabilities"
-                    .to_owned(),
-            ));
+        let given = [
+            ("--top-k", top_k.is_some()),
+            ("--top-p", top_p.is_some()),
+            ("--min-p", min_p.is_some()),
+            ("--seed", seed.is_some()),
+        ];
+        let first = given.iter().find(|(_, given)| *given);
+        if let Some((option, _)) = first.filter(|_| temperature == 0.0) {
+            return Err(Failure::Input(format!(
+                "{option} says how a token is drawn, and without --temperature none is: the likeliest is taken. Give \
+                 --temperature, 1 for the model's own probabilities"
+            )));
         }
         let sampling = Sampling {
             temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
+            top_k: top_k.unwrap_or(0),
+            top_p: top_p.unwrap_or(1.0),
+            min_p: min_p.unwrap_or(0.0),
+            seed: seed.unwrap_or(0),
         };
         // As for the first token.
         let checked = sampling.draw(0);

@@ -7,7 +7,7 @@ use tandem_engine::{
     serve::{self, ServeOptions},
 };
 
-use super::ModelArgs;
+use super::{ModelArgs, warn_of_no_end};
 use crate::{
     Failure,
     cache_type::mention,
@@ -63,7 +63,11 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// [`Failure::Input`] for an invalid model or an address that cannot be listened on, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
-    let engine = args.model.engine(args.batch, args.waiting as usize)?;
+    let architecture = args.model.architecture(&text)?;
+    warn_of_no_end(&architecture);
+    let engine = args
+        .model
+        .engine(architecture, args.batch, args.waiting as usize)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model

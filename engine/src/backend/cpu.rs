@@ -15,6 +15,7 @@ use tandem_schedule::CacheType;
 use super::{
     Backend, MOST_UNDER_WAY, Part, StepTime, Work,
     attention::Plans,
+    check_page_size,
     layers::{Layer, Model, Store, stacked},
 };
 use crate::{Architecture, Error, Weights};
@@ -26,7 +27,7 @@ use pools::{Pages, Pool};
 pub struct CpuOptions {
     /// Capacity of the KV cache in tokens.
     pub cache_tokens: u32,
-    /// Tokens in a page.
+    /// Tokens in a page, at most 128.
     pub page_size: u32,
     /// How keys and values are stored.
     pub cache_type: CacheType,
@@ -123,13 +124,15 @@ impl CpuBackend {
     /// Loads a model and allocates its caches. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
-    /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported; [`Error::CacheMemory`].
+    /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported, or pages have none or more than
+    /// 128 tokens; [`Error::CacheMemory`].
     pub fn load(
         architecture: Architecture,
         weights: &Weights,
         options: &CpuOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
+        check_page_size(options.page_size)?;
         let cache_type = options.cache_type;
         let model = Model::load(&architecture, weights, &mut Host(weights), progress)?;
         let cpu = Cpu::new();
@@ -140,7 +143,7 @@ impl CpuBackend {
         });
         let kinds = kinds.collect::<Result<_, tandem_attn::Error>>()?;
         let pages = Pages {
-            count: options.cache_tokens.div_ceil(options.page_size.max(1)),
+            count: options.cache_tokens.div_ceil(options.page_size),
             size: options.page_size,
         };
         let pool = |_| Pool::new(cache_type, architecture.spec(), pages);

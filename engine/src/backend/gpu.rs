@@ -11,6 +11,8 @@ mod graphs;
 mod kinds;
 mod logits;
 mod pools;
+mod replan;
+mod sizes;
 mod slots;
 mod step;
 mod store;
@@ -23,13 +25,14 @@ use tandem_attn::{
 };
 use tandem_schedule::CacheType;
 
-use super::{Backend, StepTime, Work, layers::Model};
+use super::{Backend, StepTime, Work, check_page_size, layers::Model};
 use crate::{Architecture, Error, Weights};
 use blas::Blas;
 use buffers::{Buffers, cuda};
 use graphs::Graphs;
 use kinds::{Kind, kinds, limits};
 use pools::Pools;
+use replan::replan;
 use slots::Slots;
 use store::OnDevice;
 
@@ -39,7 +42,7 @@ use store::OnDevice;
 pub struct GpuOptions {
     /// Capacity of the KV cache in tokens.
     pub cache_tokens: u32,
-    /// Tokens in a page.
+    /// Tokens in a page, at most 128.
     pub page_size: u32,
     /// How keys and values are stored. 8-bit caches need a Hopper GPU, heads of 64, 128 or 256, and pages of a multiple of
     /// 8 tokens. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
@@ -80,6 +83,7 @@ pub struct GpuBackend {
     gpu: Gpu,
     architecture: Architecture,
     options: GpuOptions,
+    planning: PlanOptions,
     /// Rows of the last step.
     rows: usize,
     /// Whether the parts of steps are timed.
@@ -90,9 +94,9 @@ impl GpuBackend {
     /// Loads a model to a GPU. `progress` receives the number of layers loaded so far.
     ///
     /// # Errors
-    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads
-    /// or too little memory; [`Error::CacheType`] if there are no kernels for the type of the caches;
-    /// [`Error::Unsupported`] if the vocabulary has more tokens than [`Gpu::MOST_SAMPLED`].
+    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads,
+    /// too little memory, or pages of none or more than 128 tokens; [`Error::CacheType`] if there are no kernels for the
+    /// type of the caches; [`Error::Unsupported`] if there are no kernels for the sizes of the model.
     pub fn load(
         gpu: Gpu,
         architecture: Architecture,
@@ -101,7 +105,8 @@ impl GpuBackend {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         let (a, options) = (&architecture, *options);
-        logits::check(a)?;
+        sizes::check(a)?;
+        check_page_size(options.page_size)?;
         for kind in &a.kinds {
             pools::check(
                 &gpu.device(),
@@ -112,7 +117,8 @@ impl GpuBackend {
         }
         let blas = Blas::new(&gpu)?;
         let mut pools = Pools::new(&gpu, a, &options)?;
-        let kinds = kinds(&gpu, a, &options, PlanOptions::default())?;
+        let planning = PlanOptions::default();
+        let kinds = kinds(&gpu, a, &options, planning)?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         if weights.are_random() {
@@ -133,6 +139,7 @@ impl GpuBackend {
             stream: gpu.stream()?,
             gpu,
             options,
+            planning,
             rows: 0,
             apart: false,
             architecture,
@@ -283,6 +290,9 @@ impl Backend for GpuBackend {
                 most_rows,
             });
         }
+        if self.kinds.is_empty() {
+            return Err(Error::NoPlans);
+        }
         self.gpu.make_current()?;
         self.run(work)?;
         self.rows = rows;
@@ -307,9 +317,10 @@ impl Backend for GpuBackend {
         }
         // Graphs contain addresses of the workspaces.
         self.graphs = Graphs::default();
-        self.kinds.clear();
-        self.kinds = kinds(&self.gpu, &self.architecture, &self.options, options)?;
-        Ok(())
+        let (parts, present) = (&mut self.kinds, &mut self.planning);
+        replan(parts, present, options, |options| {
+            kinds(&self.gpu, &self.architecture, &self.options, options)
+        })
     }
 
     fn take_apart(&mut self, on: bool) {

@@ -42,10 +42,10 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    pub(super) fn new(text: Arc<Text>, stops: Vec<String>) -> Self {
+    pub(super) fn new(text: Arc<Text>, stream: TextStream, stops: Vec<String>) -> Self {
         Self {
             text,
-            stream: TextStream::default(),
+            stream,
             stops,
             held: String::new(),
         }
@@ -217,7 +217,7 @@ impl Answer {
         respond(StatusCode::OK, &body)
     }
 
-    /// Streams the answer as server-sent events.
+    /// Streams the answer as server-sent events. With the usage, which comes last, every event has the field.
     pub(super) fn streamed(self, include_usage: bool) -> Response {
         let events = stream::unfold(Some((self, true)), move |state| async move {
             let (mut answer, first) = state?;
@@ -228,10 +228,17 @@ impl Answer {
                     next => break next,
                 }
             };
+            let text_event = |text: &str, finish| {
+                let mut event = answer.labels.event(text, first, finish);
+                if include_usage {
+                    event["usage"] = Value::Null;
+                }
+                frame(&event)
+            };
             let (event, goes_on) = match next {
-                Next::Text(text) => (frame(&answer.labels.event(&text, first, None)), true),
+                Next::Text(text) => (text_event(&text, None), true),
                 Next::End(text, finish) => {
-                    let mut end = frame(&answer.labels.event(&text, first, Some(finish)));
+                    let mut end = text_event(&text, Some(finish));
                     if include_usage {
                         let mut usage = answer.labels.event("", false, None);
                         usage["choices"] = json!([]);
@@ -272,7 +279,11 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
         let text = Arc::new(Text::read(&folder).unwrap());
         (
-            Assembly::new(Arc::clone(&text), vec![stop.to_owned()]),
+            Assembly::new(
+                Arc::clone(&text),
+                TextStream::default(),
+                vec![stop.to_owned()],
+            ),
             text,
         )
     }

@@ -17,6 +17,7 @@ mod api;
 mod fields;
 mod json;
 mod lanes;
+mod listen;
 mod metrics;
 mod patience;
 mod receive;
@@ -45,13 +46,13 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    net::{TcpListener, TcpSocket},
+    net::TcpListener,
     sync::{Semaphore, watch},
     task::JoinSet,
     time::Instant,
 };
 
-use crate::{Engine, Text};
+use crate::{Engine, Text, TextStream};
 use api::{Kind, Refusal};
 use lanes::Lanes;
 use metrics::Metrics;
@@ -133,30 +134,11 @@ pub fn run(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let listener = listen(address)?;
+        let listener = listen::on(address)?;
         ready(listener.local_addr()?);
         serve(listener, engine, text, options, shutdown).await;
         Ok(())
     })
-}
-
-/// Bytes that the system may buffer for a client. More is sent only after the client accepts some of them, so this
-/// buffer distinguishes a slow client from one that accepts nothing.
-const SEND_BUFFER: u32 = 64 << 10;
-/// Connections that may wait to be accepted: tokio's default.
-const BACKLOG: u32 = 1024;
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    // As in `TcpListener::bind`. On other systems than Unix this option would let two programs share an address.
-    #[cfg(unix)]
-    socket.set_reuseaddr(true)?;
-    socket.set_send_buffer_size(SEND_BUFFER)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
@@ -335,6 +317,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let (head, body) = request.into_parts();
     receive::json_only(&head.headers)?;
     let body = receive::whole(body, &server.options).await?;
+    let begun = std::time::Instant::now();
     let asked = api::parse(kind, &body, &server.options.name)?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let (text, prompt) = (Arc::clone(&server.text), asked.prompt);
@@ -342,13 +325,17 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
+    let stream = match kind {
+        Kind::Completion => TextStream::after(&server.text, &prompt)?,
+        Kind::Chat => TextStream::default(),
+    };
     let generation = asked.parameters.generation(prompt, server.request_tokens);
-    let (taken, tokens) = server.runner.submit(generation).await?;
+    let (taken, tokens) = server.runner.submit(generation, begun).await?;
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = answer::Answer {
         taken,
         tokens,
-        assembly: answer::Assembly::new(Arc::clone(&server.text), asked.parameters.stop),
+        assembly: answer::Assembly::new(Arc::clone(&server.text), stream, asked.parameters.stop),
         labels: answer::Labels::new(kind, index, &server.options.name),
         prompt_tokens,
         generated: 0,

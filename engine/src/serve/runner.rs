@@ -74,10 +74,12 @@ impl Runner {
         self.alive.load(Ordering::Relaxed)
     }
 
-    /// Submits a request to the engine. Dropping the returned value cancels it.
+    /// Submits a request to the engine. The time to its first token counts from `begun`. Dropping the returned value
+    /// cancels it.
     pub(super) async fn submit(
         &self,
         generation: Generation,
+        begun: Instant,
     ) -> Result<(Taken, mpsc::UnboundedReceiver<Piece>), Refusal> {
         let (pieces, receiver) = mpsc::unbounded_channel();
         let (taken, answer) = oneshot::channel();
@@ -85,7 +87,7 @@ impl Runner {
             generation,
             pieces,
             taken,
-            begun: Instant::now(),
+            begun,
         };
         self.submissions
             .try_send(submission)

@@ -9,6 +9,7 @@ use cudarc::cublaslt::{
     sys::{
         self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtHandle_t, cublasLtMatmulAlgo_t,
         cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+        cublasLtMatmulPreference_t,
         cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         cublasLtMatrixLayout_t, cudaDataType,
     },
@@ -45,12 +46,38 @@ pub(super) struct Shape {
     pub in_f32: bool,
 }
 
-/// Descriptors of a shape, and the algorithm chosen for it.
+/// Descriptors of a shape, and the algorithm chosen for it. An enqueued product no longer needs them.
 struct Product {
-    multiply: cublasLtMatmulDesc_t,
+    multiply: Multiply,
     /// Layouts of `w`, `x` and `out`.
-    layouts: [cublasLtMatrixLayout_t; 3],
+    layouts: [Layout; 3],
     algorithm: cublasLtMatmulAlgo_t,
+}
+
+// Each descriptor has a type of its own, so that those of a shape without an algorithm are freed, too.
+struct Multiply(cublasLtMatmulDesc_t);
+struct Layout(cublasLtMatrixLayout_t);
+struct Preference(cublasLtMatmulPreference_t);
+
+impl Drop for Multiply {
+    fn drop(&mut self) {
+        // SAFETY: it was created with the value, and nothing else has it.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
 }
 
 impl Blas {
@@ -60,6 +87,7 @@ impl Blas {
             return Err(Error::NoCublasLt);
         }
         gpu.make_current()?;
+        let workspace = DeviceBuffer::zeroed(gpu, WORKSPACE)?;
         let handle = result::create_handle().map_err(|error| Error::CublasLt {
             call: "cublasLtCreate",
             m: 0,
@@ -69,7 +97,7 @@ impl Blas {
         })?;
         Ok(Self {
             handle,
-            workspace: DeviceBuffer::zeroed(gpu, WORKSPACE)?,
+            workspace,
             products: HashMap::new(),
         })
     }
@@ -97,14 +125,14 @@ impl Blas {
             ),
         };
         let (one, zero) = (1.0_f32, 0.0_f32);
-        let [of_w, of_x, of_out] = product.layouts;
+        let [of_w, of_x, of_out] = product.layouts.each_ref().map(|layout| layout.0);
         let pointer = |address: DevicePtr| address as *const c_void;
         // SAFETY: the descriptors live in `self`; the caller vouches for the matrices; the workspace has the size for
         // which the algorithm was chosen.
         let multiplied = unsafe {
             result::matmul(
                 handle,
-                product.multiply,
+                product.multiply.0,
                 from_ref(&one).cast(),
                 from_ref(&zero).cast(),
                 pointer(w),
@@ -163,50 +191,38 @@ impl Product {
         // `w` is marked as transposed.
         let layout = |element, rows: usize, columns: usize, stride: usize| {
             result::create_matrix_layout(element, rows as u64, columns as u64, stride as i64)
+                .map(Layout)
         };
         let multiply = result::create_matmul_desc(CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F)?;
+        let multiply = Multiply(multiply);
         let layouts = [
             layout(element, inputs, outputs, inputs)?,
             layout(element, inputs, rows, inputs)?,
             layout(result_element, outputs, rows, out_stride)?,
         ];
-        let preference = result::create_matmul_pref()?;
+        let preference = Preference(result::create_matmul_pref()?);
         // SAFETY: the descriptors were created above, and the attributes have the sizes that the library documents.
         let found = unsafe {
             result::set_matmul_desc_attribute(
-                multiply,
+                multiply.0,
                 CUBLASLT_MATMUL_DESC_TRANSA,
                 from_ref(&TRANSPOSED).cast(),
                 size_of_val(&TRANSPOSED),
             )?;
             result::set_matmul_pref_attribute(
-                preference,
+                preference.0,
                 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 from_ref(&WORKSPACE).cast(),
                 size_of_val(&WORKSPACE),
             )?;
-            let [w, x, out] = layouts;
-            let found =
-                result::get_matmul_algo_heuristic(handle, multiply, w, x, out, out, preference);
-            result::destroy_matmul_pref(preference)?;
-            found?
+            let [w, x, out] = layouts.each_ref().map(|layout| layout.0);
+            let (multiply, preference) = (multiply.0, preference.0);
+            result::get_matmul_algo_heuristic(handle, multiply, w, x, out, out, preference)?
         };
         Ok(Self {
             multiply,
             layouts,
             algorithm: found.algo,
         })
-    }
-}
-
-impl Drop for Product {
-    fn drop(&mut self) {
-        // SAFETY: we created them; an enqueued product no longer needs them.
-        unsafe {
-            let _ = result::destroy_matmul_desc(self.multiply);
-            for layout in self.layouts {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
     }
 }

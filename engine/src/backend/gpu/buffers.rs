@@ -1,5 +1,7 @@
 //! Device memory of a step: inputs and intermediate results.
 
+use std::ops::Range;
+
 use cudarc::driver::{
     DriverError,
     result::{memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async},
@@ -27,18 +29,68 @@ pub(super) struct Buffers {
     pub logits: DeviceBuffer<f32>,
     pub sampled: DeviceBuffer<u32>,
     inputs: DeviceBuffer<u32>,
-    tokens: usize,
-    rows: usize,
+    layout: Layout,
 }
 
 /// 32-bit words of a [`Draw`].
 const DRAW: usize = size_of::<Draw>() / 4;
 
+/// Where the inputs of a step lie in their buffer, in 32-bit words, for the largest step.
+///
+/// Draws come first: [`Gpu::sample`] reads them in vectors of 16 bytes, and the lengths of the other inputs need not be
+/// multiples of 16 bytes. These are read word by word.
+#[derive(Clone, Copy)]
+struct Layout {
+    tokens: usize,
+    rows: usize,
+}
+
+impl Layout {
+    const fn draws(self) -> Range<usize> {
+        0..self.rows * DRAW
+    }
+
+    const fn ids(self) -> Range<usize> {
+        let at = self.draws().end;
+        at..at + self.tokens
+    }
+
+    const fn slots(self) -> Range<usize> {
+        let at = self.ids().end;
+        at..at + self.tokens
+    }
+
+    const fn positions(self) -> Range<usize> {
+        let at = self.slots().end;
+        at..at + self.tokens
+    }
+
+    const fn rows(self) -> Range<usize> {
+        let at = self.positions().end;
+        at..at + self.rows
+    }
+
+    const fn parts(self) -> [Range<usize>; 5] {
+        [
+            self.draws(),
+            self.ids(),
+            self.slots(),
+            self.positions(),
+            self.rows(),
+        ]
+    }
+
+    /// Words of all inputs together.
+    const fn words(self) -> usize {
+        self.rows().end
+    }
+}
+
 impl Buffers {
     pub(super) fn new(gpu: &Gpu, a: &Architecture, options: &GpuOptions) -> Result<Self, Error> {
         let (tokens, rows) = (options.step_tokens as usize, options.step_requests as usize);
         let of_tokens = |width: usize| DeviceBuffer::zeroed(gpu, tokens * width);
-        let words = 3 * tokens + rows * (1 + DRAW);
+        let layout = Layout { tokens, rows };
         Ok(Self {
             residual: of_tokens(a.hidden)?,
             normed: of_tokens(a.hidden)?,
@@ -49,9 +101,8 @@ impl Buffers {
             branch: of_tokens(a.hidden)?,
             logits: DeviceBuffer::zeroed(gpu, rows * logits::stride(a.vocabulary))?,
             sampled: DeviceBuffer::zeroed(gpu, rows)?,
-            inputs: DeviceBuffer::zeroed(gpu, words)?,
-            tokens,
-            rows,
+            inputs: DeviceBuffer::zeroed(gpu, layout.words())?,
+            layout,
         })
     }
 
@@ -76,10 +127,8 @@ impl Buffers {
     ) -> Result<(), Error> {
         let inputs = work.inputs;
         let padding = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
-        let (ids, rest) = staged.words_mut().split_at_mut(self.tokens);
-        let (slots, rest) = rest.split_at_mut(self.tokens);
-        let (positions, rest) = rest.split_at_mut(self.tokens);
-        let (draws, rows) = rest.split_at_mut(self.rows * DRAW);
+        let parts = staged.words_mut().get_disjoint_mut(self.layout.parts());
+        let [draws, ids, slots, positions, rows] = parts.expect("parts that do not overlap");
         let fill = |to: &mut [u32], from: &[u32], otherwise: u32| {
             let (used, unused) = to.split_at_mut(from.len());
             used.copy_from_slice(from);
@@ -114,7 +163,7 @@ impl Buffers {
             // SAFETY: there are no more than the buffers have tokens and rows; the previous step wrote the rows.
             unsafe {
                 memcpy_dtod_async(
-                    self.ids(self.tokens).address + 4 * u64::from(token),
+                    self.ids(self.layout.tokens).address + 4 * u64::from(token),
                     self.sampled.address() + 4 * u64::from(row),
                     4 * run.len(),
                     stream.as_raw().cast(),
@@ -135,28 +184,28 @@ impl Buffers {
             .map_err(|error| cuda("cuMemcpyDtoHAsync", &error))
     }
 
-    fn words<T>(&self, at: usize, len: usize) -> DeviceArray<T> {
-        DeviceArray::new(self.inputs.address() + 4 * at as u64, len)
+    fn part<T>(&self, part: Range<usize>, len: usize) -> DeviceArray<T> {
+        DeviceArray::new(self.inputs.address() + 4 * part.start as u64, len)
     }
 
     pub(super) fn ids(&self, tokens: usize) -> DeviceArray<u32> {
-        self.words(0, tokens)
+        self.part(self.layout.ids(), tokens)
     }
 
     pub(super) fn slots(&self, tokens: usize) -> DeviceArray<u32> {
-        self.words(self.tokens, tokens)
+        self.part(self.layout.slots(), tokens)
     }
 
     pub(super) fn positions(&self, tokens: usize) -> DeviceArray<u32> {
-        self.words(2 * self.tokens, tokens)
+        self.part(self.layout.positions(), tokens)
     }
 
     pub(super) fn draws(&self, rows: usize) -> DeviceArray<Draw> {
-        self.words(3 * self.tokens, rows)
+        self.part(self.layout.draws(), rows)
     }
 
     pub(super) fn rows(&self, rows: usize) -> DeviceArray<u32> {
-        self.words(3 * self.tokens + self.rows * DRAW, rows)
+        self.part(self.layout.rows(), rows)
     }
 }
 
@@ -164,5 +213,24 @@ pub(super) fn cuda(call: &'static str, error: &DriverError) -> Error {
     Error::Cuda {
         call,
         status: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel that samples reads draws in vectors of 16 bytes, whatever the largest step is.
+    #[test]
+    fn draws_are_aligned_whatever_the_sizes_of_steps_are() {
+        for (tokens, rows) in (1..=9).flat_map(|tokens| (1..=3).map(move |rows| (tokens, rows))) {
+            let layout = Layout { tokens, rows };
+            assert_eq!(4 * layout.draws().start % 16, 0, "{tokens} tokens");
+            let mut words = vec![0_u32; layout.words()];
+            let parts = words.get_disjoint_mut(layout.parts()).expect("apart");
+            let lengths = parts.map(|part| part.len());
+            assert_eq!(lengths, [rows * DRAW, tokens, tokens, tokens, rows]);
+            assert_eq!(lengths.iter().sum::<usize>(), layout.words());
+        }
     }
 }

@@ -186,6 +186,18 @@ fn errors_have_the_field_and_its_value() {
         (
             Kind::Chat,
             "messages",
+            json!([{"role": "User", "content": "a"}]),
+            "messages[0].role is \"User\": give \"system\", \"user\" or \"assistant\"",
+        ),
+        (
+            Kind::Chat,
+            "messages",
+            json!([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]),
+            "messages[1].role is \"tool\": give \"system\", \"user\" or \"assistant\"",
+        ),
+        (
+            Kind::Chat,
+            "messages",
             json!([{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text"}]}]),
             "messages[1].content[0] is {\"type\":\"text\"}: give {\"type\": \"text\", \"text\": …}",
         ),
@@ -297,5 +309,28 @@ fn errors_of_drawing_name_their_field() {
             .unwrap_err();
         let error = Refusal::from(Error::from(error)).body();
         assert_eq!(error["error"]["param"], param, "{error}");
+    }
+}
+
+/// Long prompts wait for their own lane. What a template writes around a message is tokenized, too.
+#[test]
+fn chats_are_as_long_as_what_their_template_writes() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
+    let text = Text::read(&folder).unwrap();
+    let message = |role: &str, content: &str| Message {
+        role: role.to_owned(),
+        content: content.to_owned(),
+    };
+    for messages in [
+        vec![message(&"r".repeat(100_000), "x")],
+        vec![message("user", &"x".repeat(100_000))],
+        vec![message("user", ""); 10_000],
+    ] {
+        let rendered = text.render(&messages).unwrap().len();
+        let counted = Prompt::Chat(messages).text_bytes();
+        assert!(
+            rendered > 64 << 10 && counted >= rendered - 200,
+            "{counted} of {rendered}"
+        );
     }
 }

@@ -22,9 +22,13 @@ use crate::{
 };
 
 impl Gpu {
+    /// The longest row of [`rms_norm`](Self::rms_norm), in elements.
+    pub const MOST_NORMED: usize =
+        (norm::MOST * norm::VECTORS[norm::VECTORS.len() - 1] * VECTOR) as usize;
+
     /// Normalises the rows of `x` into `out`, both `[tokens, width]` in BF16 or F16; `weight` is `[width]`. With a
     /// `residual` of that shape, the rows are first added to it. It keeps the rounded sums, and these are normalised.
-    /// Token strides are multiples of 8; `out` may be `x`.
+    /// Token strides are multiples of 8; `out` may be `x`. A row has at most [`MOST_NORMED`](Self::MOST_NORMED) elements.
     ///
     /// The same call on the CPU is [`cpu::rms_norm`](crate::step::cpu::rms_norm).
     ///
@@ -56,16 +60,15 @@ impl Gpu {
             tensor.check_extent(name, "tokens", 0, tokens, "in x")?;
             tensor.check_extent(name, "elements in a row", 1, width, "in x")?;
         }
-        let of_row = count(1, width)?;
-        let longest = norm::MOST * norm::VECTORS[norm::VECTORS.len() - 1];
-        if of_row > longest {
+        if width > Self::MOST_NORMED {
             return Err(Error::Extent {
                 tensor: "x",
                 dimension: "elements in a row",
                 got: width,
-                rule: format!("at most {}", longest * VECTOR),
+                rule: format!("at most {}", Self::MOST_NORMED),
             });
         }
+        let of_row = count(1, width)?;
         // With few rows, the work per thread limits the time; with many, fewer threads per row already fill the GPU.
         let few = tokens <= self.multiprocessors as usize;
         let wanted = if few { 1 } else { 2 };

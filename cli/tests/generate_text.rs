@@ -1,0 +1,136 @@
+//! The text of `tandem generate`, and the options that say how it is drawn.
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::{Said, model, run, tandem};
+use serde_json::{Value, json};
+
+/// A few tokens behind "The planner".
+fn generate(folder: &str, more: &[&str]) -> Said {
+    let fixed = [
+        "generate",
+        folder,
+        "The planner",
+        "--backend",
+        "cpu",
+        "--max-new-tokens",
+        "3",
+    ];
+    run(Path::new("."), &[&fixed[..], more].concat())
+}
+
+/// A copy of a family's model.
+fn copied(family: &str) -> tempfile::TempDir {
+    let (from, copy) = (model(family), tempfile::tempdir().unwrap());
+    for file in fs::read_dir(&from).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+/// Decoders of Mistral's tokenizers take away the space at the beginning of a text. What continues a prompt is none. Few
+/// tokens of the fixture begin with a space, so that the decoder takes away a letter here.
+#[test]
+fn a_continuation_keeps_the_space_before_its_first_word() {
+    let (from, copy) = (model("mistral"), copied("mistral"));
+    let changed = copy.path().join("tokenizer.json");
+    let tokenizer: Value = serde_json::from_slice(&fs::read(&changed).unwrap()).unwrap();
+    let drawn = |folder: &str, seed: &str| {
+        let said = generate(folder, &["--temperature", "9", "--seed", seed]);
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        said.stdout
+    };
+    let first = |seed: &u32| {
+        let right = drawn(&from, &seed.to_string());
+        let letter = right.chars().next().filter(char::is_ascii_alphabetic)?;
+        Some((seed.to_string(), letter, right))
+    };
+    let (seed, letter, right) = (0..12).find_map(|seed| first(&seed)).expect("a letter");
+    let mut tokenizer = tokenizer;
+    let decoders = tokenizer["decoder"]["decoders"]
+        .as_array_mut()
+        .expect("a sequence");
+    decoders.push(json!({"type": "Strip", "content": letter, "start": 1, "stop": 0}));
+    fs::write(&changed, tokenizer.to_string()).unwrap();
+    assert_eq!(drawn(copy.path().to_str().unwrap(), &seed), right);
+}
+
+/// Also with values that are their defaults.
+#[test]
+fn options_of_drawing_are_refused_where_nothing_is_drawn() {
+    let folder = model("qwen2");
+    for option in [
+        ["--seed", "0"],
+        ["--top-k", "0"],
+        ["--top-p", "1"],
+        ["--min-p", "0"],
+        ["--min-p", "0.1"],
+    ] {
+        for more in [
+            &option[..],
+            &[&option[..], &["--temperature", "0"]].concat(),
+        ] {
+            let said = generate(&folder, more);
+            assert_eq!(said.code, 2, "{more:?}: {}{}", said.stdout, said.stderr);
+            assert!(
+                said.stderr.contains(option[0]) && said.stderr.contains("Give --temperature"),
+                "{}",
+                said.stderr
+            );
+        }
+        let said = generate(&folder, &[&option[..], &["--temperature", "0.5"]].concat());
+        assert_eq!(said.code, 0, "{}", said.stderr);
+    }
+}
+
+/// `eos_token_id` may be missing in the configurations. The tokenizer then names the token; if it does not, one line says so.
+#[test]
+fn a_text_ends_with_the_token_of_the_tokenizer_if_the_model_names_none() {
+    let (from, copy) = (model("qwen2"), copied("qwen2"));
+    let folder = copy.path().to_str().unwrap();
+    let without = |file: &str, field: &str| {
+        let path = copy.path().join(file);
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        json.as_object_mut()
+            .unwrap()
+            .remove(field)
+            .expect("a field");
+        fs::write(path, json.to_string()).unwrap();
+    };
+    without("config.json", "eos_token_id");
+    without("generation_config.json", "eos_token_id");
+    // Texts of random weights have bytes that `run` refuses.
+    let drawn = |folder: &str, seed: u32, more: &[&str]| {
+        let output = tandem(copy.path())
+            .args([
+                "generate",
+                folder,
+                "The planner",
+                "--backend",
+                "cpu",
+                "--max-new-tokens",
+                "400",
+            ])
+            .args(["--temperature", "20", "--seed", &seed.to_string()])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        (output.stdout, String::from_utf8(output.stderr).unwrap())
+    };
+    let ended = |said: &str| said.contains("(the model ended it)");
+    let mut all = (0..20).map(|seed| (seed, drawn(&from, seed, &[])));
+    let (seed, (right, _)) = all.find(|(_, (_, said))| ended(said)).expect("one ends");
+    let (text, said) = drawn(folder, seed, &[]);
+    assert!(ended(&said) && text == right, "{said}");
+
+    without("tokenizer_config.json", "eos_token");
+    let warning = "no token that ends a text";
+    let (_, said) = drawn(folder, seed, &[]);
+    assert!(!ended(&said) && said.contains(warning), "{said}");
+    let (_, said) = drawn(folder, seed, &["--ignore-end"]);
+    assert!(!said.contains(warning), "{said}");
+}

@@ -1,0 +1,146 @@
+//! The special tokens around a text, as `tokenizer_config.json` asks for them.
+
+mod common;
+
+use std::fs;
+
+use common::{expected_text, folder};
+use serde_json::{Value, json};
+use tandem_engine::{Error, Text};
+
+/// Qwen 2's tokenizer, whose `tokenizer.json` adds no tokens, or Llama 3's, with other settings.
+fn read(family: &str, settings: Value, adds: Option<&str>) -> Result<Text, Error> {
+    let copy = tempfile::tempdir().expect("writable");
+    let tokenizer = fs::read(folder(family).join("tokenizer.json")).expect("a fixture");
+    let mut tokenizer: Value = serde_json::from_slice(&tokenizer).expect("a fixture");
+    if let Some(name) = adds {
+        let token = json!({"id": name, "ids": [0], "tokens": [name]});
+        tokenizer["post_processor"] = json!({
+            "type": "TemplateProcessing", "special_tokens": {name: token},
+            "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        });
+    }
+    let write = |name: &str, value: &Value| {
+        fs::write(copy.path().join(name), value.to_string()).expect("writable");
+    };
+    write("tokenizer.json", &tokenizer);
+    write("tokenizer_config.json", &settings);
+    Text::read(copy.path())
+}
+
+/// `DeepSeek-R1-Distill-Qwen`, for one, has `add_bos_token`, and a `tokenizer.json` that adds nothing.
+#[test]
+fn tokens_around_a_text_are_those_of_the_settings() {
+    let right = expected_text("qwen2");
+    let (bos, eos) = (0, 1);
+    let baked = Some("<|endoftext|>");
+    for (class, settings, adds, first, last) in [
+        (
+            "LlamaTokenizerFast",
+            json!({"add_bos_token": true}),
+            None,
+            true,
+            false,
+        ),
+        (
+            "LlamaTokenizer",
+            json!({"add_bos_token": true, "add_eos_token": true}),
+            None,
+            true,
+            true,
+        ),
+        (
+            "GemmaTokenizerFast",
+            json!({"add_eos_token": true}),
+            None,
+            true,
+            true,
+        ),
+        (
+            "GemmaTokenizer",
+            json!({"add_bos_token": false}),
+            baked,
+            false,
+            false,
+        ),
+        (
+            "LlamaTokenizerFast",
+            json!({"add_bos_token": false, "add_eos_token": true}),
+            baked,
+            false,
+            true,
+        ),
+        // Without the settings, and for other classes, `tokenizer.json` decides.
+        ("LlamaTokenizerFast", json!({}), None, false, false),
+        ("LlamaTokenizerFast", json!({}), baked, true, false),
+        (
+            "LlamaTokenizerFast",
+            json!({"add_bos_token": null}),
+            baked,
+            true,
+            false,
+        ),
+        (
+            "PreTrainedTokenizerFast",
+            json!({"add_bos_token": true, "add_eos_token": true}),
+            None,
+            false,
+            false,
+        ),
+        (
+            "Qwen2Tokenizer",
+            json!({"add_bos_token": false}),
+            baked,
+            true,
+            false,
+        ),
+    ] {
+        let mut settings = settings;
+        settings["tokenizer_class"] = json!(class);
+        settings["bos_token"] = json!("<|endoftext|>");
+        settings["eos_token"] = json!({"content": "<|im_end|>", "special": true});
+        let named = settings.to_string();
+        let text = read("qwen2", settings, adds).expect("sound");
+        let tokens = [
+            if first { vec![bos] } else { vec![] },
+            right.tokens.clone(),
+            if last { vec![eos] } else { vec![] },
+        ];
+        assert_eq!(
+            text.encode(&right.text, true).unwrap(),
+            tokens.concat(),
+            "{named}"
+        );
+        // A chat's template writes all special tokens.
+        assert_eq!(
+            text.encode(&right.text, false).unwrap(),
+            right.tokens,
+            "{named}"
+        );
+    }
+}
+
+#[test]
+fn special_tokens_without_a_name_or_an_id_are_refused() {
+    for (settings, message) in [
+        (
+            json!({"add_bos_token": true}),
+            "add_bos_token is true, but there is no bos_token: give its name",
+        ),
+        (
+            json!({"add_bos_token": false, "add_eos_token": true, "eos_token": "<none>"}),
+            "eos_token is \"<none>\", which is no token of tokenizer.json: give the name of one",
+        ),
+    ] {
+        let mut settings = settings;
+        settings["tokenizer_class"] = json!("LlamaTokenizerFast");
+        let refused = read("qwen2", settings, None).unwrap_err();
+        assert!(matches!(refused, Error::Malformed { .. }), "{refused:?}");
+        let said = refused.to_string();
+        assert!(
+            said.contains("tokenizer_config.json") && said.contains(message),
+            "{said}"
+        );
+    }
+}
