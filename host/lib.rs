@@ -240,7 +240,9 @@ unstable! {
         pub use kernels_gpu::{
             abi::VariantParams,
             math::Real,
-            variant::{FromLaunch, Hook, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
+            variant::{
+                Derived, FromLaunch, Hook, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant,
+            },
         };
     }
 }

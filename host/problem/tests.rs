@@ -1,4 +1,4 @@
-use kernels_gpu::variant::{Standard, Variant as _};
+use kernels_gpu::variant::{Derived as _, Standard};
 use std::ops::Range;
 
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use kernels_gpu::{
     abi::VariantParams,
     math::Real,
-    variant::{Hook, Key, Pair, Query, Sigmoid, Variant},
+    variant::{Derived as _, Hook, Key, Pair, Query, Sigmoid, Variant},
 };
 use proptest::prelude::*;
 use tandem_attn::{

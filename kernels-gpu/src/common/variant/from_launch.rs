@@ -19,7 +19,8 @@ pub trait FromLaunch: Variant {
     /// Parameters of a run beside the standard ones: numbers, and device addresses of larger data.
     type Own: bytemuck::Pod;
 
-    /// Builds the variant from a launch's parameters.
+    /// Builds the variant from a launch's parameters. [`Variant::params`] must return `params` as they are: kernels also read the
+    /// window and causality from the launch.
     fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
 
     /// Checks the parameters of a run with `q_heads` query heads. The host calls this before any launch.

@@ -29,10 +29,12 @@
 //! ```
 
 mod built_in;
+mod derived;
 mod from_launch;
 mod hook;
 
 pub use built_in::{Sigmoid, Standard};
+pub use derived::Derived;
 pub use from_launch::{FromLaunch, OwnDefect};
 pub use hook::Hook;
 
@@ -123,7 +125,7 @@ impl Pair {
 ///
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
 /// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
-pub trait Variant: Copy + Send + Sync {
+pub trait Variant: Copy + Send + Sync + Derived {
     /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, of either sign;
     /// partial results are added, and the LSE is meaningless (it is written as 0). Kernels round a weight to the type of
     /// the values: in f16, weights below 2⁻²⁴ are lost.
@@ -138,7 +140,7 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_LOGITS: bool = own_2(&Self::logit::<f32>);
     /// Hopper's prefills call [`Variant::logits`] instead of [`Variant::logit`].
     const MIXES_KEYS: bool = own_2(&Self::logits);
-    /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
+    /// [`Variant::visible`] may hide keys within [`Derived::visible_keys`].
     const MASKS: bool = own_1(&Self::visible);
     /// [`Variant::query`] is not the identity.
     const TRANSFORMS_QUERY: bool = own_3(&Self::query::<f32>);
@@ -197,24 +199,8 @@ pub trait Variant: Copy + Send + Sync {
         );
     };
 
-    /// Scale, window and causality.
+    /// Scale, window and causality, as the variant was given them: GPU kernels also read them from the launch.
     fn params(&self) -> &VariantParams;
-
-    /// The first and the last key position that a query at `position` may see, both inclusive; none if the last is
-    /// below the first. Kernels skip blocks outside this interval, and do not mask blocks inside it.
-    #[inline(always)]
-    fn visible_keys(&self, position: i32) -> (i32, i32) {
-        let params = self.params();
-        let first = position.saturating_sub(params.window_left);
-        (
-            first,
-            if params.causal == 0 {
-                i32::MAX
-            } else {
-                position
-            },
-        )
-    }
 
     /// A number for a query token and head, such as a slope. It is computed once per row and passed on in
     /// [`Pair::of_row`].
@@ -246,18 +232,7 @@ pub trait Variant: Copy + Send + Sync {
         Unused(self.params().scale_log2)
     }
 
-    /// The base-2 logit (or the weight), independent of the unit of [`Variant::logit`].
-    #[inline(always)]
-    fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
-        let logit = self.logit(dot, at).plain();
-        if Self::KEEPS_UNIT {
-            logit * R::from_f32(self.unit().plain())
-        } else {
-            logit
-        }
-    }
-
-    /// Whether the query sees the key; called only for keys within [`Variant::visible_keys`].
+    /// Whether the query sees the key; called only for keys within [`Derived::visible_keys`].
     #[inline(always)]
     fn visible(&self, at: Pair) -> impl Hook<bool> {
         let _ = at;
