@@ -45,7 +45,7 @@ use crate::{abi::VariantParams, common::math::Real};
 /// A query token and one of its heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The query token, a row of `q`.
+    /// The query token, a row of `q`. On GPUs it may be past the last one: see [`Variant`].
     pub token: u32,
     /// The query head.
     pub head: u32,
@@ -68,13 +68,13 @@ pub struct Key {
 /// difference is meaningful.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// The query token, a row of `q`.
+    /// The query token, a row of `q`. On GPUs it may be past the last one: see [`Variant`].
     pub token: u32,
     /// The query head.
     pub head: u32,
     /// The query's position among the keys.
     pub position: i32,
-    /// Position of the key.
+    /// Position of the key. On GPUs it may be past the last one, or wrapped below 0: see [`Variant`].
     pub key: u32,
     /// Query position minus key position. Kernels have it as f32, whereas positions would have to be converted for each
     /// key; beyond 2²⁴ it is rounded.
@@ -125,6 +125,12 @@ impl Pair {
 ///
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
 /// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
+///
+/// The CPU executor and the reference call [`logit`](Self::logit) and [`visible`](Self::visible) only for keys within
+/// [`Derived::visible_keys`]. Kernels on GPUs call them for whole blocks of keys, and prefills for whole tiles of rows, and discard what
+/// is returned for others. There `key` may be past the request's keys, or before key 0 (as a wrapped number), and the `token` of
+/// these hooks and of [`of_row`](Self::of_row) may be past the last query token. A hook that reads memory by them has to check them
+/// against the size of that memory.
 pub trait Variant: Copy + Send + Sync + Derived {
     /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, of either sign;
     /// partial results are added, and the LSE is meaningless (it is written as 0). Kernels round a weight to the type of
@@ -232,7 +238,7 @@ pub trait Variant: Copy + Send + Sync + Derived {
         Unused(self.params().scale_log2)
     }
 
-    /// Whether the query sees the key; called only for keys within [`Derived::visible_keys`].
+    /// Whether the query sees the key, which may only hide keys within [`Derived::visible_keys`].
     #[inline(always)]
     fn visible(&self, at: Pair) -> impl Hook<bool> {
         let _ = at;
