@@ -52,12 +52,14 @@ pub fn slopes(spec: &Spec) -> Vec<f32> {
 /// The hooks of that name with these slopes, which outlive it.
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
-    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+    // SAFETY: a slope for each head; callers keep them.
+    unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) }
 }
 
 /// Sigmoid weights, about one for all keys together.
 pub fn sigmoid(spec: &Spec) -> Sigmoid {
-    Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS)
+    // SAFETY: there are no addresses in it.
+    unsafe { Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS) }
 }
 
 const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
@@ -65,7 +67,8 @@ const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
 /// Biases by distance from this table, which outlives them.
 pub fn distance_bias(spec: &Spec, table: &[f32]) -> DistanceBias {
     let table = bias_table(spec, table.as_ptr() as u64);
-    DistanceBias::from_launch(spec.variant_params(), &table)
+    // SAFETY: a table of these heads; callers keep it.
+    unsafe { DistanceBias::from_launch(spec.variant_params(), &table) }
 }
 
 /// Biases of a head: fewer than there are keys, also to the right of a query.
