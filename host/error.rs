@@ -375,6 +375,15 @@ pub enum Error {
         /// Those there are.
         there: Vec<kernels_gpu::HooksName>,
     },
+    /// The GPU was to be opened with two variants of one name.
+    #[error(
+        "two variants are called {name:?}, one of yours and another of yours or of the library: give each a name of its own in \
+         `variant_kernels!`"
+    )]
+    VariantTwice {
+        /// The name.
+        name: kernels_gpu::HooksName,
+    },
     /// A launch that the kernel or the GPU does not allow.
     #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]
     LaunchLimit {

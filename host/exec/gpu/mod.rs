@@ -163,7 +163,8 @@ impl<'a> GpuBuilder<'a> {
     }
 
     /// Adds the kernels of a variant of your own, made by [`variant_kernels!`](kernels_gpu::variant_kernels).
-    /// Specifications name the variant by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
+    /// Specifications name the variant by [`Spec::with_hooks`](crate::problem::Spec::with_hooks), so its name must differ from those
+    /// of other variants and of the library's ([`BUILT_IN`](kernels_gpu::variants::BUILT_IN)).
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn variant(mut self, hooks: &Hooks, modules: &'a [Module]) -> Self {
@@ -254,6 +255,7 @@ impl Gpu {
         // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         driver::initialise()?;
+        builder.check_names()?;
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { driver::cuDeviceGetCount(&mut count) }.check("cuDeviceGetCount")?;
