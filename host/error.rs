@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::{
+    kv::OutOfPages,
     plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
     shard::{RankError, ShardError},
@@ -34,6 +35,9 @@ pub enum Error {
     /// The shape of a tensor does not match the rest of the call.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A page pool has too few free pages. Nothing was changed.
+    #[error(transparent)]
+    OutOfPages(#[from] OutOfPages),
     /// A description of the step around attention is invalid.
     #[error(transparent)]
     Step(#[from] StepError),
