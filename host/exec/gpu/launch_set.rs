@@ -186,6 +186,7 @@ impl LaunchSet {
     }
 
     /// Adds this launch.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn with(mut self, key: LaunchKey) -> Self {
         if !self.keys.contains(&key) {
