@@ -55,6 +55,7 @@ mod captured;
 #[cfg(feature = "unstable")]
 mod ceilings;
 mod conversion;
+mod copy_pages;
 mod decode;
 mod decode_rows;
 mod device;
@@ -254,8 +255,8 @@ impl Gpu {
     fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
         // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        driver::initialise()?;
         builder.check_names()?;
+        driver::initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { driver::cuDeviceGetCount(&mut count) }.check("cuDeviceGetCount")?;
