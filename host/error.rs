@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::{
+    kv::OutOfPages,
     plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
     shard::{RankError, ShardError},
@@ -34,6 +35,9 @@ pub enum Error {
     /// The shape of a tensor does not match the rest of the call.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A page pool has too few free pages. Nothing was changed.
+    #[error(transparent)]
+    OutOfPages(#[from] OutOfPages),
     /// A description of the step around attention is invalid.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -374,6 +378,15 @@ pub enum Error {
         asked: kernels_gpu::HooksName,
         /// Those there are.
         there: Vec<kernels_gpu::HooksName>,
+    },
+    /// The GPU was to be opened with two variants of one name.
+    #[error(
+        "two variants are called {name:?}, one of yours and another of yours or of the library: give each a name of its own in \
+         `variant_kernels!`"
+    )]
+    VariantTwice {
+        /// The name.
+        name: kernels_gpu::HooksName,
     },
     /// A launch that the kernel or the GPU does not allow.
     #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]

@@ -131,7 +131,7 @@
 //! |---|---|
 //! | none | the planner, the CPU backend, the bookkeeping of pages |
 //! | `cuda` | the module `gpu` with compiled kernels; needs neither a driver nor a toolkit to build |
-//! | `cudarc`, `cust` | streams, contexts and memory of these crates (cudarc 0.19, cust 0.3) as they are; each turns on `cuda` |
+//! | `cudarc`, `cust` | contexts and memory of these crates (cudarc 0.19, cust 0.3) as they are, with `unstable` also streams; each turns on `cuda` |
 //! | `emulator` | the module `emulated`: the same kernels on an emulated GPU, for tests; turns on `cuda` |
 //! | `unstable` | names that may change with any release, see below |
 //! | `build-kernels` | compiles the kernels from their sources, for changed kernels |
@@ -240,7 +240,9 @@ unstable! {
         pub use kernels_gpu::{
             abi::VariantParams,
             math::Real,
-            variant::{FromLaunch, Hook, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
+            variant::{
+                Derived, FromLaunch, Hook, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant,
+            },
         };
     }
 }

@@ -182,11 +182,12 @@ pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.hooks.map(|_| slopes())
 }
 
-/// ALiBi with these slopes.
+/// ALiBi with these slopes, which outlive it.
 #[must_use]
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
-    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+    // SAFETY: a slope for each head; callers keep them.
+    unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) }
 }
 
 /// The tensors per head that a run needs.

@@ -1,8 +1,8 @@
-//! Rows of a pool that is written do not overlap.
+//! What is checked of a pool before it is written: its rows do not overlap, and its pages are there.
 
 use kernels_gpu::abi::KvStrides;
 
-use crate::{Error, problem::Spec};
+use crate::{Error, kv::PageCopy, problem::Spec};
 
 /// Checks that the rows of `[pages, tokens, heads]` with these strides are apart. The axes may be nested in any order; the
 /// stride of each must span the rows of all inner ones. Rows that overlap would be overwritten, on a GPU in any order.
@@ -64,6 +64,38 @@ pub(super) fn check_sides(
     let (heads, k, v) = (spec.kv_heads, spec.head_dim_qk, spec.head_dim_v);
     check_pool("the key pool", pages, heads, k, k_strides)?;
     check_pool("the value pool", pages, heads, v, v_strides)
+}
+
+/// Checks that values have memory of their own: those of latent attention are the first elements of the keys, and an append
+/// of both would write them there.
+pub(super) fn check_own_values(spec: &Spec, instead: &'static str) -> Result<(), Error> {
+    if !spec.latent {
+        return Ok(());
+    }
+    Err(Error::NoInstance {
+        kernel: "append",
+        asked:
+            "keys and values of latent attention, whose values are the first elements of the keys"
+                .into(),
+        there: instead,
+    })
+}
+
+/// Checks that a pool has the pages that are copied.
+pub(super) fn check_copies(copies: &[PageCopy], pages: u64) -> Result<(), Error> {
+    for (index, copy) in copies.iter().enumerate() {
+        let both = [copy.from, copy.to].map(u64::from);
+        if let Some(got) = both.into_iter().find(|&page| page >= pages) {
+            return Err(Error::IndexOutOfRange {
+                array: "copies",
+                index,
+                got: got as i64,
+                limit: pages,
+                of: "pages in the pool",
+            });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -92,6 +92,7 @@ impl Emulated {
     }
 
     /// With kernels of another architecture's instructions, as [`WorkspaceOptions::arch`] has it.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn with_arch(mut self, arch: Arch) -> Self {
         self.arch = Some(arch);
@@ -120,12 +121,12 @@ impl Emulated {
     /// # Errors
     /// As [`Cpu::run`](super::Cpu::run) and [`Gpu::run`]. The text of [`Error::Driver`] says what went
     /// wrong in a kernel: which two instructions race, or what each warp waits for.
-    pub fn run<T: Element, K: Element>(
+    pub fn run<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
-        q: &[T],
-        kv: &[KvView<'_, K>],
-        out: &mut [T],
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [O],
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         self.run_heads(plan, q, kv, out, lse, &HeadTensors::default())
@@ -135,12 +136,12 @@ impl Emulated {
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn run_heads<T: Element, K: Element>(
+    pub fn run_heads<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
-        q: &[T],
-        kv: &[KvView<'_, K>],
-        out: &mut [T],
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [O],
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
@@ -155,12 +156,12 @@ impl Emulated {
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn trace<T: Element, K: Element>(
+    pub fn trace<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
-        q: &[T],
-        kv: &[KvView<'_, K>],
-        out: &mut [T],
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [O],
         cta: u32,
     ) -> Result<Vec<Timeline>, Error> {
         check(plan, q, kv, out, None)?;
@@ -179,12 +180,12 @@ impl Emulated {
         alone(result.map(|()| timelines))
     }
 
-    fn run_checked<T: Element, K: Element>(
+    fn run_checked<Q: Element, T: Element, O: Element>(
         &self,
         plan: &Plan,
-        q: &[T],
-        kv: &[KvView<'_, K>],
-        out: &mut [T],
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [O],
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
@@ -221,9 +222,9 @@ impl Emulated {
         }
         let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
         let rows = |dim: u32| [tokens, q_heads, dim as usize];
-        let q = DeviceTensor::new(memory.put(q)?, T::DTYPE, rows(spec.head_dim_qk));
+        let q = DeviceTensor::new(memory.put(q)?, Q::DTYPE, rows(spec.head_dim_qk));
         let results = memory.put(out)?;
-        let of_out = DeviceTensor::new(results, T::DTYPE, rows(spec.head_dim_v));
+        let of_out = DeviceTensor::new(results, O::DTYPE, rows(spec.head_dim_v));
         let states = memory.put(&vec![0.0_f32; tokens * q_heads])?;
         let of_lse = DeviceTensor::new(states, Dtype::F32, [tokens, q_heads]);
         let mut tensors = RunTensors::new(&q, &pools, &of_out).with_lse(&of_lse);

@@ -20,7 +20,7 @@ pub struct OutOfPages {
 /// A copy of a page that the caller must make, because the page is about to be written and another request reads it.
 ///
 /// Copy keys and values of all layers, and the page's scales if each token has one, before the page is written:
-/// [`KvViewMut::copy_page`](super::KvViewMut::copy_page), on a GPU a copy within device memory on the stream of the append.
+/// [`Cpu::copy_pages`](crate::Cpu::copy_pages), on a GPU `Gpu::copy_pages` on the stream of the append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "the new page holds nothing until the old one is copied to it"]
 pub struct PageCopy {

@@ -69,10 +69,11 @@ impl<V: Variant> Row<'_, V> {
             at,
         } in &seen
         {
-            let weight = if V::SOFTMAX {
-                (logit - max).exp2()
-            } else {
-                logit
+            // A logit of −∞ is a hidden key, also if all are.
+            let weight = match V::SOFTMAX {
+                true if logit == f64::NEG_INFINITY => 0.0,
+                true => (logit - max).exp2(),
+                false => logit,
             };
             let mut value = view.value(page, offset, at.head, self.spec.head_dim_v);
             transform(&mut value, |pair, dim| {
@@ -83,8 +84,7 @@ impl<V: Variant> Row<'_, V> {
                 .zip(value)
                 .for_each(|(o, v)| *o += weight * scale * v);
         }
-        let nothing = seen.is_empty() && self.sink.is_none();
-        if V::SOFTMAX && !seen.is_empty() {
+        if V::SOFTMAX && sum != 0.0 {
             out.iter_mut().for_each(|o| *o /= sum);
         }
         let at = Query {
@@ -93,10 +93,10 @@ impl<V: Variant> Row<'_, V> {
             position: 0,
         };
         transform(out, |pair, dim| self.variant.output(pair, dim, at).plain());
-        match (V::SOFTMAX, nothing) {
-            (false, _) => 0.0,
-            (true, true) => f64::NEG_INFINITY,
-            (true, false) => (max + sum.log2()) * std::f64::consts::LN_2,
+        match V::SOFTMAX {
+            false => 0.0,
+            true if sum == 0.0 => f64::NEG_INFINITY,
+            true => (max + sum.log2()) * std::f64::consts::LN_2,
         }
     }
 

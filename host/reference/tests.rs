@@ -138,3 +138,20 @@ fn wrong_shapes_are_named() {
         }
     );
 }
+
+/// A logit of −∞ is a hidden key, also if there is no other: there is no weight to divide by.
+#[test]
+fn rows_whose_logits_are_all_hidden_see_nothing() {
+    let mut kv = KV;
+    kv[4].0 = f32::NEG_INFINITY;
+    kv[5].0 = f32::NEG_INFINITY;
+    let batch = Batch::new(vec![0, 1, 2], {
+        let mut table = table(&[4, 5]);
+        table.push(&[4, 1], 2);
+        table
+    });
+    let Output { out, lse } = attend(&spec(), &batch, &[1.0, 1.0], &kv);
+    assert_eq!((out[0], lse[0]), (0.0, f64::NEG_INFINITY));
+    close(out[16], 2.0);
+    close(lse[1], 1.0);
+}

@@ -115,6 +115,22 @@ pub enum ShardDefect {
         /// Ranks of the sharding.
         expected: u32,
     },
+    /// A share that names what is not in the whole batch, or an empty group.
+    #[error(
+        "{what} of rank {rank} are {begin}..{end}: give a range within 0..{limit}, and a group that has the rank"
+    )]
+    Range {
+        /// The rank.
+        rank: u32,
+        /// What the range counts.
+        what: &'static str,
+        /// Where it begins.
+        begin: u32,
+        /// One past its last.
+        end: u32,
+        /// One past the last that there is.
+        limit: u32,
+    },
     /// A share whose own batch is wrong.
     #[error("the batch of rank {rank} is wrong: {reason}")]
     Batch {

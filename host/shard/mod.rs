@@ -192,9 +192,14 @@ impl Sharding {
     /// page.
     ///
     /// # Panics
-    /// If the row block has no such page.
+    /// If the row block has no such page, or for a sharding with no ranks or turns of no pages, which [`shares`](Self::shares) refuses.
     #[must_use]
     pub fn owner(&self, page: u32, pages: u32) -> u32 {
+        assert!(self.keys > 0, "keys are distributed over no ranks");
+        assert!(
+            self.deal != Keys::RoundRobin { pages: 0 },
+            "turns have no pages"
+        );
         let runs = keys::runs(self.deal, self.keys, pages);
         runs.into_iter()
             .find(|(run, _)| run.contains(&page))

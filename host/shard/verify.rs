@@ -23,6 +23,7 @@ impl Sharding {
             });
         }
         for share in shares {
+            share.check_ranges(spec, batch, self.ranks())?;
             let (rank, checked) = (share.rank, share.batch.check(&share.spec));
             checked.map_err(|error| ShardDefect::Batch {
                 rank,
@@ -75,6 +76,33 @@ impl Sharding {
                 got: computed[at],
             }),
         }
+    }
+}
+
+impl Share {
+    /// Checks that its tokens, heads and ranks exist.
+    fn check_ranges(&self, spec: &Spec, batch: &Batch, ranks: u32) -> Result<(), ShardDefect> {
+        let tokens = self
+            .tokens
+            .iter()
+            .map(|run| ("tokens", run, batch.total_q()));
+        let all = [
+            ("query heads", &self.q_heads, spec.q_heads),
+            ("ranks of the group", &self.group, ranks),
+        ];
+        for (what, range, limit) in tokens.chain(all) {
+            let empty = what.starts_with("ranks") && !range.contains(&self.rank);
+            if range.start > range.end || range.end > limit || empty {
+                return Err(ShardDefect::Range {
+                    rank: self.rank,
+                    what,
+                    begin: range.start,
+                    end: range.end,
+                    limit,
+                });
+            }
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,16 @@ use crate::{
 
 /// Attention with linear biases (ALiBi; Press et al., 2022): the logit of a key `d` positions before the query is
 /// reduced by the head's slope times `d`.
+///
+/// It reads its slopes from an address, so making it is unsafe, on the CPU as in a kernel:
+///
+/// ```compile_fail,E0133
+/// use kernels_gpu::{abi::VariantParams, variant::FromLaunch, variants::{Alibi, Slopes}};
+///
+/// fn of_a_device_address(params: VariantParams) -> Alibi {
+///     Alibi::from_launch(params, &Slopes { address: 1 << 20 })
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Alibi {
     params: VariantParams,
@@ -68,7 +78,7 @@ impl FromLaunch for Alibi {
     }
 
     #[inline(always)]
-    fn from_launch(params: VariantParams, own: &Slopes) -> Self {
+    unsafe fn from_launch(params: VariantParams, own: &Slopes) -> Self {
         Self {
             params,
             slopes: *own,
@@ -88,7 +98,7 @@ impl FromLaunch for Sigmoid {
     type Own = SigmoidBias;
 
     #[inline(always)]
-    fn from_launch(params: VariantParams, own: &SigmoidBias) -> Self {
+    unsafe fn from_launch(params: VariantParams, own: &SigmoidBias) -> Self {
         Self {
             params,
             bias: own.bias,
@@ -202,7 +212,7 @@ impl FromLaunch for DistanceBias {
     type Own = BiasTable;
 
     #[inline(always)]
-    fn from_launch(params: VariantParams, own: &BiasTable) -> Self {
+    unsafe fn from_launch(params: VariantParams, own: &BiasTable) -> Self {
         let table = *own;
         Self { params, table }
     }
@@ -221,8 +231,8 @@ impl FromLaunch for DistanceBias {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`DistanceBias`] for Hopper, and decodes for Ampere. One line in a crate of your own adds other head
-    /// dimensions, f16 and Ampere's prefill.
+    /// Kernels of [`DistanceBias`] for Hopper, and decodes for Ampere. One line in a crate of your own, with a name of its own, adds
+    /// other head dimensions, f16 and Ampere's prefill.
     pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, Sm80Decode] of DistanceBias
         where heads [64], elements [Bf16];
 }
@@ -236,8 +246,8 @@ crate::variant_kernels! {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`Sigmoid`] for Hopper, and decodes for Ampere. One line in a crate of your own adds other head
-    /// dimensions, f16 and Ampere's prefill.
+    /// Kernels of [`Sigmoid`] for Hopper, and decodes for Ampere. One line in a crate of your own, with a name of its own, adds
+    /// other head dimensions, f16 and Ampere's prefill.
     pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, Sm80Decode] of Sigmoid
         where heads [128], elements [Bf16];
 }

@@ -3,12 +3,12 @@
 use kernels_gpu::{
     abi::VariantParams,
     math::Real,
-    variant::{Hook, Key, Pair, Query, Sigmoid, Variant},
+    variant::{Derived as _, Hook, Key, Pair, Query, Sigmoid, Variant},
 };
 use proptest::prelude::*;
 use tandem_attn::{
     exec::Cpu,
-    problem::{Dtype, Spec},
+    problem::{Batch, Dtype, PageTable, Spec},
     reference,
     variants::{ALIBI, Alibi},
 };
@@ -18,7 +18,7 @@ use crate::{
     numeric::Tolerance,
     plan_of,
     problems::{Problem, Tensors, alibi, cases, heads as of_heads, problem, sinks},
-    widen,
+    tiny, widen,
 };
 
 /// ALiBi, a band mask, and a change to each tensor: every hook does something that would be missed.
@@ -140,4 +140,56 @@ fn a_linear_bias_is_the_slope_times_the_distance() {
     let logit = 3.0 + f64::from(at.of_row) * f64::from(at.distance);
     assert_eq!(alibi.logit(3.0_f64, at).plain(), logit);
     assert_eq!(at.further(2).distance, 4.0);
+}
+
+/// Linear biases from tables: a key that a row does not see has no entry.
+#[derive(Clone, Copy)]
+struct OnlySeen<'a> {
+    params: VariantParams,
+    tokens: u32,
+    biases: &'a [f32],
+}
+
+impl OnlySeen<'_> {
+    fn bias(&self, at: Pair) -> f32 {
+        assert!(at.token < self.tokens, "token {}", at.token);
+        let distance = at.position.checked_sub_unsigned(at.key).expect("a key");
+        self.biases[usize::try_from(distance).expect("no later key")]
+    }
+}
+
+impl Variant for OnlySeen<'_> {
+    fn params(&self) -> &VariantParams {
+        &self.params
+    }
+
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> impl Hook<R> {
+        dot * R::from_f32(self.params.scale_log2) - R::from_f32(self.bias(at))
+    }
+
+    fn visible(&self, at: Pair) -> impl Hook<bool> {
+        self.bias(at) != 3.0
+    }
+}
+
+/// Few rows and many, whose tiles have keys that only some of their rows see.
+#[test]
+fn hooks_are_not_asked_for_keys_that_a_row_does_not_see() {
+    let biases: Vec<f32> = (0..30_u8).map(f32::from).collect();
+    for tokens in [1, 3, 5, 40, 150] {
+        let mut spec = Spec::new(4, 2, 32).with_dtype(Dtype::F32);
+        spec.variant.window_left = Some(29);
+        let mut table = PageTable::new(16, 20);
+        table.push(&(0..12).collect::<Vec<_>>(), 180);
+        let problem = Problem {
+            batch: Batch::new(vec![0, tokens], table),
+            ..tiny(&spec)
+        };
+        let variant = OnlySeen {
+            params: spec.variant_params(),
+            tokens,
+            biases: &biases,
+        };
+        variant_against_reference(&problem, &variant).unwrap();
+    }
 }

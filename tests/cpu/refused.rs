@@ -5,10 +5,11 @@ use tandem_attn::{
     Error,
     abi::DIRECT,
     exec::Cpu,
-    kv::KvView,
+    kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::{BrokenPlan, Plan, PlanOptions, SplitMode},
-    problem::{Batch, Dtype, PageTable, Spec},
-    tensor::ShapeError,
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    step::cpu::{QkvStep, qkv},
+    tensor::{F8E4M3, ShapeError},
 };
 
 use crate::{
@@ -190,4 +191,62 @@ fn broken_plans_are_refused() {
         ("tokens", "number of items")
     );
     assert_eq!(error(&|plan| plan.page_ids.truncate(3)), ("parts", "pages"));
+}
+
+/// Appends to pools without heads, or with heads without elements, ended in panics.
+#[test]
+fn appends_without_heads_are_refused() {
+    let spec = Spec::new(2, 1, 16).with_kv_dtype(Dtype::F8E4M3);
+    let change = |change: fn(&mut Spec)| {
+        let mut spec = spec;
+        change(&mut spec);
+        spec
+    };
+    let [mut k, mut v] = [[F8E4M3(0); 64]; 2];
+    for spec in [
+        change(|spec| spec.kv_heads = 0),
+        change(|spec| (spec.head_dim_qk, spec.head_dim_v) = (0, 0)),
+        change(|spec| spec.head_dim_v = 0),
+    ] {
+        let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 2, &mut k, &mut v);
+        let scales = || AppendScales::Given(KvScales::One);
+        let (none, slots) = ([0.0_f32; 0], [1_u32]);
+        let quantised = Cpu::append_quantised(&spec, 2, &slots, &none, &none, &mut pool, scales());
+        assert!(
+            matches!(quantised, Err(Error::Extent { .. })),
+            "{quantised:?}"
+        );
+        if spec.head_dim_qk != spec.head_dim_v {
+            continue;
+        }
+        let step = QkvStep {
+            qkv: &none,
+            bias: None,
+            norm: None,
+            rope: None,
+        };
+        let got = qkv(&spec, &step, &slots, &mut [], &mut pool, 2, scales());
+        assert!(matches!(got, Err(Error::Problem(_))), "{got:?}");
+    }
+}
+
+/// The error spoke of a view of one pool, which there is for reading only.
+#[test]
+fn appends_of_latent_keys_name_the_call_for_them() {
+    let spec = Spec::latent(4, 32, 16).with_dtype(Dtype::F32);
+    let (mut k, mut v) = ([0.0_f32; 2 * 48], [0.0_f32; 2 * 32]);
+    let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 2, &mut k, &mut v);
+    let refused = |got: Result<(), Error>, instead: &str| {
+        let text = got.unwrap_err().to_string();
+        assert!(text.contains("latent") && text.contains(instead), "{text}");
+    };
+    let got = Cpu::append_paged_kv(&spec, 1, &[1_u32], &[1.0; 48], &[1.0; 32], &mut pool);
+    refused(got, "append_rows with the keys alone");
+    let spec = spec.with_kv_dtype(Dtype::F8E4M3);
+    let (mut k, mut v) = ([F8E4M3(0); 2 * 48], [F8E4M3(0); 2 * 32]);
+    let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 2, &mut k, &mut v);
+    let scales = AppendScales::Given(KvScales::One);
+    let (key, value) = ([1.0_f32; 48], [1.0; 32]);
+    let got = Cpu::append_quantised(&spec, 1, &[1_u32], &key, &value, &mut pool, scales);
+    refused(got, "append_rows_quantised with the keys alone");
 }

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use kernels_gpu::registry::{Element, Family};
 use tandem_attn::{
-    Error,
+    Error, Hooks, HooksName,
     exec::gpu::{Gpu, Image, MODULES, Module},
+    problem::{Dtype, Spec},
+    variants::ALIBI,
 };
 
 use crate::driver::{assert_fails_in, with_driver, with_library};
@@ -166,5 +169,73 @@ fn a_missing_kernel() {
             arch: "sm_90a",
         };
         assert_eq!(Gpu::new(0).unwrap_err(), expected);
+    }
+}
+
+/// The library's slopes with kernels of the program.
+fn variant(name: &str, families: &'static [Family]) -> Hooks {
+    Hooks {
+        name: HooksName::new(name).expect("a name"),
+        families,
+        heads: &[128],
+        elements: &[Element::Bf16],
+        ..ALIBI
+    }
+}
+
+/// Kernels are found by the name: those of another variant would be launched.
+#[test]
+fn variants_of_one_name_are_refused() {
+    if !with_driver(variants_of_one_name_are_refused, "compute=90") {
+        return;
+    }
+    let [own, other] = ["own", "other"].map(|name| variant(name, &[Family::Prefill]));
+    let build = |variants: &[Hooks]| {
+        let mut builder = Gpu::builder();
+        for hooks in variants {
+            builder = builder.variant(hooks, MODULES);
+        }
+        builder.build(0).map(drop)
+    };
+    assert_eq!(build(&[own, other]), Ok(()));
+    for (variants, name) in [
+        (&[own, other, own][..], own.name),
+        (&[variant("alibi", &[Family::Prefill])], ALIBI.name),
+    ] {
+        let error = build(variants).unwrap_err();
+        assert_eq!(error, Error::VariantTwice { name });
+        assert!(error.to_string().contains("a name of its own"), "{error}");
+    }
+}
+
+/// Plans name kernels that a variant of the program may lack: it is to be known before there is a batch.
+#[test]
+fn variants_without_all_kernels_are_not_supported() {
+    use Family::*;
+    if !with_driver(variants_without_all_kernels_are_not_supported, "compute=90") {
+        return;
+    }
+    let all = variant("all", &[Prefill, DecodeMma, DecodeWgmma, Sm80Decode]);
+    let few = variant("few", &[Prefill, DecodeMma]);
+    let absent = variant("absent", &[Prefill]);
+    let gpu = Gpu::builder().variant(&all, MODULES).variant(&few, MODULES);
+    let gpu = gpu.build(0).unwrap();
+    let spec = Spec::new(32, 8, 128);
+    assert_eq!(gpu.supports(&spec), Ok(()));
+    for there in [&all, &ALIBI] {
+        assert_eq!(gpu.supports(&spec.with_hooks(there)), Ok(()), "{there:?}");
+    }
+    let missing = gpu.supports(&spec.with_hooks(&absent));
+    assert!(
+        matches!(missing, Err(Error::NoVariant { .. })),
+        "{missing:?}"
+    );
+    for spec in [
+        spec.with_hooks(&few),
+        Spec::new(32, 8, 64).with_hooks(&all),
+        spec.with_hooks(&all).with_dtype(Dtype::F16),
+    ] {
+        let lacks = gpu.supports(&spec);
+        assert!(matches!(lacks, Err(Error::NoInstance { .. })), "{lacks:?}");
     }
 }

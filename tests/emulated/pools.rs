@@ -2,11 +2,15 @@
 
 use half::bf16;
 use tandem_attn::{
-    exec::{Cpu, emulated::Emulated},
-    kv::{KvScales, KvStrides, KvView},
+    exec::{
+        Cpu,
+        emulated::Emulated,
+        gpu::{self, DeviceBuffer, KvPool},
+    },
+    kv::{KvScales, KvStrides, KvView, PageCopy},
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::F8E4M3,
+    tensor::{F8E4M3, TensorMut},
 };
 
 use crate::{
@@ -176,4 +180,136 @@ fn latent_keys_in_two_pools_are_those_of_one() {
             "{heads} heads, pages of {page}"
         );
     }
+}
+
+/// Pages of a pool on the device: those of the CPU, for each way in which keys and values lie there.
+#[test]
+fn pages_are_copied_as_on_the_cpu() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(2, 7)).expect("the emulator");
+    let (gpu, stream) = (emulated.gpu(), emulated.gpu().stream().expect("a stream"));
+    let copies = [(4, 1), (0, 2), (2, 3), (1, 1)].map(|(from, to)| PageCopy { from, to });
+    const PAGES: u32 = 5;
+    let bytes: Vec<u8> = (0..40_000_u32).map(|i| (i * 37 % 251) as u8).collect();
+    /// Where an array of the pool begins, bytes of an element, strides, heads and elements of a row.
+    type Array = (usize, usize, KvStrides, u32, u32);
+    let check = |spec: &Spec, pool: &dyn Fn(u64) -> KvPool, arrays: &[Array]| {
+        let memory = DeviceBuffer::from_slice(gpu, &bytes).expect("memory");
+        let pool = pool(memory.address());
+        // SAFETY: the memory lives until the stream was waited for.
+        unsafe { gpu.copy_pages(spec, &pool, &copies, *stream) }.expect("the pages are there");
+        stream.synchronize().expect("it ran");
+        let mut right = bytes.clone();
+        for &(begin, size, strides, heads, dim) in arrays {
+            let shape = [PAGES, strides.page_size, heads, dim * size as u32].map(|x| x as usize);
+            let wide = [strides.page, strides.token, strides.head].map(|x| x as usize * size);
+            let strides = [wide[0], wide[1], wide[2], 1];
+            let elements: &mut [F8E4M3] = bytemuck::cast_slice_mut(&mut right[begin..]);
+            let pool = TensorMut::strided(elements, shape, strides).expect("it fits");
+            Cpu::copy_pages(pool, &copies).expect("the pages are there");
+        }
+        assert_eq!(memory.read().expect("it is there"), right, "{pool:?}");
+        let far = [PageCopy { from: 0, to: 5 }];
+        // SAFETY: refused.
+        let refused = unsafe { gpu.copy_pages(spec, &pool, &far, *stream) };
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("copies[0] is 5"), "{text}");
+    };
+    let spec = Spec::new(4, 2, 32);
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let strides = layout.strides(4, 2, 32);
+        let apart = |at| KvPool::new(&spec, layout, 4, PAGES, at, at + 8000);
+        check(
+            &spec,
+            &apart,
+            &[(0, 2, strides, 2, 32), (8000, 2, strides, 2, 32)],
+        );
+        // A page of values behind each of keys, and gaps between the tokens.
+        let mut paired = layout.strides(4, 2, 40);
+        paired.page *= 2;
+        let pool = |at| apart(at).with_strides(paired, paired);
+        let values = u64::from(paired.page);
+        let pool = |at| {
+            let mut pool = pool(at);
+            pool.v = at + values;
+            pool
+        };
+        check(
+            &spec,
+            &pool,
+            &[(0, 2, paired, 2, 32), (values as usize, 2, paired, 2, 32)],
+        );
+    }
+    // 8 bits with a scale for each token.
+    let spec = Spec::new(4, 2, 64).with_kv_dtype(Dtype::F8E4M3);
+    let strides = KvLayout::Nhd.strides(4, 2, 64);
+    let of_scales = KvLayout::Hnd.strides(4, 2, 1);
+    let pool = |at: u64| {
+        let scales = |at| gpu::DeviceTensor {
+            address: at,
+            dtype: Dtype::F32,
+            shape: [PAGES as usize, 4, 2],
+            strides: [8, 1, 4],
+        };
+        KvPool::new(&spec, KvLayout::Nhd, 4, PAGES, at, at + 4000).with_scales(
+            gpu::KvScales::Token {
+                k: scales(at + 8000),
+                v: scales(at + 9000),
+            },
+        )
+    };
+    check(
+        &spec,
+        &pool,
+        &[
+            (0, 1, strides, 2, 64),
+            (4000, 1, strides, 2, 64),
+            (8000, 4, of_scales, 2, 1),
+            (9000, 4, of_scales, 2, 1),
+        ],
+    );
+    // Latent keys in one pool, in two, and in rows that carry their scales.
+    let spec = Spec::latent(16, 512, 64);
+    let one = KvLayout::Nhd.strides(2, 1, 576);
+    let pool = |at| KvPool::latent(&spec, 2, PAGES, at);
+    check(&spec, &pool, &[(0, 2, one, 1, 576)]);
+    let [latent, rope] = [512, 64].map(|dim| KvLayout::Nhd.strides(2, 1, dim));
+    let pool = |at| KvPool::latent_parts(&spec, 2, PAGES, at, at + 20_000);
+    check(
+        &spec,
+        &pool,
+        &[(0, 2, latent, 1, 512), (20_000, 2, rope, 1, 64)],
+    );
+    let in_rows = KvLayout::Nhd.strides(2, 1, 656);
+    let pool = |at| KvPool::latent_656(2, PAGES, at);
+    check(
+        &spec.with_kv_dtype(Dtype::F8E4M3),
+        &pool,
+        &[(0, 1, in_rows, 1, 656)],
+    );
+}
+
+/// Outputs of another type than the queries, as the CPU takes them.
+#[test]
+fn outputs_may_have_another_type_than_queries() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(2, 7)).expect("the emulator");
+    let mut spec = Spec::new(4, 2, 64);
+    spec.out_dtype = Dtype::F32;
+    let batch = prefixed(&[(30, 0, 1), (20, 0, 3)], 16, false, 5);
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 3);
+    let views = [tensors.parts[0].view()];
+    let plan = Planner::new().plan(&spec, &batch, &emulated.device(), &PlanOptions::default());
+    let plan = plan.expect("it can be planned");
+    let mut out = vec![f32::NAN; tensors.q.len()];
+    emulated
+        .run(&plan, &tensors.q, &views, &mut out, None)
+        .expect("it is right");
+    let right = tensors.reference(&spec, &batch).out;
+    // Weights are rounded to the type of the values.
+    let tolerance = Tolerance {
+        absolute: 4e-3,
+        relative: 1.0 / 128.0,
+    };
+    compare("out", &[tensors.q.len()], &to_f64(&out), &right, tolerance).expect("it is right");
 }

@@ -1,6 +1,8 @@
 //! Batches distributed over ranks: each rank's plan is run on pools that have nothing but its own pages and heads, and
 //! what the ranks computed is merged and compared with attention in f64.
 
+use std::ops::Range;
+
 use crate::numeric::{Tolerance, compare, to_f64};
 use crate::problems::{
     Pools, Problem, Tensors, alibi, cases, enrich, sinks, slopes, small_problem,
@@ -466,5 +468,40 @@ fn the_owner_of_a_page_has_it_in_its_table() {
                     .contains(&page)
             );
         }
+    }
+}
+
+/// Turns of no pages never came to an end.
+#[test]
+#[should_panic(expected = "turns have no pages")]
+fn turns_of_no_pages_have_no_owner() {
+    let turns = Sharding::one().over_keys(2, Keys::RoundRobin { pages: 0 });
+    let _ = turns.owner(0, 3);
+}
+
+/// They were indices out of bounds.
+#[test]
+fn shares_of_what_is_not_there_are_found() {
+    let batch = hybrid(&[(1, 100), (30, 60)]);
+    let spec = Spec::new(32, 8, 128);
+    let sharding = Sharding::one().over_keys(2, Keys::Contiguous);
+    let shares = sharding.shares(&spec, &batch).unwrap();
+    sharding.verify(&spec, &batch, &shares).unwrap();
+    let changes: [fn(&mut Share); 6] = [
+        |share| share.tokens[0].end += 100,
+        |share| share.tokens.push(Range { start: 7, end: 3 }),
+        |share| share.q_heads.end += 1,
+        |share| share.group.end += 1,
+        |share| share.group = 1..1,
+        |share| share.group = Range { start: 2, end: 1 },
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut wrong = shares.clone();
+        change(&mut wrong[0]);
+        let got = sharding.verify(&spec, &batch, &wrong);
+        assert!(
+            matches!(got, Err(ShardDefect::Range { rank: 0, .. })),
+            "{index}: {got:?}"
+        );
     }
 }

@@ -27,7 +27,8 @@ fn main() -> Result<(), Error> {
         loss: 0.03,
         most: 100.0,
     };
-    let variant = Chunked::from_launch(spec.variant_params(), &chunks);
+    // SAFETY: there are no addresses in it.
+    let variant = unsafe { Chunked::from_launch(spec.variant_params(), &chunks) };
 
     let noise = |count: usize, seed: u32| -> Vec<bf16> {
         let bits = |i: usize| {

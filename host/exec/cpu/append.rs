@@ -8,8 +8,8 @@ use kernels_gpu::abi::NO_SLOT;
 use super::Cpu;
 use crate::{
     Error,
-    exec::apart::{check_apart, check_sides},
-    kv::KvViewMut,
+    exec::apart::{check_apart, check_copies, check_own_values, check_sides},
+    kv::{KvViewMut, PageCopy},
     problem::{Dtype, Integer, ProblemError, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
@@ -18,7 +18,8 @@ impl Cpu {
     /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
     ///
     /// `slots` gives the place of each token, as `page × page_size + offset`, in any [`Integer`] type. A token with −1 or
-    /// `u32::MAX` is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only.
+    /// `u32::MAX` is not written. No two tokens may have the same slot. [`append_rows`](Self::append_rows) writes keys or values only;
+    /// keys of [latent](Spec::latent) attention, which have no values of their own, are appended with it.
     ///
     /// ```
     /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{Dtype, KvLayout, Spec}};
@@ -33,7 +34,8 @@ impl Cpu {
     ///
     /// # Errors
     /// [`Error::DtypesDiffer`] for a pool that has not the type of the spec's keys and values, [`Error::Shape`], [`Error::Stride`]
-    /// for a pool whose rows overlap, [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
+    /// for a pool whose rows overlap, [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for latent
+    /// attention. Nothing is written then.
     pub fn append_paged_kv<T: Element>(
         spec: &Spec,
         pool_pages: u32,
@@ -46,14 +48,7 @@ impl Cpu {
         if page_size == 0 {
             return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
         }
-        if spec.kv_heads == 0 {
-            return Err(Error::Extent {
-                tensor: "the KV pool",
-                dimension: "KV heads",
-                got: 0,
-                rule: "at least 1".into(),
-            });
-        }
+        check_heads(spec, "append_rows with the keys alone")?;
         check_dtype(spec, T::DTYPE)?;
         pool.view().check(spec, 0, page_size, pool_pages)?;
         check_sides(spec, pool_pages, [pool.k_strides, pool.v_strides])?;
@@ -151,6 +146,68 @@ impl Cpu {
         copy(rows, slots, pool);
         Ok(())
     }
+}
+
+impl Cpu {
+    /// Copies whole pages of keys or of values, one after the other: what a [`PageCopy`] asks for. Call it for the pools of all
+    /// layers, and for the scales of tokens if each has one (as rows of one element), before the pages are written. `pool` is as in
+    /// [`append_rows`](Self::append_rows).
+    ///
+    /// ```
+    /// use tandem_attn::{Cpu, kv::PageCopy, tensor::TensorMut};
+    ///
+    /// let mut pool: Vec<f32> = (0..3 * 2 * 16).map(|i| i as f32).collect(); // three pages of two tokens
+    /// Cpu::copy_pages(TensorMut::new(&mut pool, [3, 2, 1, 16])?, &[PageCopy { from: 2, to: 0 }])?;
+    /// assert_eq!((pool[0], pool[31], pool[32]), (64.0, 95.0, 32.0));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::IndexOutOfRange`] for a page that the pool does not have, [`Error::Stride`] for a pool whose rows overlap; nothing is
+    /// written then.
+    pub fn copy_pages(pool: TensorMut<'_, 4>, copies: &[PageCopy]) -> Result<(), Error> {
+        let ([pages, tokens, heads, dim], strides) = (pool.shape(), pool.strides());
+        let [page, token, head, element] = strides;
+        if element != 1 && dim > 1 {
+            return Err(Error::Stride {
+                tensor: "the pool",
+                dimension: "the elements of a head",
+                got: element,
+                rule: "1".into(),
+            });
+        }
+        check_apart("the pool", [pages, tokens, heads], dim, [page, token, head])?;
+        check_copies(copies, pages as u64)?;
+        let size = pool.dtype().bytes() as usize;
+        let bytes = pool.into_elements().into_bytes();
+        for &PageCopy { from, to } in copies {
+            for row in 0..tokens * heads {
+                let row = row / heads * token + row % heads * head;
+                let [from, to] = [from, to].map(|index| (index as usize * page + row) * size);
+                bytes.copy_within(from..from + dim * size, to);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that there are heads, with values of their own: what else can be written is written by `instead`.
+fn check_heads(spec: &Spec, instead: &'static str) -> Result<(), Error> {
+    for (dimension, got) in [
+        ("KV heads", spec.kv_heads),
+        ("elements in a key", spec.head_dim_qk),
+        ("elements in a value", spec.head_dim_v),
+    ] {
+        if got == 0 {
+            return Err(Error::Extent {
+                tensor: "the KV pool",
+                dimension,
+                got: 0,
+                rule: "at least 1".into(),
+            });
+        }
+    }
+    check_own_values(spec, instead)
 }
 
 /// Checks that the pool has the specification's type, as a run of attention over it will.

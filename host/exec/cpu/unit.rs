@@ -145,6 +145,14 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Which of some keys lie within its visible interval.
+    #[inline(always)]
+    pub(super) fn seen(&self, keys: &Range<u32>) -> Range<u32> {
+        let begin = (self.first.max(0) as u32).clamp(keys.start, keys.end);
+        let end = (self.last.saturating_add(1).max(0) as u32).clamp(begin, keys.end);
+        begin..end
+    }
+
     /// Hides the keys of other branches of its tree. `logits` has one place for each key.
     pub(super) fn hide_other_branches<'l>(
         &self,

@@ -98,21 +98,6 @@ impl Gpu {
     }
 }
 
-/// Checks that values have memory of their own: those of latent attention are the first elements of the keys, and an append
-/// of both would write them there.
-pub(super) fn check_own_values(spec: &Spec, instead: &'static str) -> Result<(), Error> {
-    if !spec.latent {
-        return Ok(());
-    }
-    Err(Error::NoInstance {
-        kernel: "append",
-        asked:
-            "keys and values of latent attention, whose values are the first elements of the keys"
-                .into(),
-        there: instead,
-    })
-}
-
 /// The error of an append of keys and values to rows that contain their scales.
 pub(super) fn in_rows() -> Error {
     Error::NoInstance {

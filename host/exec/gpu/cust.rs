@@ -50,7 +50,10 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         dtype: Dtype,
         shape: [usize; RANK],
     ) -> Result<Self, Error> {
-        let bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
+        // Without wrapping: a shape of too many elements would fit any memory.
+        let bytes = shape.iter().fold(dtype.bytes() as usize, |all, &extent| {
+            all.saturating_mul(extent)
+        });
         check_bytes("the tensor", memory, bytes)?;
         Ok(Self::new(memory.as_device_ptr().as_raw(), dtype, shape))
     }
@@ -91,9 +94,10 @@ impl<T: DeviceCopy> Pool<'_, T> {
     ///
     /// # Errors
     /// [`Error::Extent`] if there is less than a page of keys, or there are fewer values than keys; [`Error::Problem`] for an invalid
-    /// page size.
+    /// page size or specification.
     pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
         check_page_size(self.page_size)?;
+        spec.check()?;
         let page = |dim: u32| {
             let tokens = self.page_size as usize * spec.kv_heads as usize;
             tokens * dim as usize * spec.kv_dtype.bytes() as usize
@@ -205,6 +209,34 @@ mod tests {
         };
         assert_eq!(pool(16), Ok(4));
         let error = pool(0).unwrap_err();
+        assert!(matches!(error, Error::Problem(_)), "{error}");
+    }
+
+    /// In 64 bits they wrapped to none.
+    #[test]
+    fn shapes_of_too_many_bytes_are_refused() {
+        // SAFETY: nothing looks at what is there.
+        let memory =
+            unsafe { DeviceSlice::<u16>::from_raw_parts(DevicePointer::from_raw(1 << 20), 64) };
+        let tensor = DeviceTensor::in_cust(&memory, Dtype::BF16, [1 << 56, 1, 128]);
+        assert!(matches!(tensor, Err(Error::Extent { .. })), "{tensor:?}");
+        DeviceTensor::in_cust(&memory, Dtype::BF16, [1, 1, 64]).unwrap();
+    }
+
+    #[test]
+    fn pools_of_no_heads_are_refused() {
+        let mut spec = Spec::new(8, 2, 128);
+        spec.kv_heads = 0;
+        // SAFETY: nothing looks at what is there.
+        let memory =
+            unsafe { DeviceSlice::<u16>::from_raw_parts(DevicePointer::from_raw(1 << 20), 64) };
+        let pool = Pool {
+            layout: KvLayout::Nhd,
+            page_size: 16,
+            k: &memory,
+            v: &memory,
+        };
+        let error = pool.describe(&spec).unwrap_err();
         assert!(matches!(error, Error::Problem(_)), "{error}");
     }
 }

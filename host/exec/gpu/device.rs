@@ -31,11 +31,15 @@ impl Gpu {
 
     /// Checks that there are kernels for these heads on this GPU. Call it when a model is loaded.
     ///
+    /// For a variant of your own this includes all kernels that plans of one part can name. Planning does not know which of them
+    /// `variant_kernels!` made: it plans batches whose run then returns [`Error::NoInstance`].
+    ///
     /// # Errors
     /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with the nearest supported heads, or an error of the
-    /// specification.
+    /// specification; [`Error::NoVariant`] or [`Error::NoInstance`] for a variant that the GPU was not opened with, or that lacks kernels.
     pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
-        Ok(self.device().supports(spec)?)
+        self.device().supports(spec)?;
+        self.check_hooks(spec)
     }
 }
 

@@ -63,7 +63,7 @@ impl LaunchSet {
     /// For other options see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
-    /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         Self::decodes_with(device, spec, &PlanOptions::default())
     }
@@ -73,12 +73,13 @@ impl LaunchSet {
     /// other keys, unless the options have `PodMode::Serial`.
     ///
     /// # Errors
-    /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes_with(
         device: &DeviceDescription,
         spec: &Spec,
         options: &PlanOptions,
     ) -> Result<Self, Error> {
+        spec.check()?;
         let mut set = Self::new();
         let alone = TileTable::of_options(device, spec, options)?;
         set.add_decodes(&alone);
@@ -107,8 +108,9 @@ impl LaunchSet {
     /// kernel with tickets are not included; [`and`](Self::and) adds them for a given plan.
     ///
     /// # Errors
-    /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
+        spec.check()?;
         let mut set = Self::new();
         // Kernels with tickets are only captured for a given plan: see `and`.
         let tables = device.pod.configs.iter();
@@ -186,6 +188,7 @@ impl LaunchSet {
     }
 
     /// Adds this launch.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn with(mut self, key: LaunchKey) -> Self {
         if !self.keys.contains(&key) {

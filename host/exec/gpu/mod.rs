@@ -55,6 +55,7 @@ mod captured;
 #[cfg(feature = "unstable")]
 mod ceilings;
 mod conversion;
+mod copy_pages;
 mod decode;
 mod decode_rows;
 mod device;
@@ -163,7 +164,8 @@ impl<'a> GpuBuilder<'a> {
     }
 
     /// Adds the kernels of a variant of your own, made by [`variant_kernels!`](kernels_gpu::variant_kernels).
-    /// Specifications name the variant by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
+    /// Specifications name the variant by [`Spec::with_hooks`](crate::problem::Spec::with_hooks), so its name must differ from those
+    /// of other variants and of the library's ([`BUILT_IN`](kernels_gpu::variants::BUILT_IN)).
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn variant(mut self, hooks: &Hooks, modules: &'a [Module]) -> Self {
@@ -253,6 +255,7 @@ impl Gpu {
     fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
         // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
+        builder.check_names()?;
         driver::initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.

@@ -118,9 +118,12 @@ impl KvPool {
             return None;
         }
         // The view ends with the heads of the last page.
-        let last = self.pages.saturating_sub(1).checked_mul(step)?;
+        let pages = match self.pages {
+            0 => 0,
+            pages => ((pages - 1).checked_mul(step)?).checked_add(kv_heads)?,
+        };
         Some(Self {
-            pages: last.checked_add(kv_heads)?,
+            pages,
             k_strides,
             v_strides,
             ..*self
@@ -181,5 +184,21 @@ pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {
     match got {
         1..=MAX_PAGE_SIZE => Ok(()),
         _ => Err(ProblemError::PageSize { part: 0, got }),
+    }
+}
+
+#[cfg(all(test, feature = "unstable"))]
+mod tests {
+    use super::*;
+
+    /// An empty pool had as many pages of heads as there are heads.
+    #[test]
+    fn an_empty_pool_has_no_pages_of_heads() {
+        let spec = Spec::new(8, 2, 64);
+        let pages = |pages| {
+            let pool = KvPool::new(&spec, KvLayout::Hnd, 16, pages, 1 << 20, 1 << 20);
+            pool.by_head(2).map(|pool| pool.pages)
+        };
+        assert_eq!([0, 1, 3].map(pages), [Some(0), Some(2), Some(6)]);
     }
 }

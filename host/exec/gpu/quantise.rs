@@ -9,7 +9,6 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
-    append::check_own_values,
     conversion::format,
     launch::Launch,
     pool::check_page_size,
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::{
     Error,
-    exec::apart::{check_apart, check_pool},
+    exec::apart::{check_apart, check_own_values, check_pool},
     problem::{Dtype, Quantity, Spec},
 };
 

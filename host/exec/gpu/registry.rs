@@ -7,8 +7,9 @@ use kernels_gpu::{
 };
 
 use super::{
-    Gpu,
+    Gpu, GpuBuilder,
     launch::Launch,
+    launch_set::LaunchSet,
     module::{Kernel, Modules},
 };
 use crate::{
@@ -78,6 +79,20 @@ impl Kernels {
     }
 }
 
+impl GpuBuilder<'_> {
+    /// Checks that no two variants have one name: kernels are found by it.
+    pub(super) fn check_names(&self) -> Result<(), Error> {
+        let mut known: Vec<HooksName> = BUILT_IN.iter().map(|hooks| hooks.name).collect();
+        for (Hooks { name, .. }, _) in &self.variants {
+            if known.contains(name) {
+                return Err(Error::VariantTwice { name: *name });
+            }
+            known.push(*name);
+        }
+        Ok(())
+    }
+}
+
 /// Whether the modules' architecture has the instructions of a kernel.
 fn runs_on(modules: &Modules, row: &KernelInfo) -> bool {
     row.arch != Arch::Sm90a || modules.arch() == "sm_90a"
@@ -112,6 +127,19 @@ impl Gpu {
             asked: name,
             there: known.iter().map(|hooks| hooks.name).collect(),
         })
+    }
+
+    /// Checks that the variant of a specification has a kernel for each launch that plans of one part can have: planning
+    /// does not know which kernels variants of the program have.
+    pub(super) fn check_hooks(&self, spec: &Spec) -> Result<(), Error> {
+        let Some(name) = spec.variant.hooks else {
+            return Ok(());
+        };
+        self.hooks(name)?;
+        for key in LaunchSet::all(&self.device(), spec)?.keys() {
+            self.hooked(name, key.kernel.info())?;
+        }
+        Ok(())
     }
 
     /// The kernel of a variant that replaces a kernel with a soft cap.

@@ -404,3 +404,15 @@ proptest! {
         prop_assert_eq!((cache.pages(), pool.free_pages()), (0, pages));
     }
 }
+
+/// A serving loop returns the error of the crate.
+#[test]
+fn too_few_pages_are_an_error_of_the_crate() {
+    fn first(pool: &mut PagePool) -> Result<u32, crate::Error> {
+        Ok(pool.alloc()?)
+    }
+    let mut pool = PagePool::new(1, 4);
+    assert_eq!(first(&mut pool), Ok(0));
+    let text = first(&mut pool).unwrap_err().to_string();
+    assert!(text.contains("0 of 1 are free"), "{text}");
+}

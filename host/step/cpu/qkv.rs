@@ -7,7 +7,7 @@ use crate::{
     Error,
     exec::Cpu,
     kv::{AppendScales, KvScales, KvViewMut},
-    problem::{Integer, Spec},
+    problem::{Integer, ProblemError, Spec},
     step::{RmsNorm, RopeTable, StepError},
     tensor::{Element, ShapeError},
 };
@@ -80,7 +80,7 @@ pub fn qkv<T: Element, C: Element>(
 ) -> Result<(), Error> {
     let tokens = slots.len();
     step.check(spec, tokens, q.len())?;
-    if spec.total_heads() == 0 || tokens == 0 {
+    if tokens == 0 {
         return Ok(());
     }
     let heads = Heads::new(spec, step, tokens);
@@ -122,6 +122,16 @@ pub fn qkv<T: Element, C: Element>(
 impl<T> QkvStep<'_, T> {
     fn check(&self, spec: &Spec, tokens: usize, q: usize) -> Result<(), Error> {
         let head_dim = spec.fused_head_dim()?;
+        let &Spec {
+            q_heads, kv_heads, ..
+        } = spec;
+        if q_heads == 0 || kv_heads == 0 {
+            return Err(ProblemError::GroupSize { q_heads, kv_heads }.into());
+        }
+        if head_dim == 0 {
+            let name = "head_dim_qk";
+            return Err(ProblemError::HeadDim { name, got: 0 }.into());
+        }
         let dim = head_dim as usize;
         let row = spec.total_heads() * dim;
         let shape = "[tokens, (q_heads + 2 · kv_heads) · head_dim]";

@@ -9,7 +9,10 @@ macro_rules! variant_entry {
         /// The parameters describe memory as their type says.
         #[::cuda_std::kernel($($attribute)*)]
         pub unsafe fn entry($p: $params, own: <$own as $crate::variant::FromLaunch>::Own) {
-            let $variant = <$own as $crate::variant::FromLaunch>::from_launch($p.attention.variant, &own);
+            // SAFETY: the host checked the parameters, and the caller of the run vouches for their addresses.
+            let $variant = unsafe {
+                <$own as $crate::variant::FromLaunch>::from_launch($p.attention.variant, &own)
+            };
             // SAFETY: the caller's promise.
             unsafe { $run }
         }

@@ -31,7 +31,7 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// impl FromLaunch for Growing {
 ///     type Own = ();
 ///
-///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///     unsafe fn from_launch(params: VariantParams, _: &()) -> Self {
 ///         Self(params)
 ///     }
 /// }
@@ -62,7 +62,7 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// impl FromLaunch for Halved {
 ///     type Own = ();
 ///
-///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///     unsafe fn from_launch(params: VariantParams, _: &()) -> Self {
 ///         Self(params)
 ///     }
 /// }
@@ -91,7 +91,7 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// impl FromLaunch for Four {
 ///     type Own = ();
 ///
-///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///     unsafe fn from_launch(params: VariantParams, _: &()) -> Self {
 ///         Self(params)
 ///     }
 /// }

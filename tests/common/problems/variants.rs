@@ -52,12 +52,14 @@ pub fn slopes(spec: &Spec) -> Vec<f32> {
 /// The hooks of that name with these slopes, which outlive it.
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
-    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+    // SAFETY: a slope for each head; callers keep them.
+    unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) }
 }
 
 /// Sigmoid weights, about one for all keys together.
 pub fn sigmoid(spec: &Spec) -> Sigmoid {
-    Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS)
+    // SAFETY: there are no addresses in it.
+    unsafe { Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS) }
 }
 
 const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
@@ -65,7 +67,8 @@ const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
 /// Biases by distance from this table, which outlives them.
 pub fn distance_bias(spec: &Spec, table: &[f32]) -> DistanceBias {
     let table = bias_table(spec, table.as_ptr() as u64);
-    DistanceBias::from_launch(spec.variant_params(), &table)
+    // SAFETY: a table of these heads; callers keep it.
+    unsafe { DistanceBias::from_launch(spec.variant_params(), &table) }
 }
 
 /// Biases of a head: fewer than there are keys, also to the right of a query.
@@ -102,7 +105,7 @@ pub fn vary_hooks(spec: &mut Spec, seed: u64) {
 }
 
 /// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
-pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
+pub fn ancestors(spec: &Spec, batch: &Batch, seed: u64) -> Vec<u64> {
     let mut rng = Rng(seed);
     let mut words = Vec::new();
     for request in 0..batch.requests() {
@@ -120,6 +123,21 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
             }
             1 => words.extend((0..tokens).map(|_| rng.bits())),
             _ => words.extend((0..tokens).map(|_| u64::MAX)),
+        }
+    }
+    in_order(spec, batch, words)
+}
+
+/// Where distances matter, a token sees all new tokens before it: batches with other masks are refused.
+pub fn in_order(spec: &Spec, batch: &Batch, mut words: Vec<u64>) -> Vec<u64> {
+    let variant = &spec.variant;
+    let hooks = variant.hooks.is_some_and(|name| name != SIGMOID.name);
+    if variant.window_left.is_none() && spec.rotary.is_none() && !hooks {
+        return words;
+    }
+    for request in batch.qo_indptr.windows(2) {
+        for (index, token) in (request[0]..request[1]).enumerate() {
+            words[token as usize] |= (u64::MAX >> (63 - index.min(63))) & !1;
         }
     }
     words
@@ -167,6 +185,6 @@ pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
         *spec = spec.with_hooks(&ALIBI);
     }
     if spec.variant.causal && seed % 5 < 2 {
-        *batch = batch.clone().with_ancestors(ancestors(batch, seed));
+        *batch = batch.clone().with_ancestors(ancestors(spec, batch, seed));
     }
 }

@@ -49,7 +49,8 @@ pub fn right(case: &Case, batch: &Batch, world: &World, q: &[f32]) -> Output {
     let output = match spec.variant.hooks {
         Some(_) => {
             let address = world.slope_values.as_ptr() as u64;
-            let alibi = Alibi::from_launch(spec.variant_params(), &Slopes { address });
+            // SAFETY: the slopes of these heads, which outlive it.
+            let alibi = unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) };
             reference::attention_with(&alibi, &spec, batch, &q, &views, &heads)
         }
         None => reference::attention_heads(&spec, batch, &q, &views, &heads),

@@ -51,7 +51,7 @@ impl FromLaunch for Chunked {
     type Own = Chunks;
 
     #[inline(always)]
-    fn from_launch(params: VariantParams, chunks: &Chunks) -> Self {
+    unsafe fn from_launch(params: VariantParams, chunks: &Chunks) -> Self {
         let chunks = *chunks;
         Self { params, chunks }
     }

@@ -5,7 +5,7 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{Cpu, check_dtype, check_slots, place};
+use super::{Cpu, check_dtype, check_heads, check_slots, place};
 use crate::{
     Error,
     exec::apart::{check_pool, check_sides},
@@ -40,7 +40,8 @@ impl Cpu {
     /// # Errors
     /// [`Error::Dtype`] for a pool that has not 8 bits, [`Error::DtypesDiffer`] for one that has not the type of the spec's keys and
     /// values, [`Error::Shape`], [`Error::Stride`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for rows
-    /// that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes. Nothing is written then.
+    /// that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes, and for other latent attention. Nothing
+    /// is written then.
     pub fn append_quantised<S: Element, T: Element>(
         spec: &Spec,
         pool_pages: u32,
@@ -54,6 +55,7 @@ impl Cpu {
         if page_size == 0 {
             return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
         }
+        check_heads(spec, "append_rows_quantised with the keys alone")?;
         if T::DTYPE.bytes() != 1 {
             return Err(Error::Dtype {
                 tensor: "the KV pool",

@@ -76,7 +76,10 @@ pub(in super::super) fn hooks<V: Variant>(
     logits: &mut Logits,
 ) {
     for (row, logits) in unit.rows.iter().zip(logits) {
-        for (logit, key) in logits.iter_mut().zip(keys.clone()) {
+        // Hooks are not called for hidden keys. Masks overwrite their logits.
+        let seen = row.seen(&keys);
+        let skipped = (seen.start - keys.start) as usize;
+        for (logit, key) in logits[skipped..].iter_mut().zip(seen) {
             *logit = unit.logit(*logit, row, kv_head, key);
         }
     }

@@ -114,9 +114,22 @@ pub(in super::super) fn hooks<V: Variant>(
     logits: &mut [f32],
 ) {
     let lanes = logits.len() / keys.len();
+    // The keys that all rows see: no row has to be asked.
+    let all = block.rows.iter().fold(keys.clone(), |all, row| {
+        let seen = row.seen(&keys);
+        all.start.max(seen.start)..all.end.min(seen.end)
+    });
     for (logits, key) in logits.chunks_exact_mut(lanes).zip(keys) {
-        for (logit, row) in logits.iter_mut().zip(block.rows) {
-            *logit = unit.logit(*logit, row, kv_head, key);
+        let rows = logits.iter_mut().zip(block.rows);
+        if all.contains(&key) {
+            for (logit, row) in rows {
+                *logit = unit.logit(*logit, row, kv_head, key);
+            }
+        } else {
+            // Hooks are not called for hidden keys. Masks overwrite their logits.
+            for (logit, row) in rows.filter(|(_, row)| row.seen(&(key..key + 1)).contains(&key)) {
+                *logit = unit.logit(*logit, row, kv_head, key);
+            }
         }
     }
 }

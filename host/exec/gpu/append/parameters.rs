@@ -5,11 +5,11 @@ use kernels_gpu::{
     divisor::Divisor,
 };
 
-use super::{check_own_values, in_rows};
+use super::in_rows;
 use crate::{
     Error,
     exec::{
-        apart::check_pool,
+        apart::{check_own_values, check_pool},
         gpu::{
             DeviceArray, DevicePtr, DeviceTensor, KvPool, KvScales,
             pool::check_page_size,

@@ -186,3 +186,16 @@ fn a_plan_needs_no_launches_of_parts_that_it_lacks() {
     assert!(of_part(&two_parts, 0) > 0 && of_part(&two_parts, 1) > 0);
     assert!(of_part(&one_part, 0) > 0 && of_part(&one_part, 1) == 0);
 }
+
+#[test]
+fn invalid_specifications_are_refused() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let mut spec = Spec::new(8, 2, 128);
+    spec.kv_heads = 0;
+    for set in [
+        LaunchSet::decodes(&device, &spec),
+        LaunchSet::all(&device, &spec),
+    ] {
+        assert!(matches!(set, Err(Error::Problem(_))), "{set:?}");
+    }
+}

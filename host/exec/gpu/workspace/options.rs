@@ -8,6 +8,7 @@ use crate::exec::gpu::{Arch, LaunchSet};
 pub struct WorkspaceOptions {
     /// If given, all attention runs with kernels of this architecture, whatever the plan says. None: with the kernels of the plan,
     /// or with Ampere's if tensor maps cannot describe a pool.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub arch: Option<Arch>,
     /// For CUDA graphs that run several plans, one after the other. Every [`Gpu::run`](crate::gpu::Gpu::run) then makes these
     /// launches, and each launch reads from the workspace which work it has. None: a run makes the
@@ -21,6 +22,7 @@ pub struct WorkspaceOptions {
 
 impl WorkspaceOptions {
     /// With all attention by kernels of one architecture, or by the kernels that plans name.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn with_arch(mut self, arch: impl Into<Option<Arch>>) -> Self {
         self.arch = arch.into();

@@ -19,8 +19,14 @@ pub trait FromLaunch: Variant {
     /// Parameters of a run beside the standard ones: numbers, and device addresses of larger data.
     type Own: bytemuck::Pod;
 
-    /// Builds the variant from a launch's parameters.
-    fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
+    /// Builds the variant from a launch's parameters. [`Variant::params`] must return `params` as they are: kernels also read the
+    /// window and causality from the launch.
+    ///
+    /// # Safety
+    /// - Addresses in `own` are those of what the variant's documentation says, in the memory of whoever computes, as long as the
+    ///   variant is used: for kernels that of their GPU, for the CPU executor and the reference that of the program.
+    /// - The variant is used only for numbers of query heads with which [`check`](Self::check) accepts `own`.
+    unsafe fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
 
     /// Checks the parameters of a run with `q_heads` query heads. The host calls this before any launch.
     ///

@@ -29,10 +29,12 @@
 //! ```
 
 mod built_in;
+mod derived;
 mod from_launch;
 mod hook;
 
 pub use built_in::{Sigmoid, Standard};
+pub use derived::Derived;
 pub use from_launch::{FromLaunch, OwnDefect};
 pub use hook::Hook;
 
@@ -43,7 +45,7 @@ use crate::{abi::VariantParams, common::math::Real};
 /// A query token and one of its heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The query token, a row of `q`.
+    /// The query token, a row of `q`. On GPUs it may be past the last one: see [`Variant`].
     pub token: u32,
     /// The query head.
     pub head: u32,
@@ -66,13 +68,13 @@ pub struct Key {
 /// difference is meaningful.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// The query token, a row of `q`.
+    /// The query token, a row of `q`. On GPUs it may be past the last one: see [`Variant`].
     pub token: u32,
     /// The query head.
     pub head: u32,
     /// The query's position among the keys.
     pub position: i32,
-    /// Position of the key.
+    /// Position of the key. On GPUs it may be past the last one, or wrapped below 0: see [`Variant`].
     pub key: u32,
     /// Query position minus key position. Kernels have it as f32, whereas positions would have to be converted for each
     /// key; beyond 2²⁴ it is rounded.
@@ -123,7 +125,13 @@ impl Pair {
 ///
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with even `dim`: that
 /// is one register of a tensor-core fragment, and enough for rotary embeddings of neighbouring pairs.
-pub trait Variant: Copy + Send + Sync {
+///
+/// The CPU executor and the reference call [`logit`](Self::logit) and [`visible`](Self::visible) only for keys within
+/// [`Derived::visible_keys`]. Kernels on GPUs call them for whole blocks of keys, and prefills for whole tiles of rows, and discard what
+/// is returned for others. There `key` may be past the request's keys, or before key 0 (as a wrapped number), and the `token` of
+/// these hooks and of [`of_row`](Self::of_row) may be past the last query token. A hook that reads memory by them has to check them
+/// against the size of that memory.
+pub trait Variant: Copy + Send + Sync + Derived {
     /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, of either sign;
     /// partial results are added, and the LSE is meaningless (it is written as 0). Kernels round a weight to the type of
     /// the values: in f16, weights below 2⁻²⁴ are lost.
@@ -138,7 +146,7 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_LOGITS: bool = own_2(&Self::logit::<f32>);
     /// Hopper's prefills call [`Variant::logits`] instead of [`Variant::logit`].
     const MIXES_KEYS: bool = own_2(&Self::logits);
-    /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
+    /// [`Variant::visible`] may hide keys within [`Derived::visible_keys`].
     const MASKS: bool = own_1(&Self::visible);
     /// [`Variant::query`] is not the identity.
     const TRANSFORMS_QUERY: bool = own_3(&Self::query::<f32>);
@@ -197,24 +205,8 @@ pub trait Variant: Copy + Send + Sync {
         );
     };
 
-    /// Scale, window and causality.
+    /// Scale, window and causality, as the variant was given them: GPU kernels also read them from the launch.
     fn params(&self) -> &VariantParams;
-
-    /// The first and the last key position that a query at `position` may see, both inclusive; none if the last is
-    /// below the first. Kernels skip blocks outside this interval, and do not mask blocks inside it.
-    #[inline(always)]
-    fn visible_keys(&self, position: i32) -> (i32, i32) {
-        let params = self.params();
-        let first = position.saturating_sub(params.window_left);
-        (
-            first,
-            if params.causal == 0 {
-                i32::MAX
-            } else {
-                position
-            },
-        )
-    }
 
     /// A number for a query token and head, such as a slope. It is computed once per row and passed on in
     /// [`Pair::of_row`].
@@ -246,18 +238,7 @@ pub trait Variant: Copy + Send + Sync {
         Unused(self.params().scale_log2)
     }
 
-    /// The base-2 logit (or the weight), independent of the unit of [`Variant::logit`].
-    #[inline(always)]
-    fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
-        let logit = self.logit(dot, at).plain();
-        if Self::KEEPS_UNIT {
-            logit * R::from_f32(self.unit().plain())
-        } else {
-            logit
-        }
-    }
-
-    /// Whether the query sees the key; called only for keys within [`Variant::visible_keys`].
+    /// Whether the query sees the key, which may only hide keys within [`Derived::visible_keys`].
     #[inline(always)]
     fn visible(&self, at: Pair) -> impl Hook<bool> {
         let _ = at;
