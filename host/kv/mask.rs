@@ -48,9 +48,8 @@ impl Batch {
     /// request's table, in order. Each token sees the context, its ancestors and itself. `parents` gives the parent of each token, or
     /// `None` if it follows the context. All tokens of a request are rows of the same tiles, on the GPU and on the CPU.
     ///
-    /// Rotate keys by a token's depth, not its place. Where attention itself counts distances (a window, `Spec::with_rotary`, hooks
-    /// other than sigmoid weights), such masks are [refused](crate::problem::ProblemError::AncestorsNotInOrder) unless the
-    /// tree is a chain: use [`DraftTree::batch`].
+    /// Rotate keys by a token's depth, not its place. A window, `Spec::with_rotary` and hooks count distances by places: a tree is then
+    /// exact only as [`DraftTree::batch`] gives it.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};

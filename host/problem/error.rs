@@ -65,25 +65,6 @@ pub enum ProblemError {
          masks count keys back from the query, or remove the ancestors"
     )]
     AncestorsNotCausal,
-    /// Ancestors that hide new tokens, with a specification for which distances matter. A token's distance to a key is counted by its
-    /// place among the new tokens, which is then not its depth.
-    #[error(
-        "query token {token} is new token {index} of row block {row_block} of part {part}, but its mask leaves {depth} of those \
-         before it, and windows, rotary embeddings and hooks count distances by places: give trees of draft tokens as \
-         kv::DraftTree::batch makes them, or let each token see all new tokens before it"
-    )]
-    AncestorsNotInOrder {
-        /// The part.
-        part: usize,
-        /// The row block.
-        row_block: usize,
-        /// The query token.
-        token: u32,
-        /// Its place among the row block's query tokens, from 0 on.
-        index: u32,
-        /// How many of those before it the mask leaves.
-        depth: u32,
-    },
     /// A softmax scale that is not a positive number.
     #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
     Scale {

@@ -1,13 +1,9 @@
-use kernels_gpu::{
-    variant::{Derived as _, Standard},
-    variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
-};
+use kernels_gpu::variant::{Derived as _, Standard};
 use std::ops::Range;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::step::Rope;
 
 mod pages;
 
@@ -492,57 +488,4 @@ fn ancestors_are_a_word_for_each_query_of_a_causal_batch() {
         with(vec![1; 3]).check(&spec.non_causal()),
         Err(ProblemError::AncestorsNotCausal)
     );
-}
-
-/// Three guesses for the next token have one depth and three places.
-#[test]
-fn distances_are_not_counted_by_places_in_trees() {
-    let mut table = PageTable::new(16, 8);
-    table.push(&[2], 13);
-    table.push(&[3, 1], 20);
-    let batch = Batch::new(vec![0, 3, 7], table);
-    let with = |words: &[u64]| batch.clone().with_ancestors(words.to_vec());
-    let guesses = Batch::ancestors_of(&[None, None, None]);
-    let chain = Batch::ancestors_of(&[None, Some(0), Some(1)]);
-    let tree = with(&[&guesses[..], &[u64::MAX; 4]].concat());
-    // For each token the last key before the new ones.
-    let hides_context = with(&[&chain[..], &[!0b10, !0b100, !0b1000, !0b1_0000]].concat());
-    let spec = Spec::new(4, 2, 64);
-    assert_eq!(tree.check(&spec), Ok(()));
-    for counts in [
-        spec.with_window_left(3),
-        spec.with_rotary(Rope::new(64, 1e4)),
-        spec.with_hooks(&ALIBI),
-        spec.with_hooks(&DISTANCE_BIAS),
-    ] {
-        let wrong = ProblemError::AncestorsNotInOrder {
-            part: 0,
-            row_block: 0,
-            token: 1,
-            index: 1,
-            depth: 0,
-        };
-        assert_eq!(tree.check(&counts), Err(wrong));
-        assert!(wrong.to_string().contains("DraftTree::batch"), "{wrong}");
-        assert_eq!(hides_context.check(&counts), Ok(()));
-    }
-    let sigmoid = spec.with_hooks(&SIGMOID);
-    assert_eq!(tree.check(&sigmoid), Ok(()));
-
-    // A mask reaches back 63 keys: the first tokens are out of the last one's.
-    let mut table = PageTable::new(16, 8);
-    table.push(&(0..8).collect::<Vec<_>>(), 128);
-    let long = |last| {
-        Batch::new(vec![0, 70], table.clone()).with_ancestors([&[!0; 69][..], &[last]].concat())
-    };
-    let windowed = spec.with_window_left(3);
-    assert_eq!(long(!0).check(&windowed), Ok(()));
-    let wrong = ProblemError::AncestorsNotInOrder {
-        part: 0,
-        row_block: 0,
-        token: 69,
-        index: 69,
-        depth: 68,
-    };
-    assert_eq!(long(!(1 << 63)).check(&windowed), Err(wrong));
 }

@@ -8,7 +8,6 @@ use tandem_attn::{
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     reference,
-    step::Rope,
     tensor::{Element, F8E4M3},
 };
 
@@ -205,43 +204,5 @@ fn the_farthest_ancestor_counts() {
             .expect("they fit");
         let last = out[63 * 16];
         assert!((last - expected).abs() < 1e-6, "{last}, not {expected}");
-    }
-}
-
-/// A tree as masks of one request, and as rows at the depths of its tokens: the same where distances do not matter, and
-/// otherwise refused as masks.
-#[test]
-fn a_tree_of_masks_is_the_tree_of_rows_or_refused() {
-    let spec = Spec::new(4, 2, 32).with_dtype(Dtype::F32);
-    let parents = [None, None, None, Some(1), Some(3)];
-    let (context, context_len) = ([7, 2, 11], 10);
-    let mut table = PageTable::new(PAGE_SIZE, POOL_PAGES);
-    table.push(&[7, 2, 11, 5], 15);
-    let masks = Batch::new(vec![0, 5], table).with_ancestors(Batch::ancestors_of(&parents));
-    let tree = DraftTree {
-        context: &context,
-        context_len,
-        parents: &parents,
-        slots: &[46, 47, 20, 21, 22],
-    };
-    let rows = |spec: &Spec| DraftTree::batch(spec, PAGE_SIZE, POOL_PAGES, &[tree]);
-    let mut noise = Rng(3);
-    let q: Vec<f32> = numbers(&mut noise, 5 * 4 * 32, 4.0);
-    let [k, v]: [Vec<f32>; 2] = [0, 1].map(|_| numbers(&mut noise, POOL_SLOTS * 2 * 32, 1.0));
-    let attend = |spec: &Spec, batch: &Batch| {
-        let pool = KvView::new(spec, KvLayout::Nhd, PAGE_SIZE, &k, &v);
-        let views = [pool, pool.by_token().expect("tokens lie at one stride")];
-        reference::attention(spec, batch, &q, &views[..batch.parts.len()])
-    };
-    let [by_masks, by_rows] = [&masks, &rows(&spec)].map(|batch| attend(&spec, batch).unwrap().out);
-    let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-12;
-    assert!(by_masks.iter().zip(&by_rows).all(close));
-    for counts in [
-        spec.with_window_left(3),
-        spec.with_rotary(Rope::new(32, 1e4)),
-    ] {
-        let refused = masks.check(&counts).unwrap_err().to_string();
-        assert!(refused.contains("DraftTree::batch"), "{refused}");
-        attend(&counts, &rows(&counts)).unwrap();
     }
 }

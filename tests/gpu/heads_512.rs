@@ -90,7 +90,7 @@ fn case() -> impl Strategy<Value = Case> {
                 batch = batch.share_prefixes();
             }
             if causal && batch.parts.len() == 1 && seed % 5 < 2 {
-                let words = ancestors(&spec, &batch, seed);
+                let words = ancestors(&batch, seed);
                 batch = batch.with_ancestors(words);
             }
             let mut options = PlanOptions::default().with_packing(packing);

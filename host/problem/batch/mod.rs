@@ -28,12 +28,12 @@ pub struct Batch {
     /// At least one part.
     pub parts: Vec<Part>,
     /// `[total_q]`, or empty: a bit mask for each query token that says which of the last 64 keys it sees, in addition to the
-    /// causal mask and the window. Bit `d` is the key `d` positions before the token's own; bit 0 is its own key. `u64::MAX` hides
-    /// nothing: so have the tokens of other requests of the batch. [`ancestors_of`](Self::ancestors_of) computes the masks for trees
-    /// of draft tokens.
+    /// causal mask and the window. Bit `d` is the key `d` positions before the token's own; bit 0 is its own key.
+    /// `u64::MAX` hides nothing: so have the tokens of other requests of the batch. [`ancestors_of`](Self::ancestors_of) computes the
+    /// masks for trees of draft tokens.
     ///
-    /// Masks change no distances. With a window, a rotary embedding in attention or hooks other than sigmoid weights, a token must see
-    /// all new tokens of its request before it; for trees, [`DraftTree::batch`](crate::kv::DraftTree::batch) gives each token its depth.
+    /// Masks change no distances. A window, a rotary embedding in attention and hooks count them by a token's place, which is its
+    /// depth only in a chain; where that matters, [`DraftTree::batch`](crate::kv::DraftTree::batch) gives each token its depth.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
 }
@@ -217,9 +217,6 @@ impl Batch {
             let page =
                 u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);
             fits(Quantity::Page("elements of a page"), page, u32::MAX.into())?;
-            if !self.ancestors.is_empty() && spec.counts_distances() {
-                self.check_order(index, part)?;
-            }
         }
         self.check_work(spec)?;
         if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
@@ -231,26 +228,6 @@ impl Batch {
                         row_block,
                         q_len,
                         kv_len,
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that no mask hides a new token: a token's place would then not be its depth, from which distances count.
-    fn check_order(&self, index_of_part: usize, part: &Part) -> Result<(), ProblemError> {
-        for row_block in (0..part.row_blocks()).filter(|&r| part.kv_len(r) > 0) {
-            for (index, token) in (0_u32..).zip(part.q_range(row_block)) {
-                let before = (u64::MAX >> (63 - index.min(63))) & !1;
-                let hidden = before & !self.ancestors[token as usize];
-                if hidden != 0 {
-                    return Err(ProblemError::AncestorsNotInOrder {
-                        part: index_of_part,
-                        row_block,
-                        token,
-                        index,
-                        depth: index - hidden.count_ones(),
                     });
                 }
             }

@@ -105,7 +105,7 @@ pub fn vary_hooks(spec: &mut Spec, seed: u64) {
 }
 
 /// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
-pub fn ancestors(spec: &Spec, batch: &Batch, seed: u64) -> Vec<u64> {
+pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
     let mut rng = Rng(seed);
     let mut words = Vec::new();
     for request in 0..batch.requests() {
@@ -123,21 +123,6 @@ pub fn ancestors(spec: &Spec, batch: &Batch, seed: u64) -> Vec<u64> {
             }
             1 => words.extend((0..tokens).map(|_| rng.bits())),
             _ => words.extend((0..tokens).map(|_| u64::MAX)),
-        }
-    }
-    in_order(spec, batch, words)
-}
-
-/// Where distances matter, a token sees all new tokens before it: batches with other masks are refused.
-pub fn in_order(spec: &Spec, batch: &Batch, mut words: Vec<u64>) -> Vec<u64> {
-    let variant = &spec.variant;
-    let hooks = variant.hooks.is_some_and(|name| name != SIGMOID.name);
-    if variant.window_left.is_none() && spec.rotary.is_none() && !hooks {
-        return words;
-    }
-    for request in batch.qo_indptr.windows(2) {
-        for (index, token) in (request[0]..request[1]).enumerate() {
-            words[token as usize] |= (u64::MAX >> (63 - index.min(63))) & !1;
         }
     }
     words
@@ -185,6 +170,6 @@ pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
         *spec = spec.with_hooks(&ALIBI);
     }
     if spec.variant.causal && seed % 5 < 2 {
-        *batch = batch.clone().with_ancestors(ancestors(spec, batch, seed));
+        *batch = batch.clone().with_ancestors(ancestors(batch, seed));
     }
 }

@@ -174,18 +174,7 @@ impl Case {
             let mut rng = Rng(self.seed ^ 2);
             // A query's own key is seen, so that no row is empty more often than by chance.
             let words = (0..batch.total_q()).map(|_| rng.bits() | rng.bits() | 1);
-            let mut words: Vec<u64> = words.collect();
-            let variant = &self.spec.variant;
-            let distances = variant.window_left.is_some() || variant.hooks.is_some();
-            if distances || self.spec.rotary.is_some() {
-                // Where distances matter, a token sees all new tokens before it.
-                for request in batch.qo_indptr.windows(2) {
-                    for (index, token) in (request[0]..request[1]).enumerate() {
-                        words[token as usize] |= u64::MAX >> (63 - index.min(63));
-                    }
-                }
-            }
-            batch = batch.with_ancestors(words);
+            batch = batch.with_ancestors(words.collect());
         }
         batch
     }

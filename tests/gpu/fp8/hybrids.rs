@@ -71,7 +71,7 @@ fn hybrids_of_8_bit_pages_are_the_reference() {
                 requests.extend(decodes.into_iter().map(few));
                 case.batch = prefixed(&requests, page, false, case.seed);
                 if case.spec.variant.causal && case.seed % 4 == 0 {
-                    let ancestors = ancestors(&case.spec, &case.batch, case.seed);
+                    let ancestors = ancestors(&case.batch, case.seed);
                     case.batch = case.batch.clone().with_ancestors(ancestors);
                 }
                 let shares = match case.seed % 3 {

@@ -58,7 +58,7 @@ impl Case {
     /// Gives two of five causal batches token trees.
     fn add_ancestors(&mut self) {
         if self.spec.variant.causal && self.seed % 5 < 2 {
-            let ancestors = ancestors(&self.spec, &self.batch, self.seed);
+            let ancestors = ancestors(&self.batch, self.seed);
             self.batch = self.batch.clone().with_ancestors(ancestors);
         }
     }

@@ -169,7 +169,7 @@ fn hybrid() -> impl Strategy<Value = Hybrid> {
                 spec.variant.window_left = window;
                 let mut batch = batch_of(&requests, page, seed);
                 if trees {
-                    batch = batch.clone().with_ancestors(ancestors(&spec, &batch, seed));
+                    batch = batch.clone().with_ancestors(ancestors(&batch, seed));
                 }
                 Hybrid {
                     spec,

@@ -325,7 +325,7 @@ fn serves_by<K: Element, R: Replay>(
             if rich && round % 3 > 0 {
                 batch = batch
                     .clone()
-                    .with_ancestors(ancestors(&spec, &batch, round as u64));
+                    .with_ancestors(ancestors(&batch, round as u64));
             }
             planner
                 .plan_into(&spec, &batch, &device, &plan_options, &mut plan)
