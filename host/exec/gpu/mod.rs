@@ -253,7 +253,7 @@ impl Gpu {
     fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
         // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        driver::initialise()?;
+        driver::initialise(ordinal)?;
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { driver::cuDeviceGetCount(&mut count) }.check("cuDeviceGetCount")?;
