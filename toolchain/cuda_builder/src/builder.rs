@@ -8,6 +8,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::SystemTime,
 };
 
 use crate::{
@@ -251,6 +252,9 @@ impl CudaBuilder {
                 }
             }
             None => {
+                // The record goes first: after an interruption or a failure it would describe another module.
+                let _ = fs::remove_file(&record_path);
+                let begun = SystemTime::now();
                 let compiled = self.compile(
                     &compiler,
                     &crate_path,
@@ -259,7 +263,7 @@ impl CudaBuilder {
                     &module_dir,
                     &assembly,
                 )?;
-                Record::new(recipe, &compiled).write(&record_path)?;
+                Record::new(recipe, &compiled, begun).write(&record_path)?;
                 compiled
             }
         };

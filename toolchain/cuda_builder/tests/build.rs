@@ -18,7 +18,11 @@ fn gpu_crate() -> PathBuf {
 fn builder(arch: NvvmArch) -> CudaBuilder {
     CudaBuilder::new(gpu_crate())
         .arch(arch)
-        .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
+        .target_dir(target_dir())
+}
+
+fn target_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder")
 }
 
 /// The modules, built once for all tests: first for the A100, then for Hopper.
@@ -205,6 +209,25 @@ fn ptx_that_was_removed_comes_back() {
     std::fs::remove_dir_all(module.ptx_path.parent().unwrap()).unwrap();
     let again = builder(NvvmArch::Compute80).release(false).build().unwrap();
     assert_eq!(again.ptx, module.ptx);
+}
+
+#[test]
+fn a_build_that_fails_leaves_no_record() {
+    let module = builder(NvvmArch::Compute80)
+        .module("failing")
+        .build_args(["--features=no-such-feature"]);
+    module.clone().build().unwrap_err();
+    let folders = std::fs::read_dir(target_dir().join("sm_80")).unwrap().flatten();
+    let own = folders.map(|folder| folder.path()).find(|folder| {
+        let name = folder.file_name().unwrap().to_string_lossy();
+        name.starts_with("gpu_crate-failing-")
+    });
+    let own = own.unwrap();
+    std::fs::write(own.join("module.s"), "of an edit that was undone").unwrap();
+    let record = own.join("made-from.json");
+    std::fs::write(&record, "{}").unwrap();
+    module.build().unwrap_err();
+    assert!(!record.exists());
 }
 
 #[test]
