@@ -188,7 +188,16 @@ impl<'a> Decoder<'a> {
 
     fn statement(&mut self, statement: &Statement) -> Result<Op, ParseError> {
         let parts: Vec<&str> = statement.opcode.split('.').collect();
-        let operands = statement.operands.as_slice();
+        let mut operands = statement.operands.clone();
+        // Registers hold values of 16 bits without their sign, and constants may be written with it.
+        if matches!(parts.last(), Some(&("b16" | "u16" | "s16"))) {
+            for operand in &mut operands {
+                if let Operand::Immediate(value) = operand {
+                    *value &= 0xFFFF;
+                }
+            }
+        }
+        let operands = operands.as_slice();
         let decoded = self
             .scalar(&parts, operands)
             .or_else(|| self.memory(&parts, operands))

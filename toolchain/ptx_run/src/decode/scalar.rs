@@ -313,20 +313,11 @@ impl Decoder<'_> {
                         long: *class == Class::Long,
                     }
                 }
-                (Operand::Register(Class::Word, d), a) => {
-                    let mut a = a;
-                    let low;
-                    // A 16-bit immediate is stored without its sign.
-                    if let (Operand::Immediate(value), "b16" | "u16") = (a, *kind) {
-                        low = Operand::Immediate(value & 0xFFFF);
-                        a = &low;
-                    }
-                    Op::Word1 {
-                        f: Word1::Move,
-                        d: *d,
-                        a: self.word(a)?,
-                    }
-                }
+                (Operand::Register(Class::Word, d), a) => Op::Word1 {
+                    f: Word1::Move,
+                    d: *d,
+                    a: self.word(a)?,
+                },
                 (Operand::Register(Class::Long, d), a) => Op::MoveLong {
                     d: *d,
                     a: self.long(a)?,

@@ -62,6 +62,35 @@ fn results_of_16_bits_lose_what_is_above() {
     );
 }
 
+/// LLVM prints constants of 16 bits with a sign: `x == u16::MAX` compares with -1.
+#[test]
+fn constants_of_16_bits_have_no_sign() {
+    let halves = |t: i32| (t + 65_520) as u16;
+    let chosen = |instructions: &str| {
+        let half = "add.s32 %r3, %r0, 65520; cvt.u16.u32 %h1, %r3;";
+        lanes(&format!("{half} {instructions} selp.b32 %r10, 1, 0, %p1;"))
+    };
+    let expected = |holds: fn(u16) -> bool| each(|t| i32::from(holds(halves(t))));
+    assert_eq!(
+        chosen("setp.eq.b16 %p1, %h1, -1;"),
+        expected(|half| half == u16::MAX)
+    );
+    assert_eq!(
+        chosen("setp.gt.u16 %p1, %h1, -9;"),
+        expected(|half| half > 65_527)
+    );
+    assert_eq!(
+        chosen("xor.b16 %h2, %h1, -32768; setp.lt.u16 %p1, %h2, 32768;"),
+        expected(|half| half >= 32_768)
+    );
+    assert_eq!(
+        chosen(
+            "setp.eq.b16 %p2, %h1, 7; selp.b16 %h2, -1, 5, %p2; setp.eq.b16 %p1, %h2, 65535;"
+        ),
+        expected(|half| half == 7)
+    );
+}
+
 #[test]
 fn longs_are_made_of_words() {
     assert_eq!(
