@@ -242,18 +242,21 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn key(block: &Block, at: At, scope: Scope) -> (u32, u64) {
-        match at {
-            At::Shared(offset) => (block.id as u32, u64::from(offset)),
-            At::Peer(rank, offset) => {
-                let id = block.id as u32 - block.cluster_rank + rank;
-                (id, u64::from(offset))
+    /// Under which keys a release is kept, and an acquire looks for it: that of the block, and for global memory with the
+    /// scope of the GPU also that of all blocks. A release for the block only is not visible to other blocks. Addresses of
+    /// shared and of global memory differ.
+    fn keys(block: &Block, at: At, scope: Scope) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let id = block.id as u32;
+        let (own, everywhere) = match at {
+            At::Shared(offset) => ((id, u64::from(offset)), None),
+            At::Peer(rank, offset) => ((id - block.cluster_rank + rank, u64::from(offset)), None),
+            At::Global(address) => {
+                let everywhere = (scope == Scope::Gpu).then_some((u32::MAX, address));
+                ((id, address), everywhere)
             }
-            // A release for the block only is not visible to other blocks.
-            At::Global(address) if scope == Scope::Cta => (block.id as u32, address),
-            At::Global(address) => (u32::MAX, address),
-            At::Param(offset) | At::Constant(offset) => (u32::MAX, offset as u64),
-        }
+            At::Param(offset) | At::Constant(offset) => ((u32::MAX, offset as u64), None),
+        };
+        std::iter::once(own).chain(everywhere)
     }
 
     fn strong_read(
@@ -265,14 +268,16 @@ impl Run<'_> {
         order: Order,
         scope: Scope,
     ) {
-        let Some(found) = self.released.get(&Self::key(block, at, scope)) else {
-            return;
-        };
-        if matches!(order, Order::Acquire | Order::AcqRel) {
-            warp.learn(1 << lane, &found.clone());
-        } else {
-            let known = warp.found[lane].get_or_insert_default();
-            join(known, found);
+        for key in Self::keys(block, at, scope) {
+            let Some(found) = self.released.get(&key) else {
+                continue;
+            };
+            if matches!(order, Order::Acquire | Order::AcqRel) {
+                warp.learn(1 << lane, found);
+            } else {
+                let known = warp.found[lane].get_or_insert_default();
+                join(known, found);
+            }
         }
     }
 
@@ -294,11 +299,9 @@ impl Run<'_> {
         } else {
             warp.release[lane].clone()
         };
-        if let Some(released) = released {
-            let place: &mut Shared = self
-                .released
-                .entry(Self::key(block, at, scope))
-                .or_default();
+        let Some(released) = released else { return };
+        for key in Self::keys(block, at, scope) {
+            let place: &mut Shared = self.released.entry(key).or_default();
             join(place, &released);
         }
     }

@@ -93,6 +93,22 @@ fn a_flag_orders_what_a_fence_stands_before() {
     }
 }
 
+/// A release for the whole GPU is one for the block, too.
+#[test]
+fn an_acquire_for_the_block_finds_a_release_for_the_gpu() {
+    let body = "setp.ge.u32 %p1, %r0, 32; @%p1 bra READER; setp.ne.b32 %p2, %r0, 0; @%p2 exit;\n\
+                st.global.b32 [%rd0], 7; st.release.gpu.global.b32 [%rd1], 1;\nret;\n\
+                READER: ld.acquire.cta.global.b32 %r6, [%rd1]; setp.ne.b32 %p3, %r6, 1; @%p3 bra READER;\n\
+                ld.global.b32 %r7, [%rd0];";
+    for schedule in [Schedule::RoundRobin, Schedule::Random(1)] {
+        let mut memory = Memory::new();
+        let (data, flag) = (memory.allocate(4), memory.allocate_with(&[0; 4]));
+        let module = kernel(2, body);
+        run(&module, &launch(64), &[data, flag], &mut memory, schedule)
+            .unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
 #[test]
 fn bytes_that_nobody_wrote() {
     for space in ["shared.b32 %r10, [%r2+8]", "global.b32 %r10, [%rd0]"] {
