@@ -8,7 +8,7 @@ pub const GRANULE: usize = 4;
 /// A recorded access.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
-    /// Block in the upper half, agent in the lower.
+    /// Block and agent: see [`who`].
     pub who: u32,
     /// Members of the agent; if none, there is no record.
     pub members: u32,
@@ -26,11 +26,22 @@ const ASYNC: u32 = 1 << 27;
 /// The members accessed different bytes, so they do not conflict among themselves.
 const MIXED: u32 = 1 << 28;
 
+/// The most blocks of a grid that records can tell apart.
+pub const MAX_BLOCKS: u32 = 1 << (32 - AGENT_BITS);
+
+/// Bits of an agent's number: a block has fewer than 140 agents.
+const AGENT_BITS: u32 = 8;
+
+/// A block and one of its agents, in one number.
+pub fn who(block: usize, agent: usize) -> u32 {
+    (block as u32) << AGENT_BITS | agent as u32
+}
+
 impl Record {
     /// A record without members.
     pub fn new(block: usize, agent: usize, time: u32, instruction: usize, launch: u32) -> Self {
         Self {
-            who: (block as u32) << 16 | agent as u32,
+            who: who(block, agent),
             members: 0,
             time,
             info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
@@ -50,11 +61,11 @@ impl Record {
     }
 
     pub fn block(&self) -> usize {
-        (self.who >> 16) as usize
+        (self.who >> AGENT_BITS) as usize
     }
 
     pub fn agent(&self) -> usize {
-        (self.who & 0xFFFF) as usize
+        (self.who % (1 << AGENT_BITS)) as usize
     }
 
     pub fn instruction(&self) -> usize {
@@ -165,8 +176,8 @@ impl Accessor<'_> {
     pub fn is_ordered(&self, record: &Record) -> bool {
         let (block, agent) = (record.block(), record.agent());
         let mut members = record.members;
-        if record.who >> 16 == self.warp >> 16 {
-            let warp = (self.warp & 0xFFFF) as usize;
+        if record.who >> AGENT_BITS == self.warp >> AGENT_BITS {
+            let warp = (self.warp % (1 << AGENT_BITS)) as usize;
             let own = 1 << self.lane;
             if agent == warp {
                 members &= !own;

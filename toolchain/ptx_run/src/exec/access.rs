@@ -8,7 +8,7 @@ use crate::{
     memory::Bytes,
     op::{Address, Row, Space},
     report::{Fault, Step},
-    shadow::{Accessor, Conflict, GRANULE, Record, bytes_of},
+    shadow::{Accessor, Conflict, GRANULE, Record, bytes_of, who},
     warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
 };
 
@@ -197,9 +197,9 @@ impl Run<'_> {
                 for granule in offset / GRANULE..(offset + len).div_ceil(GRANULE) {
                     let written = block.shared.granule(granule).last_write();
                     let is_new = |write: &Record| {
-                        let (who, agent) = (write.block(), write.agent());
+                        let (block, agent) = (write.block(), write.agent());
                         write.is_async()
-                            && !load.known[lane].knows(who, agent, write.members, write.time)
+                            && !load.known[lane].knows(block, agent, write.members, write.time)
                     };
                     if let Some(write) = written.filter(is_new) {
                         return Err(Box::new(Fault::Race {
@@ -300,7 +300,7 @@ impl Run<'_> {
         let (launch, overlaps) = (self.launch, self.overlaps);
         let by = Accessor {
             clock,
-            warp: (own_block as u32) << 16 | warp.index as u32,
+            warp: who(own_block, warp.index),
             lane: lane as u32,
             own_copies: warp.copies[lane].done,
             own_bulk_reads: warp.bulk[lane].done,

@@ -109,6 +109,28 @@ fn an_acquire_for_the_block_finds_a_release_for_the_gpu() {
     }
 }
 
+/// A block per row: each exchanges values over a barrier.
+#[test]
+fn more_blocks_than_16_bits_number() {
+    let body = "add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0; bar.sync 0;\n\
+                xor.b32 %r4, %r3, 128; ld.shared.b32 %r5, [%r4];";
+    let many = Launch {
+        grid: [65_600, 1, 1],
+        limit: 100_000_000,
+        shared: 1024,
+        ..launch(64)
+    };
+    let schedule = Schedule::RoundRobin;
+    run(&kernel(0, body), &many, &[], &mut Memory::new(), schedule)
+        .unwrap_or_else(|report| panic!("{report}"));
+    let more = Launch {
+        grid: [65_536, 65_536, 1],
+        ..many
+    };
+    let report = run(&kernel(0, body), &more, &[], &mut Memory::new(), schedule).unwrap_err();
+    assert!(matches!(report.fault, Fault::Launch { .. }), "{report}");
+}
+
 #[test]
 fn bytes_that_nobody_wrote() {
     for space in ["shared.b32 %r10, [%r2+8]", "global.b32 %r10, [%rd0]"] {
