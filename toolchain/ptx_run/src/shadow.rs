@@ -14,13 +14,15 @@ pub struct Record {
     pub members: u32,
     /// Time of the agent at the access.
     pub time: u32,
-    /// Instruction in the low 20 bits, then launch (2), bytes (4), flags (3), launch (its upper 3).
+    /// Instruction in the low 19 bits, then a flag, launch (2), bytes (4), flags (3), launch (its upper 3).
     info: u32,
 }
 
 /// Launches are numbered modulo this number, which exceeds the length of chains of overlapping launches.
 pub const LAUNCHES: u32 = 32;
 
+/// An atomic access for threads of the same block only.
+const OF_BLOCK: u32 = 1 << 19;
 const ATOMIC: u32 = 1 << 26;
 const ASYNC: u32 = 1 << 27;
 /// The members accessed different bytes, so they do not conflict among themselves.
@@ -44,13 +46,19 @@ impl Record {
             who: who(block, agent),
             members: 0,
             time,
-            info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
+            info: instruction as u32 & 0x7_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
         }
     }
 
     #[must_use]
     pub fn atomic(mut self, atomic: bool) -> Self {
         self.info |= if atomic { ATOMIC } else { 0 };
+        self
+    }
+
+    #[must_use]
+    pub fn of_block(mut self, of_block: bool) -> Self {
+        self.info |= if of_block { OF_BLOCK } else { 0 };
         self
     }
 
@@ -69,7 +77,7 @@ impl Record {
     }
 
     pub fn instruction(&self) -> usize {
-        (self.info & 0xF_FFFF) as usize
+        (self.info & 0x7_FFFF) as usize
     }
 
     pub fn launch(&self) -> u32 {
@@ -86,6 +94,12 @@ impl Record {
 
     pub fn is_async(&self) -> bool {
         self.info & ASYNC != 0
+    }
+
+    /// Whether both are atomic, and for one another.
+    fn both_atomic(&self, other: &Self) -> bool {
+        let of_block = (self.info | other.info) & OF_BLOCK != 0;
+        self.info & other.info & ATOMIC != 0 && (!of_block || self.block() == other.block())
     }
 
     fn same_moment(&self, other: &Self) -> bool {
@@ -206,10 +220,7 @@ impl Accessor<'_> {
         wrote: bool,
         same_value: bool,
     ) -> Option<Conflict> {
-        if record.members == 0
-            || record.bytes() & bytes == 0
-            || record.info & new.info & ATOMIC != 0
-        {
+        if record.members == 0 || record.bytes() & bytes == 0 || record.both_atomic(new) {
             return None;
         }
         if record.launch() != self.launch % LAUNCHES {

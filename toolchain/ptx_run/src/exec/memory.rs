@@ -9,6 +9,7 @@ use crate::{
     clock::{Shared, join},
     op::{Atomic, Op, Order, Scope},
     report::{Fault, Step},
+    shadow::Record,
     warp::{Warp, members},
 };
 
@@ -33,7 +34,7 @@ impl Run<'_> {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * d.len();
-                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let record = self.strong_record(block, warp, *order, *scope);
                 let mut words = [[0_u32; 32]; 4];
                 let mut longs = [[0_u64; 32]; 4];
                 let mut valid = [0_u32; 4];
@@ -94,7 +95,7 @@ impl Run<'_> {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * values.len();
-                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let record = self.strong_record(block, warp, *order, *scope);
                 let mut valid = [0; 4];
                 for (element, &row) in values.iter().enumerate() {
                     valid[element] = if *long {
@@ -177,7 +178,7 @@ impl Run<'_> {
         };
         let places = self.addresses(warp, mask, *space, address)?;
         let len = if *long { 8 } else { 4 };
-        let record = self.record(block, warp).atomic(true);
+        let record = self.strong_record(block, warp, *order, *scope);
         for row in [*b, *c] {
             let valid = if *long {
                 warp.long_valid(row)
@@ -240,6 +241,15 @@ impl Run<'_> {
             None => {}
         }
         Ok(())
+    }
+
+    /// A record of an access of this order, with this scope.
+    fn strong_record(&self, block: &Block, warp: &Warp, order: Order, scope: Scope) -> Record {
+        let record = self.record(block, warp);
+        match order {
+            Order::Weak => record,
+            _ => record.atomic(true).of_block(scope == Scope::Cta),
+        }
     }
 
     /// Under which keys a release is kept, and an acquire looks for it: that of the block, and for global memory with the

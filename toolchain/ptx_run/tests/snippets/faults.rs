@@ -109,6 +109,32 @@ fn an_acquire_for_the_block_finds_a_release_for_the_gpu() {
     }
 }
 
+/// Atomics whose scope is the block are none for another block.
+#[test]
+fn atomics_of_two_blocks_need_the_scope_of_the_gpu() {
+    let add = |scope: &str| format!("red.relaxed.{scope}.global.add.u32 [%rd1], 1;");
+    let two = Launch {
+        grid: [2, 1, 1],
+        ..launch(1)
+    };
+    for (fault, _) in faults_of(&two, &add("cta")) {
+        assert!(matches!(fault, Fault::Race { .. }), "{fault}");
+    }
+    for (body, launch) in [(add("gpu"), two), (add("cta"), launch(64))] {
+        let mut memory = Memory::new();
+        let count = memory.allocate_with(&[0; 4]);
+        let schedule = Schedule::RoundRobin;
+        run(
+            &kernel(2, &body),
+            &launch,
+            &[0, count],
+            &mut memory,
+            schedule,
+        )
+        .unwrap();
+    }
+}
+
 /// A block per row: each exchanges values over a barrier.
 #[test]
 fn more_blocks_than_16_bits_number() {
