@@ -18,7 +18,7 @@ pub struct Record {
     info: u32,
 }
 
-/// Launches are numbered modulo this number, which exceeds the length of chains of overlapping launches.
+/// Launches are numbered modulo this number. Accesses of earlier ones are forgotten before their numbers come again.
 pub const LAUNCHES: u32 = 32;
 
 /// An atomic access for threads of the same block only.
@@ -258,6 +258,15 @@ impl Granule {
     /// The last write, if there was one.
     pub fn last_write(&self) -> Option<Record> {
         (self.write.members != 0).then_some(self.write)
+    }
+
+    /// Forgets the accesses of other launches.
+    pub fn keep_launch(&mut self, launch: u32) {
+        for record in self.reads.iter_mut().chain([&mut self.write]) {
+            if record.launch() != launch % LAUNCHES {
+                *record = Record::default();
+            }
+        }
     }
 
     /// Records a read of these bytes (one bit each) by a member.

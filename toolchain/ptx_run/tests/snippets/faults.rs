@@ -364,7 +364,7 @@ fn a_launch_beside_the_one_before_must_wait_for_it() {
     run(&read(""), &launch(32), &[data], &mut memory, schedule).unwrap();
 }
 
-/// The writes of the first of five launches are recognised as those of another launch.
+/// The writes of the first of many launches are recognised as those of another launch.
 #[test]
 fn a_chain_of_launches_that_wait_is_ordered() {
     let mut memory = Memory::new();
@@ -378,8 +378,15 @@ fn a_chain_of_launches_that_wait_is_ordered() {
     };
     let schedule = Schedule::Random(0);
     run(&write, &launch(64), &[data], &mut memory, schedule).unwrap();
-    for module in [&wait, &wait, &wait, &read, &read] {
-        run(module, &beside, &[data], &mut memory, schedule).unwrap();
+    for launches in 1..70 {
+        for _ in 0..launches {
+            run(&wait, &beside, &[data], &mut memory, schedule).unwrap();
+        }
+        for _ in 0..2 {
+            run(&read, &beside, &[data], &mut memory, schedule)
+                .unwrap_or_else(|report| panic!("after {launches} launches: {report}"));
+        }
+        run(&write, &launch(64), &[data], &mut memory, schedule).unwrap();
     }
 }
 
