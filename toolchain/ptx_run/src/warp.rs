@@ -485,6 +485,36 @@ impl Warp {
         }
     }
 
+    /// Lets lanes go on for which the lanes of this path may wait: those that wait where paths meet, else those of another
+    /// path. Since compute capability 7.0, each lane makes progress. Returns `false` if there are none.
+    pub fn let_others_go_on(&mut self) -> bool {
+        let (meet, alive) = (self.path.meet, self.alive);
+        if let Some(at) = self.stack.iter().rposition(|entry| entry.pc == meet) {
+            let above = self.stack[at + 1..].iter().map(|path| path.mask);
+            let elsewhere = above.fold(self.path.mask, |all, mask| all | mask);
+            let entry = &mut self.stack[at];
+            let waiting = entry.mask & alive & !elsewhere;
+            if waiting != 0 {
+                entry.mask &= !waiting;
+                let alone = Path {
+                    pc: meet,
+                    mask: waiting,
+                    meet: entry.meet,
+                };
+                self.stack.push(std::mem::replace(&mut self.path, alone));
+                return true;
+            }
+        }
+        match self.stack.last_mut() {
+            Some(other) if other.mask & self.path.mask == 0 && other.mask & alive != 0 => {
+                other.mask &= alive;
+                std::mem::swap(other, &mut self.path);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Ends these lanes.
     pub fn end(&mut self, lanes: u32) {
         self.alive &= !lanes;

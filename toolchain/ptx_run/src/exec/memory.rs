@@ -234,7 +234,6 @@ impl Run<'_> {
             (words[lane], longs[lane]) = (before as u32, before);
         }
         warp.time += 1;
-        self.progress += 1;
         match d {
             Some(d) if *long => warp.set_long(*d, mask, &longs, u32::MAX),
             Some(d) => warp.set_word(*d, mask, &words, u32::MAX)?,

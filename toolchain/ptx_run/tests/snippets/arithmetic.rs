@@ -84,9 +84,7 @@ fn constants_of_16_bits_have_no_sign() {
         expected(|half| half >= 32_768)
     );
     assert_eq!(
-        chosen(
-            "setp.eq.b16 %p2, %h1, 7; selp.b16 %h2, -1, 5, %p2; setp.eq.b16 %p1, %h2, 65535;"
-        ),
+        chosen("setp.eq.b16 %p2, %h1, 7; selp.b16 %h2, -1, 5, %p2; setp.eq.b16 %p1, %h2, 65535;"),
         expected(|half| half == 7)
     );
 }
@@ -313,6 +311,17 @@ fn a_loop_runs_as_often_as_each_lane_asks() {
     let body = "mov.b32 %r10, 0; mov.b32 %r3, 0;\nAGAIN: add.s32 %r10, %r10, %r3; add.s32 %r3, %r3, 1;\n\
                 setp.le.u32 %p1, %r3, %r0; @%p1 bra AGAIN; bar.warp.sync -1;";
     assert_eq!(lanes(body), each(|t| t * (t + 1) / 2));
+}
+
+/// The lane that got the lock must go on while the others ask for it.
+#[test]
+fn lanes_wait_for_one_another() {
+    let body = "AGAIN: atom.acquire.gpu.global.cas.b32 %r3, [%rd1], 0, 1; setp.ne.b32 %p1, %r3, 0;\n\
+                @%p1 bra AGAIN; ld.global.b32 %r4, [%rd1+4]; add.s32 %r10, %r4, 1; st.global.b32 [%rd1+4], %r10;\n\
+                atom.release.gpu.global.exch.b32 %r5, [%rd1], 0;";
+    let mut found = words(32, &format!("{body}\n{STORE}"), &[0, 0]);
+    found.sort_unstable();
+    assert_eq!(found, (1..=32).collect::<Vec<u32>>());
 }
 
 #[test]
