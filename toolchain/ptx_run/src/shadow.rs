@@ -260,6 +260,11 @@ impl Granule {
         (self.write.members != 0).then_some(self.write)
     }
 
+    /// The last write, if it wrote one of these bytes.
+    pub fn last_write_of(&self, bytes: u32) -> Option<Record> {
+        self.last_write().filter(|write| write.bytes() & bytes != 0)
+    }
+
     /// Forgets the accesses of other launches.
     pub fn keep_launch(&mut self, launch: u32) {
         for record in self.reads.iter_mut().chain([&mut self.write]) {

@@ -28,6 +28,7 @@ impl Run<'_> {
                 scope,
                 bytes,
                 long,
+                read_only,
                 d,
                 address,
             } => {
@@ -56,6 +57,9 @@ impl Run<'_> {
                         what,
                     };
                     let written = self.read(block, warp, touch, &mut data[..len])?;
+                    if *read_only {
+                        self.not_written_meanwhile(at, len)?;
+                    }
                     if *order != Order::Weak {
                         self.strong_read(block, warp, lane, at, *order, *scope);
                     }

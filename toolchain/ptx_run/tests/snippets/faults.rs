@@ -135,6 +135,14 @@ fn atomics_of_two_blocks_need_the_scope_of_the_gpu() {
     }
 }
 
+/// What `ld.global.nc` reads must not be written by the launch, before or after, in whatever order.
+#[test]
+fn data_that_must_be_read_only() {
+    let body = "st.global.b32 [%rd0], 7;\nbar.sync 0;\nld.global.nc.b32 %r3, [%rd0];";
+    let one = format!("setp.eq.b32 %p1, %r0, 0; @%p1 {body}");
+    assert_fault!(64, &one, Fault::ReadOnly { .. }, "ld.global.nc");
+}
+
 /// A block per row: each exchanges values over a barrier.
 #[test]
 fn more_blocks_than_16_bits_number() {
@@ -378,7 +386,7 @@ fn a_chain_of_launches_that_wait_is_ordered() {
     };
     let schedule = Schedule::Random(0);
     run(&write, &launch(64), &[data], &mut memory, schedule).unwrap();
-    for launches in 1..70 {
+    for launches in [3, 14, 15, 16, 17, 30, 31, 32, 33, 70] {
         for _ in 0..launches {
             run(&wait, &beside, &[data], &mut memory, schedule).unwrap();
         }
