@@ -130,9 +130,8 @@ impl Gpu {
                 source,
                 bytes,
             } => {
-                let values = self.memory.read(*source, *bytes).map(<[u8]>::to_vec);
-                let written = values.and_then(|values| self.memory.write(*target, &values));
-                written.map_err(|fault| fault.to_string())
+                let copied = self.memory.copy(*target, *source, *bytes);
+                copied.map_err(|fault| fault.to_string())
             }
         };
         let Err(text) = result else { return SUCCESS };

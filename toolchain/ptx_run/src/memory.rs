@@ -198,6 +198,25 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies bytes. Those that nobody has written stay uninitialised.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`].
+    pub fn copy(&mut self, target: u64, source: u64, len: usize) -> Result<(), Box<Fault>> {
+        let (bytes, at) = self.find(source, len)?;
+        let values = bytes.data[at..at + len].to_vec();
+        let mut unwritten = Vec::new();
+        if !bytes.is_written(at, len) {
+            unwritten.extend((0..len).filter(|&byte| !bytes.is_written(at + byte, 1)));
+        }
+        self.write(target, &values)?;
+        let (bytes, at) = self.find(target, len)?;
+        for byte in unwritten {
+            bytes.set_written(at + byte, 1, false);
+        }
+        Ok(())
+    }
+
     /// Whether all these bytes have been written.
     ///
     /// # Errors
@@ -285,6 +304,20 @@ mod tests {
         memory.write(a + 3, &[9, 8, 7]).unwrap();
         assert!(memory.is_written(a + 3, 3).unwrap());
         assert!(!memory.is_written(a + 2, 2).unwrap() && !memory.is_written(a + 5, 2).unwrap());
+    }
+
+    #[test]
+    fn a_copy_of_what_nobody_wrote_is_still_uninitialised() {
+        let mut memory = Memory::new();
+        let (a, b) = (memory.allocate(8), memory.allocate_with(&[7; 8]));
+        memory.write(a + 2, &[1, 2, 3]).unwrap();
+        memory.copy(b, a, 6).unwrap();
+        let written: Vec<bool> = (0..8)
+            .map(|at| memory.is_written(b + at, 1).unwrap())
+            .collect();
+        assert_eq!(written, [false, false, true, true, true, false, true, true]);
+        assert_eq!(memory.read(b + 2, 3).unwrap(), [1, 2, 3]);
+        assert!(memory.copy(b + 4, a, 8).is_err());
     }
 
     #[test]

@@ -138,8 +138,8 @@ pub enum Fault {
         /// The write.
         before: Box<Place>,
     },
-    /// A copy of uninitialised memory.
-    #[error("copies uninitialised bytes at {address}{}", put_by(.by))]
+    /// A copy of uninitialised memory, or a sum onto it.
+    #[error("copies uninitialised bytes at {address}, or adds to them{}", put_by(.by))]
     Uninitialised {
         /// Space and address.
         address: String,

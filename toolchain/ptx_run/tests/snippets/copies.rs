@@ -277,6 +277,17 @@ fn a_bulk_copy_out_of_shared_memory() {
     assert_fault!(64, &early, Fault::NoProxyFence { .. }, "cp.async.bulk");
 }
 
+/// A sum has no value if one of its numbers has none.
+#[test]
+fn a_reduction_onto_memory_that_nobody_wrote() {
+    let body = format!("mov.b32 %r4, 256;\n{OUT}");
+    let body = body.replace(
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+    );
+    assert_fault!(64, &body, Fault::Uninitialised { .. }, "cp.reduce");
+}
+
 /// A warp writes, fences and signals. It fences many more times before another warp copies the data.
 #[test]
 fn a_fence_is_known_after_128_more() {
