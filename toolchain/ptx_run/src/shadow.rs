@@ -250,24 +250,26 @@ impl Accessor<'_> {
 /// The last accesses to four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Granule {
-    write: Record,
+    /// The last write, and the last one before it that wrote other bytes.
+    writes: [Record; 2],
     reads: [Record; 3],
 }
 
 impl Granule {
     /// The last write, if there was one.
     pub fn last_write(&self) -> Option<Record> {
-        (self.write.members != 0).then_some(self.write)
+        Some(self.writes[0]).filter(|write| write.members != 0)
     }
 
-    /// The last write, if it wrote one of these bytes.
-    pub fn last_write_of(&self, bytes: u32) -> Option<Record> {
-        self.last_write().filter(|write| write.bytes() & bytes != 0)
+    /// The last writes of these bytes.
+    pub fn writes_of(&self, bytes: u32) -> impl Iterator<Item = Record> + use<> {
+        let known = move |write: &Record| write.members != 0 && write.bytes() & bytes != 0;
+        self.writes.into_iter().filter(known)
     }
 
     /// Forgets the accesses of other launches.
     pub fn keep_launch(&mut self, launch: u32) {
-        for record in self.reads.iter_mut().chain([&mut self.write]) {
+        for record in self.reads.iter_mut().chain(&mut self.writes) {
             if record.launch() != launch % LAUNCHES {
                 *record = Record::default();
             }
@@ -282,7 +284,8 @@ impl Granule {
         member: u32,
         bytes: u32,
     ) -> Option<Conflict> {
-        let conflict = by.check(&self.write, bytes, &new, true, false);
+        let mut writes = self.writes.iter();
+        let conflict = writes.find_map(|write| by.check(write, bytes, &new, true, false));
         if conflict.is_some() {
             return conflict;
         }
@@ -321,6 +324,38 @@ impl Granule {
         None
     }
 
+    fn note_write(&mut self, new: Record, member: u32, bytes: u32) {
+        let [last, before] = &mut self.writes;
+        let together = |old: &Record| old.members != 0 && old.same_moment(&new);
+        for old in [&mut *last, &mut *before] {
+            if together(old) && old.bytes() == bytes {
+                old.members |= member;
+                return;
+            }
+        }
+        if together(last) && before.members != 0 && together(before) {
+            // More than two members wrote different bytes in one instruction.
+            last.info |= MIXED;
+            last.set_bytes(last.bytes() | bytes);
+            last.members |= member;
+            return;
+        }
+        for old in [&mut *last, &mut *before] {
+            old.set_bytes(old.bytes() & !bytes);
+            if old.bytes() == 0 {
+                *old = Record::default();
+            }
+        }
+        if last.members != 0 {
+            *before = *last;
+        }
+        *last = Record {
+            members: member,
+            ..new
+        };
+        last.set_bytes(bytes);
+    }
+
     /// Records a write of these bytes (one bit each) by a member. `same_value`: they already have the written value.
     pub fn write(
         &mut self,
@@ -330,27 +365,15 @@ impl Granule {
         bytes: u32,
         same_value: bool,
     ) -> Option<Conflict> {
-        let mut conflict = by.check(&self.write, bytes, &new, true, same_value);
+        let mut writes = self.writes.iter();
+        let mut conflict = writes.find_map(|write| by.check(write, bytes, &new, true, same_value));
         for read in &self.reads {
             conflict = conflict.or_else(|| by.check(read, bytes, &new, false, false));
         }
         if conflict.is_some() {
             return conflict;
         }
-        let bit = 1 << member;
-        if self.write.same_moment(&new) && self.write.members != 0 {
-            if self.write.bytes() != bytes {
-                self.write.info |= MIXED;
-                self.write.set_bytes(self.write.bytes() | bytes);
-            }
-            self.write.members |= bit;
-        } else {
-            self.write = Record {
-                members: bit,
-                ..new
-            };
-            self.write.set_bytes(bytes);
-        }
+        self.note_write(new, 1 << member, bytes);
         for read in &mut self.reads {
             if read.bytes() & !bytes == 0 {
                 *read = Record::default();

@@ -402,9 +402,9 @@ impl Run<'_> {
         let (launch, overlaps) = (self.launch, self.overlaps);
         let (bytes, at) = self.memory.find(address, len)?;
         let granules = at / GRANULE..(at + len).div_ceil(GRANULE);
-        let mut writes = granules.filter_map(|granule| {
+        let mut writes = granules.flat_map(|granule| {
             let part = bytes_of(granule, at, at + len);
-            bytes.granule(granule).last_write_of(part)
+            bytes.granule(granule).writes_of(part)
         });
         let meanwhile = |write: &Record| {
             write.launch() == launch % LAUNCHES

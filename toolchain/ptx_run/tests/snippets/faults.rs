@@ -135,6 +135,29 @@ fn atomics_of_two_blocks_need_the_scope_of_the_gpu() {
     }
 }
 
+/// 16-bit outputs are stored one by one.
+#[test]
+fn the_first_half_of_a_word_is_not_forgotten() {
+    let halves = |second: &str| {
+        format!(
+            "setp.ge.u32 %p1, %r0, 32; @%p1 bra READER; setp.ne.b32 %p2, %r0, 0;\n\
+             @%p2 bra END; st.shared.b16 [%r2], 1;\n{second} bra END;\n\
+             READER: ld.shared.b16 %h1, [%r2];\nEND:"
+        )
+    };
+    for (fault, _) in crate::harness::faults_under(
+        &[Schedule::RoundRobin],
+        &launch(64),
+        &halves("st.shared.b16 [%r2+2], 2;"),
+    ) {
+        assert!(matches!(fault, Fault::Race { .. }), "{fault}");
+    }
+    // Two lanes of one instruction write a half each, and a third lane reads.
+    let lanes = "setp.gt.u32 %p1, %r0, 1; shl.b32 %r3, %r0, 1; add.s32 %r3, %r2, %r3;\n\
+                 @%p1 bra READ; st.shared.b16 [%r3], %r0;\nREAD: ld.shared.b16 %h1, [%r2];";
+    assert_fault!(32, lanes, Fault::Race { .. }, "ld.shared");
+}
+
 /// What `ld.global.nc` reads must not be written by the launch, before or after, in whatever order.
 #[test]
 fn data_that_must_be_read_only() {
