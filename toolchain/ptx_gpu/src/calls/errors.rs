@@ -1,0 +1,40 @@
+//! Names and texts of codes.
+
+use std::ffi::{CStr, c_char};
+
+use crate::gpu::{
+    CAPTURING, Code, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND,
+    OUT_OF_MEMORY, SUCCESS, gpu,
+};
+
+pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
+    let name = match code {
+        INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
+        OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
+        NO_BINARY => c"CUDA_ERROR_NO_BINARY_FOR_GPU",
+        INVALID_PTX => c"CUDA_ERROR_INVALID_PTX",
+        NOT_FOUND => c"CUDA_ERROR_NOT_FOUND",
+        LAUNCH_FAILED => c"CUDA_ERROR_LAUNCH_FAILED",
+        CAPTURING => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        _ => c"CUDA_ERROR_UNKNOWN",
+    };
+    // SAFETY: the argument points to a pointer.
+    unsafe { *text = name.as_ptr() };
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
+    let failure = gpu().failure.clone().filter(|_| code == LAUNCH_FAILED);
+    let said: &'static CStr = match failure {
+        // The caller may keep the string forever. The leak is small, because a program fails only once.
+        Some(failure) => Box::leak(failure.into_boxed_c_str()),
+        None => match code {
+            OUT_OF_MEMORY => c"not enough memory, on the emulated GPU or on the host",
+            CAPTURING => c"the stream is being captured, and nothing can wait for it",
+            _ => c"an error of the emulated driver",
+        },
+    };
+    // SAFETY: the argument points to a pointer.
+    unsafe { *text = said.as_ptr() };
+    SUCCESS
+}

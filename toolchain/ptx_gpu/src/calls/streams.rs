@@ -1,0 +1,83 @@
+//! Streams, events, captures and graphs.
+
+use std::ffi::{c_uint, c_void};
+
+use super::{handle, state};
+use crate::gpu::{CAPTURING, Code, INVALID_VALUE, SUCCESS, gpu};
+
+pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
+    gpu().record(event.addr(), stream.addr());
+    SUCCESS
+}
+
+pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _: c_uint) -> Code {
+    gpu().hold(stream.addr(), event.addr());
+    SUCCESS
+}
+
+pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
+    if gpu().captures.contains_key(&stream.addr()) {
+        return CAPTURING;
+    }
+    state()
+}
+
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Code {
+    // SAFETY: the argument points to a handle.
+    unsafe { *stream = handle(gpu().handle()) };
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Code {
+    // SAFETY: the argument points to a handle.
+    unsafe { *event = handle(gpu().handle()) };
+    SUCCESS
+}
+
+pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Code {
+    gpu().captures.insert(stream.addr(), Vec::new());
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
+    let mut gpu = gpu();
+    let Some(captured) = gpu.end_capture(stream.addr()) else {
+        return INVALID_VALUE;
+    };
+    let number = gpu.handle();
+    gpu.graphs.insert(number, captured);
+    // SAFETY: the argument points to a handle.
+    unsafe { *graph = handle(number) };
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
+    made: *mut *mut c_void,
+    graph: *mut c_void,
+    _: u64,
+) -> Code {
+    // SAFETY: the argument points to a handle. A graph never changes, so the executable graph is the graph itself.
+    unsafe { *made = graph };
+    SUCCESS
+}
+
+/// A graph and its executable share one handle. It is kept here, because programs use the executable for longer.
+pub extern "C" fn cuGraphDestroy(_: *mut c_void) -> Code {
+    SUCCESS
+}
+
+pub extern "C" fn cuGraphExecDestroy(graph: *mut c_void) -> Code {
+    gpu().graphs.remove(&graph.addr());
+    SUCCESS
+}
+
+pub extern "C" fn cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) -> Code {
+    let mut gpu = gpu();
+    let Some(work) = gpu.graphs.get(&graph.addr()).cloned() else {
+        return INVALID_VALUE;
+    };
+    work.into_iter()
+        .map(|one| gpu.put(stream.addr(), one))
+        .find(|&code| code != SUCCESS)
+        .unwrap_or(SUCCESS)
+}
