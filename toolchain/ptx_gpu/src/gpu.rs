@@ -20,6 +20,7 @@ pub const INVALID_PTX: Code = 218;
 pub const NOT_FOUND: Code = 500;
 pub const LAUNCH_FAILED: Code = 719;
 pub const CAPTURING: Code = 900;
+pub const INVALID_CLUSTER_SIZE: Code = 912;
 
 /// An entry of a module.
 #[derive(Clone)]

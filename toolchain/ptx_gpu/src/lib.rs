@@ -158,6 +158,51 @@ mod tests {
         assert!(!gpu::gpu().functions.contains_key(&function.addr()));
     }
 
+    fn module(text: &CStr) -> *mut c_void {
+        let (mut module, null) = (std::ptr::null_mut(), std::ptr::null());
+        // SAFETY: the arguments point to a handle and to a text.
+        let code = unsafe { cuModuleLoadDataEx(&mut module, text.as_ptr(), 0, null, null.cast()) };
+        assert_eq!(code, 0);
+        module
+    }
+
+    fn function(module: *mut c_void, name: &CStr) -> *mut c_void {
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the arguments point to a handle and to a name.
+        let code = unsafe { cuModuleGetFunction(&mut function, module, name.as_ptr()) };
+        assert_eq!(code, 0);
+        function
+    }
+
+    fn launch(function: *mut c_void, grid: u32, shared: u32) -> u32 {
+        let null = std::ptr::null_mut;
+        // SAFETY: the entry has no parameters.
+        unsafe {
+            cuLaunchKernel(
+                function,
+                grid,
+                1,
+                1,
+                32,
+                1,
+                1,
+                shared,
+                null(),
+                null().cast(),
+                null().cast(),
+            )
+        }
+    }
+
+    /// `#[kernel(cluster = 2)]` says it in the code.
+    #[test]
+    fn a_launch_has_the_clusters_that_the_code_declares() {
+        let text = c".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry pair()\n.reqnctapercluster 2, 1, 1\n{\n\
+            barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n\tret;\n}\n";
+        let pair = function(module(text), c"pair");
+        assert_eq!(launch(pair, 4, 0), 0);
+    }
+
     /// Allocated memory is not reported as free until it is freed. Other tests allocate concurrently.
     #[test]
     fn memory_that_is_allocated_is_not_free() {

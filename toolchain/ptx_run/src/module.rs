@@ -24,6 +24,8 @@ pub struct EntryInfo {
     pub max_threads: Option<u32>,
     /// Number of blocks that must fit on a multiprocessor, if declared.
     pub min_blocks: Option<u32>,
+    /// Number of blocks of a cluster, along x, if declared.
+    pub cluster: Option<u32>,
 }
 
 /// A module of PTX. Entries are decoded on first use.
@@ -79,6 +81,7 @@ impl Module {
                 .collect(),
             max_threads: entry.max_threads,
             min_blocks: entry.min_blocks,
+            cluster: entry.cluster,
         })
     }
 

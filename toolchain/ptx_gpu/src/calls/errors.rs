@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char};
 
 use crate::gpu::{
-    CAPTURING, Code, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND,
-    OUT_OF_MEMORY, SUCCESS, gpu,
+    CAPTURING, Code, INVALID_CLUSTER_SIZE, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY,
+    NOT_FOUND, OUT_OF_MEMORY, SUCCESS, gpu,
 };
 
 pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
@@ -15,6 +15,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) ->
         INVALID_PTX => c"CUDA_ERROR_INVALID_PTX",
         NOT_FOUND => c"CUDA_ERROR_NOT_FOUND",
         LAUNCH_FAILED => c"CUDA_ERROR_LAUNCH_FAILED",
+        INVALID_CLUSTER_SIZE => c"CUDA_ERROR_INVALID_CLUSTER_SIZE",
         CAPTURING => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         _ => c"CUDA_ERROR_UNKNOWN",
     };

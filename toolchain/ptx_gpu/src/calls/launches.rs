@@ -8,7 +8,7 @@ use std::{
 use ptx_run::Launch;
 
 use crate::{
-    gpu::{Code, INVALID_VALUE, gpu},
+    gpu::{Code, INVALID_CLUSTER_SIZE, INVALID_VALUE, gpu},
     work::Work,
 };
 
@@ -19,6 +19,7 @@ unsafe fn launch(
     stream: *mut c_void,
     parameters: *mut *mut c_void,
     launch: Launch,
+    cluster: Option<u32>,
 ) -> Code {
     let mut gpu = gpu();
     let Some(function) = gpu.functions.get(&function.addr()).cloned() else {
@@ -27,6 +28,11 @@ unsafe fn launch(
     let Some(entry) = function.module.entry(&function.entry) else {
         return INVALID_VALUE;
     };
+    // Both may say it, and then agree.
+    let declared = entry.cluster.or(cluster).unwrap_or(1);
+    if cluster.is_some_and(|cluster| cluster != declared) {
+        return INVALID_CLUSTER_SIZE;
+    }
     let mut bytes = vec![0_u8; entry.parameter_bytes];
     for (index, &(offset, size)) in entry.parameters.iter().enumerate() {
         // SAFETY: the caller's promise.
@@ -40,6 +46,7 @@ unsafe fn launch(
         multiprocessors,
         resident: multiprocessors * function.min_blocks.max(1),
         limit: gpu.settings.limit * 1_000_000,
+        cluster: declared,
         ..launch
     };
     gpu.put(
@@ -72,7 +79,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         ..Launch::default()
     };
     // SAFETY: the caller's promise.
-    unsafe { launch(function, stream, parameters, made) }
+    unsafe { launch(function, stream, parameters, made, None) }
 }
 
 /// `CUlaunchAttribute`.
@@ -115,15 +122,18 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         shared: config.shared,
         ..Launch::default()
     };
+    let mut cluster = None;
     for attribute in attributes {
         match attribute.id {
+            // CU_LAUNCH_ATTRIBUTE_IGNORE.
+            0 => {}
             // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
             6 => made.overlaps = attribute.value[0] != 0,
             // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
-            4 if attribute.value[1..3] == [1, 1] => made.cluster = attribute.value[0],
+            4 if attribute.value[1..3] == [1, 1] => cluster = Some(attribute.value[0]),
             _ => return INVALID_VALUE,
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { launch(function, config.stream, parameters, made) }
+    unsafe { launch(function, config.stream, parameters, made, cluster) }
 }

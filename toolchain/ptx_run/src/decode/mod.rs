@@ -70,6 +70,8 @@ pub struct Code {
     pub max_threads: Option<u32>,
     pub max_registers: Option<u32>,
     pub min_blocks: Option<u32>,
+    /// The size of a cluster that the entry asks for.
+    pub cluster: Option<u32>,
 }
 
 /// Generic address of a module's constant tables.
@@ -81,11 +83,12 @@ pub const PARAM_BASE: u64 = 0x6200_0000_0000;
 
 /// Decodes an entry.
 pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Code, ParseError> {
-    let body = parse_body(&text[entry.body.clone()], entry.line)?;
+    let body_text = &text[entry.body.clone()];
+    let body = parse_body(body_text, entry.line)?;
     if let Some((name, ..)) = body.local.first() {
         return Err(ParseError::new(entry.line, "local memory", name));
     }
-    let mut decoder = Decoder::new(&body, shared, entry);
+    let mut decoder = Decoder::new(&body, shared, entry, body_text);
     let mut instructions = Vec::with_capacity(body.statements.len());
     for statement in &body.statements {
         let op = decoder.statement(statement)?;
@@ -135,6 +138,7 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
         max_threads: entry.max_threads,
         max_registers: entry.max_registers,
         min_blocks: entry.min_blocks,
+        cluster: entry.cluster,
         instructions,
     })
 }
@@ -153,10 +157,18 @@ pub(crate) struct Decoder<'a> {
 type Decoded<T> = Result<T, String>;
 
 impl<'a> Decoder<'a> {
-    fn new(body: &'a Body, module: &'a Declarations, entry: &'a EntryText) -> Self {
+    fn new(
+        body: &'a Body,
+        module: &'a Declarations,
+        entry: &'a EntryText,
+        body_text: &str,
+    ) -> Self {
         let mut names = HashMap::new();
         let mut end = 0_usize;
-        for (name, bytes, align) in &body.shared {
+        // Of the module's arrays, an entry has those that it names.
+        let of_module = module.shared.iter();
+        let named = of_module.filter(|(name, ..)| is_named(body_text, name));
+        for (name, bytes, align) in named.chain(&body.shared) {
             let at = end.next_multiple_of(*align);
             names.insert(name.as_str(), at as u64);
             end = at + bytes;
@@ -328,6 +340,14 @@ impl<'a> Decoder<'a> {
             offset: *offset,
         })
     }
+}
+
+/// Whether the text has this name, and not only a longer one.
+fn is_named(text: &str, name: &str) -> bool {
+    let of_name = |c: char| c.is_ascii_alphanumeric() || "_$.".contains(c);
+    text.match_indices(name).any(|(at, _)| {
+        !text[..at].ends_with(of_name) && !text[at + name.len()..].starts_with(of_name)
+    })
 }
 
 /// A register operand that is written.

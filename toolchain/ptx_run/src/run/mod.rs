@@ -236,6 +236,12 @@ fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> 
             launch.grid, launch.cluster
         ));
     }
+    if let Some(cluster) = code.cluster.filter(|&cluster| cluster != launch.cluster) {
+        return Err(format!(
+            "clusters of {}, the entry takes {cluster}",
+            launch.cluster
+        ));
+    }
     if let Some(most) = code.max_threads.filter(|&most| threads > most) {
         return Err(format!(
             "blocks of {threads} threads, the entry takes {most} at most"
