@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::CString,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Instant,
 };
 
 use ptx_run::{Launch, Memory, Module, Timeline};
@@ -15,11 +16,16 @@ pub type Code = u32;
 pub const SUCCESS: Code = 0;
 pub const INVALID_VALUE: Code = 1;
 pub const OUT_OF_MEMORY: Code = 2;
+pub const INVALID_DEVICE: Code = 101;
+pub const INVALID_CONTEXT: Code = 201;
 pub const NO_BINARY: Code = 209;
+pub const NO_PEER_ACCESS: Code = 217;
 pub const INVALID_PTX: Code = 218;
+pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const LAUNCH_FAILED: Code = 719;
 pub const CAPTURING: Code = 900;
+pub const CAPTURED_EVENT: Code = 907;
 pub const INVALID_CLUSTER_SIZE: Code = 912;
 
 /// An entry of a module.
@@ -43,6 +49,8 @@ pub struct Gpu {
     joined: HashMap<usize, usize>,
     /// Events recorded in a capture, with the capture's stream.
     events: HashMap<usize, usize>,
+    /// When an event was recorded outside of captures.
+    pub times: HashMap<usize, Instant>,
     pub graphs: HashMap<usize, Vec<Work>>,
     next_handle: usize,
     pub launches: u64,
@@ -64,6 +72,7 @@ impl Gpu {
             captures: HashMap::new(),
             joined: HashMap::new(),
             events: HashMap::new(),
+            times: HashMap::new(),
             graphs: HashMap::new(),
             next_handle: 0x1000,
             launches: 0,
@@ -93,9 +102,21 @@ impl Gpu {
         let origin = *self.joined.get(&stream).unwrap_or(&stream);
         if self.captures.contains_key(&origin) {
             self.events.insert(event, origin);
+            self.times.remove(&event);
         } else {
             self.events.remove(&event);
+            self.times.insert(event, Instant::now());
         }
+    }
+
+    /// Whether the stream is in a capture, its own or one that it has joined.
+    pub fn is_captured(&self, stream: usize) -> bool {
+        self.captures.contains_key(&stream) || self.joined.contains_key(&stream)
+    }
+
+    /// Whether the event was last recorded in a capture that goes on.
+    pub fn belongs_to_capture(&self, event: usize) -> bool {
+        self.events.contains_key(&event)
     }
 
     /// Makes a stream wait for an event. If the event belongs to a capture, the stream joins that capture.
@@ -150,7 +171,7 @@ impl Gpu {
     ) -> Result<(), String> {
         let schedule = (self.settings.schedule)(self.settings.seed.wrapping_add(self.launches));
         self.launches += 1;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let (module, entry, memory) = (&function.module, &function.entry, &mut self.memory);
         let result = match self.settings.trace {
             None => module.launch(entry, launch, parameters, memory, schedule),

@@ -37,18 +37,23 @@ pub use settings::Settings;
 macro_rules! functions {
     ($then:ident) => {
         $then! {
+            cuCtxEnablePeerAccess
             cuCtxGetCurrent
+            cuCtxGetDevice
             cuCtxSetCurrent
             cuCtxSynchronize
+            cuDeviceCanAccessPeer
             cuDeviceGet
             cuDeviceGetAttribute
             cuDeviceGetCount
             cuDeviceGetName
             cuDevicePrimaryCtxRelease_v2
             cuDevicePrimaryCtxRetain
+            cuDeviceTotalMem_v2
             cuDriverGetVersion
             cuEventCreate
             cuEventDestroy_v2
+            cuEventElapsedTime
             cuEventQuery
             cuEventRecord
             cuEventSynchronize
@@ -69,6 +74,7 @@ macro_rules! functions {
             cuMemGetInfo_v2
             cuMemHostAlloc
             cuMemcpyDtoDAsync_v2
+            cuMemcpyDtoHAsync_v2
             cuMemcpyDtoH_v2
             cuMemcpyHtoDAsync_v2
             cuMemcpyHtoD_v2
@@ -83,6 +89,7 @@ macro_rules! functions {
             cuStreamCreate
             cuStreamDestroy_v2
             cuStreamEndCapture
+            cuStreamQuery
             cuStreamSynchronize
             cuStreamWaitEvent
             cuTensorMapEncodeTiled
@@ -201,6 +208,47 @@ mod tests {
             barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n\tret;\n}\n";
         let pair = function(module(text), c"pair");
         assert_eq!(launch(pair, 4, 0), 0);
+    }
+
+    /// A function that is missing looks like a driver that is too old.
+    #[test]
+    fn every_function_that_this_project_calls_is_there() {
+        let functions = concat!(env!("CARGO_MANIFEST_DIR"), "/../libcuda/src/functions.rs");
+        let text = std::fs::read_to_string(functions).unwrap();
+        let names = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("    \"cu"));
+        let names: Vec<_> = names.filter_map(|rest| rest.split('"').next()).collect();
+        assert!(names.len() > 50, "{names:?}");
+        let has = |name: &str| symbol(&std::ffi::CString::new(format!("cu{name}")).unwrap());
+        let missing: Vec<_> = names.iter().filter(|name| has(name).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn events_have_times_and_contexts_a_device() {
+        let (mut first, mut second) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut time, mut device) = (0.0, -1);
+        let stream = std::ptr::null_mut();
+        // SAFETY: the arguments point to handles and numbers.
+        unsafe {
+            assert_eq!(cuEventCreate(&mut first, 0), 0);
+            assert_eq!(cuEventCreate(&mut second, 0), 0);
+            assert_eq!(cuEventElapsedTime(&mut time, first, second), 400);
+            assert_eq!(
+                (cuEventRecord(first, stream), cuEventRecord(second, stream)),
+                (0, 0)
+            );
+            assert_eq!(cuEventElapsedTime(&mut time, first, second), 0);
+            assert!(time > 0.0);
+            cuCtxSetCurrent(std::ptr::null_mut());
+            assert_eq!(cuCtxGetDevice(&mut device), 201);
+            let mut context = std::ptr::null_mut();
+            assert_eq!(cuDevicePrimaryCtxRetain(&mut context, 0), 0);
+            assert_eq!(cuCtxSetCurrent(context), 0);
+            assert_eq!((cuCtxGetDevice(&mut device), device), (0, 0));
+            assert_eq!(cuDeviceGet(&mut device, 1), 101);
+        }
     }
 
     /// Allocated memory is not reported as free until it is freed. Other tests allocate concurrently.

@@ -1,15 +1,20 @@
 //! What the GPU is, and its context.
 
 use std::{
+    cell::Cell,
     ffi::{c_char, c_int, c_uint, c_void},
     ptr,
-    sync::atomic::{AtomicPtr, Ordering},
 };
 
-use super::{handle, state};
-use crate::gpu::{Code, INVALID_VALUE, SUCCESS, gpu};
+use super::{handle, memory::TOTAL, state};
+use crate::gpu::{
+    Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_PEER_ACCESS, SUCCESS, gpu,
+};
 
-static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+thread_local! {
+    /// The thread's current context.
+    static CURRENT: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
+}
 const CONTEXT: usize = 0x77;
 
 pub extern "C" fn cuCtxSynchronize() -> Code {
@@ -29,18 +34,28 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
 }
 
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code {
+    if ordinal != 0 {
+        return INVALID_DEVICE;
+    }
     // SAFETY: the argument points to an integer.
-    unsafe { *device = ordinal };
+    unsafe { *device = 0 };
     SUCCESS
 }
 
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, _: c_int) -> Code {
-    let text = c"Emulated GPU".to_bytes_with_nul();
-    if (length as usize) < text.len() {
+    let text = b"Emulated GPU";
+    let Some(room) = usize::try_from(length)
+        .ok()
+        .and_then(|length| length.checked_sub(1))
+    else {
         return INVALID_VALUE;
+    };
+    let length = text.len().min(room);
+    // SAFETY: the buffer has room for this much and a zero.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), name, length);
+        name.add(length).write(0);
     }
-    // SAFETY: the buffer has this much room.
-    unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
     SUCCESS
 }
 
@@ -73,11 +88,36 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: 
 
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     // SAFETY: the argument points to a handle.
-    unsafe { *context = CURRENT.load(Ordering::SeqCst) };
+    unsafe { *context = CURRENT.get() };
     SUCCESS
 }
 
 pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
-    CURRENT.store(context, Ordering::SeqCst);
+    CURRENT.set(context);
     SUCCESS
+}
+
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
+    if CURRENT.get().is_null() {
+        return INVALID_CONTEXT;
+    }
+    // SAFETY: the argument points to an integer.
+    unsafe { *device = 0 };
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _: c_int) -> Code {
+    // SAFETY: the argument points to a number.
+    unsafe { *bytes = TOTAL };
+    SUCCESS
+}
+
+pub unsafe extern "C" fn cuDeviceCanAccessPeer(possible: *mut c_int, _: c_int, _: c_int) -> Code {
+    // SAFETY: the argument points to an integer.
+    unsafe { *possible = 0 };
+    SUCCESS
+}
+
+pub extern "C" fn cuCtxEnablePeerAccess(_: *mut c_void, _: c_uint) -> Code {
+    NO_PEER_ACCESS
 }

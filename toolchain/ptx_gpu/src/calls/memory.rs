@@ -6,12 +6,12 @@ use std::{
 };
 
 use crate::{
-    gpu::{Code, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY, SUCCESS, gpu},
+    gpu::{CAPTURING, Code, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY, SUCCESS, gpu},
     work::Work,
 };
 
 /// Memory of the emulated GPU: that of an H200.
-const TOTAL: usize = 141 << 30;
+pub(super) const TOTAL: usize = 141 << 30;
 
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code {
     let memory = &mut gpu().memory;
@@ -132,6 +132,20 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), bytes) };
     SUCCESS
+}
+
+/// The emulator's graphs copy nothing to the host.
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    target: *mut c_void,
+    source: u64,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    if gpu().is_captured(stream.addr()) {
+        return CAPTURING;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { cuMemcpyDtoH_v2(target, source, bytes) }
 }
 
 pub extern "C" fn cuMemcpyDtoDAsync_v2(

@@ -3,7 +3,7 @@
 use std::ffi::{c_uint, c_void};
 
 use super::{handle, state};
-use crate::gpu::{CAPTURING, Code, INVALID_VALUE, SUCCESS, gpu};
+use crate::gpu::{CAPTURED_EVENT, CAPTURING, Code, INVALID_HANDLE, INVALID_VALUE, SUCCESS, gpu};
 
 pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
     gpu().record(event.addr(), stream.addr());
@@ -16,10 +16,46 @@ pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _: 
 }
 
 pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
-    if gpu().captures.contains_key(&stream.addr()) {
+    if gpu().is_captured(stream.addr()) {
         return CAPTURING;
     }
     state()
+}
+
+pub extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
+    if gpu().belongs_to_capture(event.addr()) {
+        return CAPTURED_EVENT;
+    }
+    state()
+}
+
+pub extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
+    cuEventQuery(event)
+}
+
+pub extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Code {
+    gpu().times.remove(&event.addr());
+    SUCCESS
+}
+
+/// All work is done at once.
+pub extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
+    cuStreamSynchronize(stream)
+}
+
+pub unsafe extern "C" fn cuEventElapsedTime(
+    milliseconds: *mut f32,
+    begin: *mut c_void,
+    end: *mut c_void,
+) -> Code {
+    let gpu = gpu();
+    let [Some(begin), Some(end)] = [begin, end].map(|event| gpu.times.get(&event.addr())) else {
+        return INVALID_HANDLE;
+    };
+    let time = end.saturating_duration_since(*begin).as_secs_f32() * 1e3;
+    // SAFETY: the argument points to a number.
+    unsafe { *milliseconds = time.max(1e-6) };
+    SUCCESS
 }
 
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Code {
