@@ -34,6 +34,10 @@ pub struct Function {
     pub module: Arc<Module>,
     pub entry: String,
     pub static_shared: u32,
+    /// Bytes of dynamic shared memory that launches may ask for.
+    pub max_dynamic: u32,
+    /// Whether clusters may have more than 8 blocks.
+    pub large_clusters: bool,
     pub max_threads: u32,
     pub min_blocks: u32,
 }

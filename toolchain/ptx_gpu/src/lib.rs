@@ -251,6 +251,24 @@ mod tests {
         }
     }
 
+    /// More than 48 KiB are to be asked for, and there are no more than the GPU has.
+    #[test]
+    fn shared_memory_is_limited_as_on_a_gpu() {
+        let text = c".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry takes()\n{\n\
+            .shared .align 4 .b8 array[1024];\n.reg .b32 %r<2>;\nmov.u32 %r1, array;\nst.shared.b32 [%r1], 1;\nret;\n}\n";
+        let takes = function(module(text), c"takes");
+        let mut own = 0;
+        // SAFETY: the argument points to an integer.
+        assert_eq!(unsafe { cuFuncGetAttribute(&mut own, 1, takes) }, 0);
+        assert_eq!(own, 1024);
+        assert_eq!(launch(takes, 1, 47 << 10), 0);
+        assert_eq!(launch(takes, 1, 48 << 10), 1);
+        assert_eq!(cuFuncSetAttribute(takes, 8, 227 << 10), 1);
+        assert_eq!(cuFuncSetAttribute(takes, 8, 226 << 10), 0);
+        assert_eq!(launch(takes, 1, 226 << 10), 0);
+        assert_eq!(launch(takes, 1, (226 << 10) + 4), 1);
+    }
+
     /// Allocated memory is not reported as free until it is freed. Other tests allocate concurrently.
     #[test]
     fn memory_that_is_allocated_is_not_free() {

@@ -66,8 +66,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
         75 => settings.compute / 10,
         76 => settings.compute % 10,
         // Shared memory of a multiprocessor and of a block.
-        81 => 233_472,
-        97 => 232_448,
+        81 => settings.shared_memory().0 as c_int,
+        97 => settings.shared_memory().1 as c_int,
         // Memory clock (kHz), bus width (bits), L2 (bytes), clock (kHz).
         36 => 2_619_000,
         37 => 5_120,

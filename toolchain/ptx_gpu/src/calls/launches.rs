@@ -33,6 +33,16 @@ unsafe fn launch(
     if cluster.is_some_and(|cluster| cluster != declared) {
         return INVALID_CLUSTER_SIZE;
     }
+    if declared > 8 && !function.large_clusters {
+        return INVALID_CLUSTER_SIZE;
+    }
+    let (_, of_block) = gpu.settings.shared_memory();
+    if launch.shared > function.max_dynamic || launch.shared + function.static_shared > of_block {
+        return INVALID_VALUE;
+    }
+    if parameters.is_null() && !entry.parameters.is_empty() {
+        return INVALID_VALUE;
+    }
     let mut bytes = vec![0_u8; entry.parameter_bytes];
     for (index, &(offset, size)) in entry.parameters.iter().enumerate() {
         // SAFETY: the caller's promise.
@@ -70,8 +80,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
     shared: c_uint,
     stream: *mut c_void,
     parameters: *mut *mut c_void,
-    _extra: *mut *mut c_void,
+    extra: *mut *mut c_void,
 ) -> Code {
+    if !extra.is_null() {
+        return INVALID_VALUE;
+    }
     let made = Launch {
         grid: [gx, gy, gz],
         block: [bx, by, bz],
@@ -105,8 +118,11 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     config: *const Config,
     function: *mut c_void,
     parameters: *mut *mut c_void,
-    _extra: *mut *mut c_void,
+    extra: *mut *mut c_void,
 ) -> Code {
+    if !extra.is_null() {
+        return INVALID_VALUE;
+    }
     // SAFETY: the caller's promise. Without attributes the pointer may be null.
     let (config, attributes) = unsafe {
         let config = &*config;

@@ -38,7 +38,6 @@ succeed! {
     cuInit(c_uint);
     cuDevicePrimaryCtxRelease_v2(c_int);
     cuStreamDestroy_v2(*mut c_void);
-    cuFuncSetAttribute(*mut c_void, c_uint, c_int);
 }
 
 /// After a failure, waiting functions return its code.
