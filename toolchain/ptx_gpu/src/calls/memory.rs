@@ -74,13 +74,13 @@ pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> Code {
 }
 
 fn fill(target: u64, pattern: &[u8], count: usize, stream: *mut c_void) -> Code {
-    gpu().put(
-        stream.addr(),
-        Work::Write {
-            target,
-            bytes: pattern.repeat(count),
-        },
-    )
+    let mut gpu = gpu();
+    let length = pattern.len().saturating_mul(count);
+    if gpu.memory.read(target, length).is_err() {
+        return INVALID_VALUE;
+    }
+    let bytes = pattern.repeat(count);
+    gpu.put(stream.addr(), Work::Write { target, bytes })
 }
 
 pub extern "C" fn cuMemsetD8_v2(target: u64, value: u8, count: usize) -> Code {
@@ -111,9 +111,16 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes) }.to_vec();
-    gpu().put(stream.addr(), Work::Write { target, bytes })
+    if bytes == 0 {
+        return SUCCESS;
+    }
+    let source = source.expose_provenance();
+    let work = Work::Fetch {
+        target,
+        source,
+        bytes,
+    };
+    gpu().put(stream.addr(), work)
 }
 
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> Code {

@@ -77,8 +77,9 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Cod
 
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
     let mut gpu = gpu();
-    let Some(captured) = gpu.end_capture(stream.addr()) else {
-        return INVALID_VALUE;
+    let captured = match gpu.end_capture(stream.addr()) {
+        Ok(captured) => captured,
+        Err(code) => return code,
     };
     let number = gpu.handle();
     gpu.graphs.insert(number, captured);
@@ -92,19 +93,26 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     graph: *mut c_void,
     _: u64,
 ) -> Code {
-    // SAFETY: the argument points to a handle. A graph never changes, so the executable graph is the graph itself.
-    unsafe { *made = graph };
+    let mut gpu = gpu();
+    let Some(work) = gpu.graphs.get(&graph.addr()).cloned() else {
+        return INVALID_VALUE;
+    };
+    let number = gpu.handle();
+    gpu.graphs.insert(number, work);
+    // SAFETY: the argument points to a handle.
+    unsafe { *made = handle(number) };
     SUCCESS
 }
 
-/// A graph and its executable share one handle. It is kept here, because programs use the executable for longer.
-pub extern "C" fn cuGraphDestroy(_: *mut c_void) -> Code {
-    SUCCESS
+pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
+    match gpu().graphs.remove(&graph.addr()) {
+        Some(_) => SUCCESS,
+        None => INVALID_VALUE,
+    }
 }
 
 pub extern "C" fn cuGraphExecDestroy(graph: *mut c_void) -> Code {
-    gpu().graphs.remove(&graph.addr());
-    SUCCESS
+    cuGraphDestroy(graph)
 }
 
 pub extern "C" fn cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) -> Code {
