@@ -264,6 +264,11 @@ fn a_bulk_copy_out_of_shared_memory() {
         Fault::Unfinished { .. } | Fault::Race { .. },
         ""
     );
+    // Nobody waits for a group that is not committed, nor does the wait that comes after it.
+    let uncommitted = body
+        .replace("cp.async.bulk.commit_group;", "")
+        .replace("END: bar.sync 0;\n    st.shared.b32 [%r3], 0;", "END:");
+    assert_fault!(64, &uncommitted, Fault::Unfinished { .. }, "");
     assert_fault!(
         64,
         &body.replacen("bar.sync 0;", "", 1),
