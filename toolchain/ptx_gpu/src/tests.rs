@@ -274,6 +274,40 @@ fn a_captured_copy_brings_what_is_there_then() {
     }
 }
 
+#[test]
+fn tensor_maps_that_a_driver_refuses() {
+    let encode = |address: usize, stride: u64, row: u32, rows: u32, swizzle: u32| {
+        let (dims, strides) = ([1024_u64, 64], [stride]);
+        let (boxes, steps) = ([row, rows], [1_u32; 2]);
+        let (address, mut map) = (std::ptr::without_provenance_mut(address), [0_u64; 16]);
+        // SAFETY: the arrays have two dimensions, and the map has 128 bytes.
+        unsafe {
+            cuTensorMapEncodeTiled(
+                map.as_mut_ptr(),
+                6,
+                2,
+                address,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                0,
+                swizzle,
+                2,
+                0,
+            )
+        }
+    };
+    assert_eq!(encode(1 << 30, 2048, 64, 64, 3), 0);
+    assert_eq!(encode((1 << 30) + 8, 2048, 64, 64, 3), 1);
+    assert_eq!(encode(1 << 30, 2056, 64, 64, 3), 1);
+    assert_eq!(encode(1 << 30, 2048, 72, 64, 3), 1);
+    assert_eq!(encode(1 << 30, 2048, 60, 64, 3), 1);
+    assert_eq!(encode(1 << 30, 2048, 64, 257, 3), 1);
+    assert_eq!(encode(1 << 30, 2048, 64, 0, 3), 1);
+    assert_eq!(encode(1 << 30, 2048, 128, 64, 0), 0);
+}
+
 /// The context is usable after it.
 #[test]
 fn copies_out_of_bounds_are_refused() {

@@ -55,7 +55,34 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
         for axis in 0..count - 1 {
             made.strides[axis] = *strides.add(axis);
         }
-        map.cast::<[u64; 16]>().write(made.encode());
     }
+    if !is_possible(&made) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the map has this size.
+    unsafe { map.cast::<[u64; 16]>().write(made.encode()) };
     SUCCESS
+}
+
+/// Whether a driver takes the map: what is a multiple of 16 bytes, and how large boxes and tensors are.
+fn is_possible(map: &TensorMap) -> bool {
+    let rank = map.rank as usize;
+    let row = u64::from(map.box_dims[0]) * u64::from(map.element_bytes);
+    let longest = match map.swizzle {
+        Swizzle::None => u64::MAX,
+        swizzle => u64::from(swizzle.row_bytes()),
+    };
+    let strides = &map.strides[..rank - 1];
+    map.address.is_multiple_of(16)
+        && row.is_multiple_of(16)
+        && row <= longest
+        && map.box_dims[..rank]
+            .iter()
+            .all(|size| (1..=256).contains(size))
+        && map.dims[..rank]
+            .iter()
+            .all(|size| (1..=1 << 32).contains(size))
+        && strides
+            .iter()
+            .all(|stride| stride.is_multiple_of(16) && *stride < 1 << 40)
 }
