@@ -164,9 +164,9 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::Max => map2(a, b, u32::max),
         Word2::MaxSigned => signed(i32::max),
         Word2::Div => map2(a, b, |a, b| a.checked_div(b).unwrap_or(u32::MAX)),
-        Word2::DivSigned => signed(|a, b| a.checked_div(b).unwrap_or(-1)),
+        Word2::DivSigned => signed(|a, b| if b == 0 { -1 } else { a.wrapping_div(b) }),
         Word2::Rem => map2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
-        Word2::RemSigned => signed(|a, b| a.checked_rem(b).unwrap_or(a)),
+        Word2::RemSigned => signed(|a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
         Word2::FAdd => floats2(a, b, |a, b| a + b),
         Word2::FSub => floats2(a, b, |a, b| a - b),
         Word2::FMul => floats2(a, b, |a, b| a * b),
@@ -390,12 +390,14 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Max => long2(a, b, u64::max),
                 Long2::MaxSigned => long2(a, b, |a, b| (a as i64).max(b as i64) as u64),
                 Long2::Div => long2(a, b, |a, b| a.checked_div(b).unwrap_or(u64::MAX)),
-                Long2::DivSigned => long2(a, b, |a, b| {
-                    (a as i64).checked_div(b as i64).unwrap_or(-1) as u64
+                Long2::DivSigned => long2(a, b, |a, b| match b {
+                    0 => u64::MAX,
+                    _ => (a as i64).wrapping_div(b as i64) as u64,
                 }),
                 Long2::Rem => long2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
-                Long2::RemSigned => long2(a, b, |a, b| {
-                    (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64
+                Long2::RemSigned => long2(a, b, |a, b| match b {
+                    0 => a,
+                    _ => (a as i64).wrapping_rem(b as i64) as u64,
                 }),
             };
             warp.set_halves(d, mask, &out, valid);

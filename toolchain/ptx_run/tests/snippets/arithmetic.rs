@@ -37,6 +37,16 @@ fn integers_wrap_and_shifts_are_clamped() {
     );
 }
 
+/// The smallest number divided by -1 overflows.
+#[test]
+fn a_division_that_overflows_wraps() {
+    let body = "mov.b32 %r3, -2147483648; div.s32 %r4, %r3, -1; rem.s32 %r5, %r3, -1; add.s32 %r10, %r4, %r5;";
+    assert_eq!(lanes(body), [i32::MIN; 32]);
+    let body = "mov.b64 %rd3, -9223372036854775808; div.s64 %rd4, %rd3, -1; rem.s64 %rd5, %rd3, -1;\n\
+                add.s64 %rd4, %rd4, %rd5; shr.u64 %rd4, %rd4, 32; cvt.u32.u64 %r10, %rd4;";
+    assert_eq!(lanes(body), [i32::MIN; 32]);
+}
+
 #[test]
 fn results_of_16_bits_lose_what_is_above() {
     let product = |instruction: &str| {
