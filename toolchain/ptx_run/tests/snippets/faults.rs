@@ -336,6 +336,16 @@ fn a_barrier_that_too_few_come_to() {
     }
 }
 
+/// A tree reduction over a warp, in a block of 16 threads.
+#[test]
+fn a_shuffle_from_a_lane_that_is_not_there_has_no_value() {
+    let body = "shfl.sync.down.b32 %r10, %r0, 8, 31, 65535; setp.lt.u32 %p1, %r0, 8; @!%p1 mov.b32 %r10, 1;";
+    let found = words(16, &format!("{body}\n{STORE}"), &[]);
+    assert_eq!(found[..8], (8..16).collect::<Vec<u32>>());
+    let used = body.replace("@!%p1 mov.b32 %r10, 1;", STORE);
+    assert_fault!(16, &used, Fault::UninitialisedRegister { .. }, "st.global");
+}
+
 #[test]
 fn a_trap_and_a_panic() {
     assert_fault!(32, "trap;", Fault::Trap { .. }, "trap");
