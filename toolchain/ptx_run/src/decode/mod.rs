@@ -97,21 +97,31 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
             guard: statement.guard,
         });
     }
+    let (mut lines, mut sources): (Vec<_>, Vec<_>) = body
+        .statements
+        .iter()
+        .map(|statement| (statement.line, statement.source))
+        .unzip();
+    let ends = |last: &Instruction| {
+        let never_next = matches!(last.op, Op::Exit | Op::Branch { .. } | Op::Trap { .. });
+        never_next && last.guard.is_none()
+    };
+    if !instructions.last().is_some_and(ends) {
+        // Threads end where the code does.
+        instructions.push(Instruction {
+            op: Op::Exit,
+            guard: None,
+        });
+        lines.push(lines.last().copied().unwrap_or(entry.line));
+        sources.push(None);
+    }
     let meet = crate::flow::meeting_points(&instructions);
     let last = entry.parameters.last();
     Ok(Code {
         name: entry.name.clone(),
         meet,
-        lines: body
-            .statements
-            .iter()
-            .map(|statement| statement.line)
-            .collect(),
-        sources: body
-            .statements
-            .iter()
-            .map(|statement| statement.source)
-            .collect(),
+        lines,
+        sources,
         rows: decoder.rows,
         bit_constants: decoder
             .bit_constants

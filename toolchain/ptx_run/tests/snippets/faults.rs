@@ -347,6 +347,14 @@ fn a_shuffle_from_a_lane_that_is_not_there_has_no_value() {
 }
 
 #[test]
+fn an_entry_without_a_return_ends() {
+    let text = ".version 8.0\n.target sm_80\n.visible .entry k()\n{\n.reg .b32 %r<2>;\nmov.u32 %r1, %tid.x;\n}\n";
+    let (module, mut memory) = (Module::parse(text).unwrap(), Memory::new());
+    let schedule = Schedule::RoundRobin;
+    run(&module, &launch(32), &[], &mut memory, schedule).unwrap();
+}
+
+#[test]
 fn a_trap_and_a_panic() {
     assert_fault!(32, "trap;", Fault::Trap { .. }, "trap");
 }
