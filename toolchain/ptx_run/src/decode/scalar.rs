@@ -306,7 +306,10 @@ impl Decoder<'_> {
                     Op::Smid { d: *d }
                 }
                 (Operand::Register(class, d), Operand::Special(name))
-                    if name.starts_with("%clock") || name.starts_with("%globaltimer") =>
+                    if matches!(
+                        name.as_str(),
+                        "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo"
+                    ) =>
                 {
                     Op::Clock {
                         d: *d,
