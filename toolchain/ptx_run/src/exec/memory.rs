@@ -133,6 +133,10 @@ impl Run<'_> {
                         }));
                     }
                     if *order != Order::Weak {
+                        // Only atomics pass on what was released before.
+                        for key in Self::keys(block, at, Scope::Gpu) {
+                            self.released.remove(&key);
+                        }
                         self.strong_write(block, warp, lane, at, *order, *scope);
                     }
                     let what = "writes";
@@ -232,9 +236,13 @@ impl Run<'_> {
                 }
             };
             let after = apply(*f, *long, before, value(*b), value(*c));
+            let writes = *f != Atomic::CompareExchange || before == value(*b);
             self.strong_read(block, warp, lane, at, *order, *scope);
-            self.strong_write(block, warp, lane, at, *order, *scope);
-            self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
+            // A comparison that fails writes nothing.
+            if writes {
+                self.strong_write(block, warp, lane, at, *order, *scope);
+                self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
+            }
             (words[lane], longs[lane]) = (before as u32, before);
         }
         warp.time += 1;

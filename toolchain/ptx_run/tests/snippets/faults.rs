@@ -109,6 +109,37 @@ fn an_acquire_for_the_block_finds_a_release_for_the_gpu() {
     }
 }
 
+/// Who acquires what the second of two threads stored knows nothing of the first; an atomic of the second passes it on.
+#[test]
+fn a_store_replaces_what_was_released_before() {
+    // The threads take turns by counting, without an order. The first writes the data.
+    let body = |second: &str| {
+        format!(
+            "setp.eq.b32 %p1, %r0, 0; setp.eq.b32 %p2, %r0, 32; setp.eq.b32 %p3, %r0, 64;\n\
+             @%p2 bra SECOND; @%p3 bra THIRD; @!%p1 bra END;\n\
+             st.global.b32 [%rd0], 7; st.release.gpu.global.b32 [%rd1], 1; bra END;\n\
+             SECOND: ld.relaxed.gpu.global.b32 %r3, [%rd1]; setp.ne.b32 %p4, %r3, 1; @%p4 bra SECOND;\n\
+             {second} bra END;\n\
+             THIRD: ld.acquire.gpu.global.b32 %r3, [%rd1]; setp.ne.b32 %p4, %r3, 2; @%p4 bra THIRD;\n\
+             ld.global.b32 %r4, [%rd0];\nEND:"
+        )
+    };
+    let result = |second: &str| {
+        let mut memory = Memory::new();
+        let (data, flag) = (memory.allocate(4), memory.allocate_with(&[0; 4]));
+        let (module, schedule) = (kernel(2, &body(second)), Schedule::RoundRobin);
+        run(&module, &launch(96), &[data, flag], &mut memory, schedule)
+    };
+    result("red.relaxed.gpu.global.add.u32 [%rd1], 1;").unwrap_or_else(|report| panic!("{report}"));
+    for store in ["st.relaxed", "st.release"] {
+        let report = result(&format!("{store}.gpu.global.b32 [%rd1], 2;")).unwrap_err();
+        assert!(matches!(report.fault, Fault::Race { .. }), "{report}");
+    }
+    // A comparison that fails writes nothing.
+    let fails = "atom.release.gpu.global.cas.b32 %r5, [%rd1], 9, 3; red.relaxed.gpu.global.add.u32 [%rd1], 1;";
+    result(fails).unwrap_or_else(|report| panic!("{report}"));
+}
+
 /// Atomics whose scope is the block are none for another block.
 #[test]
 fn atomics_of_two_blocks_need_the_scope_of_the_gpu() {
