@@ -269,7 +269,7 @@ pub enum Error {
     NoDriver {
         /// The files that were tried, in order.
         searched: Vec<String>,
-        /// What the loader said about the first of them.
+        /// What the loader said about the first that is there, else about the first of them.
         reason: String,
     },
     /// There is a driver, but no GPU of that number.

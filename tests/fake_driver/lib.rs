@@ -144,7 +144,9 @@ pub extern "C" fn fake_launches() -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: c_uint) -> c_int {
-    setting("init", 0)
+    // Drivers that show no GPU answer `CUDA_ERROR_NO_DEVICE` here, not a count of 0.
+    let none = if setting("devices", 1) == 0 { 100 } else { 0 };
+    setting("init", none)
 }
 
 /// # Safety

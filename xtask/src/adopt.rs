@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{
     Error,
-    process::{cargo, output, run as run_command},
+    process::{cargo, output, run as run_command, target_dir},
     workspace,
 };
 
@@ -107,7 +107,7 @@ fn check_minimum_rust(root: &Path) -> Result<(), Error> {
 fn try_own_variant() -> Result<(), Error> {
     let begin = Instant::now();
     // Share the workspace's target directory: `core` for the GPU takes a minute to compile and is needed there anyway.
-    let target = workspace().join("target");
+    let target = target_dir()?;
     run_command(
         bare("cargo")?
             .args(NOT_OPTIMISED)
@@ -225,6 +225,9 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
         .flatten()
         .partition(|package| package["publish"].as_array().is_some_and(Vec::is_empty));
     let mut packed = Vec::new();
+    // What an earlier run left must not be taken for what this one packs.
+    let packages = target_dir()?.join("package");
+    let _ = fs::remove_dir_all(&packages);
     // The registry does not know these packages yet, so packing verifies nothing; the outside program does.
     let excluded = unpublished
         .iter()
@@ -245,8 +248,11 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
         let version = package["version"]
             .as_str()
             .ok_or("a package without a version")?;
-        let file = workspace().join(format!("target/package/{name}-{version}.crate"));
-        let bytes = fs::metadata(&file)?.len();
+        let file = packages.join(format!("{name}-{version}.crate"));
+        let there = fs::metadata(&file);
+        let there =
+            there.map_err(|error| format!("cargo package left no {}: {error}", file.display()))?;
+        let bytes = there.len();
         run_command(
             Command::new("tar")
                 .args(["-xzf"])

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Error,
-    process::{cargo, command, output, run as run_command},
+    process::{cargo, command, host, output, run as run_command},
     setup::NIGHTLY,
     workspace,
 };
@@ -96,12 +96,12 @@ pub fn miri(only: &str) -> Result<(), Error> {
 
 /// Runs tests with ThreadSanitizer, with an instrumented standard library, too: data races.
 pub fn tsan(only: &str) -> Result<(), Error> {
+    // The target is given explicitly, so that build scripts and macros are compiled without the sanitizer.
+    let target = host()?;
     for_each(&THREADED, only, |tests| {
-        // The target is given explicitly, so that build scripts and macros are compiled without the sanitizer.
-        let target = "x86_64-unknown-linux-gnu";
         let mut tsan = nightly();
         tsan.args(["cargo", "test", "-Zbuild-std", "--package", tests.package]);
-        tsan.args(["--target", target, "--target-dir"]);
+        tsan.args(["--target", &target, "--target-dir"]);
         tsan.arg(workspace().join("target/tsan"));
         tsan.env("RUSTFLAGS", "-Zsanitizer=thread");
         tsan.env("TSAN_OPTIONS", "halt_on_error=1");
@@ -133,14 +133,14 @@ pub fn libfuzzer(only: &str, seconds: u32) -> Result<(), Error> {
         .into());
     }
     // The target is given explicitly, so that build scripts and macros are compiled without the instrumentation.
-    let host = "x86_64-unknown-linux-gnu";
+    let host = host()?;
     let folder = workspace().join("target/libfuzzer");
     let mut build = cargo();
-    build.args(["build", "--bins", "--target", host, "--manifest-path"]);
+    build.args(["build", "--bins", "--target", &host, "--manifest-path"]);
     build.arg(workspace().join("tests/libfuzzer/Cargo.toml"));
     build.arg("--target-dir").arg(&folder);
     run_command(build.env("RUSTFLAGS", COVERAGE))?;
-    let programs = folder.join(host).join("debug");
+    let programs = folder.join(&host).join("debug");
     for name in chosen {
         let [seeds, corpus] = ["seeds", "corpus"].map(|what| folder.join(what).join(name));
         run_command(Command::new(programs.join(name)).env("TANDEM_SEEDS", &seeds))?;

@@ -142,6 +142,7 @@ fn build(copy: &Path, tests: &[String]) -> Result<Vec<Program>, Error> {
     build.env("CARGO_PROFILE_TEST_DEBUG", "0");
     build.env("CARGO_PROFILE_DEV_DEBUG", "0");
     build.env_remove("CARGO_TARGET_DIR");
+    build.env_remove("CARGO_BUILD_TARGET_DIR");
     let built = output(&mut build)?;
     let messages = built.lines().map(serde_json::from_str::<Value>);
     let mut programs = Vec::new();

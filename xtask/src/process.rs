@@ -2,9 +2,11 @@
 
 use std::{
     env,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
+
+use serde_json::Value;
 
 use crate::{Error, workspace};
 
@@ -18,6 +20,24 @@ pub fn command(program: impl AsRef<Path>) -> Command {
 /// The cargo that started this program.
 pub fn cargo() -> Command {
     command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Where that cargo puts what it builds: `CARGO_TARGET_DIR` and settings may name another folder than `target`.
+pub fn target_dir() -> Result<PathBuf, Error> {
+    let mut metadata = cargo();
+    metadata.args(["metadata", "--no-deps", "--format-version=1"]);
+    let metadata: Value = serde_json::from_str(&output(&mut metadata)?)?;
+    let folder = metadata["target_directory"].as_str();
+    Ok(folder
+        .ok_or("cargo metadata names no target directory")?
+        .into())
+}
+
+/// This machine's target, as rustc calls it.
+pub fn host() -> Result<String, Error> {
+    let version = output(command("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.ok_or("rustc -vV names no host")?.into())
 }
 
 /// Shows the command and runs it; it shares our output.

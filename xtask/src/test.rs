@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     Error, kernels, package,
-    process::{cargo, run as run_command},
-    workspace,
+    process::{cargo, run as run_command, target_dir},
 };
 
 /// `cargo test` of everything, with one set of features for all packages, so that nothing is compiled twice.
@@ -26,7 +25,7 @@ pub fn run() -> Result<(), Error> {
 pub fn emulated_driver() -> Result<PathBuf, Error> {
     run_command(cargo().args(EVERYTHING).args(["--no-run", "--quiet"]))?;
     // Cargo leaves libraries built for tests in the folder of dependencies.
-    Ok(workspace().join("target/debug/deps/libptx_driver.so"))
+    Ok(target_dir()?.join("debug/deps/libptx_driver.so"))
 }
 
 /// Builds `tests/fuzz` and runs it.

@@ -123,7 +123,7 @@ impl GpuBuilder<'_> {
     /// # Errors
     /// As [`build`](Self::build), and [`Error::ForeignContext`] for a context that is not its device's primary one.
     pub fn build_in(self, context: &Context) -> Result<Gpu, Error> {
-        driver::initialise()?;
+        driver::initialise(0)?;
         let raw = driver::Context::from_raw(context.as_raw().cast());
         let mut device = 0;
         {

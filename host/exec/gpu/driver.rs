@@ -58,14 +58,19 @@ fn describe(code: Code, function: unsafe fn(Code, *mut *const c_char) -> Code) -
         .into_owned()
 }
 
-/// Opens the driver, or returns why this is not possible.
-pub fn initialise() -> Result<(), Error> {
+/// Opens the driver, or returns why this is not possible. A driver that shows no GPU, because none is there or
+/// `CUDA_VISIBLE_DEVICES` hides it, is the error that no GPU has number `ordinal`.
+pub fn initialise(ordinal: u32) -> Result<(), Error> {
     libcuda::driver().map_err(|missing| Error::NoDriver {
         searched: missing.searched.clone(),
         reason: missing.reason.clone(),
     })?;
     // SAFETY: may be called any number of times, by any thread.
-    unsafe { cuInit(0) }.check("cuInit")
+    match unsafe { cuInit(0) } {
+        // There is a driver, so this is its own answer.
+        Code::NO_DEVICE => Err(Error::NoDevice { ordinal, count: 0 }),
+        code => code.check("cuInit"),
+    }
 }
 
 /// The newest CUDA version that the driver knows, `(major, minor)`.

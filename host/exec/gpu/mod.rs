@@ -256,7 +256,7 @@ impl Gpu {
         // The number of the next `Gpu`. No `Gpu` has the number 0.
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         builder.check_names()?;
-        driver::initialise()?;
+        driver::initialise(ordinal)?;
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { driver::cuDeviceGetCount(&mut count) }.check("cuDeviceGetCount")?;

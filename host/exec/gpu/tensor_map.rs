@@ -65,10 +65,10 @@ impl TensorMap<'_> {
     ///
     /// # Errors
     /// [`Error::TensorMap`] if tensor maps cannot describe the tensor, [`Error::NullPointer`], and
-    /// [`Error::OldDriver`] or [`Error::NoDriver`] if the driver does not know tensor maps.
+    /// [`Error::OldDriver`], [`Error::NoDriver`] or [`Error::NoDevice`] without a driver that knows tensor maps and shows a GPU.
     pub fn encode(&self) -> Result<[u64; 16], Error> {
         self.check()?;
-        driver::initialise()?;
+        driver::initialise(0)?;
         let mut map = Encoded([0; 16]);
         let element_strides = [1; 5];
         let data_type: c_uint = match self.dtype {

@@ -13,6 +13,9 @@ const EXPLICIT: &str = "TANDEM_PTXAS";
 /// Where `cargo xtask setup` puts programs, in some directory above the GPU crate.
 const WORKSPACE_TOOLS: &str = ".tools/bin";
 
+/// The first CUDA version of PTX 8.0.
+const OLDEST: u32 = 12;
+
 /// ptxas, NVIDIA's assembler from PTX to machine code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assembler {
@@ -64,12 +67,14 @@ impl Assembler {
     }
 
     /// Finds ptxas: the one named by the environment variable `TANDEM_PTXAS`, else in `.tools/bin` of the directory
-    /// `near` or one above it, `PATH`, or `/usr/local/cuda/bin`. `None` if there is none.
+    /// `near` or one above it, `PATH`, or `/usr/local/cuda/bin`. `None` if there is none of CUDA 12.0 or newer; older ones
+    /// do not know the PTX that is compiled.
     ///
     /// # Errors
     /// [`CudaBuilderError::NotAnAssembler`] if `TANDEM_PTXAS` names something else.
     pub fn find(near: &Path) -> Result<Option<Self>, CudaBuilderError> {
-        if let Some(explicit) = env::var_os(EXPLICIT).map(PathBuf::from) {
+        let explicit = env::var_os(EXPLICIT).filter(|path| !path.is_empty());
+        if let Some(explicit) = explicit.map(PathBuf::from) {
             return match Self::examine(&explicit) {
                 Ok(assembler) => Ok(Some(assembler)),
                 Err(reason) => Err(CudaBuilderError::NotAnAssembler {
@@ -86,8 +91,15 @@ impl Assembler {
             .chain([PathBuf::from("/usr/local/cuda/bin")])
             .map(|directory| directory.join("ptxas"))
             .filter(|ptxas| ptxas.is_file())
-            .find_map(|ptxas| Self::examine(&ptxas).ok());
+            .filter_map(|ptxas| Self::examine(&ptxas).ok())
+            .find(Self::is_new_enough);
         Ok(found)
+    }
+
+    fn is_new_enough(&self) -> bool {
+        let number = self.version.strip_prefix("ptxas ");
+        let major = number.and_then(|number| number.split('.').next());
+        major.and_then(|major| major.parse().ok()) >= Some(OLDEST)
     }
 
     fn examine(ptxas: &Path) -> Result<Self, String> {
@@ -300,6 +312,17 @@ ptxas warning : setmaxnreg ignored to maintain minimum register requirements.
         assert_eq!(notices.len(), 2, "{notices:?}");
         assert!(notices[0].starts_with("(C7510)"));
         assert!(notices[1].starts_with("ptxas warning"));
+    }
+
+    #[test]
+    fn assemblers_before_cuda_12_are_passed_over() {
+        let of = |version: &str| Assembler {
+            ptxas: "ptxas".into(),
+            version: version.into(),
+        };
+        let new_enough = |version| of(version).is_new_enough();
+        assert!(new_enough("ptxas 12.0.76") && new_enough("ptxas 13.0.88"));
+        assert!(!new_enough("ptxas 11.8.89") && !new_enough("ptxas 9.2") && !new_enough("?"));
     }
 
     #[test]

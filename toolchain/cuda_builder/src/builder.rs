@@ -8,6 +8,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::SystemTime,
 };
 
 use crate::{
@@ -229,16 +230,30 @@ impl CudaBuilder {
             .target_dir
             .clone()
             .unwrap_or_else(|| default_target_dir(&crate_path));
-        let name = self.module_name(&crate_path, &compiler);
-        let of = self.compile_for.map(|arch| format!("-of-{arch}"));
-        let product = format!("{name}{}", of.unwrap_or_default());
+        let module_name = self.module_name(&crate_path, &compiler);
+        let product = self.product_name(&module_name);
         let product_dir = create_dir(&target_dir.join(self.arch.sm()).join(product))?;
         let target_dir = create_dir(&target_dir.join(self.compiled_arch().sm()))?;
-        let module_dir = create_dir(&target_dir.join(name))?;
+        let module_dir = create_dir(&target_dir.join(&module_name))?;
         let _lock = lock(&module_dir.join(".lock"))?;
 
         let assembly = module_dir.join("module.s");
-        let recipe = self.recipe(&crate_path, &compiler);
+        let own_dir = module_dir.join("cargo");
+        // In its own target directory, modules can be compiled in parallel.
+        let compilation = Compilation {
+            compiler: &compiler,
+            crate_path: &crate_path,
+            arch: self.compiled_arch(),
+            ptx_version: self.ptx_version,
+            checks: !self.release,
+            line_info: self.line_info,
+            silent: false,
+            entries: self.entries.as_deref(),
+            cargo_arguments: &self.cargo_arguments,
+            target_dir: &own_dir,
+            assembly: &assembly,
+        };
+        let recipe = self.recipe(&module_name, &compilation);
         let record_path = module_dir.join("made-from.json");
         let kept = Record::read(&record_path)
             .filter(|record| assembly.is_file() && record.is_current(&recipe));
@@ -251,19 +266,21 @@ impl CudaBuilder {
                 }
             }
             None => {
-                let compiled = self.compile(
-                    &compiler,
-                    &crate_path,
-                    dependencies,
-                    &target_dir,
-                    &module_dir,
-                    &assembly,
-                )?;
-                Record::new(recipe, &compiled).write(&record_path)?;
+                // The record goes first: after an interruption or a failure it would describe another module.
+                let _ = fs::remove_file(&record_path);
+                let begun = SystemTime::now();
+                dependencies.copy_to(&compilation, &target_dir.join("dependencies"))?;
+                let (compiled, _) = compilation.run()?;
+                Record::new(recipe, &compiled, begun).write(&record_path)?;
                 compiled
             }
         };
-        report_to_cargo(&crate_path, &compiled.sources);
+        report_to_cargo(
+            &crate_path,
+            &compiled.sources,
+            &compiler,
+            assembler.as_ref(),
+        );
 
         let assembly_text = fs::read_to_string(&assembly)
             .map_err(CudaBuilderError::io(format!("read {}", assembly.display())))?;
@@ -309,34 +326,6 @@ impl CudaBuilder {
         })
     }
 
-    /// Compiles the module in its own target directory, so that modules can be compiled in parallel.
-    fn compile(
-        &self,
-        compiler: &Compiler,
-        crate_path: &Path,
-        dependencies: &Dependencies,
-        target_dir: &Path,
-        module_dir: &Path,
-        assembly: &Path,
-    ) -> Result<Compiled, CudaBuilderError> {
-        let own_dir = module_dir.join("cargo");
-        let compilation = Compilation {
-            compiler,
-            crate_path,
-            arch: self.compiled_arch(),
-            ptx_version: self.ptx_version,
-            checks: !self.release,
-            line_info: self.line_info,
-            silent: false,
-            entries: self.entries.as_deref(),
-            cargo_arguments: &self.cargo_arguments,
-            target_dir: &own_dir,
-            assembly,
-        };
-        dependencies.copy_to(&compilation, &target_dir.join("dependencies"), &own_dir)?;
-        compilation.run().map(|(compiled, _)| compiled)
-    }
-
     fn compiled_arch(&self) -> NvvmArch {
         self.compile_for.unwrap_or(self.arch)
     }
@@ -358,13 +347,21 @@ impl CudaBuilder {
         format!("{name}-{}{part}-{:016x}", self.module, hasher.finish())
     }
 
+    /// A name that also depends on what changes the PTX or the machine code after the compilation.
+    fn product_name(&self, module_name: &str) -> String {
+        let of = self.compile_for.map(|arch| format!("-of-{arch}"));
+        let level = (self.ptxas_level != 3).then(|| format!("-O{}", self.ptxas_level));
+        let [of, level] = [of, level].map(Option::unwrap_or_default);
+        format!("{module_name}{of}{level}")
+    }
+
     /// A text that depends on everything that changes the PTX, except the sources.
-    fn recipe(&self, crate_path: &Path, compiler: &Compiler) -> String {
+    fn recipe(&self, module_name: &str, compilation: &Compilation<'_>) -> String {
         let kernels = self
             .entries
             .as_ref()
             .map_or("all kernels".into(), |entries| entries.join(","));
-        format!("{} {kernels}", self.module_name(crate_path, compiler))
+        format!("{module_name} {kernels} {}", compilation.settings())
     }
 }
 
@@ -473,20 +470,30 @@ fn default_target_dir(crate_path: &Path) -> PathBuf {
 }
 
 /// Only build scripts have both variables.
-fn report_to_cargo(crate_path: &Path, sources: &[PathBuf]) {
+fn report_to_cargo(
+    crate_path: &Path,
+    sources: &[PathBuf],
+    compiler: &Compiler,
+    assembler: Option<&Assembler>,
+) {
     if env::var_os("OUT_DIR").is_none() || env::var_os("HOST").is_none() {
         return;
     }
     for variable in ["TANDEM_RUSTC", "TANDEM_PTXAS"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
+    if assembler.is_none() {
+        println!("cargo::rerun-if-env-changed=PATH");
+    }
     // Installing a program later changes this directory. Watching the missing file itself would make cargo rerun the
-    // script every time.
+    // script every time. Toolchains beside it are large, and cargo would look at every file.
     let tools = crate_path
         .ancestors()
-        .map(|directory| directory.join(".tools"))
+        .flat_map(|directory| [".tools/bin", ".tools"].map(|tools| directory.join(tools)))
         .find(|tools| tools.is_dir());
-    for path in sources.iter().chain(&tools) {
+    let programs = [Some(&compiler.rustc), assembler.map(|found| &found.ptxas)];
+    let programs = programs.into_iter().flatten().filter(|path| path.is_file());
+    for path in sources.iter().chain(&tools).chain(programs) {
         println!("cargo::rerun-if-changed={}", path.display());
     }
 }
@@ -526,5 +533,7 @@ mod tests {
         ] {
             assert_ne!(plain, name(&other), "{other:?}");
         }
+        let products = [builder.clone(), builder.ptxas_level(1)].map(|it| it.product_name(&plain));
+        assert_ne!(products[0], products[1], "machine code of two levels");
     }
 }

@@ -47,8 +47,14 @@ impl Compiler {
     /// # Errors
     /// [`CudaBuilderError::NoCompiler`] lists the candidates and what each lacks.
     pub fn find() -> Result<Self, CudaBuilderError> {
-        let candidates = match env::var_os(EXPLICIT) {
-            Some(explicit) => vec![PathBuf::from(explicit)],
+        let explicit = env::var_os(EXPLICIT).filter(|path| !path.is_empty());
+        let candidates = match explicit {
+            // The nested cargo runs in another directory. A name without a directory is looked for on `PATH`.
+            Some(explicit) if Path::new(&explicit).components().count() > 1 => {
+                let path = std::path::absolute(&explicit);
+                vec![path.unwrap_or_else(|_| explicit.into())]
+            }
+            Some(name) => vec![name.into()],
             None => {
                 let (nightly, other): (Vec<_>, Vec<_>) = rustup_toolchains()
                     .into_iter()
@@ -107,7 +113,7 @@ impl Compiler {
         Ok(Self {
             cargo: cargo_for(rustc, &sysroot),
             rustc: rustc.into(),
-            version: format!("rustc {release} (LLVM {})", field("LLVM version:")),
+            version: version(release, field("LLVM version:"), field("commit-hash:")),
             release: number,
             library,
         })
@@ -172,6 +178,15 @@ fn system_compilers() -> Vec<PathBuf> {
     compilers
 }
 
+/// All nightlies between two releases have the same number, so that only the commit tells them apart.
+fn version(release: &str, llvm: &str, commit: &str) -> String {
+    let commit = match release.contains('-') {
+        true => format!(", {}", commit.get(..9).unwrap_or(commit)),
+        false => String::new(),
+    };
+    format!("rustc {release} (LLVM {llvm}{commit})")
+}
+
 fn parse_release(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(['.', '-']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -202,6 +217,15 @@ mod tests {
         assert_eq!(parse_release("1.97.0-nightly"), Some((1, 97)));
         assert!(parse_release("1.100.0") > parse_release("1.96.1"));
         assert_eq!(parse_release(""), None);
+    }
+
+    #[test]
+    fn nightlies_of_a_release_differ() {
+        let of = |release, commit| version(release, "22.1.8", commit);
+        let (one, two) = ("ac68faa20c58cbcc", "0123456789abcdef");
+        assert_eq!(of("1.96.0", one), "rustc 1.96.0 (LLVM 22.1.8)");
+        assert_eq!(of("1.96.0", one), of("1.96.0", two));
+        assert_ne!(of("1.97.0-nightly", one), of("1.97.0-nightly", two));
     }
 
     #[test]

@@ -21,14 +21,15 @@ const SEED: &str = "dependencies.txt";
 pub(crate) struct Dependencies(Mutex<HashMap<PathBuf, String>>);
 
 impl Dependencies {
-    /// Compiles the dependencies of `compilation` into `shared` if anything has changed, and updates the copy in `own`
-    /// if it is outdated.
+    /// Compiles the dependencies of `compilation` into `shared` if anything has changed, and updates the copy in its own
+    /// directory if it is outdated. If that fails, `compilation` itself compiles what is missing, and reports what is
+    /// wrong with it: the crate may only compile with its features.
     pub(crate) fn copy_to(
         &self,
         compilation: &Compilation<'_>,
         shared: &Path,
-        own: &Path,
     ) -> Result<(), CudaBuilderError> {
+        let own = compilation.target_dir;
         let failed = |path: &Path| CudaBuilderError::io(format!("write {}", path.display()));
         fs::create_dir_all(shared).map_err(failed(shared))?;
         // Waits for other processes and for threads of this one that build the same.
@@ -37,7 +38,7 @@ impl Dependencies {
         let state = match known {
             Some(state) => state,
             None => {
-                let state = compile(compilation, shared)?;
+                let state = compile(compilation, shared).unwrap_or_default();
                 let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
                 states.insert(shared.into(), state.clone());
                 state
@@ -61,12 +62,13 @@ impl Dependencies {
 /// Compiles the crate without its features, to compile its dependencies. Returns a value that changes when a dependency
 /// is compiled anew.
 fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaBuilderError> {
+    let arguments = without_features(compilation.cargo_arguments);
     let (_, files) = Compilation {
         line_info: false,
         checks: false,
         silent: true,
         entries: None,
-        cargo_arguments: &[],
+        cargo_arguments: &arguments,
         target_dir: shared,
         assembly: &shared.join("module.s"),
         ..*compilation
@@ -80,9 +82,34 @@ fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaB
     Ok(format!("{:016x}", hasher.finish()))
 }
 
+/// Arguments such as `--offline`, `--locked` and `--config`.
+fn without_features(arguments: &[String]) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--features" | "-F" => {
+                arguments.next();
+            }
+            "--all-features" | "--no-default-features" => {}
+            other if other.starts_with("--features=") || other.starts_with("-F") => {}
+            _ => kept.push(argument.clone()),
+        }
+    }
+    kept
+}
+
 /// Files of at least this size are hard-linked instead of copied. They are compiled code, which compilers replace and
 /// never overwrite. Copies of `core` in every module took 4 GB.
 const LINKED: u64 = 64 << 10;
+
+/// The locks of this crate and of cargo.
+const LOCKS: [&str; 4] = [
+    ".lock",
+    ".cargo-lock",
+    ".cargo-build-lock",
+    ".cargo-artifact-lock",
+];
 
 /// Copies files with their modification times, by which cargo decides what is up to date.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
@@ -92,7 +119,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
         if entry.file_type()?.is_dir() {
             copy(&path, &target)?;
-        } else if !entry.file_name().to_string_lossy().contains("lock") {
+        } else if !LOCKS.iter().any(|lock| entry.file_name() == *lock) {
             let data = entry.metadata()?;
             if data.len() >= LINKED && fs::hard_link(&path, &target).is_ok() {
                 continue;
@@ -119,7 +146,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("cuda-builder-{}", std::process::id()));
         let (from, to) = (root.join("from"), root.join("to"));
         fs::create_dir_all(from.join("deps")).unwrap();
-        for file in ["deps/libcore.rlib", ".cargo-lock"] {
+        for file in ["deps/libcore.rlib", "deps/liblock_api.rlib", ".cargo-lock"] {
             fs::write(from.join(file), file).unwrap();
         }
         copy(&from, &to).unwrap();
@@ -128,6 +155,15 @@ mod tests {
         assert_eq!(modified(from.join(file)), modified(to.join(file)));
         assert_eq!(fs::read_to_string(to.join(file)).unwrap(), file);
         assert!(!to.join(".cargo-lock").exists());
+        assert!(to.join("deps/liblock_api.rlib").exists());
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn dependencies_get_all_arguments_but_features() {
+        let given = "--offline --features a --features=b -F c -Fd --all-features --no-default-features --config x=1";
+        let given: Vec<String> = given.split(' ').map(str::to_owned).collect();
+        let kept = ["--offline", "--config", "x=1"];
+        assert_eq!(without_features(&given), kept);
     }
 }

@@ -25,7 +25,7 @@ pub enum CudaBuilderError {
         rejected: Vec<String>,
     },
 
-    /// The GPU crate does not compile. Its diagnostics were also written to standard error.
+    /// The GPU crate does not compile.
     #[error("{} does not compile for {arch}:\n{diagnostics}", .path.display())]
     BuildFailed {
         /// The crate.

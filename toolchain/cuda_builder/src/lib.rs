@@ -19,7 +19,7 @@
 //! # Requirements
 //! A rustc with the sources of its library: [`Compiler::find`] says where it is searched, and
 //! [`CudaBuilderError::NoCompiler`] gives the two commands that install one. ptxas is optional: see
-//! [`Assembler::find`].
+//! [`Assembler::find`]. It runs on Linux and macOS.
 //!
 //! # GPU crates
 //! A GPU crate is a `#![no_std]` library. It is compiled as a `cdylib`, whatever crate type its manifest states, so one

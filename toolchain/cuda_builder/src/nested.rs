@@ -14,6 +14,23 @@ use crate::{Compiler, CudaBuilderError, NvvmArch};
 const TARGET: &str = "nvptx64-nvidia-cuda";
 const PROFILE: &str = "device";
 
+/// Settings of the profile. They do not depend on the caller, so that all builds for an architecture share one `core`,
+/// which takes longer to compile than most kernels. With fat LTO, LLVM optimises before and after linking: the family
+/// `decode_mma` takes 92 s. Without it, that takes 59 s, but unreachable panic calls remain, which ptxas rejects, and the
+/// PTX of prefills is 5 % longer.
+const SETTINGS: [&str; 10] = [
+    "inherits = \"release\"",
+    "opt-level = 3",
+    "lto = \"fat\"",
+    "codegen-units = 1",
+    "panic = \"abort\"",
+    "incremental = false",
+    "strip = false",
+    "debug = false",
+    "debug-assertions = false",
+    "overflow-checks = false",
+];
+
 /// Environment variable with a comma-separated list of the kernels that `#[kernel]` must keep.
 const ENTRIES: &str = "CUDA_BUILDER_ENTRIES";
 
@@ -94,17 +111,29 @@ impl Compilation<'_> {
         self.put_placeholders(&artifacts.library)?;
         let mut sources = artifacts.manifests;
         sources.extend(self.read_dep_info(&artifacts.library)?);
-        sources.extend(
-            self.crate_path
-                .ancestors()
-                .map(|dir| dir.join("Cargo.lock"))
-                .find(|lock| lock.is_file()),
-        );
+        for file in self.settings_files() {
+            if !sources.contains(&file) {
+                sources.push(file);
+            }
+        }
         let compiled = Compiled {
             sources,
             warnings: diagnostics,
         };
         Ok((compiled, artifacts.dependencies))
+    }
+
+    /// Files above the crate that change what is compiled: the workspace's lock file and manifest, with its
+    /// dependencies, patches and profiles, and cargo's settings.
+    fn settings_files(&self) -> Vec<PathBuf> {
+        let above = || self.crate_path.ancestors();
+        let root = above().find(|folder| folder.join("Cargo.lock").is_file());
+        let of_root = |root: &Path| ["Cargo.lock", "Cargo.toml"].map(|file| root.join(file));
+        root.into_iter()
+            .flat_map(of_root)
+            .chain(above().map(|folder| folder.join(".cargo/config.toml")))
+            .filter(|file| file.is_file())
+            .collect()
     }
 
     fn invoke(&self) -> Result<Messages, CudaBuilderError> {
@@ -142,6 +171,8 @@ impl Compilation<'_> {
                 ("RUSTC_BOOTSTRAP", "1"),
             ])
             .env("CARGO_TARGET_DIR", self.target_dir)
+            // Configuration files can move what is compiled out of the module's own directory.
+            .env("CARGO_BUILD_BUILD_DIR", self.target_dir)
             .env("CARGO_ENCODED_RUSTFLAGS", self.rustc_flags().join("\x1f"))
             .args([
                 "rustc",
@@ -151,23 +182,7 @@ impl Compilation<'_> {
                 "-Zbuild-std=core",
             ])
             .args(["--target", TARGET, "--profile", PROFILE]);
-        // These settings do not depend on the caller, so that all builds for an architecture share one `core`, which
-        // takes longer to compile than most kernels. With fat LTO, LLVM optimises before and after linking: the family
-        // `decode_mma` takes 92 s. Without it, that takes 59 s, but unreachable panic calls remain, which ptxas
-        // rejects, and the PTX of prefills is 5 % longer.
-        let settings = [
-            "inherits = \"release\"",
-            "opt-level = 3",
-            "lto = \"fat\"",
-            "codegen-units = 1",
-            "panic = \"abort\"",
-            "incremental = false",
-            "strip = false",
-            "debug = false",
-            "debug-assertions = false",
-            "overflow-checks = false",
-        ];
-        for setting in settings {
+        for setting in SETTINGS {
             command
                 .arg("--config")
                 .arg(format!("profile.{PROFILE}.{setting}"));
@@ -196,6 +211,11 @@ impl Compilation<'_> {
         }
         command.arg(format!("--emit=asm={}", self.assembly.display()));
         command
+    }
+
+    /// What this version of the builder adds to a build, as text.
+    pub(crate) fn settings(&self) -> String {
+        format!("{} {}", self.rustc_flags().join(" "), SETTINGS.join(", "))
     }
 
     fn rustc_flags(&self) -> Vec<String> {

@@ -4,6 +4,7 @@ use std::{
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde_json::{Value, json};
@@ -19,12 +20,26 @@ pub(crate) struct Record {
     pub(crate) warnings: String,
 }
 
+/// The hash of a source that was written after the compilation began: no file has it. What was compiled may be the
+/// text of before, so that the next build asks cargo, which compares times.
+const WRITTEN_SINCE: &str = "written since";
+
 impl Record {
-    pub(crate) fn new(recipe: String, compiled: &Compiled) -> Self {
-        let sources = compiled.sources.iter();
+    /// The record of a compilation that began at that time.
+    pub(crate) fn new(recipe: String, compiled: &Compiled, begun: SystemTime) -> Self {
+        let source = |path: &PathBuf| {
+            // Hashed first: a write between the two shows in the time.
+            let hash = hash(path);
+            let written = fs::metadata(path).and_then(|data| data.modified());
+            let known = match written.is_ok_and(|written| written >= begun) {
+                true => WRITTEN_SINCE.into(),
+                false => hash,
+            };
+            (path.clone(), known)
+        };
         Self {
             recipe,
-            sources: sources.map(|path| (path.clone(), hash(path))).collect(),
+            sources: compiled.sources.iter().map(source).collect(),
             warnings: compiled.warnings.clone(),
         }
     }
@@ -77,6 +92,8 @@ fn hash(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -87,7 +104,7 @@ mod tests {
             sources: vec![source.clone()],
             warnings: "warning: \"w\"".into(),
         };
-        let record = Record::new("as always".into(), &compiled);
+        let record = Record::new("as always".into(), &compiled, SystemTime::now());
         let path = source.with_extension("json");
         record.write(&path).unwrap();
         let read = Record::read(&path).unwrap();
@@ -97,5 +114,20 @@ mod tests {
         assert!(!read.is_current("as always"));
         fs::remove_file(source).unwrap();
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_source_that_was_written_during_the_compilation_is_not_known() {
+        let begun = SystemTime::now() - Duration::from_secs(1);
+        let source = std::env::temp_dir().join(format!("cuda-edited-{}.rs", std::process::id()));
+        fs::write(&source, "edited").unwrap();
+        let compiled = Compiled {
+            sources: vec![source.clone()],
+            warnings: String::new(),
+        };
+        let record = Record::new("as always".into(), &compiled, begun);
+        assert!(!record.is_current("as always"));
+        fs::remove_file(source).unwrap();
+        assert!(!record.is_current("as always"), "a missing file");
     }
 }

@@ -18,7 +18,11 @@ fn gpu_crate() -> PathBuf {
 fn builder(arch: NvvmArch) -> CudaBuilder {
     CudaBuilder::new(gpu_crate())
         .arch(arch)
-        .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
+        .target_dir(target_dir())
+}
+
+fn target_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder")
 }
 
 /// The modules, built once for all tests: first for the A100, then for Hopper.
@@ -180,12 +184,25 @@ fn the_sources_are_those_of_the_crate_and_give_no_warning() {
     for expected in ["src/lib.rs", "Cargo.toml"] {
         assert!(sources.contains(&gpu_crate().join(expected)), "{sources:?}");
     }
+    let own = |path: &PathBuf| path.starts_with(env!("CARGO_MANIFEST_DIR"));
+    // Cargo's settings above the crate change what is compiled.
+    let settings = |path: &PathBuf| path.ends_with(".cargo/config.toml");
+    assert!(sources.iter().any(settings), "{sources:?}");
     assert!(
-        sources
-            .iter()
-            .all(|path| path.starts_with(env!("CARGO_MANIFEST_DIR"))),
+        sources.iter().all(|path| own(path) || settings(path)),
         "{sources:?}"
     );
+}
+
+/// Dependencies are compiled without the features, which must not be the end.
+#[test]
+fn a_crate_may_need_a_feature() {
+    let module = CudaBuilder::new(gpu_crate().join("needs_feature"))
+        .features(["needed"])
+        .target_dir(target_dir())
+        .build()
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(module.ptx.contains(".entry nothing"), "{}", module.ptx);
 }
 
 #[test]
@@ -205,6 +222,27 @@ fn ptx_that_was_removed_comes_back() {
     std::fs::remove_dir_all(module.ptx_path.parent().unwrap()).unwrap();
     let again = builder(NvvmArch::Compute80).release(false).build().unwrap();
     assert_eq!(again.ptx, module.ptx);
+}
+
+#[test]
+fn a_build_that_fails_leaves_no_record() {
+    let module = builder(NvvmArch::Compute80)
+        .module("failing")
+        .build_args(["--features=no-such-feature"]);
+    module.clone().build().unwrap_err();
+    let folders = std::fs::read_dir(target_dir().join("sm_80"))
+        .unwrap()
+        .flatten();
+    let own = folders.map(|folder| folder.path()).find(|folder| {
+        let name = folder.file_name().unwrap().to_string_lossy();
+        name.starts_with("gpu_crate-failing-")
+    });
+    let own = own.unwrap();
+    std::fs::write(own.join("module.s"), "of an edit that was undone").unwrap();
+    let record = own.join("made-from.json");
+    std::fs::write(&record, "{}").unwrap();
+    module.build().unwrap_err();
+    assert!(!record.exists());
 }
 
 #[test]

@@ -7,7 +7,8 @@ mod tests;
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Error, FnArg, ItemFn, Pat, PatType, Result, ReturnType, Type, TypeReference, spanned::Spanned,
+    Error, FnArg, ItemFn, Pat, PatType, Result, ReturnType, Type, TypeReference, ext::IdentExt,
+    spanned::Spanned,
 };
 
 use arguments::Arguments;
@@ -132,7 +133,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
     if let Some(name) = &arguments.name {
         function.sig.ident = name.clone();
     }
-    if is_left_out(&function.sig.ident.to_string()) {
+    if is_left_out(&function.sig.ident.unraw().to_string()) {
         return Ok(TokenStream::new());
     }
 
@@ -185,10 +186,12 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
     };
 
     let name = &sig.ident;
-    let marker = arguments.marker(&name.to_string());
+    // The symbol of `r#match` is `match`.
+    let symbol = name.unraw();
+    let marker = arguments.marker(&symbol.to_string());
     let address = arguments.maps.as_ref().map(|maps| {
         quote! {
-            let #maps: *const ::cuda_std::tma::TensorMap = ::cuda_std::param_address!(#name, 0);
+            let #maps: *const ::cuda_std::tma::TensorMap = ::cuda_std::param_address!(#symbol, 0);
         }
     });
     let statements = &block.stmts;

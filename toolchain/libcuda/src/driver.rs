@@ -107,10 +107,12 @@ pub fn stand_in(
 /// [`NoDriver`] if no file of the search could be opened.
 pub fn driver() -> Result<&'static Driver, &'static NoDriver> {
     DRIVER
-        .get_or_init(|| match std::env::var_os(OVERRIDE) {
-            Some(file) => open([file]),
-            None => open(CANDIDATES.map(OsString::from)),
-        })
+        .get_or_init(
+            || match std::env::var_os(OVERRIDE).filter(|file| !file.is_empty()) {
+                Some(file) => open([file]),
+                None => open(CANDIDATES.map(OsString::from)),
+            },
+        )
         .as_ref()
 }
 
@@ -134,7 +136,8 @@ fn open<const N: usize>(candidates: [OsString; N]) -> Result<Driver, NoDriver> {
                 return Ok(Driver { name, source });
             }
             Err(said) => {
-                if searched.is_empty() {
+                // A file that is there and does not load explains more than the missing ones.
+                if searched.is_empty() || is_missing(&reason) && !is_missing(&said) {
                     reason = said;
                 }
                 searched.push(name);
@@ -144,9 +147,28 @@ fn open<const N: usize>(candidates: [OsString; N]) -> Result<Driver, NoDriver> {
     Err(NoDriver { searched, reason })
 }
 
+/// What glibc, musl and Windows say about a file that is not there.
+fn is_missing(said: &str) -> bool {
+    ["No such file", "cannot open shared object", "os error 126"]
+        .iter()
+        .any(|text| said.contains(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_does_not_load_is_the_reason() {
+        let name = format!("no-library-{}", std::process::id());
+        let broken = std::env::temp_dir().join(name);
+        std::fs::write(&broken, "no library").unwrap();
+        let files = ["/nowhere/libcuda.so.1".into(), broken.clone().into()];
+        let missing = open(files).unwrap_err();
+        std::fs::remove_file(&broken).unwrap();
+        let name = broken.file_name().unwrap().to_string_lossy();
+        assert!(missing.reason.contains(&*name), "{missing}");
+    }
 
     #[test]
     fn a_missing_library_is_named_with_the_reason() {

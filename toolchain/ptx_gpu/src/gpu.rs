@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::CString,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Instant,
 };
 
 use ptx_run::{Launch, Memory, Module, Timeline};
@@ -15,11 +16,18 @@ pub type Code = u32;
 pub const SUCCESS: Code = 0;
 pub const INVALID_VALUE: Code = 1;
 pub const OUT_OF_MEMORY: Code = 2;
+pub const INVALID_DEVICE: Code = 101;
+pub const INVALID_CONTEXT: Code = 201;
 pub const NO_BINARY: Code = 209;
+pub const NO_PEER_ACCESS: Code = 217;
 pub const INVALID_PTX: Code = 218;
+pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const LAUNCH_FAILED: Code = 719;
 pub const CAPTURING: Code = 900;
+pub const UNJOINED: Code = 904;
+pub const CAPTURED_EVENT: Code = 907;
+pub const INVALID_CLUSTER_SIZE: Code = 912;
 
 /// An entry of a module.
 #[derive(Clone)]
@@ -27,8 +35,27 @@ pub struct Function {
     pub module: Arc<Module>,
     pub entry: String,
     pub static_shared: u32,
+    /// Bytes of dynamic shared memory that launches may ask for.
+    pub max_dynamic: u32,
+    /// Whether clusters may have more than 8 blocks.
+    pub large_clusters: bool,
     pub max_threads: u32,
     pub min_blocks: u32,
+}
+
+/// A stream that takes part in the capture of another one.
+struct Joined {
+    origin: usize,
+    /// How much it has done in the capture, and how much of that another stream of the capture waits for.
+    done: u64,
+    awaited: u64,
+}
+
+/// An event of a capture: the capture's stream, that on which it was recorded, and what that had done.
+struct Recorded {
+    origin: usize,
+    stream: usize,
+    done: u64,
 }
 
 pub struct Gpu {
@@ -38,10 +65,13 @@ pub struct Gpu {
     pub functions: HashMap<usize, Function>,
     /// Captured work by stream.
     pub captures: HashMap<usize, Vec<Work>>,
-    /// Streams that wait for an event of a capture, with the capture's stream.
-    joined: HashMap<usize, usize>,
-    /// Events recorded in a capture, with the capture's stream.
-    events: HashMap<usize, usize>,
+    /// Streams that wait for an event of a capture.
+    joined: HashMap<usize, Joined>,
+    /// Events recorded in a capture.
+    events: HashMap<usize, Recorded>,
+    /// When an event was recorded outside of captures.
+    pub times: HashMap<usize, Instant>,
+    /// Graphs and their executables.
     pub graphs: HashMap<usize, Vec<Work>>,
     next_handle: usize,
     pub launches: u64,
@@ -63,6 +93,7 @@ impl Gpu {
             captures: HashMap::new(),
             joined: HashMap::new(),
             events: HashMap::new(),
+            times: HashMap::new(),
             graphs: HashMap::new(),
             next_handle: 0x1000,
             launches: 0,
@@ -79,8 +110,12 @@ impl Gpu {
 
     /// Performs a piece of work, or adds it to the stream's capture.
     pub fn put(&mut self, stream: usize, work: Work) -> Code {
-        let stream = self.joined.get(&stream).unwrap_or(&stream);
-        if let Some(captured) = self.captures.get_mut(stream) {
+        let joined = self.joined.get_mut(&stream);
+        let origin = joined.map_or(stream, |joined| {
+            joined.done += 1;
+            joined.origin
+        });
+        if let Some(captured) = self.captures.get_mut(&origin) {
             captured.push(work);
             return SUCCESS;
         }
@@ -89,26 +124,70 @@ impl Gpu {
 
     /// Records an event on a stream. If the stream is being captured, the event belongs to the capture.
     pub fn record(&mut self, event: usize, stream: usize) {
-        let origin = *self.joined.get(&stream).unwrap_or(&stream);
+        let joined = self.joined.get(&stream);
+        let (origin, done) = joined.map_or((stream, 0), |joined| (joined.origin, joined.done));
         if self.captures.contains_key(&origin) {
-            self.events.insert(event, origin);
+            let recorded = Recorded {
+                origin,
+                stream,
+                done,
+            };
+            self.events.insert(event, recorded);
+            self.times.remove(&event);
         } else {
             self.events.remove(&event);
+            self.times.insert(event, Instant::now());
         }
+    }
+
+    /// Whether the stream is in a capture, its own or one that it has joined.
+    pub fn is_captured(&self, stream: usize) -> bool {
+        self.captures.contains_key(&stream) || self.joined.contains_key(&stream)
+    }
+
+    /// Whether the event was last recorded in a capture that goes on.
+    pub fn belongs_to_capture(&self, event: usize) -> bool {
+        self.events.contains_key(&event)
     }
 
     /// Makes a stream wait for an event. If the event belongs to a capture, the stream joins that capture.
     pub fn hold(&mut self, stream: usize, event: usize) {
-        if let Some(&origin) = self.events.get(&event) {
-            self.joined.insert(stream, origin);
+        let Some(&Recorded {
+            origin,
+            stream: of,
+            done,
+        }) = self.events.get(&event)
+        else {
+            return;
+        };
+        if of == stream {
+            return;
+        }
+        if let Some(awaited) = self.joined.get_mut(&of) {
+            awaited.awaited = awaited.awaited.max(done);
+        }
+        if stream != origin {
+            let joined = self.joined.entry(stream).or_insert(Joined {
+                origin,
+                done: 0,
+                awaited: 0,
+            });
+            joined.done += 1;
         }
     }
 
-    /// Ends the capture of a stream and of the streams that joined it.
-    pub fn end_capture(&mut self, stream: usize) -> Option<Vec<Work>> {
-        self.joined.retain(|_, origin| *origin != stream);
-        self.events.retain(|_, origin| *origin != stream);
-        self.captures.remove(&stream)
+    /// Ends the capture of a stream and of the streams that joined it. `Err` if there is none, or if one of these is not
+    /// waited for at its end.
+    pub fn end_capture(&mut self, stream: usize) -> Result<Vec<Work>, Code> {
+        let mut of_it = self
+            .joined
+            .values()
+            .filter(|joined| joined.origin == stream);
+        let is_open = of_it.any(|joined| joined.awaited < joined.done);
+        self.joined.retain(|_, joined| joined.origin != stream);
+        self.events.retain(|_, event| event.origin != stream);
+        let captured = self.captures.remove(&stream).ok_or(INVALID_VALUE)?;
+        if is_open { Err(UNJOINED) } else { Ok(captured) }
     }
 
     pub fn perform(&mut self, work: &Work) -> Code {
@@ -125,18 +204,34 @@ impl Gpu {
                 .memory
                 .write(*target, bytes)
                 .map_err(|fault| fault.to_string()),
+            Work::Fetch {
+                target,
+                source,
+                bytes,
+            } => {
+                // SAFETY: whoever asks for a copy promises that so many bytes are there until it is done, and whoever
+                // launches a graph that they are there for each of its launches.
+                let bytes = unsafe {
+                    let source = std::ptr::with_exposed_provenance::<u8>(*source);
+                    std::slice::from_raw_parts(source, *bytes)
+                };
+                let written = self.memory.write(*target, bytes);
+                written.map_err(|fault| fault.to_string())
+            }
             Work::Copy {
                 target,
                 source,
                 bytes,
             } => {
-                let values = self.memory.read(*source, *bytes).map(<[u8]>::to_vec);
-                let written = values.and_then(|values| self.memory.write(*target, &values));
-                written.map_err(|fault| fault.to_string())
+                let copied = self.memory.copy(*target, *source, *bytes);
+                copied.map_err(|fault| fault.to_string())
             }
         };
         let Err(text) = result else { return SUCCESS };
         eprintln!("{text}");
+        if !matches!(work, Work::Launch { .. }) {
+            return INVALID_VALUE;
+        }
         self.failed = true;
         self.failure = CString::new(text).ok();
         LAUNCH_FAILED
@@ -150,7 +245,7 @@ impl Gpu {
     ) -> Result<(), String> {
         let schedule = (self.settings.schedule)(self.settings.seed.wrapping_add(self.launches));
         self.launches += 1;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let (module, entry, memory) = (&function.module, &function.entry, &mut self.memory);
         let result = match self.settings.trace {
             None => module.launch(entry, launch, parameters, memory, schedule),

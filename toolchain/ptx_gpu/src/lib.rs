@@ -37,18 +37,23 @@ pub use settings::Settings;
 macro_rules! functions {
     ($then:ident) => {
         $then! {
+            cuCtxEnablePeerAccess
             cuCtxGetCurrent
+            cuCtxGetDevice
             cuCtxSetCurrent
             cuCtxSynchronize
+            cuDeviceCanAccessPeer
             cuDeviceGet
             cuDeviceGetAttribute
             cuDeviceGetCount
             cuDeviceGetName
             cuDevicePrimaryCtxRelease_v2
             cuDevicePrimaryCtxRetain
+            cuDeviceTotalMem_v2
             cuDriverGetVersion
             cuEventCreate
             cuEventDestroy_v2
+            cuEventElapsedTime
             cuEventQuery
             cuEventRecord
             cuEventSynchronize
@@ -69,6 +74,7 @@ macro_rules! functions {
             cuMemGetInfo_v2
             cuMemHostAlloc
             cuMemcpyDtoDAsync_v2
+            cuMemcpyDtoHAsync_v2
             cuMemcpyDtoH_v2
             cuMemcpyHtoDAsync_v2
             cuMemcpyHtoD_v2
@@ -83,6 +89,7 @@ macro_rules! functions {
             cuStreamCreate
             cuStreamDestroy_v2
             cuStreamEndCapture
+            cuStreamQuery
             cuStreamSynchronize
             cuStreamWaitEvent
             cuTensorMapEncodeTiled
@@ -126,114 +133,4 @@ pub fn forget_failure() {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A program may load and unload modules repeatedly without using more memory.
-    #[test]
-    fn modules_that_are_unloaded_take_no_memory() {
-        let text = c".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing()\n{\n\tret;\n}\n";
-        let (mut module, mut function) = (std::ptr::null_mut::<c_void>(), std::ptr::null_mut());
-        // SAFETY: the arguments point to handles and to NUL-terminated texts.
-        unsafe {
-            assert_eq!(
-                cuModuleLoadDataEx(
-                    &mut module,
-                    text.as_ptr(),
-                    0,
-                    std::ptr::null(),
-                    std::ptr::null()
-                ),
-                0
-            );
-            assert_eq!(
-                cuModuleGetFunction(&mut function, module, c"nothing".as_ptr()),
-                0
-            );
-        }
-        let kept = std::sync::Arc::downgrade(&gpu::gpu().modules[&module.addr()]);
-        assert!(gpu::gpu().functions.contains_key(&function.addr()));
-        assert_eq!(cuModuleUnload(module), 0);
-        assert!(kept.upgrade().is_none());
-        assert!(!gpu::gpu().functions.contains_key(&function.addr()));
-    }
-
-    /// Allocated memory is not reported as free until it is freed. Other tests allocate concurrently.
-    #[test]
-    fn memory_that_is_allocated_is_not_free() {
-        const MANY: usize = 1 << 26;
-        let free = || {
-            let (mut free, mut total) = (0, 0);
-            // SAFETY: the arguments point to two numbers.
-            assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, 0);
-            assert!(free <= total);
-            free
-        };
-        let (before, mut memory) = (free(), 0);
-        // SAFETY: the argument points to an address.
-        assert_eq!(unsafe { cuMemAlloc_v2(&mut memory, MANY) }, 0);
-        let between = free();
-        assert!(between < before - MANY / 2, "{before}, {between}");
-        assert_eq!(cuMemFree_v2(memory), 0);
-        assert!(free() > between + MANY / 2);
-    }
-
-    /// Programs that ask for more than there is get an error. An earlier version ended the process.
-    #[test]
-    fn more_memory_than_there_is_is_an_error() {
-        let mut memory = 0;
-        for many in [usize::MAX, usize::MAX - 2048, 1 << 50, 142 << 30] {
-            // SAFETY: the argument points to an address.
-            assert_eq!(unsafe { cuMemAlloc_v2(&mut memory, many) }, 2);
-        }
-        let mut block = std::ptr::null_mut();
-        // SAFETY: the argument points to an address.
-        assert_eq!(unsafe { cuMemHostAlloc(&mut block, 1 << 50, 0) }, 2);
-        assert_eq!(memory, 0);
-    }
-
-    /// Nothing can wait for a stream that is being captured.
-    #[test]
-    fn a_stream_that_is_captured_is_not_waited_for() {
-        let (mut stream, mut graph) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the arguments point to handles.
-        unsafe {
-            assert_eq!(cuStreamCreate(&mut stream, 1), 0);
-            assert_eq!(cuStreamBeginCapture_v2(stream, 1), 0);
-            assert_eq!(cuStreamSynchronize(stream), 900);
-            assert_eq!(cuStreamEndCapture(stream, &mut graph), 0);
-            assert_eq!(cuStreamSynchronize(stream), 0);
-        }
-    }
-
-    /// Work on a second stream that waits for an event of the first is part of the first one's graph.
-    #[test]
-    fn a_capture_takes_in_streams_that_wait_for_it() {
-        let mut handles = [std::ptr::null_mut::<c_void>(); 4];
-        let [first, second, event, graph] = &mut handles;
-        let mut memory = 0;
-        // SAFETY: the arguments point to handles and to four bytes of memory.
-        unsafe {
-            assert_eq!(cuStreamCreate(first, 1), 0);
-            assert_eq!(cuStreamCreate(second, 1), 0);
-            assert_eq!(cuEventCreate(event, 0), 0);
-            assert_eq!(cuMemAlloc_v2(&mut memory, 4), 0);
-            assert_eq!(cuMemsetD8_v2(memory, 1, 4), 0);
-            assert_eq!(cuStreamBeginCapture_v2(*first, 1), 0);
-            assert_eq!(cuEventRecord(*event, *first), 0);
-            assert_eq!(cuStreamWaitEvent(*second, *event, 0), 0);
-            assert_eq!(cuMemsetD8Async(memory, 7, 4, *second), 0);
-            assert_eq!(cuStreamEndCapture(*first, graph), 0);
-        }
-        let read = || {
-            let mut bytes = [0_u8; 4];
-            // SAFETY: both sides have four bytes.
-            let code = unsafe { cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 4) };
-            assert_eq!(code, 0);
-            bytes
-        };
-        assert_eq!(read(), [1; 4]);
-        assert_eq!(cuGraphLaunch(*graph, *first), 0);
-        assert_eq!(read(), [7; 4]);
-    }
-}
+mod tests;

@@ -22,6 +22,14 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Bytes of shared memory of a multiprocessor, and of a block at most: those of an A100, or of an H100.
+    pub(crate) fn shared_memory(&self) -> (u32, u32) {
+        match self.compute {
+            80 => (167_936, 166_912),
+            _ => (233_472, 232_448),
+        }
+    }
+
     /// With one of three orders of warps, for tests: in turn for 0, at random for 1, each as far as it can for 2, and again from 3 on.
     #[must_use]
     pub fn in_order(number: u64, seed: u64) -> Self {

@@ -15,6 +15,12 @@ pub enum Work {
         target: u64,
         bytes: Vec<u8>,
     },
+    /// From the host's memory as it is when the work is done: a graph reads it anew at each launch.
+    Fetch {
+        target: u64,
+        source: usize,
+        bytes: usize,
+    },
     Copy {
         target: u64,
         source: u64,

@@ -101,8 +101,21 @@ pub struct Named {
     pub last: (usize, usize),
     pub clock: Shared,
     pub vote: bool,
-    /// For each generation, the clock that waiting warps learn, and the result of the vote.
-    pub released: Vec<(u64, Shared, bool)>,
+    /// Number of warps that wait for the end of this phase.
+    pub waiting: u32,
+    /// Complete phases that not all warps have passed.
+    pub released: Vec<Released>,
+}
+
+/// A complete phase of a named barrier.
+#[derive(Clone, Debug)]
+pub struct Released {
+    pub generation: u64,
+    /// What warps learn that pass it, and the result of the vote.
+    pub clock: Shared,
+    pub vote: bool,
+    /// Number of warps that have not passed it.
+    pub waiting: u32,
 }
 
 /// The products of a warpgroup that not all of its warps have issued yet, in order.

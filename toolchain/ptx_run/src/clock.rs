@@ -9,24 +9,34 @@ use std::rc::Rc;
 /// Number of members of an agent.
 pub const MEMBERS: usize = 32;
 
-/// What the holder knows of the members of each block.
+/// What the holder knows of the members of each block. A grid may have many thousands of blocks, of which a thread knows
+/// few.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    blocks: Vec<Option<Rc<Vec<u32>>>>,
+    /// Sorted by the number of the block.
+    blocks: Vec<(u32, Rc<Vec<u32>>)>,
 }
 
 impl Clock {
+    fn place(&self, block: usize) -> Result<usize, usize> {
+        let of = |known: &(u32, Rc<Vec<u32>>)| known.0;
+        self.blocks.binary_search_by_key(&(block as u32), of)
+    }
+
+    fn times(&self, block: usize) -> Option<&[u32]> {
+        let at = self.place(block).ok()?;
+        Some(&self.blocks[at].1)
+    }
+
     /// The time up to which a member's accesses are known.
     pub fn get(&self, block: usize, member: usize) -> u32 {
-        match self.blocks.get(block) {
-            Some(Some(times)) => times.get(member).copied().unwrap_or(0),
-            _ => 0,
-        }
+        let times = self.times(block).unwrap_or_default();
+        times.get(member).copied().unwrap_or(0)
     }
 
     /// Whether the accesses of all these members of an agent are known up to `time`.
     pub fn knows(&self, block: usize, agent: usize, members: u32, time: u32) -> bool {
-        let Some(Some(times)) = self.blocks.get(block) else {
+        let Some(times) = self.times(block) else {
             return false;
         };
         let mut rest = members;
@@ -41,10 +51,11 @@ impl Clock {
     }
 
     fn block(&mut self, block: usize) -> &mut Vec<u32> {
-        if self.blocks.len() <= block {
-            self.blocks.resize(block + 1, None);
-        }
-        Rc::make_mut(self.blocks[block].get_or_insert_default())
+        let at = self.place(block).unwrap_or_else(|at| {
+            self.blocks.insert(at, (block as u32, Rc::default()));
+            at
+        });
+        Rc::make_mut(&mut self.blocks[at].1)
     }
 
     /// Learns the accesses of one member.
@@ -72,23 +83,28 @@ impl Clock {
 
     /// Learns everything that another clock knows.
     pub fn join(&mut self, other: &Self) {
-        if self.blocks.len() < other.blocks.len() {
-            self.blocks.resize(other.blocks.len(), None);
+        if self.blocks.is_empty() {
+            self.blocks.clone_from(&other.blocks);
+            return;
         }
-        for (mine, theirs) in self.blocks.iter_mut().zip(&other.blocks) {
-            let Some(theirs) = theirs else { continue };
-            match mine {
-                None => *mine = Some(theirs.clone()),
-                Some(mine) if Rc::ptr_eq(mine, theirs) => {}
-                Some(mine) => {
-                    let mine = Rc::make_mut(mine);
-                    if mine.len() < theirs.len() {
-                        mine.resize(theirs.len(), 0);
-                    }
-                    for (a, &b) in mine.iter_mut().zip(theirs.iter()) {
-                        *a = b.max(*a);
-                    }
+        for (block, theirs) in &other.blocks {
+            let at = match self.place(*block as usize) {
+                Ok(at) => at,
+                Err(at) => {
+                    self.blocks.insert(at, (*block, theirs.clone()));
+                    continue;
                 }
+            };
+            let mine = &mut self.blocks[at].1;
+            if Rc::ptr_eq(mine, theirs) {
+                continue;
+            }
+            let mine = Rc::make_mut(mine);
+            if mine.len() < theirs.len() {
+                mine.resize(theirs.len(), 0);
+            }
+            for (a, &b) in mine.iter_mut().zip(theirs.iter()) {
+                *a = b.max(*a);
             }
         }
     }

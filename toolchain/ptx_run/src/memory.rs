@@ -2,7 +2,7 @@
 
 use crate::{
     report::{Fault, Step},
-    shadow::{GRANULE, Granule},
+    shadow::{GRANULE, Granule, LAUNCHES},
 };
 
 /// Number of granules whose shadow is allocated together.
@@ -56,6 +56,18 @@ impl Bytes {
         self.shadow.fill(None);
     }
 
+    /// Forgets the accesses of all launches but this one.
+    fn forget_accesses_before(&mut self, launch: u32) {
+        for granule in self
+            .shadow
+            .iter_mut()
+            .flatten()
+            .flat_map(|page| page.iter_mut())
+        {
+            granule.keep_launch(launch);
+        }
+    }
+
     pub fn set_written(&mut self, at: usize, len: usize, written: bool) {
         let (first, last) = (at / GRANULE, (at + len).div_ceil(GRANULE));
         for granule in first..last {
@@ -100,6 +112,8 @@ pub struct Memory {
     /// The last used allocation.
     last: usize,
     launches: u32,
+    /// How many of the last launches may have overlapped with the one before.
+    overlapping: u32,
     /// Addresses at which the last launch released its writes. A thread that acquires there need not wait for the end
     /// of that launch.
     pub(crate) handed_over: Vec<u64>,
@@ -114,6 +128,7 @@ impl Memory {
             next: FIRST,
             last: 0,
             launches: 0,
+            overlapping: 0,
             handed_over: Vec::new(),
         }
     }
@@ -183,6 +198,25 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies bytes. Those that nobody has written stay uninitialised.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`].
+    pub fn copy(&mut self, target: u64, source: u64, len: usize) -> Result<(), Box<Fault>> {
+        let (bytes, at) = self.find(source, len)?;
+        let values = bytes.data[at..at + len].to_vec();
+        let mut unwritten = Vec::new();
+        if !bytes.is_written(at, len) {
+            unwritten.extend((0..len).filter(|&byte| !bytes.is_written(at + byte, 1)));
+        }
+        self.write(target, &values)?;
+        let (bytes, at) = self.find(target, len)?;
+        for byte in unwritten {
+            bytes.set_written(at + byte, 1, false);
+        }
+        Ok(())
+    }
+
     /// Whether all these bytes have been written.
     ///
     /// # Errors
@@ -241,10 +275,16 @@ impl Memory {
     /// Begins a launch. It is ordered after all earlier launches; if it may overlap, it is not ordered after the last
     /// one. Returns its number.
     pub(crate) fn begin_launch(&mut self, overlaps: bool) -> u32 {
-        if !overlaps {
-            self.allocations
-                .iter_mut()
-                .for_each(|one| one.bytes.forget_accesses());
+        self.overlapping = if overlaps { self.overlapping + 1 } else { 0 };
+        for Allocation { bytes, .. } in &mut self.allocations {
+            match overlaps {
+                false => bytes.forget_accesses(),
+                // Records have the last bits of a launch's number. Accesses of the launches before the last one are ordered.
+                true if self.overlapping.is_multiple_of(LAUNCHES / 2) => {
+                    bytes.forget_accesses_before(self.launches);
+                }
+                true => {}
+            }
         }
         self.launches += 1;
         self.launches
@@ -264,6 +304,20 @@ mod tests {
         memory.write(a + 3, &[9, 8, 7]).unwrap();
         assert!(memory.is_written(a + 3, 3).unwrap());
         assert!(!memory.is_written(a + 2, 2).unwrap() && !memory.is_written(a + 5, 2).unwrap());
+    }
+
+    #[test]
+    fn a_copy_of_what_nobody_wrote_is_still_uninitialised() {
+        let mut memory = Memory::new();
+        let (a, b) = (memory.allocate(8), memory.allocate_with(&[7; 8]));
+        memory.write(a + 2, &[1, 2, 3]).unwrap();
+        memory.copy(b, a, 6).unwrap();
+        let written: Vec<bool> = (0..8)
+            .map(|at| memory.is_written(b + at, 1).unwrap())
+            .collect();
+        assert_eq!(written, [false, false, true, true, true, false, true, true]);
+        assert_eq!(memory.read(b + 2, 3).unwrap(), [1, 2, 3]);
+        assert!(memory.copy(b + 4, a, 8).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     ParseError,
     decode::{Code, decode},
-    parse::{Declarations, declarations},
+    parse::{Declarations, EntryText, declarations},
 };
 
 /// The declaration of an entry.
@@ -24,6 +24,8 @@ pub struct EntryInfo {
     pub max_threads: Option<u32>,
     /// Number of blocks that must fit on a multiprocessor, if declared.
     pub min_blocks: Option<u32>,
+    /// Number of blocks of a cluster, along x, if declared.
+    pub cluster: Option<u32>,
 }
 
 /// A module of PTX. Entries are decoded on first use.
@@ -79,6 +81,7 @@ impl Module {
                 .collect(),
             max_threads: entry.max_threads,
             min_blocks: entry.min_blocks,
+            cluster: entry.cluster,
         })
     }
 
@@ -88,6 +91,29 @@ impl Module {
     /// [`ParseError`] for the first unsupported instruction.
     pub fn check(&self, name: &str) -> Result<usize, ParseError> {
         self.code(name).map(|code| code.instructions.len())
+    }
+
+    /// Bytes of static shared memory that a block of an entry has.
+    ///
+    /// # Errors
+    /// [`ParseError`] for the first unsupported instruction of an entry that declares some.
+    pub fn static_shared(&self, name: &str) -> Result<usize, ParseError> {
+        let body = |entry: &EntryText| self.text[entry.body.clone()].contains(".shared .");
+        let declares = self.declarations.entries.get(name).is_some_and(body);
+        match declares || !self.declarations.shared.is_empty() {
+            true => self.code(name).map(|code| code.shared),
+            // Most entries have none, and take long to decode.
+            false => Ok(0),
+        }
+    }
+
+    /// The newest compute capability that the code needs, from `.target`: 90 for `sm_90a`.
+    #[must_use]
+    pub fn target(&self) -> Option<u32> {
+        let mut lines = self.text.lines().map(str::trim_start);
+        let target = lines.find_map(|line| line.strip_prefix(".target sm_"))?;
+        let end = target.find(|c: char| !c.is_ascii_digit());
+        target[..end.unwrap_or(target.len())].parse().ok()
     }
 
     pub(crate) fn code(&self, name: &str) -> Result<Arc<Code>, ParseError> {

@@ -457,6 +457,8 @@ pub enum Op {
         scope: Scope,
         bytes: u8,
         long: bool,
+        /// `.nc`: the data is not written while the kernel runs.
+        read_only: bool,
         d: Box<[Row]>,
         address: Address,
     },

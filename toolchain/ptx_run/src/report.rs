@@ -128,8 +128,18 @@ pub enum Fault {
         /// The earlier access.
         before: Box<Place>,
     },
-    /// A copy of uninitialised memory.
-    #[error("copies uninitialised bytes at {address}{}", put_by(.by))]
+    /// A load with `.nc` of data that is not read-only while the kernel runs.
+    #[error(
+        "reads {address} with .nc, which is written while the kernel runs: {before}; leave .nc out"
+    )]
+    ReadOnly {
+        /// Space and address.
+        address: String,
+        /// The write.
+        before: Box<Place>,
+    },
+    /// A copy of uninitialised memory, or a sum onto it.
+    #[error("copies uninitialised bytes at {address}, or adds to them{}", put_by(.by))]
     Uninitialised {
         /// Space and address.
         address: String,

@@ -8,32 +8,45 @@ pub const GRANULE: usize = 4;
 /// A recorded access.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
-    /// Block in the upper half, agent in the lower.
+    /// Block and agent: see [`who`].
     pub who: u32,
     /// Members of the agent; if none, there is no record.
     pub members: u32,
     /// Time of the agent at the access.
     pub time: u32,
-    /// Instruction in the low 20 bits, then launch (2), bytes (4), flags (3), launch (its upper 3).
+    /// Instruction in the low 19 bits, then a flag, launch (2), bytes (4), flags (3), launch (its upper 3).
     info: u32,
 }
 
-/// Launches are numbered modulo this number, which exceeds the length of chains of overlapping launches.
+/// Launches are numbered modulo this number. Accesses of earlier ones are forgotten before their numbers come again.
 pub const LAUNCHES: u32 = 32;
 
+/// An atomic access for threads of the same block only.
+const OF_BLOCK: u32 = 1 << 19;
 const ATOMIC: u32 = 1 << 26;
 const ASYNC: u32 = 1 << 27;
 /// The members accessed different bytes, so they do not conflict among themselves.
 const MIXED: u32 = 1 << 28;
 
+/// The most blocks of a grid that records can tell apart.
+pub const MAX_BLOCKS: u32 = 1 << (32 - AGENT_BITS);
+
+/// Bits of an agent's number: a block has fewer than 140 agents.
+const AGENT_BITS: u32 = 8;
+
+/// A block and one of its agents, in one number.
+pub fn who(block: usize, agent: usize) -> u32 {
+    (block as u32) << AGENT_BITS | agent as u32
+}
+
 impl Record {
     /// A record without members.
     pub fn new(block: usize, agent: usize, time: u32, instruction: usize, launch: u32) -> Self {
         Self {
-            who: (block as u32) << 16 | agent as u32,
+            who: who(block, agent),
             members: 0,
             time,
-            info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
+            info: instruction as u32 & 0x7_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
         }
     }
 
@@ -44,21 +57,27 @@ impl Record {
     }
 
     #[must_use]
+    pub fn of_block(mut self, of_block: bool) -> Self {
+        self.info |= if of_block { OF_BLOCK } else { 0 };
+        self
+    }
+
+    #[must_use]
     pub fn asynchronous(mut self) -> Self {
         self.info |= ASYNC;
         self
     }
 
     pub fn block(&self) -> usize {
-        (self.who >> 16) as usize
+        (self.who >> AGENT_BITS) as usize
     }
 
     pub fn agent(&self) -> usize {
-        (self.who & 0xFFFF) as usize
+        (self.who % (1 << AGENT_BITS)) as usize
     }
 
     pub fn instruction(&self) -> usize {
-        (self.info & 0xF_FFFF) as usize
+        (self.info & 0x7_FFFF) as usize
     }
 
     pub fn launch(&self) -> u32 {
@@ -75,6 +94,12 @@ impl Record {
 
     pub fn is_async(&self) -> bool {
         self.info & ASYNC != 0
+    }
+
+    /// Whether both are atomic, and for one another.
+    fn both_atomic(&self, other: &Self) -> bool {
+        let of_block = (self.info | other.info) & OF_BLOCK != 0;
+        self.info & other.info & ATOMIC != 0 && (!of_block || self.block() == other.block())
     }
 
     fn same_moment(&self, other: &Self) -> bool {
@@ -165,8 +190,8 @@ impl Accessor<'_> {
     pub fn is_ordered(&self, record: &Record) -> bool {
         let (block, agent) = (record.block(), record.agent());
         let mut members = record.members;
-        if record.who >> 16 == self.warp >> 16 {
-            let warp = (self.warp & 0xFFFF) as usize;
+        if record.who >> AGENT_BITS == self.warp >> AGENT_BITS {
+            let warp = (self.warp % (1 << AGENT_BITS)) as usize;
             let own = 1 << self.lane;
             if agent == warp {
                 members &= !own;
@@ -195,10 +220,7 @@ impl Accessor<'_> {
         wrote: bool,
         same_value: bool,
     ) -> Option<Conflict> {
-        if record.members == 0
-            || record.bytes() & bytes == 0
-            || record.info & new.info & ATOMIC != 0
-        {
+        if record.members == 0 || record.bytes() & bytes == 0 || record.both_atomic(new) {
             return None;
         }
         if record.launch() != self.launch % LAUNCHES {
@@ -228,14 +250,30 @@ impl Accessor<'_> {
 /// The last accesses to four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Granule {
-    write: Record,
+    /// The last write, and the last one before it that wrote other bytes.
+    writes: [Record; 2],
     reads: [Record; 3],
 }
 
 impl Granule {
     /// The last write, if there was one.
     pub fn last_write(&self) -> Option<Record> {
-        (self.write.members != 0).then_some(self.write)
+        Some(self.writes[0]).filter(|write| write.members != 0)
+    }
+
+    /// The last writes of these bytes.
+    pub fn writes_of(&self, bytes: u32) -> impl Iterator<Item = Record> + use<> {
+        let known = move |write: &Record| write.members != 0 && write.bytes() & bytes != 0;
+        self.writes.into_iter().filter(known)
+    }
+
+    /// Forgets the accesses of other launches.
+    pub fn keep_launch(&mut self, launch: u32) {
+        for record in self.reads.iter_mut().chain(&mut self.writes) {
+            if record.launch() != launch % LAUNCHES {
+                *record = Record::default();
+            }
+        }
     }
 
     /// Records a read of these bytes (one bit each) by a member.
@@ -246,7 +284,8 @@ impl Granule {
         member: u32,
         bytes: u32,
     ) -> Option<Conflict> {
-        let conflict = by.check(&self.write, bytes, &new, true, false);
+        let mut writes = self.writes.iter();
+        let conflict = writes.find_map(|write| by.check(write, bytes, &new, true, false));
         if conflict.is_some() {
             return conflict;
         }
@@ -285,6 +324,38 @@ impl Granule {
         None
     }
 
+    fn note_write(&mut self, new: Record, member: u32, bytes: u32) {
+        let [last, before] = &mut self.writes;
+        let together = |old: &Record| old.members != 0 && old.same_moment(&new);
+        for old in [&mut *last, &mut *before] {
+            if together(old) && old.bytes() == bytes {
+                old.members |= member;
+                return;
+            }
+        }
+        if together(last) && before.members != 0 && together(before) {
+            // More than two members wrote different bytes in one instruction.
+            last.info |= MIXED;
+            last.set_bytes(last.bytes() | bytes);
+            last.members |= member;
+            return;
+        }
+        for old in [&mut *last, &mut *before] {
+            old.set_bytes(old.bytes() & !bytes);
+            if old.bytes() == 0 {
+                *old = Record::default();
+            }
+        }
+        if last.members != 0 {
+            *before = *last;
+        }
+        *last = Record {
+            members: member,
+            ..new
+        };
+        last.set_bytes(bytes);
+    }
+
     /// Records a write of these bytes (one bit each) by a member. `same_value`: they already have the written value.
     pub fn write(
         &mut self,
@@ -294,27 +365,15 @@ impl Granule {
         bytes: u32,
         same_value: bool,
     ) -> Option<Conflict> {
-        let mut conflict = by.check(&self.write, bytes, &new, true, same_value);
+        let mut writes = self.writes.iter();
+        let mut conflict = writes.find_map(|write| by.check(write, bytes, &new, true, same_value));
         for read in &self.reads {
             conflict = conflict.or_else(|| by.check(read, bytes, &new, false, false));
         }
         if conflict.is_some() {
             return conflict;
         }
-        let bit = 1 << member;
-        if self.write.same_moment(&new) && self.write.members != 0 {
-            if self.write.bytes() != bytes {
-                self.write.info |= MIXED;
-                self.write.set_bytes(self.write.bytes() | bytes);
-            }
-            self.write.members |= bit;
-        } else {
-            self.write = Record {
-                members: bit,
-                ..new
-            };
-            self.write.set_bytes(bytes);
-        }
+        self.note_write(new, 1 << member, bytes);
         for read in &mut self.reads {
             if read.bytes() & !bytes == 0 {
                 *read = Record::default();

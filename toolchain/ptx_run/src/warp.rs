@@ -106,6 +106,8 @@ pub struct Groups {
     pub written: u32,
     /// Closed groups that are not done.
     pub closed: Vec<u32>,
+    /// The last group with a copy.
+    pub begun: u32,
 }
 
 pub struct Warp {
@@ -294,6 +296,18 @@ impl Warp {
     /// Writes a word in the lanes of `mask`. It has a value in the lanes of `valid`.
     #[inline]
     pub fn set_word(&mut self, row: Row, mask: u32, values: &[u32; LANES], valid: u32) -> Step {
+        let meta = &self.w_meta[row as usize];
+        if meta.product & LOADING == 0 && meta.product > self.products_done {
+            let product = meta.product;
+            return Err(self.owned("writes a register of an accumulator", product));
+        }
+        self.replace_word(row, mask, values, valid)
+    }
+
+    /// As [`set_word`](Self::set_word), for a register that may belong to a product: the next product adds to it, or a copy
+    /// of another accumulator takes its place.
+    #[inline]
+    pub fn replace_word(&mut self, row: Row, mask: u32, values: &[u32; LANES], valid: u32) -> Step {
         let meta = &mut self.w_meta[row as usize];
         if meta.read_by > self.products_done {
             let product = meta.read_by;
@@ -370,7 +384,7 @@ impl Warp {
         let from = self.w_meta[a as usize];
         let values = self.w[a as usize];
         if from.product > self.products_done {
-            self.set_word(d, mask, &values, 0)?;
+            self.replace_word(d, mask, &values, 0)?;
             let meta = &mut self.w_meta[d as usize];
             let then = meta.valid | from.then & mask;
             (meta.product, meta.valid, meta.then, meta.born) = (from.product, 0, then, 0);
@@ -478,6 +492,36 @@ impl Warp {
                     && other.mask & self.alive != 0 =>
             {
                 other.mask &= self.alive;
+                std::mem::swap(other, &mut self.path);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets lanes go on for which the lanes of this path may wait: those that wait where paths meet, else those of another
+    /// path. Since compute capability 7.0, each lane makes progress. Returns `false` if there are none.
+    pub fn let_others_go_on(&mut self) -> bool {
+        let (meet, alive) = (self.path.meet, self.alive);
+        if let Some(at) = self.stack.iter().rposition(|entry| entry.pc == meet) {
+            let above = self.stack[at + 1..].iter().map(|path| path.mask);
+            let elsewhere = above.fold(self.path.mask, |all, mask| all | mask);
+            let entry = &mut self.stack[at];
+            let waiting = entry.mask & alive & !elsewhere;
+            if waiting != 0 {
+                entry.mask &= !waiting;
+                let alone = Path {
+                    pc: meet,
+                    mask: waiting,
+                    meet: entry.meet,
+                };
+                self.stack.push(std::mem::replace(&mut self.path, alone));
+                return true;
+            }
+        }
+        match self.stack.last_mut() {
+            Some(other) if other.mask & self.path.mask == 0 && other.mask & alive != 0 => {
+                other.mask &= alive;
                 std::mem::swap(other, &mut self.path);
                 true
             }

@@ -3,7 +3,8 @@
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Error, Expr, Ident, Lit, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned,
+    Error, Expr, ExprLit, Ident, Lit, Result, Token, parse::Parser, punctuated::Punctuated,
+    spanned::Spanned,
 };
 
 /// An argument such as `max_threads = 256`, or just `tensor_maps`.
@@ -84,7 +85,7 @@ fn composed_name(expression: &Expr) -> Result<Ident> {
     parsed.map_err(|_| Error::new(list.span(), format!("`{name}` is no name of a function")))
 }
 
-/// Whether each value is in its list: `[(16, [8, 16]), (F16, [F16])]`. Compares values as written.
+/// Whether each value is in its list: `[(16, [8, 16]), (F16, [F16])]`. Compares integers by value, others as written.
 fn all_listed(expression: &Expr) -> Result<bool> {
     let refuse = |span| {
         let message = "`only` needs values and lists: `only = [(16, [8, 16]), (F16, [Bf16, F16])]`";
@@ -93,7 +94,13 @@ fn all_listed(expression: &Expr) -> Result<bool> {
     let Expr::Array(pairs) = ungrouped(expression) else {
         return refuse(expression.span());
     };
-    let text = |expression: &Expr| ungrouped(expression).to_token_stream().to_string();
+    let text = |expression: &Expr| match ungrouped(expression) {
+        Expr::Lit(ExprLit {
+            lit: Lit::Int(number),
+            ..
+        }) => number.base10_digits().to_owned(),
+        other => other.to_token_stream().to_string(),
+    };
     let mut all = true;
     for pair in &pairs.elems {
         let Expr::Tuple(pair) = ungrouped(pair) else {

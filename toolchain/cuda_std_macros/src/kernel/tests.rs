@@ -27,6 +27,17 @@ fn text(function: &ItemFn) -> String {
 }
 
 #[test]
+fn a_raw_name_is_written_as_its_symbol() {
+    let item = quote!(
+        unsafe fn r#match(params: Params) {}
+    );
+    let entry = expanded(quote!(max_threads = 64, tensor_maps = maps), item);
+    let text = text(&entry);
+    assert!(text.contains("tandem.kernel match max_threads"), "{text}");
+    assert!(!text.contains("r#match"), "{text}");
+}
+
+#[test]
 fn a_kernel_becomes_an_entry_of_its_own_name() {
     let entry = expanded(
         quote!(),
@@ -140,6 +151,7 @@ fn an_entry_that_is_not_listed_vanishes() {
     assert!(!of(quote!(only = [(#dim, [64, 128]), (F16, [F16])])));
     assert!(of(quote!(only = [(#dim, [64, 256]), (F16, [F16])])));
     assert!(of(quote!(only = [(128, [128]), (F16, [Bf16])])));
+    assert!(!of(quote!(only = [(16u32, [8, 16]), (0x20, [32])])));
     for wrong in [
         quote!(only),
         quote!(only = 3),

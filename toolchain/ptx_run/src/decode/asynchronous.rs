@@ -128,23 +128,18 @@ impl Decoder<'_> {
     }
 
     fn mbarrier(&mut self, rest: &[&str], operands: &[Operand]) -> Decoded<Op> {
-        let rest: Vec<&str> = rest
-            .iter()
-            .copied()
-            .filter(|part| {
-                !matches!(
-                    *part,
-                    "shared::cta"
-                        | "shared"
-                        | "b64"
-                        | "release"
-                        | "acquire"
-                        | "relaxed"
-                        | "cta"
-                        | "cluster"
-                )
-            })
-            .collect();
+        // Only `expect_tx` orders nothing; arrivals and tests that are relaxed are not known.
+        let expects = rest.first() == Some(&"expect_tx");
+        let rest: Vec<&str> =
+            rest.iter()
+                .copied()
+                .filter(|part| match *part {
+                    "shared::cta" | "shared" | "b64" | "release" | "acquire" | "cta"
+                    | "cluster" => false,
+                    "relaxed" => !expects,
+                    _ => true,
+                })
+                .collect();
         match rest.as_slice() {
             ["init"] => {
                 let [barrier, count] = exactly(operands)?;

@@ -15,6 +15,7 @@ struct Access {
     long: bool,
     count: usize,
     hint: bool,
+    read_only: bool,
 }
 
 impl Access {
@@ -27,6 +28,7 @@ impl Access {
             long: false,
             count: 1,
             hint: false,
+            read_only: false,
         };
         for part in &parts[1..] {
             match *part {
@@ -34,7 +36,8 @@ impl Access {
                 "shared" | "shared::cta" => access.space = Space::Shared,
                 "shared::cluster" => access.space = Space::Cluster,
                 "param" => access.space = Space::Param,
-                "nc" | "cs" | "cg" | "ca" | "L1::no_allocate" => {}
+                "nc" => access.read_only = true,
+                "cs" | "cg" | "ca" | "L1::no_allocate" => {}
                 "L2::cache_hint" => access.hint = true,
                 "relaxed" | "volatile" => access.order = Order::Relaxed,
                 "acquire" => access.order = Order::Acquire,
@@ -149,6 +152,7 @@ impl Decoder<'_> {
             scope,
             bytes,
             long,
+            read_only,
             ..
         } = access;
         Ok(Op::Load {
@@ -157,6 +161,7 @@ impl Decoder<'_> {
             scope,
             bytes,
             long,
+            read_only,
             d,
             address,
         })

@@ -70,6 +70,8 @@ pub struct Code {
     pub max_threads: Option<u32>,
     pub max_registers: Option<u32>,
     pub min_blocks: Option<u32>,
+    /// The size of a cluster that the entry asks for.
+    pub cluster: Option<u32>,
 }
 
 /// Generic address of a module's constant tables.
@@ -81,11 +83,12 @@ pub const PARAM_BASE: u64 = 0x6200_0000_0000;
 
 /// Decodes an entry.
 pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Code, ParseError> {
-    let body = parse_body(&text[entry.body.clone()], entry.line)?;
+    let body_text = &text[entry.body.clone()];
+    let body = parse_body(body_text, entry.line)?;
     if let Some((name, ..)) = body.local.first() {
         return Err(ParseError::new(entry.line, "local memory", name));
     }
-    let mut decoder = Decoder::new(&body, shared, entry);
+    let mut decoder = Decoder::new(&body, shared, entry, body_text);
     let mut instructions = Vec::with_capacity(body.statements.len());
     for statement in &body.statements {
         let op = decoder.statement(statement)?;
@@ -94,21 +97,31 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
             guard: statement.guard,
         });
     }
+    let (mut lines, mut sources): (Vec<_>, Vec<_>) = body
+        .statements
+        .iter()
+        .map(|statement| (statement.line, statement.source))
+        .unzip();
+    let ends = |last: &Instruction| {
+        let never_next = matches!(last.op, Op::Exit | Op::Branch { .. } | Op::Trap { .. });
+        never_next && last.guard.is_none()
+    };
+    if !instructions.last().is_some_and(ends) {
+        // Threads end where the code does.
+        instructions.push(Instruction {
+            op: Op::Exit,
+            guard: None,
+        });
+        lines.push(lines.last().copied().unwrap_or(entry.line));
+        sources.push(None);
+    }
     let meet = crate::flow::meeting_points(&instructions);
     let last = entry.parameters.last();
     Ok(Code {
         name: entry.name.clone(),
         meet,
-        lines: body
-            .statements
-            .iter()
-            .map(|statement| statement.line)
-            .collect(),
-        sources: body
-            .statements
-            .iter()
-            .map(|statement| statement.source)
-            .collect(),
+        lines,
+        sources,
         rows: decoder.rows,
         bit_constants: decoder
             .bit_constants
@@ -135,6 +148,7 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
         max_threads: entry.max_threads,
         max_registers: entry.max_registers,
         min_blocks: entry.min_blocks,
+        cluster: entry.cluster,
         instructions,
     })
 }
@@ -153,10 +167,18 @@ pub(crate) struct Decoder<'a> {
 type Decoded<T> = Result<T, String>;
 
 impl<'a> Decoder<'a> {
-    fn new(body: &'a Body, module: &'a Declarations, entry: &'a EntryText) -> Self {
+    fn new(
+        body: &'a Body,
+        module: &'a Declarations,
+        entry: &'a EntryText,
+        body_text: &str,
+    ) -> Self {
         let mut names = HashMap::new();
         let mut end = 0_usize;
-        for (name, bytes, align) in &body.shared {
+        // Of the module's arrays, an entry has those that it names.
+        let of_module = module.shared.iter();
+        let named = of_module.filter(|(name, ..)| is_named(body_text, name));
+        for (name, bytes, align) in named.chain(&body.shared) {
             let at = end.next_multiple_of(*align);
             names.insert(name.as_str(), at as u64);
             end = at + bytes;
@@ -188,7 +210,16 @@ impl<'a> Decoder<'a> {
 
     fn statement(&mut self, statement: &Statement) -> Result<Op, ParseError> {
         let parts: Vec<&str> = statement.opcode.split('.').collect();
-        let operands = statement.operands.as_slice();
+        let mut operands = statement.operands.clone();
+        // Registers hold values of 16 bits without their sign, and constants may be written with it.
+        if matches!(parts.last(), Some(&("b16" | "u16" | "s16"))) {
+            for operand in &mut operands {
+                if let Operand::Immediate(value) = operand {
+                    *value &= 0xFFFF;
+                }
+            }
+        }
+        let operands = operands.as_slice();
         let decoded = self
             .scalar(&parts, operands)
             .or_else(|| self.memory(&parts, operands))
@@ -319,6 +350,14 @@ impl<'a> Decoder<'a> {
             offset: *offset,
         })
     }
+}
+
+/// Whether the text has this name, and not only a longer one.
+fn is_named(text: &str, name: &str) -> bool {
+    let of_name = |c: char| c.is_ascii_alphanumeric() || "_$.".contains(c);
+    text.match_indices(name).any(|(at, _)| {
+        !text[..at].ends_with(of_name) && !text[at + name.len()..].starts_with(of_name)
+    })
 }
 
 /// A register operand that is written.

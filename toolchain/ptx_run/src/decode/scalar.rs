@@ -306,27 +306,21 @@ impl Decoder<'_> {
                     Op::Smid { d: *d }
                 }
                 (Operand::Register(class, d), Operand::Special(name))
-                    if name.starts_with("%clock") || name.starts_with("%globaltimer") =>
+                    if matches!(
+                        name.as_str(),
+                        "%clock" | "%clock64" | "%globaltimer" | "%globaltimer_lo"
+                    ) =>
                 {
                     Op::Clock {
                         d: *d,
                         long: *class == Class::Long,
                     }
                 }
-                (Operand::Register(Class::Word, d), a) => {
-                    let mut a = a;
-                    let low;
-                    // A 16-bit immediate is stored without its sign.
-                    if let (Operand::Immediate(value), "b16" | "u16") = (a, *kind) {
-                        low = Operand::Immediate(value & 0xFFFF);
-                        a = &low;
-                    }
-                    Op::Word1 {
-                        f: Word1::Move,
-                        d: *d,
-                        a: self.word(a)?,
-                    }
-                }
+                (Operand::Register(Class::Word, d), a) => Op::Word1 {
+                    f: Word1::Move,
+                    d: *d,
+                    a: self.word(a)?,
+                },
                 (Operand::Register(Class::Long, d), a) => Op::MoveLong {
                     d: *d,
                     a: self.long(a)?,

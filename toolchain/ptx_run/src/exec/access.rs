@@ -8,7 +8,7 @@ use crate::{
     memory::Bytes,
     op::{Address, Row, Space},
     report::{Fault, Step},
-    shadow::{Accessor, Conflict, GRANULE, Record, bytes_of},
+    shadow::{Accessor, Conflict, GRANULE, LAUNCHES, Record, bytes_of, who},
     warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
 };
 
@@ -197,9 +197,9 @@ impl Run<'_> {
                 for granule in offset / GRANULE..(offset + len).div_ceil(GRANULE) {
                     let written = block.shared.granule(granule).last_write();
                     let is_new = |write: &Record| {
-                        let (who, agent) = (write.block(), write.agent());
+                        let (block, agent) = (write.block(), write.agent());
                         write.is_async()
-                            && !load.known[lane].knows(who, agent, write.members, write.time)
+                            && !load.known[lane].knows(block, agent, write.members, write.time)
                     };
                     if let Some(write) = written.filter(is_new) {
                         return Err(Box::new(Fault::Race {
@@ -300,7 +300,7 @@ impl Run<'_> {
         let (launch, overlaps) = (self.launch, self.overlaps);
         let by = Accessor {
             clock,
-            warp: (own_block as u32) << 16 | warp.index as u32,
+            warp: who(own_block, warp.index),
             lane: lane as u32,
             own_copies: warp.copies[lane].done,
             own_bulk_reads: warp.bulk[lane].done,
@@ -391,6 +391,32 @@ impl Run<'_> {
             .sum();
         warp.unwritten = Some((self.pc, touch.lane, touch.at));
         Ok(written)
+    }
+
+    /// Faults if this launch, or the one before that may still run, has written data that must be read-only. No barrier
+    /// makes that right: the data may come from a cache that nobody keeps up to date.
+    pub fn not_written_meanwhile(&mut self, at: At, len: usize) -> Step {
+        let At::Global(address) = at else {
+            return Ok(());
+        };
+        let (launch, overlaps) = (self.launch, self.overlaps);
+        let (bytes, at) = self.memory.find(address, len)?;
+        let granules = at / GRANULE..(at + len).div_ceil(GRANULE);
+        let mut writes = granules.flat_map(|granule| {
+            let part = bytes_of(granule, at, at + len);
+            bytes.granule(granule).writes_of(part)
+        });
+        let meanwhile = |write: &Record| {
+            write.launch() == launch % LAUNCHES
+                || overlaps && write.launch() == (launch - 1) % LAUNCHES
+        };
+        match writes.find(meanwhile) {
+            None => Ok(()),
+            Some(write) => Err(Box::new(Fault::ReadOnly {
+                address: name(At::Global(address)),
+                before: Box::new(self.place_of(&write)),
+            })),
+        }
     }
 
     /// Writes a lane's bytes. Those without a bit in `valid` have no value.

@@ -516,7 +516,7 @@ fn mma(
         }
     }
     for (at, &row) in d.iter().enumerate() {
-        warp.set_word(row, ALL, &out[at], valid[at])?;
+        warp.replace_word(row, ALL, &out[at], valid[at])?;
     }
     Ok(())
 }

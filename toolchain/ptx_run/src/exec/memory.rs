@@ -9,6 +9,7 @@ use crate::{
     clock::{Shared, join},
     op::{Atomic, Op, Order, Scope},
     report::{Fault, Step},
+    shadow::Record,
     warp::{Warp, members},
 };
 
@@ -27,13 +28,14 @@ impl Run<'_> {
                 scope,
                 bytes,
                 long,
+                read_only,
                 d,
                 address,
             } => {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * d.len();
-                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let record = self.strong_record(block, warp, *order, *scope);
                 let mut words = [[0_u32; 32]; 4];
                 let mut longs = [[0_u64; 32]; 4];
                 let mut valid = [0_u32; 4];
@@ -55,6 +57,9 @@ impl Run<'_> {
                         what,
                     };
                     let written = self.read(block, warp, touch, &mut data[..len])?;
+                    if *read_only {
+                        self.not_written_meanwhile(at, len)?;
+                    }
                     if *order != Order::Weak {
                         self.strong_read(block, warp, lane, at, *order, *scope);
                     }
@@ -94,7 +99,7 @@ impl Run<'_> {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * values.len();
-                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let record = self.strong_record(block, warp, *order, *scope);
                 let mut valid = [0; 4];
                 for (element, &row) in values.iter().enumerate() {
                     valid[element] = if *long {
@@ -128,6 +133,10 @@ impl Run<'_> {
                         }));
                     }
                     if *order != Order::Weak {
+                        // Only atomics pass on what was released before.
+                        for key in Self::keys(block, at, Scope::Gpu) {
+                            self.released.remove(&key);
+                        }
                         self.strong_write(block, warp, lane, at, *order, *scope);
                     }
                     let what = "writes";
@@ -177,7 +186,7 @@ impl Run<'_> {
         };
         let places = self.addresses(warp, mask, *space, address)?;
         let len = if *long { 8 } else { 4 };
-        let record = self.record(block, warp).atomic(true);
+        let record = self.strong_record(block, warp, *order, *scope);
         for row in [*b, *c] {
             let valid = if *long {
                 warp.long_valid(row)
@@ -227,13 +236,16 @@ impl Run<'_> {
                 }
             };
             let after = apply(*f, *long, before, value(*b), value(*c));
+            let writes = *f != Atomic::CompareExchange || before == value(*b);
             self.strong_read(block, warp, lane, at, *order, *scope);
-            self.strong_write(block, warp, lane, at, *order, *scope);
-            self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
+            // A comparison that fails writes nothing.
+            if writes {
+                self.strong_write(block, warp, lane, at, *order, *scope);
+                self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
+            }
             (words[lane], longs[lane]) = (before as u32, before);
         }
         warp.time += 1;
-        self.progress += 1;
         match d {
             Some(d) if *long => warp.set_long(*d, mask, &longs, u32::MAX),
             Some(d) => warp.set_word(*d, mask, &words, u32::MAX)?,
@@ -242,18 +254,30 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn key(block: &Block, at: At, scope: Scope) -> (u32, u64) {
-        match at {
-            At::Shared(offset) => (block.id as u32, u64::from(offset)),
-            At::Peer(rank, offset) => {
-                let id = block.id as u32 - block.cluster_rank + rank;
-                (id, u64::from(offset))
-            }
-            // A release for the block only is not visible to other blocks.
-            At::Global(address) if scope == Scope::Cta => (block.id as u32, address),
-            At::Global(address) => (u32::MAX, address),
-            At::Param(offset) | At::Constant(offset) => (u32::MAX, offset as u64),
+    /// A record of an access of this order, with this scope.
+    fn strong_record(&self, block: &Block, warp: &Warp, order: Order, scope: Scope) -> Record {
+        let record = self.record(block, warp);
+        match order {
+            Order::Weak => record,
+            _ => record.atomic(true).of_block(scope == Scope::Cta),
         }
+    }
+
+    /// Under which keys a release is kept, and an acquire looks for it: that of the block, and for global memory with the
+    /// scope of the GPU also that of all blocks. A release for the block only is not visible to other blocks. Addresses of
+    /// shared and of global memory differ.
+    fn keys(block: &Block, at: At, scope: Scope) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let id = block.id as u32;
+        let (own, everywhere) = match at {
+            At::Shared(offset) => ((id, u64::from(offset)), None),
+            At::Peer(rank, offset) => ((id - block.cluster_rank + rank, u64::from(offset)), None),
+            At::Global(address) => {
+                let everywhere = (scope == Scope::Gpu).then_some((u32::MAX, address));
+                ((id, address), everywhere)
+            }
+            At::Param(offset) | At::Constant(offset) => ((u32::MAX, offset as u64), None),
+        };
+        std::iter::once(own).chain(everywhere)
     }
 
     fn strong_read(
@@ -265,14 +289,16 @@ impl Run<'_> {
         order: Order,
         scope: Scope,
     ) {
-        let Some(found) = self.released.get(&Self::key(block, at, scope)) else {
-            return;
-        };
-        if matches!(order, Order::Acquire | Order::AcqRel) {
-            warp.learn(1 << lane, &found.clone());
-        } else {
-            let known = warp.found[lane].get_or_insert_default();
-            join(known, found);
+        for key in Self::keys(block, at, scope) {
+            let Some(found) = self.released.get(&key) else {
+                continue;
+            };
+            if matches!(order, Order::Acquire | Order::AcqRel) {
+                warp.learn(1 << lane, found);
+            } else {
+                let known = warp.found[lane].get_or_insert_default();
+                join(known, found);
+            }
         }
     }
 
@@ -294,11 +320,9 @@ impl Run<'_> {
         } else {
             warp.release[lane].clone()
         };
-        if let Some(released) = released {
-            let place: &mut Shared = self
-                .released
-                .entry(Self::key(block, at, scope))
-                .or_default();
+        let Some(released) = released else { return };
+        for key in Self::keys(block, at, scope) {
+            let place: &mut Shared = self.released.entry(key).or_default();
             join(place, &released);
         }
     }

@@ -164,9 +164,9 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::Max => map2(a, b, u32::max),
         Word2::MaxSigned => signed(i32::max),
         Word2::Div => map2(a, b, |a, b| a.checked_div(b).unwrap_or(u32::MAX)),
-        Word2::DivSigned => signed(|a, b| a.checked_div(b).unwrap_or(-1)),
+        Word2::DivSigned => signed(|a, b| if b == 0 { -1 } else { a.wrapping_div(b) }),
         Word2::Rem => map2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
-        Word2::RemSigned => signed(|a, b| a.checked_rem(b).unwrap_or(a)),
+        Word2::RemSigned => signed(|a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
         Word2::FAdd => floats2(a, b, |a, b| a + b),
         Word2::FSub => floats2(a, b, |a, b| a - b),
         Word2::FMul => floats2(a, b, |a, b| a * b),
@@ -205,9 +205,19 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
     }
 }
 
-/// Rounded once if product and sum fit 53 bits, otherwise with an error of less than an ulp.
+/// Rounded once: the product is exact in f64, and the sum there is rounded to odd, so that what it lost shows in its last
+/// bit. A call of the C library's `fmaf` for each lane would take longer.
 fn fma(a: f32, b: f32, c: f32) -> f32 {
-    (f64::from(a) * f64::from(b) + f64::from(c)) as f32
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let of_c = sum - product;
+    let lost = (product - (sum - of_c)) + (c - of_c);
+    let bits = sum.to_bits();
+    if !sum.is_finite() || lost == 0.0 || bits & 1 == 1 {
+        return sum as f32;
+    }
+    let away = (lost > 0.0) == (sum > 0.0);
+    f64::from_bits(if away { bits + 1 } else { bits - 1 }) as f32
 }
 
 fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
@@ -390,12 +400,14 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Max => long2(a, b, u64::max),
                 Long2::MaxSigned => long2(a, b, |a, b| (a as i64).max(b as i64) as u64),
                 Long2::Div => long2(a, b, |a, b| a.checked_div(b).unwrap_or(u64::MAX)),
-                Long2::DivSigned => long2(a, b, |a, b| {
-                    (a as i64).checked_div(b as i64).unwrap_or(-1) as u64
+                Long2::DivSigned => long2(a, b, |a, b| match b {
+                    0 => u64::MAX,
+                    _ => (a as i64).wrapping_div(b as i64) as u64,
                 }),
                 Long2::Rem => long2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
-                Long2::RemSigned => long2(a, b, |a, b| {
-                    (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64
+                Long2::RemSigned => long2(a, b, |a, b| match b {
+                    0 => a,
+                    _ => (a as i64).wrapping_rem(b as i64) as u64,
                 }),
             };
             warp.set_halves(d, mask, &out, valid);
@@ -630,4 +642,29 @@ fn unpack(warp: &mut Warp, mask: u32, a: Row, low: Option<Row>, high: Option<Row
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fused_products_are_rounded_once() {
+        // Their product lies halfway between two floats, and the last number says which is nearer.
+        let halfway = |b: f32| [(1.0 + 2_f32.powi(-12)) * b, 1.0 + 2_f32.powi(-12)];
+        for exponent in -90..90 {
+            for sign in [1.0, -1.0] {
+                let [a, b] = halfway(sign * 2_f32.powi(exponent / 3));
+                let lost = 2_f32.powi(exponent - 30);
+                for c in [lost, -lost, 0.0, a] {
+                    assert_eq!(fma(a, b, c), a.mul_add(b, c), "{a:e} {b:e} {c:e}");
+                }
+            }
+        }
+        let [a, b] = halfway(1.0);
+        assert_eq!(fma(a, b, 1e-20), 1.0 + 2_f32.powi(-11) + f32::EPSILON);
+        assert_eq!(fma(f32::MIN_POSITIVE, f32::MIN_POSITIVE, 1.0), 1.0);
+        assert!(fma(f32::INFINITY, 0.0, 1.0).is_nan());
+        assert_eq!(fma(f32::MAX, 2.0, 0.0), f32::INFINITY);
+    }
 }

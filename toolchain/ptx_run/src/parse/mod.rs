@@ -33,6 +33,8 @@ pub struct EntryText {
     pub max_registers: Option<u32>,
     /// From `.minnctapersm`.
     pub min_blocks: Option<u32>,
+    /// Blocks of a cluster, along x, from `.reqnctapercluster`.
+    pub cluster: Option<u32>,
     /// Byte range of the body in the module's text, without braces.
     pub body: std::ops::Range<usize>,
     /// Line of the body's first byte, from 1.
@@ -48,6 +50,8 @@ pub struct Declarations {
     pub order: Vec<String>,
     /// Names of `.extern .shared` arrays, which start at the dynamic shared memory.
     pub dynamic_shared: Vec<String>,
+    /// Arrays in shared memory that all entries may use: name, bytes and alignment.
+    pub shared: Vec<(String, usize, usize)>,
     /// Constant tables of the module, one after the other.
     pub constants: Vec<u8>,
     /// Offset of each table.
@@ -102,7 +106,12 @@ pub fn declarations(text: &str) -> Result<Declarations, ParseError> {
                 found.constants.extend(bytes);
                 found.constant_names.insert(name, offset);
             }
-            Some(".shared" | ".visible") if !code.contains(".func") => {
+            Some(".shared") => {
+                let (name, bytes, align) = array(code.trim_end_matches(';'))
+                    .ok_or_else(|| ParseError::new(line, "a variable of the module", code))?;
+                found.shared.push((name.to_owned(), bytes, align));
+            }
+            Some(".visible") if !code.contains(".func") => {
                 return Err(ParseError::new(line, "a variable of the module", code));
             }
             _ => {}
@@ -132,21 +141,19 @@ fn entry(
             .ok_or_else(|| fail("a parameter list that is not understood"))?,
         _ => Vec::new(),
     };
-    let directive = |key: &str| {
+    let sizes = |key: &str| {
         let value = head.split(key).nth(1)?;
         let value = value.split(['.', '{']).next()?;
-        value
-            .split(',')
-            .map(|number| number.trim().parse::<u32>().ok())
-            .try_fold(1, |product, number| Some(product * number?))
+        let numbers = value.split(',').map(|number| number.trim().parse().ok());
+        numbers.collect::<Option<Vec<u32>>>()
     };
+    let directive = |key: &str| Some(sizes(key)?.into_iter().product());
     let max_threads = directive(".maxntid");
     let min_blocks = directive(".minnctapersm");
     let max_registers = directive(".maxnreg");
-    if head.contains(".reqnctapercluster") || head.contains(".explicitcluster") {
-        return Err(fail(
-            "clusters of a size that the code says, where this emulator asks the launch,",
-        ));
+    let cluster = sizes(".reqnctapercluster").unwrap_or_default();
+    if head.contains(".explicitcluster") || cluster.iter().skip(1).any(|&size| size != 1) {
+        return Err(fail("clusters that are not only along x"));
     }
     let mut depth = 0_u32;
     let mut in_comment = false;
@@ -178,6 +185,7 @@ fn entry(
         max_threads,
         max_registers,
         min_blocks,
+        cluster: cluster.first().copied(),
         body: open + 1..end,
         line: body_line,
     };
@@ -190,17 +198,7 @@ fn constant(code: &str, end: usize) -> Option<(String, usize, Vec<u8>)> {
         Some((declaration, values)) => (declaration, values),
         None => (code.trim_end_matches(';'), "{}"),
     };
-    let mut align = 1;
-    let mut words = declaration.split_whitespace().skip(1);
-    let name = loop {
-        match words.next()? {
-            ".align" => align = words.next()?.parse().ok()?,
-            ".b8" => {}
-            word if word.starts_with('.') => return None,
-            word => break word,
-        }
-    };
-    let (name, count) = name.split_once('[')?;
+    let (name, count, align) = array(declaration)?;
     let values = values
         .trim()
         .trim_start_matches('{')
@@ -212,8 +210,24 @@ fn constant(code: &str, end: usize) -> Option<(String, usize, Vec<u8>)> {
     let mut bytes = values
         .map(|value| value.parse().ok())
         .collect::<Option<Vec<u8>>>()?;
-    bytes.resize(count.trim_end_matches(']').parse().ok()?, 0);
+    bytes.resize(count, 0);
     Some((name.to_owned(), end.next_multiple_of(align), bytes))
+}
+
+/// `.shared .align 4 .b8 name[16]`: name, bytes, alignment.
+fn array(declaration: &str) -> Option<(&str, usize, usize)> {
+    let mut align = 1;
+    let mut words = declaration.split_whitespace().skip(1);
+    let name = loop {
+        match words.next()? {
+            ".align" => align = words.next()?.parse().ok()?,
+            ".b8" => {}
+            word if word.starts_with('.') => return None,
+            word => break word,
+        }
+    };
+    let (name, count) = name.split_once('[')?;
+    Some((name, count.trim_end_matches(']').parse().ok()?, align))
 }
 
 /// `.param .align 8 .b8 name[104], .param .u64 other`.
@@ -292,16 +306,19 @@ mod tests {
     #[test]
     fn entries_are_found_with_their_bounds_and_lines() {
         let text = ".version 8.0\n.extern .shared .align 1024 .b8 window[];\n\
-            .visible .entry one(\n\t.param .u64 one_param_0\n)\n.maxntid 128, 2, 1\n.minnctapersm 3\n{\n\tret;\n}\n\
+            .shared .align 8 .b8 array[24];\n\
+            .visible .entry one(\n\t.param .u64 one_param_0\n)\n.maxntid 128, 2, 1\n.minnctapersm 3\n.reqnctapercluster 2, 1, 1\n{\n\tret;\n}\n\
             // .entry none(\n.visible .entry two()\n{\n\t{ ret; }\n}\n";
         let found = declarations(text).unwrap();
         assert_eq!(found.order, ["one", "two"]);
         assert_eq!(found.dynamic_shared, ["window"]);
         let one = &found.entries["one"];
         assert_eq!((one.max_threads, one.min_blocks), (Some(256), Some(3)));
+        assert_eq!((one.cluster, found.entries["two"].cluster), (Some(2), None));
+        assert_eq!(found.shared, [("array".to_owned(), 24, 8)]);
         assert_eq!(text[one.body.clone()].trim(), "ret;");
-        assert_eq!(one.line, 8);
+        assert_eq!(one.line, 10);
         assert_eq!(text[found.entries["two"].body.clone()].trim(), "{ ret; }");
-        assert_eq!(found.entries["two"].line, 13);
+        assert_eq!(found.entries["two"].line, 15);
     }
 }

@@ -30,9 +30,14 @@ const LONG_TURN: usize = 4_000;
 /// After this many long turns a copy completes even if a warp still runs, because it may be polling for that copy.
 const LONG_TURNS: usize = 8;
 
+/// After so many long turns of each warp without progress, lanes may wait for other lanes of their warp.
+const IDLE_TURNS: usize = 2;
+
 impl Grid<'_> {
     pub(super) fn go(&mut self) -> Result<(), Box<Report>> {
         let mut long_turns = 0;
+        // When something last happened that a warp may wait for: the count, and the instructions executed until then.
+        let (mut progress, mut since) = (0, 0);
         loop {
             let blocks = self.launch.grid.iter().product::<u32>();
             self.fill(blocks);
@@ -50,6 +55,17 @@ impl Grid<'_> {
                 Schedule::Late(_) => LONG_TURN,
             };
             let before = self.run.stats.instructions;
+            if self.run.progress != progress {
+                (progress, since) = (self.run.progress, before);
+            }
+            let warps: usize = self.residents.iter().map(|one| one.warps.len()).sum();
+            let one = &mut self.residents[at].warps[warp];
+            if before - since > (IDLE_TURNS * LONG_TURN * warps) as u64
+                && one.wait == Wait::Nothing
+                && one.let_others_go_on()
+            {
+                since = before;
+            }
             self.turn(at, warp, turn)?;
             if matches!(self.schedule, Schedule::Late(_))
                 && self.run.stats.instructions - before == turn as u64

@@ -11,6 +11,7 @@ use crate::{
     decode::Code,
     exec::Run,
     report::Fault,
+    shadow::MAX_BLOCKS,
     timeline::{Recorder, Timeline},
     warp::LANES,
 };
@@ -212,17 +213,33 @@ impl Module {
 }
 
 fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
-    let threads = launch.block.iter().product::<u32>();
-    if threads == 0 || threads > 1024 || launch.grid.contains(&0) {
+    let product = |sizes: [u32; 3]| {
+        let mut sizes = sizes.into_iter();
+        sizes.try_fold(1_u32, |product, size| product.checked_mul(size))
+    };
+    let Some(threads) = product(launch.block).filter(|threads| (1..=1024).contains(threads)) else {
         return Err(format!(
-            "{:?} blocks of {:?} threads",
-            launch.grid, launch.block
+            "blocks of {:?} threads, a block has 1 to 1024",
+            launch.block
+        ));
+    };
+    if !product(launch.grid).is_some_and(|blocks| (1..MAX_BLOCKS).contains(&blocks)) {
+        return Err(format!(
+            "{:?} blocks, the emulator takes 1 to {}",
+            launch.grid,
+            MAX_BLOCKS - 1
         ));
     }
     if !(1..=16).contains(&launch.cluster) || !launch.grid[0].is_multiple_of(launch.cluster) {
         return Err(format!(
             "{:?} blocks in clusters of {}",
             launch.grid, launch.cluster
+        ));
+    }
+    if let Some(cluster) = code.cluster.filter(|&cluster| cluster != launch.cluster) {
+        return Err(format!(
+            "clusters of {}, the entry takes {cluster}",
+            launch.cluster
         ));
     }
     if let Some(most) = code.max_threads.filter(|&most| threads > most) {

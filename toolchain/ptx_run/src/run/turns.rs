@@ -119,6 +119,8 @@ impl Grid<'_> {
             self.deliver(at, 0)?;
         }
         let resident = self.residents.remove(at);
+        let id = resident.block.id as u32;
+        self.run.released.retain(|key, _| key.0 != id);
         self.run
             .after_end(&resident.block)
             .map_err(|(place, fault)| self.report(Some(place), *fault))

@@ -37,6 +37,16 @@ fn integers_wrap_and_shifts_are_clamped() {
     );
 }
 
+/// The smallest number divided by -1 overflows.
+#[test]
+fn a_division_that_overflows_wraps() {
+    let body = "mov.b32 %r3, -2147483648; div.s32 %r4, %r3, -1; rem.s32 %r5, %r3, -1; add.s32 %r10, %r4, %r5;";
+    assert_eq!(lanes(body), [i32::MIN; 32]);
+    let body = "mov.b64 %rd3, -9223372036854775808; div.s64 %rd4, %rd3, -1; rem.s64 %rd5, %rd3, -1;\n\
+                add.s64 %rd4, %rd4, %rd5; shr.u64 %rd4, %rd4, 32; cvt.u32.u64 %r10, %rd4;";
+    assert_eq!(lanes(body), [i32::MIN; 32]);
+}
+
 #[test]
 fn results_of_16_bits_lose_what_is_above() {
     let product = |instruction: &str| {
@@ -59,6 +69,33 @@ fn results_of_16_bits_lose_what_is_above() {
     assert_eq!(
         product("mad.lo.s16 %r4, %r3, 171, 2052;"),
         each(|t| ((60_000 + t) * 171 + 2052) % 65_536)
+    );
+}
+
+/// LLVM prints constants of 16 bits with a sign: `x == u16::MAX` compares with -1.
+#[test]
+fn constants_of_16_bits_have_no_sign() {
+    let halves = |t: i32| (t + 65_520) as u16;
+    let chosen = |instructions: &str| {
+        let half = "add.s32 %r3, %r0, 65520; cvt.u16.u32 %h1, %r3;";
+        lanes(&format!("{half} {instructions} selp.b32 %r10, 1, 0, %p1;"))
+    };
+    let expected = |holds: fn(u16) -> bool| each(|t| i32::from(holds(halves(t))));
+    assert_eq!(
+        chosen("setp.eq.b16 %p1, %h1, -1;"),
+        expected(|half| half == u16::MAX)
+    );
+    assert_eq!(
+        chosen("setp.gt.u16 %p1, %h1, -9;"),
+        expected(|half| half > 65_527)
+    );
+    assert_eq!(
+        chosen("xor.b16 %h2, %h1, -32768; setp.lt.u16 %p1, %h2, 32768;"),
+        expected(|half| half >= 32_768)
+    );
+    assert_eq!(
+        chosen("setp.eq.b16 %p2, %h1, 7; selp.b16 %h2, -1, 5, %p2; setp.eq.b16 %p1, %h2, 65535;"),
+        expected(|half| half == 7)
     );
 }
 
@@ -284,6 +321,17 @@ fn a_loop_runs_as_often_as_each_lane_asks() {
     let body = "mov.b32 %r10, 0; mov.b32 %r3, 0;\nAGAIN: add.s32 %r10, %r10, %r3; add.s32 %r3, %r3, 1;\n\
                 setp.le.u32 %p1, %r3, %r0; @%p1 bra AGAIN; bar.warp.sync -1;";
     assert_eq!(lanes(body), each(|t| t * (t + 1) / 2));
+}
+
+/// The lane that got the lock must go on while the others ask for it.
+#[test]
+fn lanes_wait_for_one_another() {
+    let body = "AGAIN: atom.acquire.gpu.global.cas.b32 %r3, [%rd1], 0, 1; setp.ne.b32 %p1, %r3, 0;\n\
+                @%p1 bra AGAIN; ld.global.b32 %r4, [%rd1+4]; add.s32 %r10, %r4, 1; st.global.b32 [%rd1+4], %r10;\n\
+                atom.release.gpu.global.exch.b32 %r5, [%rd1], 0;";
+    let mut found = words(32, &format!("{body}\n{STORE}"), &[0, 0]);
+    found.sort_unstable();
+    assert_eq!(found, (1..=32).collect::<Vec<u32>>());
 }
 
 #[test]

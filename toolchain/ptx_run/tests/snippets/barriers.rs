@@ -177,6 +177,15 @@ fn named_barriers_of_some_warps() {
     );
 }
 
+/// One of two warps passes many more phases before the other one runs again.
+#[test]
+fn a_phase_is_kept_until_all_have_passed_it() {
+    let body = "bar.sync 1, 64; mov.b32 %r10, 0; setp.lt.u32 %p1, %r0, 32; @%p1 bra END;\n\
+                AGAIN: bar.sync 1, 32; add.s32 %r10, %r10, 1; setp.lt.u32 %p1, %r10, 70; @%p1 bra AGAIN;\nEND:";
+    let found = words(64, &format!("{body}\n{STORE}"), &[]);
+    assert_eq!((found[0], found[63]), (0, 70));
+}
+
 #[test]
 fn a_vote_of_the_block() {
     let body =

@@ -1,6 +1,6 @@
 //! Clusters of blocks.
 
-use ptx_run::{Fault, Launch, Memory};
+use ptx_run::{Fault, Launch, Memory, Module, Schedule};
 
 use crate::harness::{SCHEDULES, faults_of, kernel, launch, run};
 
@@ -151,4 +151,38 @@ fn a_number_that_nobody_waited_for_is_a_race() {
 fn an_mbarrier_that_was_not_fenced_is_a_race() {
     let body = SENT.replace("fence.mbarrier_init.release.cluster;", "");
     assert_fault_of!(&body, Fault::Race { .. }, "mbarrier.try_wait");
+}
+
+/// What the macros of `cuda_std` make: an array of the module, and the size of clusters.
+#[test]
+fn arrays_and_clusters_that_the_code_declares() {
+    let text = ".version 8.0\n.target sm_90a\n.shared .align 4 .b8 first[6];\n.shared .align 8 .b8 second[256];\n\
+        .shared .align 8 .b8 second_2[4096];\n.extern .shared .align 1024 .b8 window[];\n\
+        .visible .entry k(.param .u64 out)\n.maxntid 32, 1, 1\n.reqnctapercluster 2, 1, 1\n{\n\
+        .reg .b32 %r<9>; .reg .b64 %rd<3>;\n\
+        ld.param.b64 %rd1, [out]; mov.u32 %r1, first; mov.u32 %r2, second; mov.u32 %r3, window;\n\
+        st.shared.b32 [%r2], %r1; st.shared.b32 [%r2+252], %r3; mov.u32 %r4, %cluster_nctarank;\n\
+        mov.u32 %r5, %ctaid.x; mul.wide.u32 %rd2, %r5, 16; add.s64 %rd1, %rd1, %rd2;\n\
+        st.global.v4.b32 [%rd1], {%r1, %r2, %r3, %r4};\nret;\n}\n\
+        .visible .entry other()\n{\nret;\n}\n";
+    let module = Module::parse(text).unwrap();
+    assert_eq!(module.entry("k").unwrap().cluster, Some(2));
+    let mut memory = Memory::new();
+    let out = memory.allocate(64);
+    let pair = Launch {
+        grid: [2, 1, 1],
+        cluster: 2,
+        ..launch(1)
+    };
+    let schedule = Schedule::RoundRobin;
+    run(&module, &pair, &[out], &mut memory, schedule).unwrap_or_else(|report| panic!("{report}"));
+    let words = memory.read(out, 16).unwrap().chunks(4);
+    let words: Vec<u32> = words
+        .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+        .collect();
+    assert_eq!(words, [0, 8, 1024, 2]);
+    let alone = Launch { cluster: 1, ..pair };
+    let report = run(&module, &alone, &[out], &mut memory, schedule).unwrap_err();
+    assert!(matches!(report.fault, Fault::Launch { .. }), "{report}");
+    module.check("other").unwrap();
 }

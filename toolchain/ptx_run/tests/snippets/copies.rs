@@ -264,6 +264,11 @@ fn a_bulk_copy_out_of_shared_memory() {
         Fault::Unfinished { .. } | Fault::Race { .. },
         ""
     );
+    // Nobody waits for a group that is not committed, nor does the wait that comes after it.
+    let uncommitted = body
+        .replace("cp.async.bulk.commit_group;", "")
+        .replace("END: bar.sync 0;\n    st.shared.b32 [%r3], 0;", "END:");
+    assert_fault!(64, &uncommitted, Fault::Unfinished { .. }, "");
     assert_fault!(
         64,
         &body.replacen("bar.sync 0;", "", 1),
@@ -275,6 +280,17 @@ fn a_bulk_copy_out_of_shared_memory() {
         .replace("fence.proxy.async.shared::cta;", "")
         .replace("add.s32 %r3", "fence.proxy.async.shared::cta;\nadd.s32 %r3");
     assert_fault!(64, &early, Fault::NoProxyFence { .. }, "cp.async.bulk");
+}
+
+/// A sum has no value if one of its numbers has none.
+#[test]
+fn a_reduction_onto_memory_that_nobody_wrote() {
+    let body = format!("mov.b32 %r4, 256;\n{OUT}");
+    let body = body.replace(
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+    );
+    assert_fault!(64, &body, Fault::Uninitialised { .. }, "cp.reduce");
 }
 
 /// A warp writes, fences and signals. It fences many more times before another warp copies the data.

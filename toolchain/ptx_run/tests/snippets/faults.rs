@@ -4,7 +4,7 @@ use ptx_run::{Fault, Launch, Memory, Module, ParseError, Schedule};
 
 use crate::{
     assert_fault,
-    harness::{STORE, faults_of, kernel, launch, run, words},
+    harness::{STORE, kernel, launch, run, words},
 };
 
 #[test]
@@ -48,49 +48,35 @@ fn lanes_of_a_warp_race_without_a_barrier() {
     .unwrap();
 }
 
+/// 16-bit outputs are stored one by one.
 #[test]
-fn blocks_race_in_global_memory() {
-    let launch = Launch {
-        grid: [2, 1, 1],
-        ..launch(32)
+fn the_first_half_of_a_word_is_not_forgotten() {
+    let halves = |second: &str| {
+        format!(
+            "setp.ge.u32 %p1, %r0, 32; @%p1 bra READER; setp.ne.b32 %p2, %r0, 0;\n\
+             @%p2 bra END; st.shared.b16 [%r2], 1;\n{second} bra END;\n\
+             READER: ld.shared.b16 %h1, [%r2];\nEND:"
+        )
     };
-    let body = "cvt.u64.u32 %rd3, %r1; add.s64 %rd3, %rd3, %rd0; mov.u32 %r5, %ctaid.x;\nst.global.b32 [%rd3], %r5;";
-    for (fault, line) in faults_of(&launch, body) {
-        assert!(
-            matches!(&fault, Fault::Race { .. }) && line.contains("st.global"),
-            "{fault}"
-        );
+    for (fault, _) in crate::harness::faults_under(
+        &[Schedule::RoundRobin],
+        &launch(64),
+        &halves("st.shared.b16 [%r2+2], 2;"),
+    ) {
+        assert!(matches!(fault, Fault::Race { .. }), "{fault}");
     }
+    // Two lanes of one instruction write a half each, and a third lane reads.
+    let lanes = "setp.gt.u32 %p1, %r0, 1; shl.b32 %r3, %r0, 1; add.s32 %r3, %r2, %r3;\n\
+                 @%p1 bra READ; st.shared.b16 [%r3], %r0;\nREAD: ld.shared.b16 %h1, [%r2];";
+    assert_fault!(32, lanes, Fault::Race { .. }, "ld.shared");
 }
 
+/// What `ld.global.nc` reads must not be written by the launch, before or after, in whatever order.
 #[test]
-fn a_flag_orders_what_a_fence_stands_before() {
-    // Block 0 writes and sets a flag with an atomic; block 1 waits for the flag and reads.
-    let body = "mov.u32 %r5, %ctaid.x; setp.ne.b32 %p1, %r5, 0; @%p1 bra READER;\n\
-                st.global.b32 [%rd0], 7;\nFENCE\natom.relaxed.gpu.global.add.u32 %r6, [%rd1], 1;\nret;\n\
-                READER: ld.relaxed.gpu.global.b32 %r6, [%rd1]; setp.eq.b32 %p2, %r6, 16843009; @%p2 bra READER;\n\
-                FENCE\nld.global.b32 %r7, [%rd0];";
-    let launch = Launch {
-        grid: [2, 1, 1],
-        block: [1, 1, 1],
-        ..launch(1)
-    };
-    for schedule in [Schedule::RoundRobin, Schedule::Random(1)] {
-        let mut memory = Memory::new();
-        let (data, flag) = (memory.allocate(4), memory.allocate_with(&[1; 4]));
-        let good = kernel(2, &body.replace("FENCE", "fence.acq_rel.gpu;"));
-        run(&good, &launch, &[data, flag], &mut memory, schedule).unwrap();
-        let mut memory = Memory::new();
-        let (data, flag) = (memory.allocate(4), memory.allocate_with(&[1; 4]));
-        let bad = kernel(
-            2,
-            &body
-                .replacen("FENCE", "", 1)
-                .replace("FENCE", "fence.acq_rel.gpu;"),
-        );
-        let report = run(&bad, &launch, &[data, flag], &mut memory, schedule).unwrap_err();
-        assert!(matches!(report.fault, Fault::Race { .. }), "{report}");
-    }
+fn data_that_must_be_read_only() {
+    let body = "st.global.b32 [%rd0], 7;\nbar.sync 0;\nld.global.nc.b32 %r3, [%rd0];";
+    let one = format!("setp.eq.b32 %p1, %r0, 0; @%p1 {body}");
+    assert_fault!(64, &one, Fault::ReadOnly { .. }, "ld.global.nc");
 }
 
 #[test]
@@ -241,6 +227,24 @@ fn a_barrier_that_too_few_come_to() {
     }
 }
 
+/// A tree reduction over a warp, in a block of 16 threads.
+#[test]
+fn a_shuffle_from_a_lane_that_is_not_there_has_no_value() {
+    let body = "shfl.sync.down.b32 %r10, %r0, 8, 31, 65535; setp.lt.u32 %p1, %r0, 8; @!%p1 mov.b32 %r10, 1;";
+    let found = words(16, &format!("{body}\n{STORE}"), &[]);
+    assert_eq!(found[..8], (8..16).collect::<Vec<u32>>());
+    let used = body.replace("@!%p1 mov.b32 %r10, 1;", STORE);
+    assert_fault!(16, &used, Fault::UninitialisedRegister { .. }, "st.global");
+}
+
+#[test]
+fn an_entry_without_a_return_ends() {
+    let text = ".version 8.0\n.target sm_80\n.visible .entry k()\n{\n.reg .b32 %r<2>;\nmov.u32 %r1, %tid.x;\n}\n";
+    let (module, mut memory) = (Module::parse(text).unwrap(), Memory::new());
+    let schedule = Schedule::RoundRobin;
+    run(&module, &launch(32), &[], &mut memory, schedule).unwrap();
+}
+
 #[test]
 fn a_trap_and_a_panic() {
     assert_fault!(32, "trap;", Fault::Trap { .. }, "trap");
@@ -267,87 +271,6 @@ fn a_loop_without_end() {
             "{fault}"
         );
     }
-}
-
-#[test]
-fn a_launch_beside_the_one_before_must_wait_for_it() {
-    let mut memory = Memory::new();
-    let data = memory.allocate_with(&[0; 4]);
-    let write = kernel(
-        1,
-        "setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%rd0], 7; griddepcontrol.launch_dependents;",
-    );
-    let read = |wait: &str| kernel(1, &format!("{wait}\nld.global.b32 %r3, [%rd0];"));
-    let beside = Launch {
-        overlaps: true,
-        ..launch(32)
-    };
-    let schedule = Schedule::Random(0);
-    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    run(
-        &read("griddepcontrol.wait;"),
-        &beside,
-        &[data],
-        &mut memory,
-        schedule,
-    )
-    .unwrap();
-    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    let report = run(&read(""), &beside, &[data], &mut memory, schedule).unwrap_err();
-    assert!(matches!(report.fault, Fault::NoGridWait { .. }), "{report}");
-    // An ordinary launch begins after the end of the previous one.
-    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    run(&read(""), &launch(32), &[data], &mut memory, schedule).unwrap();
-}
-
-/// The writes of the first of five launches are recognised as those of another launch.
-#[test]
-fn a_chain_of_launches_that_wait_is_ordered() {
-    let mut memory = Memory::new();
-    let data = memory.allocate_with(&[0; 4]);
-    let write = kernel(1, "setp.eq.b32 %p1, %r0, 40; @%p1 st.global.b32 [%rd0], 7;");
-    let wait = kernel(1, "griddepcontrol.wait;");
-    let read = kernel(1, "griddepcontrol.wait;\nld.global.b32 %r3, [%rd0];");
-    let beside = Launch {
-        overlaps: true,
-        ..launch(64)
-    };
-    let schedule = Schedule::Random(0);
-    run(&write, &launch(64), &[data], &mut memory, schedule).unwrap();
-    for module in [&wait, &wait, &wait, &read, &read] {
-        run(module, &beside, &[data], &mut memory, schedule).unwrap();
-    }
-}
-
-/// A counter with which the previous launch released its partial states, as in decodes with merges.
-#[test]
-fn a_launch_beside_the_one_before_may_acquire_what_that_released() {
-    let mut memory = Memory::new();
-    let data = memory.allocate_with(&[0; 8]);
-    let count = |order: &str| {
-        format!("setp.eq.b32 %p1, %r0, 0; @%p1 atom.{order}.gpu.global.add.u32 %r4, [%rd0+4], 1;")
-    };
-    let write = kernel(
-        1,
-        &format!(
-            "setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%rd0], 7; {} griddepcontrol.launch_dependents;",
-            count("acq_rel")
-        ),
-    );
-    let read = |order: &str| {
-        let load = "@%p1 ld.global.b32 %r3, [%rd0];";
-        kernel(1, &format!("{}\n{load}", count(order)))
-    };
-    let beside = Launch {
-        overlaps: true,
-        ..launch(32)
-    };
-    let schedule = Schedule::Random(0);
-    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    run(&read("acq_rel"), &beside, &[data], &mut memory, schedule).unwrap();
-    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    let report = run(&read("relaxed"), &beside, &[data], &mut memory, schedule).unwrap_err();
-    assert!(matches!(report.fault, Fault::NoGridWait { .. }), "{report}");
 }
 
 #[test]

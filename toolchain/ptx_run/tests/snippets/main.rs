@@ -7,3 +7,4 @@ mod copies;
 mod faults;
 mod harness;
 mod matrix;
+mod orders;

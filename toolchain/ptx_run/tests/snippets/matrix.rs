@@ -331,6 +331,13 @@ fn registers_belong_to_a_product_until_it_is_awaited() {
         "add.s32 %r24, %r20, 2;\nwgmma.wait_group",
     );
     assert_fault!(128, &early, Fault::OwnedRegister { .. }, "add.s32 %r24");
+    let overwritten = REGISTERS.replace("wgmma.wait_group", "mov.b32 %r40, 0;\nwgmma.wait_group");
+    assert_fault!(
+        128,
+        &overwritten,
+        Fault::OwnedRegister { .. },
+        "mov.b32 %r40"
+    );
     let late = REGISTERS.replace("wgmma.mma_async", "add.s32 %r24, %r20, 2;\nwgmma.mma_async");
     assert_fault!(
         128,

@@ -59,7 +59,7 @@ impl Run<'_> {
     ) -> Step {
         for lane in members(mask) {
             let bulk = &warp.bulk[lane];
-            if !bulk.closed.is_empty() {
+            if !bulk.closed.is_empty() || bulk.begun > bulk.done {
                 let what = format!(
                     "bulk copies of warp {} lane {lane} may still read its shared memory",
                     warp.index

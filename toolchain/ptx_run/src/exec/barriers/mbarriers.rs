@@ -157,7 +157,7 @@ impl Run<'_> {
             None => (block.barriers.len(), 0),
         };
         if member >= MAX_BARRIERS {
-            return Err(fail("more of them than a block may have"));
+            return Err(fail("the emulator takes 256 of a block"));
         }
         let barrier = Mbarrier {
             address,

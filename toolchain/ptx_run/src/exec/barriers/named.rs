@@ -2,7 +2,7 @@
 
 use super::uniform;
 use crate::{
-    block::{Arrival, Block, Named},
+    block::{Arrival, Block, Named, Released},
     clock::{MEMBERS, Shared, join},
     exec::{Flow, Run, together},
     op::Op,
@@ -101,6 +101,7 @@ impl Run<'_> {
         barrier.vote |= voted;
         join(&mut barrier.clock, &clock);
         let generation = barrier.generation;
+        barrier.waiting += u32::from(!arrive_only);
         if barrier.arrived > barrier.expected {
             return Err(fail(format!(
                 "{} threads arrive where {} are expected",
@@ -120,19 +121,22 @@ impl Run<'_> {
     }
 
     /// Continues a warp after the phase of a named barrier that it waited for.
-    pub fn passed(&mut self, block: &Block, warp: &mut Warp, id: u32, generation: u64) {
-        let released = &block.named[id as usize].released;
-        let (_, clock, vote) = released
-            .iter()
-            .find(|one| one.0 == generation)
-            .expect("kept until all have passed");
+    pub fn passed(&mut self, block: &mut Block, warp: &mut Warp, id: u32, generation: u64) {
+        let released = &mut block.named[id as usize].released;
+        let at = released.iter().position(|one| one.generation == generation);
+        let at = at.expect("kept until all have passed");
+        released[at].waiting -= 1;
+        let Released { clock, vote, .. } = match released[at].waiting {
+            0 => released.remove(at),
+            _ => released[at].clone(),
+        };
         let lanes = warp.path.mask;
-        warp.replace(lanes, clock);
+        warp.replace(lanes, &clock);
         if let Op::Barrier {
             vote: Some((d, _)), ..
         } = &self.code.instructions[warp.path.pc as usize].op
         {
-            warp.set_bits(*d, lanes, if *vote { u32::MAX } else { 0 }, u32::MAX);
+            warp.set_bits(*d, lanes, if vote { u32::MAX } else { 0 }, u32::MAX);
         }
         warp.path.pc += 1;
         warp.wait = Wait::Nothing;
@@ -143,9 +147,14 @@ impl Named {
     /// Ends the phase; the next may begin.
     pub fn complete(&mut self) {
         let clock = std::mem::take(&mut self.clock);
-        self.released.push((self.generation, clock, self.vote));
-        if self.released.len() > 64 {
-            self.released.remove(0);
+        let waiting = std::mem::take(&mut self.waiting);
+        if waiting > 0 {
+            self.released.push(Released {
+                generation: self.generation,
+                clock,
+                vote: self.vote,
+                waiting,
+            });
         }
         self.generation += 1;
         (self.expected, self.arrived, self.warps) = (0, 0, 0);

@@ -291,13 +291,14 @@ impl Run<'_> {
     fn begin_store(
         &mut self,
         block: &mut Block,
-        warp: &Warp,
+        warp: &mut Warp,
         lane: usize,
         copy: Copy,
         (source, bytes): (u32, u32),
         ranges: &[(u64, usize)],
     ) -> Step {
         let group = warp.bulk[lane].open;
+        warp.bulk[lane].begun = group;
         let layout = warp.layout;
         let reading = Record::new(
             block.id,

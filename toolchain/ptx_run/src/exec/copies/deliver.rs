@@ -216,6 +216,13 @@ impl Run<'_> {
 
     fn put(&mut self, target: u64, values: &[u8], add_f32: bool) -> Step {
         let (bytes, at) = self.memory.find(target, values.len())?;
+        let unwritten = |&byte: &usize| !bytes.is_written(at + byte, 1);
+        if add_f32 && let Some(byte) = (0..values.len()).find(unwritten) {
+            return Err(Box::new(Fault::Uninitialised {
+                address: name(At::Global(target + byte as u64)),
+                by: None,
+            }));
+        }
         let to = &mut bytes.data[at..at + values.len()];
         if add_f32 {
             for (to, value) in to.chunks_exact_mut(4).zip(values.chunks_exact(4)) {
