@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels_gpu::registry::{KernelId, Loads};
+use kernels_gpu::registry::{KernelId, KernelInfo, Loads};
 
 use super::{
     Origin,
@@ -237,10 +237,11 @@ fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result
         return Ok(());
     }
     for group in &plan.groups {
-        if group
-            .id
-            .is_none_or(|id| id.info().head_dim == spec.head_dim_qk)
-        {
+        let any_size = |row: &KernelInfo| {
+            row.head_dim == spec.head_dim_qk
+                || group.kernel == Kernel::Decode && row.loads == Loads::PagesOrRows
+        };
+        if group.id.is_none_or(|id| any_size(id.info())) {
             continue;
         }
         let items = plan.items_of(group).iter();

@@ -163,8 +163,7 @@ fn a_batch_within_limits_is_planned_in_every_mode() {
     }
 }
 
-/// Kernels read 8-bit keys on pages of other sizes than a multiple of 8 tokens row by row, as prefills: also for a request without
-/// queries. Such a request once made the planner panic.
+/// A request without queries once made the planner panic, where other pages than its own were of 16 tokens.
 #[test]
 fn a_request_without_queries_on_pages_of_one_token_is_planned_beside_decodes() {
     let part = |page_size, q_indptr| {
@@ -181,6 +180,47 @@ fn a_request_without_queries_on_pages_of_one_token_is_planned_beside_decodes() {
     let batch = Batch::composed(vec![0, 1, 1], parts);
     let spec = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
     let plan = plan(&spec, &batch, PodMode::Auto);
-    let kernels: Vec<_> = plan.groups.iter().map(|group| group.kernel).collect();
-    assert!(kernels.contains(&Kernel::Decode) && kernels.contains(&Kernel::Prefill));
+    assert!(
+        plan.groups
+            .iter()
+            .all(|group| group.kernel == Kernel::Decode)
+    );
+}
+
+/// Kernels that share SMs load pages of one token only in 16 bits and without padding.
+#[test]
+fn hybrids_on_pages_of_one_token_have_kernels_that_load_them() {
+    let device = DeviceDescription::named("h200").unwrap();
+    for (head_dim, dtype) in [
+        (96, Dtype::BF16),
+        (112, Dtype::BF16),
+        (64, Dtype::F8E4M3),
+        (128, Dtype::F8E4M3),
+        (256, Dtype::F8E4M3),
+        (128, Dtype::BF16),
+    ] {
+        let spec = Spec::new(32, 8, head_dim).with_kv_dtype(dtype);
+        let mut table = PageTable::new(1, 60_000);
+        let mut indptr = vec![0];
+        for (request, [tokens, keys]) in [[1024, 2048], [1, 2000], [1, 1500], [1, 2000], [3, 1000]]
+            .into_iter()
+            .enumerate()
+        {
+            let first = 3000 * request as u32;
+            table.push(&(first..first + keys).collect::<Vec<_>>(), keys);
+            indptr.push(indptr[request] + tokens);
+        }
+        let batch = Batch::new(indptr, table);
+        for pod in [
+            PodMode::Auto,
+            PodMode::Fused,
+            PodMode::Streams,
+            PodMode::Serial,
+        ] {
+            let options = PlanOptions::default().with_pod(pod);
+            let plan = Planner::new().plan(&spec, &batch, &device, &options);
+            let plan = plan.unwrap_or_else(|error| panic!("{head_dim} {dtype:?} {pod:?}: {error}"));
+            plan.verify(&batch).unwrap();
+        }
+    }
 }

@@ -11,8 +11,9 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates,
-    maps::{BOX_TOKENS, Maps, ShapeId},
+    maps::{BOX_TOKENS, MapShape, Maps, ShapeId},
     pad::PaddedPool,
+    prefill_rows::vectors_of,
     registry::check_serves,
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -65,8 +66,8 @@ pub struct DecodeCall<'a> {
 /// The shapes of a launch's tensor maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodeShapes {
-    /// Shapes of keys and of values.
-    pub(super) maps: [ShapeId; 2],
+    /// Shapes of keys and of values; none if these are read row by row.
+    pub(super) maps: Option<[ShapeId; 2]>,
     /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
     pub(super) unpadded: bool,
     /// Whether the outputs are, too: then no launch of the run writes padded ones.
@@ -119,6 +120,17 @@ impl Gpu {
         }
     }
 
+    /// Whether the kernel that [`decode_kernel`](Self::decode_kernel) says can read the pool.
+    pub(super) fn reads_pool(kernel: KernelId, spec: &Spec, pool: &KvPool) -> bool {
+        let row = kernel.info();
+        let pages = pool.k_strides.page_size;
+        match row.loads {
+            Loads::PagesOrRows => true,
+            Loads::Pages => pages.is_multiple_of(8) && pool.k_strides == pool.v_strides,
+            Loads::Rows => Padding::of(spec).is_none() && (row.latent || row.rows >= spec.group()),
+        }
+    }
+
     /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and half
     /// as many units still keep the GPU busy. Otherwise the given kernel.
     pub(super) fn of_pairs(
@@ -132,6 +144,7 @@ impl Gpu {
         let busy = |units: u32| f64::from(units) / f64::from(units.div_ceil(sms) * sms);
         let pair = kernel.of_pairs(spec.head_dim_qk).filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
+                && Self::reads_pool(*pair, spec, pool)
                 && pool.k_strides.head == spec.head_dim_qk
                 && overlapping(spec, pool, pair.info()).is_ok()
                 && pool.scales.come_in_pairs()
@@ -325,44 +338,35 @@ fn parameters(
     let DecodeCall {
         spec, tile, pool, ..
     } = *call;
-    if pool.k_strides != pool.v_strides {
-        return Err(Error::Stride {
-            tensor: "the value pool",
-            dimension: "tokens, heads or pages",
-            got: pool.v_strides.token as usize,
-            rule: format!("as the keys': {:?}", pool.k_strides),
-        });
-    }
-    let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
-    let walk = Walk::new(&walked, pool.pages, &strides, pool.dtype)?;
     let own_heads = call
         .extras
         .padding
         .is_none_or(|padding| row.head_dim == padding.dim);
-    let padded = match call.extras.padding {
-        Some(padding) if !own_heads => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
-        _ => overlapping(spec, pool, row)?,
+    let padding = call.extras.padding.filter(|_| !own_heads);
+    let mapped = match Mapped::new(call, row, padding) {
+        Err(_) if row.loads == Loads::PagesOrRows => None,
+        mapped => Some(mapped?),
     };
-    let page_size = pool.k_strides.page_size;
-    // The largest power of two that divides the page size, and at most the tokens of a box.
-    let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
-    let mut outside = fits(
-        Quantity::Pool("pages × KV heads"),
-        walk.dims[4] as usize,
-        COUNTED,
-    )?;
-    let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
-    let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
-    let mut shapes =
-        boxes.map(|[slabs, tokens]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens)));
-    let mut steps = [walk.half_per_head, walk.page_per_page, walk.page_per_head];
-    if let Some(padded) = padded {
-        outside = padded.places;
-        shapes = [padded.shape(pool.dtype, piece_tokens); 2];
-        steps = [0, padded.places_per_page, 1];
-    }
-    let (k_shape, k_map) = maps.make("the key pool", pool.k, shapes[0])?;
-    let (v_shape, v_map) = maps.make("the value pool", pool.v, shapes[1])?;
+    let mapping = mapped.unwrap_or(Mapped::BY_ROWS);
+    let map = |maps: &mut Maps, tensor, address, index: usize| match &mapping.shapes {
+        Some(shapes) => maps
+            .make(tensor, address, shapes[index])
+            .map(|(id, map)| (Some(id), map)),
+        None => Ok((None, [0; 16])),
+    };
+    let (k_shape, k_map) = map(maps, "the key pool", pool.k, 0)?;
+    let (v_shape, v_map) = map(maps, "the value pool", pool.v, 1)?;
+    let [k_vectors, v_vectors] = match mapping.shapes {
+        Some(_) => [KvStrides::default(); 2],
+        None => vectors_of(pool, spec.kv_heads)?,
+    };
+    let slabs = padding.unwrap_or(Padding {
+        dim: spec.head_dim_qk,
+        kernel_dim: spec.head_dim_qk,
+        slabs: spec.head_dim_qk / 64,
+        step: 64,
+    });
+    let vectors = |elements: u32| elements * pool.dtype.bytes() / VECTOR_BYTES;
     let mut attention = attention(call, 1)?;
     attention.units /= row.kv_heads;
     attention.group *= row.kv_heads;
@@ -371,25 +375,107 @@ fn parameters(
         v_map,
         attention,
         group: Divisor::new(spec.group()),
-        kv_heads: Divisor::new(walked.kv_heads),
-        page_size: Divisor::new(page_size),
-        piece_tokens,
-        half_per_head: steps[0],
-        page_per_page: steps[1],
-        page_per_head: steps[2],
+        kv_heads: Divisor::new(spec.kv_heads / row.kv_heads),
+        page_size: Divisor::new(pool.k_strides.page_size),
+        piece_tokens: mapping.piece_tokens,
+        k_vectors,
+        v_vectors,
+        slabs: slabs.slabs,
+        slab_step: vectors(slabs.step),
+        slab_vectors: vectors(slabs.dim.min(64)),
+        half_per_head: mapping.steps[0],
+        page_per_page: mapping.steps[1],
+        page_per_head: mapping.steps[2],
         stages: row.stages,
         run: tile.run.clamp(1, row.run),
-        outside,
+        outside: mapping.outside,
         long: tile.long.into(),
         out_columns: output_columns(spec.head_dim_v),
+        reserved: 0,
         rotary: call.extras.rotary,
     };
     let shapes = DecodeShapes {
-        maps: [k_shape, v_shape],
+        maps: k_shape.zip(v_shape).map(<[ShapeId; 2]>::from),
         unpadded: call.extras.padding.is_some() && own_heads,
         writes_unpadded: false,
     };
     Ok((parameters, shapes))
+}
+
+/// How a launch reads a pool: by tensor maps, or else row by row.
+struct Mapped {
+    /// Shapes of the maps of keys and of values.
+    shapes: Option<[MapShape; 2]>,
+    /// As in [`DecodeParams`].
+    piece_tokens: u32,
+    /// `half_per_head`, `page_per_page` and `page_per_head` of [`DecodeParams`].
+    steps: [u32; 3],
+    outside: u32,
+}
+
+impl Mapped {
+    const BY_ROWS: Self = Self {
+        shapes: None,
+        piece_tokens: 1,
+        steps: [0; 3],
+        outside: 0,
+    };
+
+    /// By tensor maps.
+    fn new(
+        call: &DecodeCall<'_>,
+        row: &KernelInfo,
+        padding: Option<Padding>,
+    ) -> Result<Self, Error> {
+        let DecodeCall { spec, pool, .. } = *call;
+        if pool.k_strides != pool.v_strides {
+            return Err(Error::Stride {
+                tensor: "the value pool",
+                dimension: "tokens, heads or pages",
+                got: pool.v_strides.token as usize,
+                rule: format!("as the keys': {:?}", pool.k_strides),
+            });
+        }
+        // The largest power of two that divides the page size, and at most the tokens of a box.
+        let page_size = pool.k_strides.page_size;
+        let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
+        let padded = match padding {
+            Some(_) if pool.dtype.bytes() == 1 => {
+                return Err(Error::Extent {
+                    tensor: "the pool",
+                    dimension: "elements in a head",
+                    got: spec.head_dim_qk as usize,
+                    rule: "that of a kernel, with keys and values of 8 bits".into(),
+                });
+            }
+            Some(padding) => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
+            None => overlapping(spec, pool, row)?,
+        };
+        let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
+        if let Some(padded) = padded {
+            return Ok(Self {
+                shapes: Some([padded.shape(pool.dtype, piece_tokens); 2]),
+                piece_tokens,
+                steps: [0, padded.places_per_page, 1],
+                outside: padded.places,
+            });
+        }
+        let walk = Walk::new(&walked, pool.pages, &strides, pool.dtype)?;
+        let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
+        let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
+        let shape =
+            |[slabs, tokens]: [u32; 2]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens));
+        Ok(Self {
+            shapes: Some(boxes.map(shape)),
+            piece_tokens,
+            steps: [walk.half_per_head, walk.page_per_page, walk.page_per_head],
+            outside: fits(
+                Quantity::Pool("pages × KV heads"),
+                walk.dims[4] as usize,
+                COUNTED,
+            )?,
+        })
+    }
 }
 
 /// The tensor map of a pool for a kernel that reads several 16-bit KV heads at a time: their slabs may overlap.

@@ -105,9 +105,16 @@ impl<'a> BatchInput<'a> {
         let parts = batch.parts.iter().zip(parts).zip(0..);
         parts.map(move |((part, planned), index)| {
             let blocks = planned.row_blocks.start as usize..planned.row_blocks.end as usize;
+            let of_any_pages = match part.table.page_size.is_multiple_of(8) {
+                true => None,
+                false => model.any_pages.as_ref(),
+            };
+            // Not beside prefills on the same SMs.
+            let of_any_pages = of_any_pages.filter(|any| any.decodes_are_of(tiles));
             PartInput {
                 model,
                 tiles,
+                decode_tiles: of_any_pages.unwrap_or(tiles),
                 part,
                 index,
                 first_page: planned.pages.start,
@@ -139,6 +146,8 @@ fn most_share_pages<'a>(batch: &'a Batch) -> bool {
 pub struct PartInput<'a> {
     pub model: &'a Model,
     pub tiles: &'a TileTable,
+    /// The table with the tiles for decodes: on pages whose size is no multiple of 8, these may be others.
+    pub decode_tiles: &'a TileTable,
     pub part: &'a Part,
     /// Index of the part.
     pub index: u32,
@@ -157,14 +166,11 @@ pub struct PartInput<'a> {
 impl PartInput<'_> {
     /// The kernel that runs a row block of `q_len` query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        // Decode kernels load 8-bit keys, and keys that they rotate, in groups of 8 tokens. If the page size is not a
-        // multiple of 8, prefill kernels take the row block: they load keys one by one.
-        let spec = &self.model.spec;
-        let by_rows = (spec.kv_dtype.bytes() == 1 || spec.rotary.is_some())
-            && !self.part.table.page_size.is_multiple_of(8)
-            && self.model.tiles.has_prefills()
-            && !self.model.device.is_cpu();
-        if q_len <= self.most_decode_tokens && !by_rows {
+        // Prefill kernels load pages of any size, and not all decode kernels do.
+        let loads = self.part.table.page_size.is_multiple_of(8)
+            || self.model.decodes_any_pages
+            || !self.model.tiles.has_prefills();
+        if q_len <= self.most_decode_tokens && loads {
             Kernel::Decode
         } else {
             Kernel::Prefill

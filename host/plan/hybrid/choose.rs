@@ -10,7 +10,7 @@ use crate::{
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
-    problem::{Compute, Spec},
+    problem::{Compute, Padding, Spec},
 };
 
 /// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone, and take `rereads` times as long in those
@@ -53,9 +53,14 @@ pub fn choose(
     // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
     // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
     let of_8_bits = model.spec.kv_dtype.bytes() == 1;
+    // Kernels that share SMs load 8-bit keys, and pad heads, by tensor maps: in groups of 8 tokens.
+    let mut parts = input.parts(&model.tiles);
+    let in_groups = !of_8_bits && Padding::of(&model.spec).is_none()
+        || parts.all(|part| part.part.table.page_size.is_multiple_of(8));
     let fits = |tiles: &TileTable| {
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
+            && in_groups
     };
     let [before, beside] = conversions(input);
     let by_tickets = options.pod == PodMode::Tickets;

@@ -16,7 +16,7 @@ pub struct DecodeParams {
     pub k_map: [u64; 16],
     /// Tensor map of the value pool.
     pub v_map: [u64; 16],
-    /// Everything else about the launch. `k` and `v` are unused.
+    /// Everything else about the launch. If maps are used, `k` and `v` are not.
     pub attention: AttentionParams,
     /// Divides by the query heads per KV head.
     pub group: Divisor,
@@ -24,8 +24,19 @@ pub struct DecodeParams {
     pub kv_heads: Divisor,
     /// Divides by the tokens in a page.
     pub page_size: Divisor,
-    /// Tokens of a box: a divisor of the page size and of 32, a multiple of 8.
+    /// Tokens of a box: a divisor of the page size and of 32, a multiple of 8. 1: keys and values are loaded one by one,
+    /// by the following fields instead of the maps.
     pub piece_tokens: u32,
+    /// Strides of the key pool in vectors of 16 bytes; the pool has fewer than 2³² of them.
+    pub k_vectors: KvStrides,
+    /// Strides of the value pool, likewise.
+    pub v_vectors: KvStrides,
+    /// Slabs of a key: 64 elements each, or all of a smaller head. A kernel may have room for more, which get zeros.
+    pub slabs: u32,
+    /// Vectors from one slab of a key to the next.
+    pub slab_step: u32,
+    /// Vectors of a slab.
+    pub slab_vectors: u32,
     /// Step of the coordinate in the third dimension per head.
     pub half_per_head: u32,
     /// Step of the coordinate in the fifth dimension per page.
@@ -43,6 +54,8 @@ pub struct DecodeParams {
     /// Columns of a head in the outputs, for head dimensions 80 and 96: the head dimension, or 128 as in [partial
     /// states](crate::common::decode::output_columns).
     pub out_columns: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The rotary embedding, in kernels that apply it.
     pub rotary: RotaryParams,
 }

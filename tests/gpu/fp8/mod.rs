@@ -538,6 +538,28 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
         .unwrap();
 }
 
+/// Heads between those of the kernels, which decodes copy row by row, prompts too.
+#[test]
+fn padded_heads_of_8_bits_are_the_reference() {
+    let Some(gpu) = gpu("padded_heads_of_8_bits_are_the_reference") else {
+        return;
+    };
+    let dims = prop::sample::select(&[16_u32, 48, 80, 96, 112, 160, 192, 208]);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(60));
+    runner
+        .run(&(case(30, 4), dims), |(mut case, dim)| {
+            let Spec {
+                q_heads, kv_heads, ..
+            } = case.spec;
+            case.set_heads(Spec::new(q_heads, kv_heads, dim));
+            match case.seed % 3 {
+                0 => check::<f16, F8E4M3>(gpu, &case),
+                _ => check::<bf16, F8E4M3>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
+
 /// Against the same arithmetic in f64: queries and weights rounded to e4m3, everything else exact.
 #[test]
 fn prefill_in_8_bits_is_f64_of_the_same_operands() {

@@ -126,17 +126,17 @@ pub fn free_bytes() -> usize {
     free
 }
 
-const PAGE: u32 = 16;
+pub const PAGE: u32 = 16;
 const POOL: u32 = 600;
 const TOKENS: u32 = 96;
 
-/// Requests with common prefixes, decodes and a few prefills.
-pub fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
+/// Requests with common prefixes, decodes and a few prefills, on pages of so many tokens.
+pub fn random_batch(rng: &mut Rng, prefills: bool, page: u32) -> Batch {
     let mut order: Vec<u32> = (0..POOL).collect();
     rng.shuffle(&mut order);
     let prefix = rng.below(20);
     let mut next = prefix;
-    let mut table = PageTable::new(PAGE, POOL);
+    let mut table = PageTable::new(page, POOL);
     let mut qo_indptr = vec![0];
     for _ in 0..rng.below(14) {
         let shared = if rng.below(2) == 0 { prefix } else { 0 };
@@ -146,14 +146,14 @@ pub fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
         }
         let pages = [&order[..shared], &order[next..next + own]].concat();
         next += own;
-        let kv_len = pages.len() as u32 * PAGE - rng.below(PAGE as usize) as u32;
+        let kv_len = pages.len() as u32 * page - rng.below(page as usize) as u32;
         let queries = match rng.below(8) {
             0 if prefills => 9 + rng.below(30) as u32,
             1 => 2 + rng.below(6) as u32,
             _ => 1,
         };
         // New tokens lie behind what is shared.
-        let queries = queries.min(kv_len - shared as u32 * PAGE);
+        let queries = queries.min(kv_len - shared as u32 * page);
         if qo_indptr[qo_indptr.len() - 1] + queries > TOKENS {
             break;
         }
@@ -172,7 +172,7 @@ fn random<T: Element>(rng: &mut Rng, count: u32) -> Vec<T> {
 fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Plan {
     let mut rng = Rng(1);
     let plans = std::iter::repeat_with(|| {
-        let batch = random_batch(&mut rng, true);
+        let batch = random_batch(&mut rng, true, PAGE);
         Planner::new().plan(spec, &batch, device, options).unwrap()
     });
     let wanted = |plan: &Plan| plan.pod.is_some_and(|pod| pod.mode == options.pod);
@@ -231,6 +231,22 @@ fn a_graph_serves_plans_over_8_bit_pages() {
     serves::<F8E4M3>(gpu, 128, &modes);
 }
 
+/// The launches of tiles that do not load pages of one token are left out.
+#[test]
+fn a_graph_serves_plans_over_pages_of_one_token() {
+    let Some(gpu) = hopper("a_graph_serves_plans_over_pages_of_one_token") else {
+        return;
+    };
+    let modes = [
+        (MergeMode::Fused, false, PodMode::Auto, false),
+        (MergeMode::Kernel, true, PodMode::Auto, true),
+    ];
+    serves_by::<F8E4M3, Option<Graph>>(gpu, [128, 1], &modes, |_| None);
+    serves_by::<bf16, Option<Graph>>(gpu, [64, 1], &modes, |_| None);
+    // Prompts of these heads have kernels of their own, which load pages of any size.
+    serves_by::<bf16, Option<Graph>>(gpu, [96, 1], &modes, |_| None);
+}
+
 /// Its decodes pad the heads, its prefills do not.
 #[test]
 fn a_graph_serves_plans_of_heads_that_decodes_pad() {
@@ -249,12 +265,12 @@ fn a_graph_serves_plans_of_heads_that_decodes_pad() {
 type Mode = (MergeMode, bool, PodMode, bool);
 
 fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[Mode]) {
-    serves_by::<K, Option<Graph>>(gpu, head_dim, modes, |_| None);
+    serves_by::<K, Option<Graph>>(gpu, [head_dim, PAGE], modes, |_| None);
 }
 
 fn serves_by<K: Element, R: Replay>(
     gpu: &Gpu,
-    head_dim: u32,
+    [head_dim, page]: [u32; 2],
     modes: &[Mode],
     graphs: impl Fn(&Gpu) -> R,
 ) {
@@ -288,7 +304,7 @@ fn serves_by<K: Element, R: Replay>(
         let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
 
         let mut rng = Rng(3);
-        let strides = KvLayout::Nhd.strides(PAGE, spec.kv_heads, spec.head_dim_qk);
+        let strides = KvLayout::Nhd.strides(page, spec.kv_heads, spec.head_dim_qk);
         let pools = Pools {
             k: random::<K>(&mut rng, POOL * strides.page),
             v: random::<K>(&mut rng, POOL * strides.page),
@@ -301,8 +317,8 @@ fn serves_by<K: Element, R: Replay>(
         };
         let heads = spec.q_heads as usize;
         let row = heads * spec.head_dim_v as usize;
-        let mut everything = PageTable::new(PAGE, POOL);
-        everything.push(&[0, 1, 2, 3, 4, 5], TOKENS);
+        let mut everything = PageTable::new(page, POOL);
+        everything.push(&(0..TOKENS.div_ceil(page)).collect::<Vec<_>>(), TOKENS);
         let everything = Batch::new(vec![0, TOKENS], everything);
         let on_device = OnDevice::new(&spec, &everything, &whole);
         let shape = [TOKENS as usize, heads, spec.head_dim_v as usize];
@@ -321,7 +337,7 @@ fn serves_by<K: Element, R: Replay>(
         let mut graphs = graphs(gpu);
         let mut free = 0;
         for round in 0..rounds {
-            let mut batch = random_batch(&mut rng, prefills);
+            let mut batch = random_batch(&mut rng, prefills, page);
             if rich && round % 3 > 0 {
                 batch = batch
                     .clone()

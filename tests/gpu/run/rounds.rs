@@ -9,7 +9,7 @@ use tandem_attn::{
 
 use super::{
     common::{Rng, Stream, problems::Tensors},
-    graph::{bound, free_bytes, random_batch, rounds},
+    graph::{PAGE, bound, free_bytes, random_batch, rounds},
     hopper,
     problem::{OnDevice, check_results},
 };
@@ -63,7 +63,7 @@ fn work(gpu: &Gpu, thread: usize, rounds: usize, stream: &Stream) {
     };
     let mut own = renewed();
     let mut rng = Rng(thread as u64 + 1);
-    let batches = (0..BATCHES).map(|at| random_batch(&mut rng, at % 2 == 0));
+    let batches = (0..BATCHES).map(|at| random_batch(&mut rng, at % 2 == 0, PAGE));
     let known: Vec<Known> = batches
         .map(|batch| {
             let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 1);

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error,
     exec::gpu::{
-        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch, steps::Step,
+        DecodeCall, DecodeTile, DeviceArray, Gpu, KvPool, launch_plan::GroupLaunch, steps::Step,
     },
 };
 
@@ -20,7 +20,7 @@ impl Making<'_> {
         launch: &GroupLaunch,
         pool: &KvPool,
         arch: Option<Arch>,
-    ) -> Result<Step, Error> {
+    ) -> Result<Option<Step>, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (mut spec, planned) = (workspace.spec.on_kernels(), launch.key.kernel);
         let units = launch.items.saturating_mul(spec.kv_heads);
@@ -38,6 +38,10 @@ impl Making<'_> {
                 }
             }
         };
+        // The launch is for plans on other pages.
+        if workspace.captured() && !Gpu::reads_pool(kernel, &workspace.spec, pool) {
+            return Ok(None);
+        }
         self.pads_by(kernel)?;
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if own_heads {
@@ -97,6 +101,6 @@ impl Making<'_> {
                 resident => resident,
             });
         }
-        Ok(step)
+        Ok(Some(step))
     }
 }

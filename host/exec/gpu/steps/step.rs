@@ -64,9 +64,13 @@ impl Step {
             Parameters::Decode(params, shapes) => {
                 params.attention.scales = scales;
                 let known = &params.attention;
-                if (known.k, known.v) != (pool.k, pool.v) {
-                    params.k_map = maps.at("the key pool", pool.k, shapes.maps[0])?;
-                    params.v_map = maps.at("the value pool", pool.v, shapes.maps[1])?;
+                match shapes.maps {
+                    Some([k, v]) if (known.k, known.v) != (pool.k, pool.v) => {
+                        params.k_map = maps.at("the key pool", pool.k, k)?;
+                        params.v_map = maps.at("the value pool", pool.v, v)?;
+                    }
+                    Some(_) => (),
+                    None => check_pool(pool)?,
                 }
                 point(&mut params.attention, tensors, pool);
                 params.attention.q = tensors.of_launch(shapes.unpadded)[0].address;

@@ -115,7 +115,13 @@ impl ItemKeys<'_> {
             next = rows.end.min(begin + per_tile);
             let (mut kv_begin, mut kv_end) = (start, end);
             if !common.draft.all_see {
-                let visible = input.visible(&drafts.rows[begin..next], end);
+                // The tiles of a few tokens have the keys of all of them: equal items run at the same time, and all but the
+                // first find the keys in L2.
+                let seeing = match rows.len() as u32 > input.model.device.decode_max_tokens {
+                    true => begin..next,
+                    false => rows.clone(),
+                };
+                let visible = input.visible(&drafts.rows[seeing], end);
                 match common.split {
                     // Begin at a multiple of the chunk: the key tiles of a row must not depend on the other rows of the
                     // item.
@@ -133,7 +139,7 @@ impl ItemKeys<'_> {
                 let rows = (next - begin) as u32;
                 if rows != common.draft.rows {
                     common.draft.rows = rows;
-                    common.draft.tile.m = input.tiles.row_tile(rows);
+                    common.draft.tile.m = input.decode_tiles.row_tile(rows);
                 }
                 drafts.items.push(Draft {
                     table: row_block.table,

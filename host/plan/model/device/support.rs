@@ -23,8 +23,8 @@ impl DeviceDescription {
     /// Checks that the device has kernels for these heads. Call it when a model is loaded, before there is
     /// any batch. Planning refuses the same specifications.
     ///
-    /// This call does not know the page size. On a GPU, head dimension 512, and head dimensions between those of the kernels (such as
-    /// 48, 80 or 96), need pages of a multiple of 8 tokens. Planning refuses their decodes on other pages.
+    /// This call does not know the page size. On a GPU, head dimension 512, and prompts with head dimensions between those of the
+    /// kernels (such as 48 or 160, not 80, 96 and 112), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
     ///
     /// A CPU supports every [`Spec`] with `Compute::F16`.
     ///

@@ -12,7 +12,7 @@ mod serving;
 pub use choice::{Choice, PrefillTile};
 pub(in crate::plan) use choice::{MOST_OF_TILE, decode_of_tile};
 pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
-use kernels_gpu::registry::{KernelId, Op};
+use kernels_gpu::registry::{Arch, KernelId, Loads, Op};
 pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
 
 use self::{
@@ -173,6 +173,37 @@ impl TileTable {
             decode: vec![choice],
             ..self.clone()
         })
+    }
+
+    /// The table with those decode tiles whose kernels load pages of any size as fast as others. None if there are none.
+    #[must_use]
+    pub fn of_any_pages(&self) -> Option<Self> {
+        let mut decode = self.decode.clone();
+        let loads = |id: KernelId| id.info().loads == Loads::PagesOrRows;
+        decode.retain(|choice| choice.kernel.is_some_and(loads));
+        (!decode.is_empty()).then(|| Self {
+            decode,
+            ..self.clone()
+        })
+    }
+
+    /// Whether the other table has all decode tiles of this one.
+    #[must_use]
+    pub fn decodes_are_of(&self, other: &Self) -> bool {
+        self.decode
+            .iter()
+            .all(|choice| other.decode.contains(choice))
+    }
+
+    /// Whether another kernel that loads row by row can take the place of each decode kernel, or all do so themselves.
+    #[must_use]
+    pub fn decodes_by_rows(&self) -> bool {
+        let by_rows = |id: KernelId| {
+            let other = id.by_rows().or_else(|| id.on(Arch::Sm80));
+            other.is_some_and(|other| other.info().latent || other.info().rows >= self.group)
+        };
+        let mut kernels = self.decode.iter().map(|choice| choice.kernel);
+        kernels.all(|kernel| kernel.is_none_or(by_rows))
     }
 
     /// Rows of the widest tile of decodes.

@@ -41,16 +41,26 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         (turned, _) => row.turns == turned,
     };
     // If each token has scales, the executor chooses the kernel by the pool.
-    turns && !row.by_token
+    turns
+        && !row.by_token
         && hooks.is_none()
         && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
         && row.latent == spec.latent
         && (has_heads(row, &on) || has_heads(row, spec))
-        // Tensor maps pad 16-bit heads. Kernels that load row by row cannot pad.
-        && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
+        && Padding::of(spec).is_none_or(|padding| pads(row, &padding))
         && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
         && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
+}
+
+/// Whether a kernel can pad heads: of 16 bits by tensor maps, of 8 bits if it copies them row by row.
+fn pads(row: &KernelInfo, padding: &Padding) -> bool {
+    let by_vectors = padding.step.is_multiple_of(16);
+    match row.loads {
+        Loads::PagesOrRows if row.op == Op::Decode => row.cache.is_none() || by_vectors,
+        Loads::Pages | Loads::PagesOrRows => row.cache.is_none(),
+        Loads::Rows => false,
+    }
 }
 
 pub(super) fn has_heads(row: &KernelInfo, spec: &Spec) -> bool {

@@ -99,7 +99,10 @@ mod rows {
             panic!("no CTA of this shape fits an SM");
         };
         KernelInfo {
-            loads: Loads::Pages,
+            loads: match cache::kv_heads(cache) {
+                1 => Loads::PagesOrRows,
+                _ => Loads::Pages,
+            },
             rows,
             keys,
             head_dim: dim,

@@ -327,10 +327,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// 60 cycles, and the lanes of a warp execute it one by one, so `warps` warps share the work; `warp` is this one's
     /// index.
     ///
+    /// If keys are loaded `by_rows`, the lanes of a loader arrive for their own copies.
+    ///
     /// # Safety
     /// All threads of those warps call this once for each range, and then reach a barrier of the CTA.
     #[inline(always)]
-    pub unsafe fn initialise(&self, barriers: Range<u32>, warp: u32, warps: u32) {
+    pub unsafe fn initialise(&self, barriers: Range<u32>, [warp, warps]: [u32; 2], by_rows: bool) {
         let lane = thread::thread_idx_x() % 32;
         let stages = 1 + 2 * self.stages;
         let mut barrier = barriers.start + warp + lane * warps;
@@ -345,7 +347,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let arrivals = 1
                     + (warps * 32 - 1) * (barrier == 0) as u32
                     + (32 * Self::PER_CHUNK - 1) * (in_stages && barrier % 2 == 0) as u32
-                    + 32 * (cache::by_token(CACHE) && in_stages && barrier % 2 == 1) as u32
+                    + 32 * ((cache::by_token(CACHE) || by_rows) && in_stages && barrier % 2 == 1)
+                        as u32
                     + 32 * (in_slots && of_slot == 0) as u32
                     + ((WARPS + loaders(DIM, WARPS, CACHE)) * 32 - 1)
                         * (in_slots && of_slot == 3) as u32;

@@ -191,7 +191,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: units and pages are the plan's; the waits order accesses with those of the scheduler and the
         // consumers; the lanes stay together.
         unsafe {
-            let mut opened = self.open(variant, opening);
+            let by_rows = self.loads_rows();
+            let mut opened = if by_rows {
+                0
+            } else {
+                self.open(variant, opening)
+            };
             go_on();
             stage.advance(Self::LOADERS * opened, layout.stages);
             // The oldest chunk under way, and the number of those. No other loader fills its stage: the number of stages is a
@@ -224,7 +229,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 first_unit = false;
                 chunk += Self::LOADERS * opened;
                 opened = 0;
-                if chunk < unit.chunks {
+                if by_rows {
+                    let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
+                    let ending = unit.chunks.saturating_sub(known_ahead(CACHE));
+                    self.load_by_rows(&unit, slot, seen, [chunk, ending], &mut stage);
+                } else if chunk < unit.chunks {
                     // Page ids are loaded in batches; the first batch is in the slot.
                     let mut batch = (chunk << pieces_log) / IDS;
                     let mut ids = if batch == 0 {
@@ -315,7 +324,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     Descriptor::EXIT.store(layout.descriptor(stage.index));
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
-                if cache::by_token(CACHE) {
+                if cache::by_token(CACHE) || by_rows {
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
                 stage.advance(Self::LOADERS, layout.stages);

@@ -12,6 +12,8 @@
 //! rotary embeddings, `combine` for the states of a unit, and `merges` for the merging of partial states.
 
 #[cfg(target_arch = "nvptx64")]
+mod by_rows;
+#[cfg(target_arch = "nvptx64")]
 mod combine;
 mod config;
 #[cfg(all(target_arch = "nvptx64", feature = "decode_mma"))]

@@ -59,16 +59,17 @@ pub unsafe fn run<
     // wait until the first barriers are initialised, and then all roles wait for the rest.
     let threads = (WARPS + producers) * 32;
     let initialisers = WARPS + producers - 1 - openers;
+    let by_rows = cache::kv_heads(CACHE) == 1 && p.piece_tokens == 1;
     let initialise = || {
         let nth = warp_id - 1 - openers;
         // SAFETY: each of these warps runs this once.
         unsafe {
-            layout.initialise(layout.first_barriers(), nth, initialisers);
+            layout.initialise(layout.first_barriers(), [nth, initialisers], by_rows);
             barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
             barrier::bar_arrive(LOADERS_START, (initialisers + producers - 1) * 32);
             barrier::bar_arrive(QUERIES_START, (initialisers + 1) * 32);
             barrier::bar_arrive(SCHEDULER_STARTS, threads);
-            layout.initialise(layout.other_barriers(), nth, initialisers);
+            layout.initialise(layout.other_barriers(), [nth, initialisers], by_rows);
             mbarrier::arrive(layout.started());
         }
     };
@@ -101,7 +102,7 @@ pub unsafe fn run<
                 layout,
                 lane,
             };
-            if lane == 0 && warp_id <= 2 {
+            if lane == 0 && warp_id <= 2 && !by_rows {
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
             let opening = loader.look_up(first_unit(p));

@@ -10,7 +10,7 @@ use tandem_attn::{
     tensor::F8E4M3,
 };
 
-use super::{Replay, TOKENS, serves_by};
+use super::{PAGE, Replay, TOKENS, serves_by};
 use crate::{
     common::{Memory, Stream},
     run::hopper,
@@ -128,7 +128,7 @@ fn graphs_of_needed_launches_compute_their_plans_and_refuse_others() {
         (MergeMode::Fused, true, PodMode::Auto, false),
         (MergeMode::Kernel, true, PodMode::Tickets, false),
     ];
-    serves_by::<bf16, ByNeed>(gpu, 128, &modes, ByNeed::new);
+    serves_by::<bf16, ByNeed>(gpu, [128, PAGE], &modes, ByNeed::new);
 }
 
 /// Prefills convert pages.
@@ -138,7 +138,7 @@ fn graphs_of_needed_launches_compute_plans_over_8_bit_pages() {
         return;
     };
     let modes = [(MergeMode::Kernel, true, PodMode::Auto, false)];
-    serves_by::<F8E4M3, ByNeed>(gpu, 128, &modes, ByNeed::new);
+    serves_by::<F8E4M3, ByNeed>(gpu, [128, PAGE], &modes, ByNeed::new);
 }
 
 /// Whether heads are padded depends on what a graph contains: prefills alone read and write them as they are.
@@ -148,5 +148,5 @@ fn graphs_of_needed_launches_pad_heads_where_a_launch_wants_it() {
         return;
     };
     let modes = [(MergeMode::Kernel, true, PodMode::Auto, false)];
-    serves_by::<bf16, ByNeed>(gpu, 112, &modes, ByNeed::new);
+    serves_by::<bf16, ByNeed>(gpu, [112, PAGE], &modes, ByNeed::new);
 }
