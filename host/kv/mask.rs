@@ -49,7 +49,7 @@ impl Batch {
     /// `None` if it follows the context. All tokens of a request are rows of the same tiles, on the GPU and on the CPU.
     ///
     /// Rotate keys by a token's depth, not its place. A window, `Spec::with_rotary` and hooks count distances by places: a tree is then
-    /// exact only as [`DraftTree::batch`] gives it.
+    /// exact only as `DraftTree::batch` (feature `unstable`) gives it.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};

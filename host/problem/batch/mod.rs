@@ -33,7 +33,7 @@ pub struct Batch {
     /// masks for trees of draft tokens.
     ///
     /// Masks change no distances. A window, a rotary embedding in attention and hooks count them by a token's place, which is its
-    /// depth only in a chain; where that matters, [`DraftTree::batch`](crate::kv::DraftTree::batch) gives each token its depth.
+    /// depth only in a chain; where that matters, `kv::DraftTree::batch` (feature `unstable`) gives each token its depth.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
 }
