@@ -53,14 +53,16 @@ pub fn choose(
     // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
     // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
     let of_8_bits = model.spec.kv_dtype.bytes() == 1;
-    // Kernels that share SMs load 8-bit keys, and pad heads, by tensor maps: in groups of 8 tokens.
+    // Kernels that share SMs load 8-bit keys, and pad heads, by tensor maps: in groups of 8 tokens. For others, Ampere's
+    // decode takes the place of Hopper's on other pages, and two streams were faster (docs/notes/pod.md).
     let mut parts = input.parts(&model.tiles);
-    let in_groups = !of_8_bits && Padding::of(&model.spec).is_none()
-        || parts.all(|part| part.part.table.page_size.is_multiple_of(8));
+    let in_groups = parts.all(|part| part.part.table.page_size.is_multiple_of(8));
+    let by_tensor_maps = of_8_bits || Padding::of(&model.spec).is_some();
+    let may_share = in_groups || options.pod != PodMode::Auto;
     let fits = |tiles: &TileTable| {
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
-            && in_groups
+            && (in_groups || !by_tensor_maps)
     };
     let [before, beside] = conversions(input);
     let by_tickets = options.pod == PodMode::Tickets;
@@ -81,6 +83,7 @@ pub fn choose(
         } else {
             !(by_tickets || config.is_apart() && (shares || !may_be_apart))
         };
+        let wanted = wanted && (may_share || !config.shares_sms());
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
         let conversion = if config.shares_sms() { before } else { beside };
@@ -123,16 +126,14 @@ pub fn choose(
 const STREAMS_CONVERTING: f64 = 1.03;
 
 /// Whether prefills and decodes on SMs of their own may be faster than on two streams. So they were, by up to 35 %, with decodes of one
-/// token on pages that tensor maps describe, without a soft cap. With other batches they never were by more than 5 %, and took up
-/// to 1.2 times as long (docs/notes/pod.md).
+/// token without a soft cap. With other batches they never were by more than 5 %, and took up to 1.2 times as long (docs/notes/pod.md).
 fn gains_apart(input: &BatchInput<'_>) -> bool {
     let Model { spec, tiles, .. } = input.model;
     spec.variant.soft_cap.is_none()
         && input.parts(tiles).all(|part| {
             let decodes = |tokens: u32| part.kernel(tokens) == Kernel::Decode;
             let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-            part.part.table.page_size.is_multiple_of(8)
-                && tokens.all(|tokens| tokens <= 1 || !decodes(tokens))
+            tokens.all(|tokens| tokens <= 1 || !decodes(tokens))
         })
 }
 
