@@ -7,7 +7,7 @@ use tandem_attn::plan::BatchLimits;
 use tandem_schedule::{
     Limits,
     attention::Overlap,
-    chunk::{ChunkSize, Expected},
+    chunk::ChunkSize,
     cost::CostModel,
     metrics::Report,
     policy::{self, PolicyOptions},
@@ -33,6 +33,7 @@ pub(crate) use machine::{at_least_1, page_tokens, positive, read_trace};
 use machine::{at_most, not_negative};
 #[cfg(feature = "engine")]
 pub(crate) use machine::{correction, described, is_file};
+pub(crate) use policies::expected;
 use policies::parts;
 use table::{file, heading, table};
 
@@ -205,13 +206,7 @@ impl Args {
             true => Overlap::pod(cost.cache_type()),
             false => Overlap::Serial,
         });
-        let (prompt, generated) = trace.mean_lengths();
-        let expected = Expected {
-            prompt: prompt as u32,
-            generated: generated as u32,
-            requests: self.batch,
-            target_ns: None,
-        };
+        let expected = expected(trace, self.batch);
         let options = PolicyOptions {
             chunk: match self.chunk.unwrap_or(512) {
                 0 => ChunkSize::adaptive(cost.clone(), expected),

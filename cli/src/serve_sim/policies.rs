@@ -1,6 +1,6 @@
 //! Names of policies, and the flags that only some of them read.
 
-use tandem_schedule::policy;
+use tandem_schedule::{chunk::Expected, policy, trace::Trace};
 
 use super::Args;
 use crate::Failure;
@@ -13,6 +13,17 @@ pub(super) fn parts(name: &str) -> Result<(&str, bool), Failure> {
         Some((_, part)) => Err(Failure::Input(format!(
             "{name}: there is no +{part}; in simulations a policy may end in +pod"
         ))),
+    }
+}
+
+/// What adaptive chunks expect of a trace: requests of its mean lengths, so many at a time.
+pub(crate) fn expected(trace: &Trace, requests: u32) -> Expected {
+    let (prompt, generated) = trace.mean_lengths();
+    Expected {
+        prompt: prompt as u32,
+        generated: generated as u32,
+        requests,
+        target_ns: None,
     }
 }
 

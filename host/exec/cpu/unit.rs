@@ -145,6 +145,12 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Whether a key lies within its visible interval.
+    #[inline(always)]
+    pub(super) fn sees(&self, key: u32) -> bool {
+        (self.first..=self.last).contains(&(key as i32))
+    }
+
     /// Which of some keys lie within its visible interval.
     #[inline(always)]
     pub(super) fn seen(&self, keys: &Range<u32>) -> Range<u32> {

@@ -360,12 +360,8 @@ fn parameters(
         Some(_) => [KvStrides::default(); 2],
         None => vectors_of(pool, spec.kv_heads)?,
     };
-    let slabs = padding.unwrap_or(Padding {
-        dim: spec.head_dim_qk,
-        kernel_dim: spec.head_dim_qk,
-        slabs: spec.head_dim_qk / 64,
-        step: 64,
-    });
+    let slabs = padding.or_else(|| Padding::of_row(spec.head_dim_qk));
+    let slabs = slabs.expect("kernels have heads of whole slabs, or pad them");
     let vectors = |elements: u32| elements * pool.dtype.bytes() / VECTOR_BYTES;
     let mut attention = attention(call, 1)?;
     attention.units /= row.kv_heads;

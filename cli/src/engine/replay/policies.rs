@@ -3,7 +3,7 @@
 use tandem_attn::plan::{PackRule, PlanOptions, pod::PodMode};
 use tandem_engine::{Backend, Limits};
 use tandem_schedule::{
-    chunk::{ChunkSize, Expected},
+    chunk::ChunkSize,
     cost::CostModel,
     policy::{self, Policy, PolicyOptions},
     sim::{AttentionSource, Simulation},
@@ -11,7 +11,7 @@ use tandem_schedule::{
 };
 
 use super::requests::{longest, shares_blocks};
-use crate::{Failure, bench::serving::Args};
+use crate::{Failure, bench::serving::Args, serve_sim::expected};
 
 /// The parts of a policy's name.
 pub(super) struct Choices<'a> {
@@ -67,13 +67,7 @@ impl<'a> Choices<'a> {
         cost: &CostModel,
         trace: &Trace,
     ) -> Result<Box<dyn Policy>, Failure> {
-        let (prompt, generated) = trace.mean_lengths();
-        let expected = Expected {
-            prompt: prompt as u32,
-            generated: generated as u32,
-            requests: args.batch,
-            target_ns: None,
-        };
+        let expected = expected(trace, args.batch);
         let options = PolicyOptions {
             chunk: ChunkSize::adaptive(cost.clone(), expected),
             target_ns: 50e6,

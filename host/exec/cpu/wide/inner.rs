@@ -127,7 +127,7 @@ pub(in super::super) fn hooks<V: Variant>(
             }
         } else {
             // Hooks are not called for hidden keys. Masks overwrite their logits.
-            for (logit, row) in rows.filter(|(_, row)| row.seen(&(key..key + 1)).contains(&key)) {
+            for (logit, row) in rows.filter(|(_, row)| row.sees(key)) {
                 *logit = unit.logit(*logit, row, kv_head, key);
             }
         }

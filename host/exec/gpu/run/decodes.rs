@@ -38,9 +38,7 @@ impl Making<'_> {
                 }
             }
         };
-        // The launch is for plans on other pages. (What else a pool may have, planning does not know: that is an error.)
-        let in_groups = pool.k_strides.page_size.is_multiple_of(8);
-        if workspace.captured() && !in_groups && !Gpu::reads_pool(kernel, &workspace.spec, pool) {
+        if self.may_be_for_other_pages(pool) && !Gpu::reads_pool(kernel, &workspace.spec, pool) {
             return Ok(None);
         }
         self.pads_by(kernel)?;

@@ -8,7 +8,7 @@ use kernels_gpu::{
 use crate::{
     Error,
     exec::gpu::{
-        DeviceArray, Gpu, RunTensors, Workspace,
+        DeviceArray, Gpu, KvPool, RunTensors, Workspace,
         launch_plan::GroupLaunch,
         launch_set::LaunchKey,
         maps::Maps,
@@ -155,6 +155,12 @@ impl Making<'_> {
             rotary: self.workspace.rotary(),
             values: None,
         }
+    }
+
+    /// Whether a launch whose kernel does not read the pool is left out, because it is for plans on other pages: in a captured
+    /// graph, over pages whose size is no multiple of 8. What else a pool may have, planning does not know; that is an error.
+    pub(super) fn may_be_for_other_pages(&self, pool: &KvPool) -> bool {
+        self.workspace.captured() && !pool.k_strides.page_size.is_multiple_of(8)
     }
 
     /// Checks that the kernel can pad heads, if they are padded.

@@ -39,9 +39,8 @@ impl Making<'_> {
         };
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if !own_heads {
-            // The launch is for plans on other pages: only tensor maps pad.
-            let in_groups = pool.k_strides.page_size.is_multiple_of(8);
-            if captured && extras.padding.is_some() && !in_groups {
+            // Only tensor maps pad.
+            if self.may_be_for_other_pages(pool) && extras.padding.is_some() {
                 return Ok(None);
             }
             self.pads_by(kernel)?;

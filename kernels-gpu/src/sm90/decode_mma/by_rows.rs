@@ -17,8 +17,8 @@ use crate::{abi::KvStrides, common::cache};
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Chunks of a loader whose page ids are looked up together, while those before are loaded: under load, an id takes about
-/// as long as two chunks.
+/// Chunks of a loader whose page ids are looked up together, while those before are loaded: under load, an id takes longer
+/// than a chunk.
 const LOOKED_UP: usize = 4;
 
 /// Bytes of a copy.
@@ -126,7 +126,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let (mut ids, mut left) = ([0; LOOKED_UP], 0);
             let mut next = self.pages_of_keys(unit, chunk);
             while chunk < unit.chunks {
-                // Opaque, so that the loop is not unrolled: that would take 2,000 instructions.
+                // Opaque, so that the loop is not unrolled: that would take 1,800 instructions.
                 if misc::opaque(left) == 0 {
                     (ids, left) = (next, LOOKED_UP as u32);
                     next = self.pages_of_keys(unit, chunk + LOOKED_UP as u32 * Self::LOADERS);
