@@ -47,18 +47,6 @@ impl Bound {
         let last = wide(limits.requests).min(tokens);
         let whole = parts * (last + tokens / wide(narrowest));
         let of_decodes = tokens.min(last.saturating_mul(device.decode_max_tokens.into()));
-        // On pages whose size is no multiple of 8, tiles of decodes may hold fewer.
-        let of_any_pages = tiles
-            .of_any_pages()
-            .filter(|_| !limits.page_size.is_multiple_of(8) || limits.parts > 1);
-        let whole = of_any_pages.map_or(whole, |any| {
-            let in_tile = wide(any.decode_tokens().max(1));
-            let tiles = match any.has_prefills() {
-                true => of_decodes / in_tile + tokens / wide(any.fewest_tokens_of_prefills()),
-                false => tokens / in_tile,
-            };
-            whole.max(parts * (last + tiles))
-        });
         // Beside prefills, tiles of decodes hold fewer query tokens, too. Of a plan that would exceed the bound, no tile is cut.
         let co_resident = device.pod.configs.iter().filter_map(|config| {
             let tiles = TileTable::fused(device, spec, options.decode_tile, config)?;

@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 /// - Query tokens that the planner gives to a decode kernel (one or a few per request) are computed as with
 ///   [`F16`](Self::F16), since decodes are limited by memory, not by arithmetic. A batch of decodes has the same plan with both.
 /// - In a hybrid batch, prefills use the chosen arithmetic, and decodes run as without this choice.
-/// - 8-bit keys and values on pages whose size is not a multiple of 8 have no decode kernel. All requests on such pages are
-///   prefills, also those of one token.
 ///
 /// [`Plan::groups`](crate::plan::Plan::groups) says which kernel computes which tokens. Planning fails
 /// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)) for devices without such kernels for the heads, the type of

@@ -72,9 +72,9 @@ fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
     // Beside a prompt they are prefills, and all share SMs.
     let beside = kernels(&spec(32, 128), &[(16, 4096), (500, 500)], &options);
     assert!(beside.iter().all(|&(decode, _)| !decode));
-    // Other page sizes have no kernel that loads 8-bit keys one by one.
+    // Other page sizes have the same kernels.
     let plan = plan_on(12, &spec(32, 128), &[(16, 4096); 4], &options);
-    assert_eq!(plan.groups[0].kernel, Kernel::Prefill);
+    assert_eq!(plan.groups[0].kernel, Kernel::Decode);
 }
 
 #[test]
@@ -95,16 +95,25 @@ fn requests_without_queries_do_not_count() {
     assert_eq!(kernels(&spec, &requests, &options), [(true, 64)]);
 }
 
-/// Kernels of 64 rows load parts of 8 tokens, and those that load one by one are of few rows.
+/// An earlier version had only kernels of few rows on pages whose size is no multiple of 8.
 #[test]
-fn other_page_sizes_have_neither_few_new_tokens_nor_many_short_decodes_in_tiles_of_64() {
+fn pages_of_any_size_have_the_same_decode_kernels() {
     let options = PlanOptions::default();
-    for dim in [96, 128] {
-        let plan = plan_on(12, &Spec::new(32, 8, dim), &[(16, 4096); 4], &options);
-        assert_eq!(plan.groups[0].kernel, Kernel::Prefill, "{dim}");
+    let requests: [(Spec, &[(u32, u32)]); 4] = [
+        (Spec::new(32, 8, 96), &[(16, 4096); 4]),
+        (Spec::new(32, 8, 128), &[(16, 4096); 4]),
+        (Spec::new(64, 4, 128), &[(1, 1000); 64]),
+        (Spec::new(32, 8, 128), &[(1, 4096); 100]),
+    ];
+    for (spec, requests) in requests {
+        let of = |page_size| {
+            let plan = plan_on(page_size, &spec, requests, &options);
+            let kernels = plan.groups.iter().map(|group| group.id);
+            kernels.collect::<Vec<_>>()
+        };
+        assert_eq!(of(12), of(16), "{spec:?}");
+        assert_eq!(of(1), of(16), "{spec:?}");
     }
-    let plan = plan_on(12, &Spec::new(64, 4, 128), &[(1, 1000); 64], &options);
-    assert_eq!(plan.groups[0].tile.m, 16);
 }
 
 /// Two CTAs of 64 rows on each SM leave a state of each of up to 64 tokens.

@@ -1,5 +1,6 @@
 //! Decodes of several new tokens, or behind common prefixes, beside prompt chunks.
 
+use kernels_gpu::registry::Loads;
 use tandem_attn::{
     plan::{
         BatchLimits, Bound, DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode,
@@ -11,6 +12,7 @@ use tandem_attn::{
 const PAGE: u32 = 16;
 
 /// A chunk that ends at `context`, and requests of new tokens with keys that all have and keys of their own.
+#[derive(Clone, Copy)]
 struct Decodes {
     chunk: [u32; 2],
     requests: u32,
@@ -21,6 +23,10 @@ struct Decodes {
 
 impl Decodes {
     fn batch(&self) -> Batch {
+        self.on_pages_of(PAGE)
+    }
+
+    fn on_pages_of(&self, page_size: u32) -> Batch {
         let Self {
             chunk: [chunk, context],
             requests,
@@ -29,9 +35,9 @@ impl Decodes {
             own,
         } = *self;
         let [context_pages, common_pages, own_pages] =
-            [context, common, own].map(|keys| keys.div_ceil(PAGE));
+            [context, common, own].map(|keys| keys.div_ceil(page_size));
         let shared = context_pages..context_pages + common_pages;
-        let mut table = PageTable::new(PAGE, shared.end + requests * own_pages);
+        let mut table = PageTable::new(page_size, shared.end + requests * own_pages);
         table.push(&(0..context_pages).collect::<Vec<_>>(), context);
         for request in 0..requests {
             let begin = shared.end + request * own_pages;
@@ -221,6 +227,67 @@ fn hybrids_on_pages_of_one_token_have_kernels_that_load_them() {
             let plan = Planner::new().plan(&spec, &batch, &device, &options);
             let plan = plan.unwrap_or_else(|error| panic!("{head_dim} {dtype:?} {pod:?}: {error}"));
             plan.verify(&batch).unwrap();
+        }
+    }
+}
+
+/// Kernels of 64 rows and those that share SMs once did not: an executor took others in their place, or failed.
+#[test]
+fn every_decode_kernel_loads_the_pages_of_its_items() {
+    let hybrid = Decodes {
+        chunk: [512, 4096],
+        requests: 60,
+        tokens: 1,
+        common: 0,
+        own: 4000,
+    };
+    let (prefix, few) = (
+        Decodes {
+            common: 6000,
+            own: 300,
+            requests: 160,
+            ..hybrid
+        },
+        Decodes {
+            tokens: 8,
+            ..hybrid
+        },
+    );
+    let dtypes = [Dtype::BF16, Dtype::F8E4M3, Dtype::F8E5M2];
+    for (head_dim, kv_dtype) in [64, 80, 128, 256]
+        .into_iter()
+        .flat_map(|dim| dtypes.map(|dtype| (dim, dtype)))
+    {
+        for (decodes, chunk) in [hybrid, prefix, few]
+            .into_iter()
+            .flat_map(|decodes| [(decodes, decodes.chunk), (decodes, [1, 4096])])
+        {
+            let decodes = Decodes { chunk, ..decodes };
+            for (pod, page_size) in [PodMode::Auto, PodMode::Fused]
+                .into_iter()
+                .flat_map(|pod| [(pod, 1), (pod, 12)])
+            {
+                let batch = decodes.on_pages_of(page_size);
+                let spec = Spec::new(32, 8, head_dim).with_kv_dtype(kv_dtype);
+                let options = PlanOptions::default().with_pod(pod);
+                // Prompts of padded heads are refused on such pages.
+                let Ok(plan) = Planner::new().plan(&spec, &batch, &h200(), &options) else {
+                    assert!(head_dim == 80 && chunk[0] > 1, "{spec:?}");
+                    continue;
+                };
+                let decodes = plan
+                    .groups
+                    .iter()
+                    .filter(|group| group.kernel == Kernel::Decode);
+                for row in decodes.map(|group| group.id.expect("a kernel").info()) {
+                    assert_eq!(
+                        row.loads,
+                        Loads::PagesOrRows,
+                        "{spec:?}, {pod:?}: {}",
+                        row.name
+                    );
+                }
+            }
         }
     }
 }

@@ -43,6 +43,9 @@ impl MachineCode {
             occurrences.push((name, times));
         }
         let text = disassemble(&words)?;
+        if let Some(line) = text.lines().find(|line| has_odd_descriptor(line)) {
+            return Err(format!("ptxas wrote an instruction that no GPU executes: {line}").into());
+        }
         let opcodes: Vec<&str> = text.lines().filter_map(opcode).collect();
         if opcodes.len() != words.len() {
             return Err(format!(
@@ -93,6 +96,14 @@ fn opcode(line: &str) -> Option<&str> {
         .split_whitespace()
         .skip_while(|word| word.starts_with(['@', '{']));
     words.next()?.split(['.', ';']).next()
+}
+
+/// Whether a descriptor is in registers that cannot have one: they are pairs that begin with an even number. ptxas 12.9 writes
+/// such a `LDGSTS` if a copy has a uniform register in its target, a number of bytes and a cache policy.
+fn has_odd_descriptor(line: &str) -> bool {
+    let registers = line.split("desc[UR").skip(1);
+    let mut numbers = registers.filter_map(|rest| rest.split(']').next()?.parse::<u32>().ok());
+    numbers.any(|number| number % 2 == 1)
 }
 
 /// Name and code of each kernel in an ELF file; `None` if it is none.
@@ -191,5 +202,12 @@ mod tests {
         let whole = elf(&[(".text.copy", &[7; 16])]);
         let reason = read(&whole).unwrap_err().to_string();
         assert_eq!(reason, "nvdisasm names 0 of 1 instructions");
+        // The GPU reported an illegal instruction.
+        let odd = "/*0000*/ LDGSTS.E.BYPASS.128 [R14+UR0+0xd000], desc[UR1][R8.64], P1 ;";
+        let read = MachineCode::read(&whole, |_| Ok(odd.into()));
+        let reason = read.unwrap_err().to_string();
+        assert!(reason.contains("desc[UR1][R8.64]"), "{reason}");
+        let even = odd.replace("UR1]", "UR10]");
+        assert!(MachineCode::read(&whole, |_| Ok(even)).is_ok());
     }
 }

@@ -95,8 +95,7 @@ const PAIRS_GAIN: f64 = 1.1;
 
 impl Gpu {
     /// The kernel that runs decodes planned for `kernel`: `kernel` itself, or the kernel that does the same row by row
-    /// if `kernel` loads pages and tensor maps cannot describe the pool (they need pages of a multiple of 8 tokens).
-    /// Only kernels that load pages support joint items.
+    /// if `kernel` only loads pages and tensor maps cannot describe the pool (they need pages of a multiple of 8 tokens).
     #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {

@@ -101,12 +101,12 @@ impl DecodeDrafter {
         // token does.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         let mut common = Common {
-            per_tile: input.decode_tiles.decode_tokens() as usize,
+            per_tile: input.tiles.decode_tokens() as usize,
             split: options.split,
             draft: Draft {
                 kernel: Kernel::Decode,
                 tile: Tile::default(),
-                pack: input.decode_tiles.decode_pack(),
+                pack: input.tiles.decode_pack(),
                 part: input.index,
                 page_size: part.table.page_size,
                 table: 0,
@@ -213,8 +213,8 @@ impl DecodeDrafter {
             self.draft_nodes(&mut common, input, drafts);
             return false;
         }
-        common.per_tile = input.decode_tiles.decode_tokens() as usize;
-        common.draft.pack = input.decode_tiles.decode_pack();
+        common.per_tile = input.tiles.decode_tokens() as usize;
+        common.draft.pack = input.tiles.decode_pack();
         let mut any = false;
         for node in 0..self.packer.nodes.len() {
             any |= self.draft_node(node, true, &mut common, input, drafts);
@@ -392,6 +392,6 @@ fn pack_costs(input: &PartInput<'_>) -> PackCosts {
     PackCosts {
         kv_bytes: spec.kv_bytes_per_token(),
         partial_bytes: 2 * spec.partial_bytes_per_token(),
-        tile_tokens: input.decode_tiles.decode_tokens(),
+        tile_tokens: input.tiles.decode_tokens(),
     }
 }

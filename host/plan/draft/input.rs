@@ -34,11 +34,7 @@ impl<'a> BatchInput<'a> {
         let [shortest, longest] = tokens.fold([u32::MAX, 0], |[a, b], tokens| {
             [a.min(tokens), b.max(tokens)]
         });
-        let mut parts = batch.parts.iter();
-        // On pages of other sizes decodes have only kernels of few rows.
-        let may_be = few < longest
-            && longest <= most
-            && parts.all(|part| part.table.page_size.is_multiple_of(8));
+        let may_be = few < longest && longest <= most;
         let share_pages = LazyCell::new(|| most_share_pages(batch));
         // Beside shorter row blocks they are prefills: both kinds then run side by side. That is faster, unless prefills convert keys
         // of few rows that they do not share.
@@ -105,16 +101,9 @@ impl<'a> BatchInput<'a> {
         let parts = batch.parts.iter().zip(parts).zip(0..);
         parts.map(move |((part, planned), index)| {
             let blocks = planned.row_blocks.start as usize..planned.row_blocks.end as usize;
-            let of_any_pages = match part.table.page_size.is_multiple_of(8) {
-                true => None,
-                false => model.any_pages.as_ref(),
-            };
-            // Not beside prefills on the same SMs.
-            let of_any_pages = of_any_pages.filter(|any| any.decodes_are_of(tiles));
             PartInput {
                 model,
                 tiles,
-                decode_tiles: of_any_pages.unwrap_or(tiles),
                 part,
                 index,
                 first_page: planned.pages.start,
@@ -146,8 +135,6 @@ fn most_share_pages<'a>(batch: &'a Batch) -> bool {
 pub struct PartInput<'a> {
     pub model: &'a Model,
     pub tiles: &'a TileTable,
-    /// The table with the tiles for decodes: on pages whose size is no multiple of 8, these may be others.
-    pub decode_tiles: &'a TileTable,
     pub part: &'a Part,
     /// Index of the part.
     pub index: u32,

@@ -53,16 +53,14 @@ pub fn choose(
     // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
     // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
     let of_8_bits = model.spec.kv_dtype.bytes() == 1;
-    // Kernels that share SMs load 8-bit keys, and pad heads, by tensor maps: in groups of 8 tokens. For others, Ampere's
-    // decode takes the place of Hopper's on other pages, and two streams were faster (docs/notes/pod.md).
-    let mut parts = input.parts(&model.tiles);
-    let in_groups = parts.all(|part| part.part.table.page_size.is_multiple_of(8));
-    let by_tensor_maps = of_8_bits || Padding::of(&model.spec).is_some();
-    let may_share = in_groups || options.pod != PodMode::Auto;
+    let mut parts = input.batch.parts.iter();
+    let by_rows = parts.any(|part| !part.table.page_size.is_multiple_of(8));
+    // On pages that are read row by row, those for 8-bit keys took up to 1.3 times as long as two streams.
+    let may_share =
+        co_resident_load_pages(input) && !(by_rows && of_8_bits && options.pod == PodMode::Auto);
     let fits = |tiles: &TileTable| {
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
-            && (in_groups || !by_tensor_maps)
     };
     let [before, beside] = conversions(input);
     let by_tickets = options.pod == PodMode::Tickets;
@@ -74,7 +72,8 @@ pub fn choose(
         .any(|((tiles, config), _)| tiles.is_some() && !config.by_tickets);
     // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
     let shares = (fused.clone())
-        .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
+        .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits))
+        && may_share;
     let may_be_apart = options.pod != PodMode::Auto || gains_apart(input);
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {
@@ -86,8 +85,13 @@ pub fn choose(
         let wanted = wanted && (may_share || !config.shares_sms());
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
-        let conversion = if config.shares_sms() { before } else { beside };
-        tiles.map(|tiles| (load(tiles, 1.0).converting(conversion), decode_ns * reread))
+        let (conversion, slowdown) = match config.shares_sms() {
+            true if by_rows => (before, DECODES_BY_ROWS),
+            true => (before, 1.0),
+            false => (beside, 1.0),
+        };
+        let decode_ns = decode_ns * reread * slowdown;
+        tiles.map(|tiles| (load(tiles, 1.0).converting(conversion), decode_ns))
     });
     let prefill = load(&model.tiles, slowdown).converting(Conversion {
         before_ns: before.before_ns,
@@ -172,7 +176,10 @@ fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
 }
 
 /// Speed of prefills that copy keys row by row, relative to those that load pages: alone, and with kernels that share SMs.
-const BY_ROWS: [f64; 2] = [0.85, 0.68];
+const BY_ROWS: [f64; 2] = [0.85, 0.75];
+
+/// Time of decodes that copy keys row by row, and share SMs, relative to those that load pages (docs/notes/pod.md).
+const DECODES_BY_ROWS: f64 = 1.15;
 
 /// Speed of prefills with a soft cap, relative to those without.
 const fn with_soft_cap(head_dim: u32) -> f64 {
@@ -254,7 +261,7 @@ pub fn prefixes_beside(
 ) -> Option<PodPlan> {
     let model = input.model;
     let device = &model.device;
-    if !options.reads_prefixes_beside() {
+    if !options.reads_prefixes_beside() || !co_resident_load_pages(input) {
         return None;
     }
     let wanted = options.pod == PodMode::Fused;
@@ -309,6 +316,13 @@ fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> b
         tokens.all(|tokens| tokens == 0 || tiles.same_bits(alone, part.kernel(tokens), tokens))
     };
     tiles == alone || input.parts(alone).all(same)
+}
+
+/// Whether kernels that share SMs can load the batch's pages. Prefills pad heads by tensor maps: in groups of 8 tokens.
+fn co_resident_load_pages(input: &BatchInput<'_>) -> bool {
+    let pads = Padding::of(&input.model.spec).is_some();
+    let mut parts = input.batch.parts.iter();
+    !pads || parts.all(|part| part.table.page_size.is_multiple_of(8))
 }
 
 /// Whether every decode fits a tile of these kernels, or has no larger one alone.

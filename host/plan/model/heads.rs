@@ -30,9 +30,7 @@ pub struct Model {
     /// `tiles` with a larger tile for all decodes, where all have more rows than those of `tiles`. None if there is no such
     /// tile, and with fixed splits.
     pub larger: Option<TileTable>,
-    /// `tiles` with the decode tiles for pages whose size is no multiple of 8. None if these have no tiles of their own.
-    pub any_pages: Option<TileTable>,
-    /// Whether decode kernels load such pages. If not, prefill kernels do.
+    /// Whether decode kernels load pages whose size is no multiple of 8. If not, prefill kernels do.
     pub decodes_any_pages: bool,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
@@ -77,12 +75,6 @@ impl Model {
             false => tiles.most_tokens_of_decodes(device, spec),
         };
         let cost = CostModel::new(device, spec);
-        // Kernels that share SMs with prefills have others in their place on such pages. With fixed splits, requests take
-        // those alone, too.
-        let any_pages = match shared {
-            Some(_) => None,
-            None => tiles.of_any_pages(),
-        };
         let [smaller, larger] = tiles.others(device, spec, options);
         let smaller = smaller.and_then(|smaller| {
             let most = cost.smaller(tiles.widest())?;
@@ -101,8 +93,7 @@ impl Model {
                 .collect(),
             shared,
             wide: tiles.wide().filter(|_| !rule.fixed),
-            decodes_any_pages: any_pages.is_some() || tiles.decodes_by_rows(),
-            any_pages,
+            decodes_any_pages: tiles.decode_any_pages(),
             tiles,
             cost,
             device: Arc::new(device.clone()),

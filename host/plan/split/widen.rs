@@ -7,8 +7,7 @@ use crate::plan::{
 };
 
 /// Moves all decodes to a wider tile if that is faster for so many units of their length. Kernels for few rows claim, list and
-/// combine each unit with all of their warps; those for 64 rows have less to do between units, and two CTAs on an SM. On
-/// pages that are no multiple of 8 tokens, all kernels for 16-bit keys are of few rows.
+/// combine each unit with all of their warps; those for 64 rows have less to do between units, and two CTAs on an SM.
 pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     let is_decode = |draft: &Draft| draft.kernel == Kernel::Decode;
     let decodes = || drafts.iter().filter(|draft| is_decode(draft));
@@ -18,9 +17,7 @@ pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     let Some(wider) = cost.wider(rows) else {
         return;
     };
-    let moves = |draft: &Draft| {
-        draft.tile.m == rows && !draft.is_joint() && draft.page_size.is_multiple_of(8)
-    };
+    let moves = |draft: &Draft| draft.tile.m == rows && !draft.is_joint();
     if tiles.decode(wider.rows).is_none() || !decodes().all(moves) {
         return;
     }

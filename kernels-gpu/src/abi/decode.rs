@@ -60,6 +60,15 @@ pub struct DecodeParams {
     pub rotary: RotaryParams,
 }
 
+impl DecodeParams {
+    /// Whether keys and values are loaded one by one.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(crate) const fn loads_rows(&self) -> bool {
+        self.piece_tokens == 1
+    }
+}
+
 /// Parameters of a kernel of latent attention. The maps come first because they must be aligned to 64 bytes.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]

@@ -1,5 +1,7 @@
 //! Kernels for Hopper: TMA, wgmma, warp specialisation.
 
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod by_rows;
 #[cfg(any(
     not(target_arch = "nvptx64"),
     feature = "decode_mma",

@@ -34,7 +34,7 @@ fn hybrids_of_8_bit_pages_are_the_reference() {
     let Some(gpu) = gpu("hybrids_of_8_bit_pages_are_the_reference") else {
         return;
     };
-    let page = prop_oneof![2 => Just(16_u32), 1 => Just(8), 1 => Just(64)];
+    let page = prop_oneof![2 => Just(16_u32), 1 => Just(8), 1 => Just(64), 2 => Just(1)];
     // Keys that few rows see are converted by a launch before both; others in the prefill.
     let tokens = prop_oneof![3 => 66..300_u32, 1 => 300..700_u32];
     let chunks = prop::collection::vec((kv_len(), 0..6_usize, tokens), 1..3);

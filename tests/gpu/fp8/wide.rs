@@ -61,7 +61,9 @@ fn joint_tiles_on_8_bit_pages_are_the_reference() {
     let prefix = (100..700_u32, Just(0_usize), 1..=2_u32);
     let own = prop_oneof![2 => 0..12_u32, 2 => 1..70_u32, 1 => 120..200_u32];
     let others = prop::collection::vec((own, 4..90_usize, 1..=2_u32), 2..20);
-    let page = prop_oneof![3 => Just(16_u32), 2 => Just(8), 1 => Just(24), 1 => Just(64)];
+    let page = prop_oneof![
+        3 => Just(16_u32), 2 => Just(8), 1 => Just(24), 1 => Just(64), 2 => Just(1), 1 => Just(5)
+    ];
     let heads = (1..3_u32, 1..9_u32);
     let joint = Cell::new(0);
     let mut runner = proptest::test_runner::TestRunner::new(cases(100));

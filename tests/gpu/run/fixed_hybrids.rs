@@ -152,7 +152,9 @@ fn hybrid() -> impl Strategy<Value = Hybrid> {
         1 => Just(Some(MergeMode::Kernel)),
         1 => Just(Some(MergeMode::Fused)),
     ];
-    let page = prop_oneof![3 => Just(16_u32), 1 => Just(8), 1 => Just(64), 1 => Just(24)];
+    let page = prop_oneof![
+        3 => Just(16_u32), 1 => Just(8), 1 => Just(64), 1 => Just(24), 2 => Just(1), 1 => Just(5)
+    ];
     (
         (heads, dim, window, prop::bool::weighted(0.25)),
         (requests(), page, 1..20_u32, prop::bool::weighted(0.2)),

@@ -139,7 +139,7 @@ impl ItemKeys<'_> {
                 let rows = (next - begin) as u32;
                 if rows != common.draft.rows {
                     common.draft.rows = rows;
-                    common.draft.tile.m = input.decode_tiles.row_tile(rows);
+                    common.draft.tile.m = input.tiles.row_tile(rows);
                 }
                 drafts.items.push(Draft {
                     table: row_block.table,

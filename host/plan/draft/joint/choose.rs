@@ -78,14 +78,11 @@ impl Joiner {
                 device, spec, cost, ..
             },
             tiles,
-            part,
             ..
         } = *input;
         self.time_ps = 0;
         let joint = device.decode.joint.as_ref()?;
-        // Kernels of joint tiles read through tensor maps, which need pages of a multiple of 8 tokens.
-        let mapped = part.table.page_size.is_multiple_of(8);
-        if !mapped || packer.nodes.iter().all(|node| node.is_leaf) {
+        if packer.nodes.iter().all(|node| node.is_leaf) {
             return None;
         }
         self.list_roots(input, packer, joint.bytes);

@@ -175,35 +175,18 @@ impl TileTable {
         })
     }
 
-    /// The table with those decode tiles whose kernels load pages of any size as fast as others. None if there are none.
+    /// Whether decode kernels load pages whose size is no multiple of 8: they do, or another kernel can take their place.
     #[must_use]
-    pub fn of_any_pages(&self) -> Option<Self> {
-        let mut decode = self.decode.clone();
-        let loads = |id: KernelId| id.info().loads == Loads::PagesOrRows;
-        decode.retain(|choice| choice.kernel.is_some_and(loads));
-        (!decode.is_empty()).then(|| Self {
-            decode,
-            ..self.clone()
-        })
-    }
-
-    /// Whether the other table has all decode tiles of this one.
-    #[must_use]
-    pub fn decodes_are_of(&self, other: &Self) -> bool {
-        self.decode
-            .iter()
-            .all(|choice| other.decode.contains(choice))
-    }
-
-    /// Whether another kernel that loads row by row can take the place of each decode kernel, or all do so themselves.
-    #[must_use]
-    pub fn decodes_by_rows(&self) -> bool {
-        let by_rows = |id: KernelId| {
-            let other = id.by_rows().or_else(|| id.on(Arch::Sm80));
-            other.is_some_and(|other| other.info().latent || other.info().rows >= self.group)
+    pub fn decode_any_pages(&self) -> bool {
+        let loads = |id: KernelId| match id.info().loads {
+            Loads::PagesOrRows => true,
+            Loads::Pages | Loads::Rows => {
+                let other = id.by_rows().or_else(|| id.on(Arch::Sm80));
+                other.is_some_and(|other| other.info().latent || other.info().rows >= self.group)
+            }
         };
         let mut kernels = self.decode.iter().map(|choice| choice.kernel);
-        kernels.all(|kernel| kernel.is_none_or(by_rows))
+        kernels.all(|kernel| kernel.is_none_or(loads))
     }
 
     /// Rows of the widest tile of decodes.

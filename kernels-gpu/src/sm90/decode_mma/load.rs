@@ -138,18 +138,25 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.lane >> self.p.piece_tokens.trailing_zeros()
     }
 
-    /// Loads the scales of a chunk's keys and values, one key per lane, and arrives. The scales of a pair of KV heads
-    /// are adjacent.
+    /// Loads the scales of a chunk's keys and values, and arrives: each lane those of one key, counted from the chunk's
+    /// `first`. The scales of a pair of KV heads are adjacent.
     ///
     /// # Safety
     /// The lanes come together; the stage is empty, and `page` is that of the lane's key if it is one of the `keys`.
     #[inline(always)]
-    pub unsafe fn load_scales(&self, stage: u32, first: u32, keys: [u32; 2], page: u32, head: u32) {
+    pub unsafe fn load_scales(
+        &self,
+        stage: u32,
+        [first, key]: [u32; 2],
+        keys: [u32; 2],
+        page: u32,
+        head: u32,
+    ) {
         let scales = &self.p.attention.scales;
-        let position = first + self.lane;
+        let position = first + key;
         let bytes = const { 4 * cache::kv_heads(CACHE) };
         let head = head * cache::kv_heads(CACHE);
-        let target = self.layout.scales(stage) + self.lane * bytes;
+        let target = self.layout.scales(stage) + key * bytes;
         // SAFETY: the caller's promise.
         unsafe {
             if position >= keys[0] && position < keys[1] {
@@ -296,7 +303,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 let keys = [unit.begin, unit.end];
                                 let piece = (chunk << pieces_log) + self.piece_of_key();
                                 let page = warp::warp_shuffle_idx(ALL, ids, piece % IDS, 32);
-                                self.load_scales(stage.index, first, keys, page, unit.head);
+                                self.load_scales(stage.index, [first, lane], keys, page, unit.head);
                             }
                             stage.advance(Self::LOADERS, layout.stages);
                             chunk += Self::LOADERS;

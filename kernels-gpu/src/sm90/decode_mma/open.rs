@@ -165,7 +165,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 unsafe {
                     let of = (nth << (log + 1)) + self.piece_of_key();
                     let page = warp::warp_shuffle_idx(ALL, page, of, 32);
-                    self.load_scales(chunk, first, [item.kv_begin, item.kv_end], page, head);
+                    let keys = [item.kv_begin, item.kv_end];
+                    self.load_scales(chunk, [first, self.lane], keys, page, head);
                 }
                 nth += 1;
             }

@@ -59,7 +59,7 @@ pub unsafe fn run<
     // wait until the first barriers are initialised, and then all roles wait for the rest.
     let threads = (WARPS + producers) * 32;
     let initialisers = WARPS + producers - 1 - openers;
-    let by_rows = cache::kv_heads(CACHE) == 1 && p.piece_tokens == 1;
+    let by_rows = cache::kv_heads(CACHE) == 1 && p.loads_rows();
     let initialise = || {
         let nth = warp_id - 1 - openers;
         // SAFETY: each of these warps runs this once.

@@ -68,7 +68,7 @@ mod rows {
 
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {
         KernelInfo {
-            loads: Loads::Pages,
+            loads: Loads::PagesOrRows,
             rows: shape.rows,
             keys: shape.keys,
             head_dim: shape.head_dim,

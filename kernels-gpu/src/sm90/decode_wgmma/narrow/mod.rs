@@ -11,6 +11,8 @@
 //! Units, rows, keys and values are loaded much as for [`wide`](super::wide) tiles, but all rows of a unit see one page
 //! table: there are too few registers and too little shared memory for more.
 
+#[cfg(target_arch = "nvptx64")]
+mod by_rows;
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
@@ -45,6 +47,7 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
 
     use super::{
+        by_rows,
         config::{self, Config, REGISTERS_8, Shape, shape, table},
         load::{gather, gather_8, load},
         mainloop::consume,
@@ -89,13 +92,15 @@ mod entries {
                         2 => Header::first(&p.attention, p.kv_heads),
                         _ => Header::EMPTY,
                     };
-                    s.init();
+                    s.init(p.loads_rows());
                     barrier::bar_sync(0, SHAPE.threads());
                     // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[1] }>();
                         match thread / 32 {
+                            0 if p.loads_rows() => by_rows::load::<false, { SHAPE.stages }>(&p, s),
+                            1 if p.loads_rows() => by_rows::load::<true, { SHAPE.value_stages }>(&p, s),
                             0 => load::<false, { SHAPE.stages }>(&p, maps, s),
                             1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(1), s),
                             2 if SHAPE.scaled() => gather_8::<half::$half>(&p, s, first),

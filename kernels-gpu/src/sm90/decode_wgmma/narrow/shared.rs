@@ -179,12 +179,13 @@ impl Shared {
     }
 
     /// Initialises the barriers, distributed over the warps: one takes about 60 cycles. Also zeroes the queries: a unit
-    /// may have fewer rows than the products read, and garbage there would trigger rescales.
+    /// may have fewer rows than the products read, and garbage there would trigger rescales. If keys are loaded `by_rows`,
+    /// the lanes of a loader arrive for their own copies.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
-    pub unsafe fn init(self) {
+    pub unsafe fn init(self, by_rows: bool) {
         let (warps, consumers) = (self.shape.threads() / 32, 4);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
@@ -201,7 +202,8 @@ impl Shared {
                     let readers = if self.shape.scaled() { 32 } else { 1 };
                     // Each lane of the loader arrives for its own scales.
                     let stages = self.shape.stages + self.shape.value_stages;
-                    let full = if index < BARRIERS + 2 * stages { 1 } else { 32 };
+                    let by_box = index < BARRIERS + 2 * stages && !by_rows;
+                    let full = if by_box { 1 } else { 32 };
                     arrivals((index - BARRIERS) % 2, [(1, full)], consumers * readers)
                 }
             };

@@ -94,7 +94,7 @@ mod rows {
         KernelInfo {
             cache: cache::element(shape.cache),
             by_token: cache::by_token(shape.cache),
-            loads: Loads::Pages,
+            loads: Loads::PagesOrRows,
             rows: shape.rows(),
             keys: shape.keys,
             head_dim: shape.head_dim,

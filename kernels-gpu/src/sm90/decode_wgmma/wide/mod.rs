@@ -5,7 +5,7 @@
 //!
 //! - two **query loaders** (a warp each) load the queries of a unit, which may lie anywhere in `q`. The first is also
 //!   the **scheduler warp**: it claims units from the tile counter, shortly before the previous unit is done;
-//! - two **loaders** (a warp each) load keys and values, one TMA box per lane;
+//! - two **loaders** (a warp each) load keys and values, one TMA box per lane, or one by one;
 //! - for 8-bit keys, **converting** warps (a warpgroup) write each block to shared memory again, in f16;
 //! - **consumers** (a warpgroup per 64 rows) work as in [`prefill`](crate::sm90::prefill): Q·Kᵀ of a block is issued
 //!   together with P·V of the previous block, also across units.
@@ -15,6 +15,8 @@
 //! masked per row. This wastes products, but tensor cores have spare time: 64 rows are only 64 FLOPs per byte. It
 //! avoids partial states, which cost memory traffic.
 
+#[cfg(target_arch = "nvptx64")]
+mod by_rows;
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod convert;

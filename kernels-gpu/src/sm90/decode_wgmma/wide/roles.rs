@@ -3,7 +3,7 @@
 use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgmma};
 
 use super::{
-    Shape,
+    Shape, by_rows,
     convert::convert,
     load::{gather, load},
     mainloop, mainloop_8,
@@ -52,7 +52,7 @@ pub unsafe fn run<
             2 => Header::first(&p.attention, p.kv_heads),
             _ => Header::EMPTY,
         };
-        s.init();
+        s.init(p.loads_rows());
         barrier::bar_sync(0, shape.threads());
         // Dependent launch: another tile group of the step may start on SMs that this grid leaves.
         griddep::launch_dependents();
@@ -61,6 +61,8 @@ pub unsafe fn run<
                 setmaxnreg::decrease::<PRODUCES>();
             }
             match thread / 32 {
+                0 if p.loads_rows() => by_rows::load::<_, false, STAGES>(p, variant, s),
+                1 if p.loads_rows() => by_rows::load::<_, true, STAGES>(p, variant, s),
                 0 => load::<_, false, STAGES>(p, variant, maps, s),
                 1 => load::<_, true, STAGES>(p, variant, maps.add(1), s),
                 2 => gather(p, variant, s, first),

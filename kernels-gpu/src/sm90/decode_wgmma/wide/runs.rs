@@ -3,6 +3,7 @@
 use cuda_std::{misc, ptr, shared, warp};
 
 use super::{
+    by_rows,
     masks::Mode,
     shared::{Shared, Unit},
 };
@@ -86,7 +87,12 @@ pub(super) unsafe fn list_runs(
     let item = &header.item;
     let (joint, group) = (item.is_joint(), p.attention.group);
     let runs = if joint { item.merge } else { 1 };
-    let shift = p.piece_tokens.trailing_zeros();
+    let tokens = if p.loads_rows() {
+        by_rows::TOKENS
+    } else {
+        p.piece_tokens
+    };
+    let shift = tokens.trailing_zeros();
     let (index, _) = p.kv_heads.div_rem(unit);
     let first = items + u64::from(index + item.slot) * size_of::<WorkItem>() as u64;
     // Opaque: otherwise values derived from the parameters are kept in predicate registers, of which there are too few.
@@ -123,7 +129,7 @@ pub(super) unsafe fn list_runs(
             }
             run.first_key = run.kv_begin >> shift << shift;
             let own = if index < runs {
-                (run.kv_end - run.first_key + p.piece_tokens - 1) >> shift
+                (run.kv_end - run.first_key + tokens - 1) >> shift
             } else {
                 0
             };
@@ -159,7 +165,7 @@ pub(super) unsafe fn list_runs(
 /// A lane's position among the runs of a unit.
 pub(super) struct Walk {
     pub run: Run,
-    index: u32,
+    pub index: u32,
 }
 
 /// The keys of a piece that belong to the run.
@@ -185,10 +191,20 @@ impl Walk {
     /// The unit is written.
     #[inline(always)]
     pub unsafe fn start(s: Shared, slot: u32) -> Self {
+        // SAFETY: every unit has at least one run.
+        unsafe { Self::resume(s, slot, 0) }
+    }
+
+    /// At the beginning of a run.
+    ///
+    /// # Safety
+    /// The unit is written and has the run.
+    #[inline(always)]
+    pub unsafe fn resume(s: Shared, slot: u32, index: u32) -> Self {
         Self {
-            // SAFETY: every unit has at least one run.
-            run: unsafe { Run::load(s.run(slot, 0)) },
-            index: 0,
+            // SAFETY: the caller's promise.
+            run: unsafe { Run::load(s.run(slot, index)) },
+            index,
         }
     }
 

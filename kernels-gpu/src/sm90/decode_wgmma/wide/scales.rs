@@ -50,19 +50,37 @@ pub(super) unsafe fn load(
             let key = i * 32 + warp::lane_id();
             let (from, in_piece) = (first + (key >> shift), key & (p.piece_tokens - 1));
             let [page, bounds] = [page, bounds].map(|x| warp::warp_shuffle_idx(WARP, x, from, 32));
-            let [k_to, v_to] = [of_key(scales, key), of_value(s, scales, key)];
-            if in_piece >= bounds >> 8 & 0xFF && in_piece < bounds >> 16 {
-                let [k, v] = p
-                    .attention
-                    .scales
-                    .places(page, (bounds & 0xFF) + in_piece, head);
-                async_copy::copy_ca::<4>(k_to, k as *const u8);
-                async_copy::copy_ca::<4>(v_to, v as *const u8);
-            } else {
-                shared::store_f32(k_to, 1.0);
-                shared::store_f32(v_to, 1.0);
-            }
+            let belongs = in_piece >= bounds >> 8 & 0xFF && in_piece < bounds >> 16;
+            let of = belongs.then(|| [page, (bounds & 0xFF) + in_piece, head]);
+            load_one(p, s, scales, key, of);
             i += 1;
+        }
+    }
+}
+
+/// Copies the scales of a block's key and its value, whose page, token and head are given. A key outside of the item gets
+/// scales of 1.
+///
+/// # Safety
+/// Only the caller accesses the target; the pool has scales for the token.
+#[inline(always)]
+pub(super) unsafe fn load_one(
+    p: &DecodeParams,
+    s: Shared,
+    scales: u32,
+    key: u32,
+    of: Option<[u32; 3]>,
+) {
+    let [k_to, v_to] = [of_key(scales, key), of_value(s, scales, key)];
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some([page, token, head]) = of {
+            let [k, v] = p.attention.scales.places(page, token, head);
+            async_copy::copy_ca::<4>(k_to, k as *const u8);
+            async_copy::copy_ca::<4>(v_to, v as *const u8);
+        } else {
+            shared::store_f32(k_to, 1.0);
+            shared::store_f32(v_to, 1.0);
         }
     }
 }

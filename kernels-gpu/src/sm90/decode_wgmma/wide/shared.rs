@@ -215,12 +215,13 @@ impl Shared {
         self.barrier(first + 2 + u32::from(values))
     }
 
-    /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
+    /// Initialises the barriers, distributed over the warps: one takes about 60 cycles. If keys are loaded `by_rows`, the
+    /// lanes of a loader arrive for their own copies.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
-    pub unsafe fn init(self) {
+    pub unsafe fn init(self, by_rows: bool) {
         let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
@@ -238,12 +239,12 @@ impl Shared {
             };
             let free = if converts { convert } else { 32 * consumers };
             // Where each token has scales, each lane also arrives once its copies of them are there.
-            let full = if cache::by_token(self.shape.cache) {
+            let full = if cache::by_token(self.shape.cache) || by_rows {
                 64
             } else {
                 32
             };
-            let values = if converts { 32 } else { 1 };
+            let values = if converts || by_rows { 32 } else { 1 };
             let of_stage = [(1, full), (2, values), (if converts { 4 } else { 3 }, free)];
             let of_converted = [(2, convert), (3, 32 * consumers)];
             let (stages, converted) = (BARRIERS, BARRIERS + 4 * self.shape.stages);
