@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels_gpu::registry::{KernelId, KernelInfo, Loads};
+use kernels_gpu::registry::{KernelId, Loads};
 
 use super::{
     Origin,
@@ -229,30 +229,26 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     }
 }
 
-/// Refuses page sizes for padded heads. Kernels of larger head dimensions load padded heads only by tensor maps, in
+/// Refuses page sizes for padded heads. Prefills of larger head dimensions load padded heads only by tensor maps, in
 /// groups of 8 tokens. Prompts of some heads have kernels of their own, so only the plan tells which items are padded.
 fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result<(), PlanError> {
     let spec = &plan.spec;
     if Padding::of(spec).is_none() {
         return Ok(());
     }
-    for group in &plan.groups {
-        let any_size = |row: &KernelInfo| {
-            row.head_dim == spec.head_dim_qk
-                || group.kernel == Kernel::Decode && row.loads == Loads::PagesOrRows
-        };
-        if group.id.is_none_or(|id| any_size(id.info())) {
+    let prefills = plan.groups.iter();
+    for group in prefills.filter(|group| group.kernel == Kernel::Prefill) {
+        if group
+            .id
+            .is_none_or(|id| id.info().head_dim == spec.head_dim_qk)
+        {
             continue;
         }
         let items = plan.items_of(group).iter();
         let mut sizes = items.map(|item| batch.parts[item.part as usize].table.page_size);
         if let Some(size) = sizes.find(|size| !size.is_multiple_of(8)) {
-            let does = match group.kernel {
-                Kernel::Decode => "decodes from",
-                Kernel::Prefill => "reads",
-            };
             let what =
-                format!("{does} pages of {size} tokens: use a page size that is a multiple of 8");
+                format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
             return Err(of_heads(spec, device, what).into());
         }
     }

@@ -25,7 +25,7 @@ impl Gpu {
         if group > rows {
             return Err(Error::NoInstance {
                 kernel: "decode",
-                asked: format!("{group} query heads per KV head in pages read row by row"),
+                asked: format!("{group} query heads per KV head with the instructions of Ampere"),
                 there: "at most 16",
             });
         }

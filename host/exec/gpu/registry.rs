@@ -155,7 +155,7 @@ impl Gpu {
         kernel.ok_or_else(|| Error::NoInstance {
             kernel: "variant",
             asked: format!("what {} computes, with the logits of {name}", row.name),
-            there: "the kernel families given to `variant_kernels!` (for pages of any size, give Sm80Decode)",
+            there: "the kernel families given to `variant_kernels!`",
         })
     }
 

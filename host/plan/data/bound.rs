@@ -88,8 +88,7 @@ impl BatchLimits {
     }
 
     /// With this number of keys of all prefills of a batch. Prefills are requests with more query tokens than a decode
-    /// has. If the page size is not a multiple of 8 tokens, all requests count. Of decodes, prefixes that prefills read for them use
-    /// this room.
+    /// has. Of decodes, prefixes that prefills read for them use this room.
     #[must_use]
     pub const fn with_prefill_keys(mut self, prefill_keys: u32) -> Self {
         self.prefill_keys = prefill_keys;

@@ -153,11 +153,7 @@ pub struct PartInput<'a> {
 impl PartInput<'_> {
     /// The kernel that runs a row block of `q_len` query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        // Prefill kernels load pages of any size, and not all decode kernels do.
-        let loads = self.part.table.page_size.is_multiple_of(8)
-            || self.model.decodes_any_pages
-            || !self.model.tiles.has_prefills();
-        if q_len <= self.most_decode_tokens && loads {
+        if q_len <= self.most_decode_tokens {
             Kernel::Decode
         } else {
             Kernel::Prefill

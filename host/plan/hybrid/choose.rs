@@ -50,14 +50,14 @@ pub fn choose(
         }
         load
     };
-    // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
-    // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
     let of_8_bits = model.spec.kv_dtype.bytes() == 1;
     let mut parts = input.batch.parts.iter();
     let by_rows = parts.any(|part| !part.table.page_size.is_multiple_of(8));
-    // On pages that are read row by row, those for 8-bit keys took up to 1.3 times as long as two streams.
+    // On pages that are read row by row, kernels that share SMs took up to 1.3 times as long with 8-bit keys as two streams.
     let may_share =
         co_resident_load_pages(input) && !(by_rows && of_8_bits && options.pod == PodMode::Auto);
+    // With fixed splits, results must not depend on the batch: every request needs the kernel that it has alone.
+    // Decodes of 8-bit keys in several tiles of few rows would read their keys as often.
     let fits = |tiles: &TileTable| {
         (!options.split.is_fixed() || all_have_what_they_have_alone(input, tiles))
             && (!of_8_bits || decodes_have_one_tile(input, tiles))
@@ -72,8 +72,7 @@ pub fn choose(
         .any(|((tiles, config), _)| tiles.is_some() && !config.by_tickets);
     // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
     let shares = (fused.clone())
-        .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits))
-        && may_share;
+        .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
     let may_be_apart = options.pod != PodMode::Auto || gains_apart(input);
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {

@@ -30,8 +30,6 @@ pub struct Model {
     /// `tiles` with a larger tile for all decodes, where all have more rows than those of `tiles`. None if there is no such
     /// tile, and with fixed splits.
     pub larger: Option<TileTable>,
-    /// Whether decode kernels load pages whose size is no multiple of 8. If not, prefill kernels do.
-    pub decodes_any_pages: bool,
     /// `tiles` with the prefill tile of the longest prompts for all. None if there is no other prefill tile, and with
     /// fixed splits, where only the length of a request decides.
     pub wide: Option<TileTable>,
@@ -93,7 +91,6 @@ impl Model {
                 .collect(),
             shared,
             wide: tiles.wide().filter(|_| !rule.fixed),
-            decodes_any_pages: tiles.decode_any_pages(),
             tiles,
             cost,
             device: Arc::new(device.clone()),

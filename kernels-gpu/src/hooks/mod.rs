@@ -100,8 +100,7 @@ pub use host::{CheckOwn, Hooks, HooksName};
 /// ```
 ///
 /// Families are those of the registry. `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are
-/// for Hopper and pages of a multiple of 8 tokens; `Sm80Prefill` and `Sm80Decode` for GPUs from Ampere on, the latter
-/// also for pages of any size on Hopper. Each is compiled for all head dimensions and both 16-bit float types, unless
+/// for Hopper; `Sm80Prefill` and `Sm80Decode` for GPUs from Ampere on. Each is compiled for all head dimensions and both 16-bit float types, unless
 /// restricted by `where heads [128], elements [Bf16]`, which compiles faster.
 #[macro_export]
 macro_rules! variant_kernels {

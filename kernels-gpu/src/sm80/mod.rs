@@ -1,6 +1,6 @@
 //! Kernels for Ampere and later, with `mma.sync`, `ldmatrix` and `cp.async`.
 //!
-//! They are compiled for Hopper too, for pools that tensor maps cannot describe: pages of any number of tokens.
+//! They are compiled for Hopper too, to be compared with its own kernels there.
 
 #[cfg(any(
     not(target_arch = "nvptx64"),

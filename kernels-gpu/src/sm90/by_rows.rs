@@ -1,5 +1,5 @@
-//! Copies of keys and values one by one, from pools that no tensor map describes: pages whose size is no multiple of 8, or
-//! heads whose dimension is smaller than the kernel's.
+//! Copies of keys and values one by one, from pools that no tensor map describes: pages whose size is no multiple of 8, values
+//! that lie otherwise than keys, heads of 8 bits whose dimension is smaller than the kernel's.
 //!
 //! The lanes of a loader copy keys by `cp.async`, 16 bytes each, to where TMA would have put them. A lane has the same
 //! place in every key. It knows where one key of 32 is, and the others get this from it by a shuffle.

@@ -48,7 +48,7 @@ fn prefixes_of_8_bit_keys_beside_other_keys_are_the_reference() {
                 case.options = case.options.with_pod(PodMode::Fused);
                 // Prefills round products of keys and scales to 16 bits, decodes do not.
                 case.powers = true;
-                case.batch = batch(16, &prefixes, case.seed);
+                case.batch = batch([16, 1][case.seed as usize / 3 % 2], &prefixes, case.seed);
                 match case.seed % 3 {
                     0 => check::<f16>(gpu, &case),
                     _ => check::<bf16>(gpu, &case),

@@ -206,7 +206,7 @@ pub(super) fn check(
         })
     };
     let spec = cache_type.spec(*spec);
-    // Decode kernels would take prompts of other heads, in tiles of 16 rows.
+    // Decode kernels would take prompts of other heads: each tile converts the keys again.
     if !matches!(spec.head_dim_qk, 64 | 128 | 256) {
         return refused(format!(
             "no kernel reads prompts with heads of {} in 8 bits",
@@ -215,7 +215,7 @@ pub(super) fn check(
     }
     if !page_size.is_multiple_of(8) {
         return refused(format!(
-            "pages have {page_size} tokens, and 8-bit kernels read 8 at a time"
+            "pages have {page_size} tokens, and 8-bit caches are served on pages of a multiple of 8"
         ));
     }
     if let Err(error) = device.supports(&spec) {

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error,
     exec::gpu::{
-        DecodeCall, DecodeTile, DeviceArray, Gpu, KvPool, launch_plan::GroupLaunch, steps::Step,
+        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch, steps::Step,
     },
 };
 
@@ -20,7 +20,7 @@ impl Making<'_> {
         launch: &GroupLaunch,
         pool: &KvPool,
         arch: Option<Arch>,
-    ) -> Result<Option<Step>, Error> {
+    ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (mut spec, planned) = (workspace.spec.on_kernels(), launch.key.kernel);
         let units = launch.items.saturating_mul(spec.kv_heads);
@@ -38,9 +38,6 @@ impl Making<'_> {
                 }
             }
         };
-        if self.may_be_for_other_pages(pool) && !Gpu::reads_pool(kernel, &workspace.spec, pool) {
-            return Ok(None);
-        }
         self.pads_by(kernel)?;
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if own_heads {
@@ -51,8 +48,8 @@ impl Making<'_> {
         if launch.joint && !kernel.info().multi_table {
             return Err(Error::NoInstance {
                 kernel: "decode",
-                asked: "joint tiles over a pool that tensor maps cannot describe".into(),
-                there: "such pools in plans for a device description without `decode.joint`",
+                asked: "joint tiles with the instructions of Ampere".into(),
+                there: "plans for a device description without `decode.joint`",
             });
         }
         self.one_table |=
@@ -100,6 +97,6 @@ impl Making<'_> {
                 resident => resident,
             });
         }
-        Ok(Some(step))
+        Ok(step)
     }
 }

@@ -132,7 +132,7 @@ impl Making<'_> {
         let part = launch.key.part as usize;
         let pool = &self.tensors.pools[part];
         let step = match launch.key.kernel.info().op {
-            Op::Decode => self.decodes(index, launch, pool, arch)?,
+            Op::Decode => Some(self.decodes(index, launch, pool, arch)?),
             _ => self.prefills(index, launch, pool, arch)?,
         };
         let Some(mut step) = step else {

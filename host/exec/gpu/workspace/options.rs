@@ -6,8 +6,7 @@ use crate::exec::gpu::{Arch, LaunchSet};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkspaceOptions {
-    /// If given, all attention runs with kernels of this architecture, whatever the plan says. None: with the kernels of the plan,
-    /// or with Ampere's if tensor maps cannot describe a pool.
+    /// If given, all attention runs with kernels of this architecture, whatever the plan says. None: with the kernels of the plan.
     #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     pub arch: Option<Arch>,
     /// For CUDA graphs that run several plans, one after the other. Every [`Gpu::run`](crate::gpu::Gpu::run) then makes these

@@ -73,8 +73,8 @@ impl Workspace {
             }
             if self.one_table && self.launch_plan.launches.iter().any(|launch| launch.joint) {
                 return Err(Error::NotCaptured {
-                    launch: "for joint tiles over the pool that was captured, whose pages tensor maps cannot describe: plan \
-                             with a device description without `decode.joint`"
+                    launch: "for joint tiles, of which a graph with the instructions of Ampere has none: plan with a device \
+                             description without `decode.joint`"
                         .into(),
                 });
             }

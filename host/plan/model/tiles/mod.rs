@@ -12,7 +12,7 @@ mod serving;
 pub use choice::{Choice, PrefillTile};
 pub(in crate::plan) use choice::{MOST_OF_TILE, decode_of_tile};
 pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
-use kernels_gpu::registry::{Arch, KernelId, Loads, Op};
+use kernels_gpu::registry::{KernelId, Op};
 pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
 
 use self::{
@@ -173,20 +173,6 @@ impl TileTable {
             decode: vec![choice],
             ..self.clone()
         })
-    }
-
-    /// Whether decode kernels load pages whose size is no multiple of 8: they do, or another kernel can take their place.
-    #[must_use]
-    pub fn decode_any_pages(&self) -> bool {
-        let loads = |id: KernelId| match id.info().loads {
-            Loads::PagesOrRows => true,
-            Loads::Pages | Loads::Rows => {
-                let other = id.by_rows().or_else(|| id.on(Arch::Sm80));
-                other.is_some_and(|other| other.info().latent || other.info().rows >= self.group)
-            }
-        };
-        let mut kernels = self.decode.iter().map(|choice| choice.kernel);
-        kernels.all(|kernel| kernel.is_none_or(loads))
     }
 
     /// Rows of the widest tile of decodes.

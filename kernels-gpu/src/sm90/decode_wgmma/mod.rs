@@ -1,4 +1,5 @@
-//! Decode on Hopper with `wgmma`. Queries are gathered row by row; keys and values are loaded by TMA.
+//! Decode on Hopper with `wgmma`. Queries are gathered row by row; keys and values are loaded by TMA or, from pools that no
+//! tensor map describes, one by one.
 //!
 //! [`wide`] has the rows on the 64-wide M side of the instruction, [`narrow`] on the N side, which goes down to 8
 //! (`swap_ab`). [`large`] is for head dimension 512.

@@ -21,7 +21,7 @@ pub(super) struct Unit {
     /// The item's keys: the first, and one past the last.
     pub kv_begin: u32,
     pub kv_end: u32,
-    /// Blocks of keys, at least one. The last ends at `end`, a multiple of a TMA box.
+    /// Blocks of keys, at least one. The last ends at `end`: a multiple of a TMA box, or `kv_end` if keys are loaded one by one.
     pub blocks: u32,
     pub end: u32,
     /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).

@@ -11,7 +11,7 @@
 //!   together with P·V of the previous block, also across units.
 //!
 //! The keys of a unit are *runs*: one page table for all rows or, in a [joint](crate::abi::WorkItem::JOINT) item,
-//! several tables, each for some of the rows. Blocks are filled with the pieces (TMA boxes) of all runs in order, and
+//! several tables, each for some of the rows. Blocks are filled with the pieces (TMA boxes, or 8 keys) of all runs in order, and
 //! masked per row. This wastes products, but tensor cores have spare time: 64 rows are only 64 FLOPs per byte. It
 //! avoids partial states, which cost memory traffic.
 
