@@ -193,7 +193,7 @@ fn a_request_without_queries_on_pages_of_one_token_is_planned_beside_decodes() {
     );
 }
 
-/// Kernels that share SMs load pages of one token only in 16 bits and without padding.
+/// Kernels that share SMs do not pad heads on pages of one token.
 #[test]
 fn hybrids_on_pages_of_one_token_have_kernels_that_load_them() {
     let device = DeviceDescription::named("h200").unwrap();

@@ -119,17 +119,6 @@ impl Gpu {
         }
     }
 
-    /// Whether the kernel that [`decode_kernel`](Self::decode_kernel) says can read the pool.
-    pub(super) fn reads_pool(kernel: KernelId, spec: &Spec, pool: &KvPool) -> bool {
-        let row = kernel.info();
-        let pages = pool.k_strides.page_size;
-        match row.loads {
-            Loads::PagesOrRows => true,
-            Loads::Pages => pages.is_multiple_of(8) && pool.k_strides == pool.v_strides,
-            Loads::Rows => Padding::of(spec).is_none() && (row.latent || row.rows >= spec.group()),
-        }
-    }
-
     /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and half
     /// as many units still keep the GPU busy. Otherwise the given kernel.
     pub(super) fn of_pairs(
@@ -143,7 +132,9 @@ impl Gpu {
         let busy = |units: u32| f64::from(units) / f64::from(units.div_ceil(sms) * sms);
         let pair = kernel.of_pairs(spec.head_dim_qk).filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
-                && Self::reads_pool(*pair, spec, pool)
+                // They load by tensor maps only.
+                && pool.k_strides.page_size.is_multiple_of(8)
+                && pool.k_strides == pool.v_strides
                 && pool.k_strides.head == spec.head_dim_qk
                 && overlapping(spec, pool, pair.info()).is_ok()
                 && pool.scales.come_in_pairs()
