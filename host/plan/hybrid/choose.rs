@@ -175,7 +175,7 @@ fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
 }
 
 /// Speed of prefills that copy keys row by row, relative to those that load pages: alone, and with kernels that share SMs.
-const BY_ROWS: [f64; 2] = [0.85, 0.75];
+const BY_ROWS: [f64; 2] = [0.94, 0.9];
 
 /// Time of decodes that copy keys row by row, and share SMs, relative to those that load pages (docs/notes/pod.md).
 const DECODES_BY_ROWS: f64 = 1.15;

@@ -1,9 +1,13 @@
 //! Loaders for pools that no tensor map can describe: pages of any size, copied row by row with `cp.async`.
+//!
+//! One warp copies keys, one copies values. It shares its SM's issue slots with twelve warps, so each instruction for a row
+//! counts: a loader that takes longer than the products of a block is what the whole tile waits for.
 
-use cuda_std::{async_copy, mbarrier, prelude::*};
+use cuda_std::{async_copy, fence, mbarrier, prelude::*};
 
 use super::{
     super::{mma::Slabs, pipeline::Pipeline},
+    Shape,
     scheduler::PREFETCH_DISTANCE,
     shared::Shared,
 };
@@ -12,110 +16,197 @@ use crate::{
     common::prefill_tile::Tile,
 };
 
-pub(super) const WARP: u32 = warp::FULL_MASK;
+const WARP: u32 = warp::FULL_MASK;
 
 /// Rows that a warp looks up and copies at a time, one per lane. A block has at most four times as many.
-pub(super) const ROWS: u32 = 32;
+const ROWS: u32 = 32;
 
-/// The place of a row that the tile does not see. It is filled with zeros, whatever the pool holds.
-pub(super) const NOWHERE: u32 = u32::MAX;
+/// Rows of a lane that it learns the places of at once, by shuffles.
+const PLACES: u32 = 4;
 
-/// Copies of a lane whose addresses are in registers at once. With only one, each copy would have to wait until the
+/// Rows of a lane whose addresses are in registers at once. With only one, each copy would have to wait until the
 /// previous one has read its address.
-const TOGETHER: usize = 2;
+const ADDRESSES: u32 = 2;
 
-/// The page table and pool layout of a tile's keys or values.
-#[derive(Clone, Copy)]
-pub(super) struct Table<'a> {
-    pub(super) p: &'a PrefillParams,
-    pub(super) strides: &'a KvStrides,
-    /// Index into the plan's page ids of the table's first page, that of key 0.
-    pub(super) first: u32,
-    /// The keys that the tile sees: the first, and their number.
-    pub(super) lowest: i32,
-    pub(super) keys: u32,
+/// Bytes of a copy, and of the vectors in which strides count.
+const VECTOR: u32 = 16;
+
+/// Where a key is.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// Its page. The load may still be on its way.
+    page: u32,
+    /// Vectors before the key in its page.
+    in_page: u32,
 }
 
-impl Table<'_> {
-    /// The index of a key's page in the table, and its token in that page, if the tile sees the key.
-    #[inline(always)]
-    fn find(self, key: i32) -> Option<(u32, u32)> {
-        (((key - self.lowest) as u32) < self.keys).then(|| self.p.page_size.div_rem(key as u32))
-    }
+/// The page table and pool layout of a tile's keys or values. `SINGLE`: pages have one token.
+#[derive(Clone, Copy)]
+struct Table<'a, const SINGLE: bool> {
+    p: &'a PrefillParams,
+    strides: &'a KvStrides,
+    /// Address of the page id of key 0.
+    ids: u64,
+    /// The first key that the tile sees.
+    lowest: i32,
+}
 
-    /// Loads the page id of a key, one block ahead of its use, so that no instruction stalls on this load.
+impl<const SINGLE: bool> Table<'_, SINGLE> {
+    /// Looks up a key that is not behind the last one that the tile sees, a block ahead of its use. Keys before the first are
+    /// replaced by it; the mask hides them.
     ///
     /// # Safety
-    /// The table is that of a tile.
+    /// The table is that of a tile that sees a key.
     #[inline(always)]
-    pub(super) unsafe fn page(self, key: i32) -> u32 {
-        let Some((page, _)) = self.find(key) else {
-            return 0;
+    unsafe fn find(self, key: i32) -> Found {
+        let key = key.max(self.lowest) as u32;
+        let (page, token) = if SINGLE {
+            (key, 0)
+        } else {
+            self.p.page_size.div_rem(key)
         };
-        let entry = self.p.attention.page_ids + u64::from(self.first + page) * 4;
-        // SAFETY: the table has a page for each key of the item.
-        unsafe { ptr::load_nc_u32(entry as *const u32) }
+        let entry = self.ids + u64::from(page) * 4;
+        Found {
+            // SAFETY: the table has a page for each key of the item.
+            page: unsafe { ptr::load_nc_u32(entry as *const u32) },
+            in_page: token * self.strides.token,
+        }
     }
 
-    /// The offset of a key in the pool, in vectors of 16 bytes.
+    /// Vectors in the pool before a key.
     #[inline(always)]
-    pub(super) fn place(self, key: i32, page: u32) -> u32 {
-        match self.find(key) {
-            Some((_, token)) => page * self.strides.page + token * self.strides.token,
-            None => NOWHERE,
-        }
+    fn place(self, found: Found) -> u32 {
+        found.page * self.strides.page + found.in_page
     }
 }
 
-/// Which of eight rows a lane copies at a time. Neighbouring groups of four lanes take rows that are four apart: with
-/// the swizzle their 16-byte chunks fall into different banks.
-#[inline(always)]
-fn row_of_eight(lane: u32) -> u32 {
-    lane / 4 % 2 * 4 + lane / 8
+/// The part of a row that a lane copies at a time, and which of its rows.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Lanes that share a row: 8, which copy a line of 128 bytes at a time, or 4, which copy half of it. Half as many lanes
+    /// take half as many shuffles and addresses. But the copies of two warps by half lines keep L1 busy for 15 cycles each,
+    /// those by lines for 7. Decodes on the same SM need L1, too, and so do rows of 512 bytes.
+    lanes: u32,
+    /// Bytes of a row in the pool.
+    row_bytes: u32,
+    slabs: Slabs,
 }
 
-/// Copies up to [`ROWS`] of the `rows` left of a block; rows at [`NOWHERE`] become zeros. Four lanes share the four
-/// rows that they looked up and copy 64 bytes of a row at a time, so one shuffled place serves many copies. A row has
-/// `row_bytes` in the pool; the rest of its last 64 bytes is zeroed.
-///
-/// # Safety
-/// A whole warp comes here; only it writes the rows at `target`; `places` are offsets from `source`.
-#[inline(always)]
-unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32, slabs: Slabs) {
-    let halves = [target, target ^ 64];
-    let mut eight = 0;
-    while eight < ROWS / 8 {
-        if eight == ROWS / 16 && rows == ROWS / 2 {
-            break;
+impl Share {
+    #[inline(always)]
+    const fn new(shape: Shape, values: bool) -> Self {
+        let row_bytes = shape.pool_bytes(values);
+        Self {
+            lanes: if shape.co_resident && row_bytes > 128 || row_bytes == 512 {
+                8
+            } else {
+                4
+            },
+            row_bytes,
+            slabs: shape.slabs(values),
         }
-        let mut sources = [0; TOGETHER];
-        let mut bytes = [0; TOGETHER];
-        let mut i = 0;
-        // SAFETY: the caller's promise; nothing is read for a row at `NOWHERE`.
-        unsafe {
-            while i < TOGETHER {
-                let place = warp::warp_shuffle_idx(WARP, places, eight + i as u32, 4);
-                bytes[i] = if place == NOWHERE { 0 } else { 16 };
-                sources[i] = source + u64::from(place) * 16;
+    }
+
+    /// Rows that a warp copies at once.
+    #[inline(always)]
+    const fn at_once(self) -> u32 {
+        32 / self.lanes
+    }
+
+    /// Which of the rows copied at once a lane copies. Neighbouring groups of four lanes take rows that are four apart: with
+    /// the swizzle their vectors fall into different banks.
+    #[inline(always)]
+    const fn row(self, lane: u32) -> u32 {
+        if self.lanes == 8 {
+            lane / 8
+        } else {
+            lane / 4 % 2 * 4 + lane / 8
+        }
+    }
+
+    /// Which of [`ROWS`] rows a lane looks up: one that it copies itself, so that the lane of each shuffle is a constant.
+    #[inline(always)]
+    const fn row_to_find(self, lane: u32) -> u32 {
+        lane % self.lanes * self.at_once() + self.row(lane)
+    }
+
+    /// Where a lane's first copy goes in a block at `block`, with the swizzle.
+    #[inline(always)]
+    const fn target(self, block: u32, lane: u32) -> u32 {
+        let row = self.row(lane);
+        block + row * 128 + (lane % self.lanes ^ row) * VECTOR
+    }
+
+    /// The two targets from which those of all other copies differ by constants, if the first copy goes to `target`: the swizzle of
+    /// the other half, of a line or of 8 rows, differs in one bit.
+    #[inline(always)]
+    const fn halves(self, target: u32) -> [u32; 2] {
+        let of_8_rows = if self.lanes == 8 { 512 } else { 0 };
+        [target, (target ^ 64) + of_8_rows]
+    }
+
+    /// Where part `part` of the lane's row number `row` goes.
+    #[inline(always)]
+    const fn target_of(self, halves: [u32; 2], row: u32, part: u32) -> u32 {
+        if self.lanes == 8 {
+            halves[row as usize % 2] + row / 2 * self.slabs.eight + part * self.slabs.slab
+        } else {
+            halves[part as usize % 2] + row * self.slabs.eight + part / 2 * self.slabs.slab
+        }
+    }
+
+    /// Copies [`ROWS`] rows from row `from` of the lane on, or the `rows` left of a block if they are fewer. The part of their last line that is not in the pool
+    /// becomes zeros.
+    ///
+    /// # Safety
+    /// A whole warp comes here; only it writes the rows at `target`; `place`, of the row that the lane has looked up, is an
+    /// offset from `source`.
+    #[inline(always)]
+    unsafe fn copy(self, source: u64, place: u32, halves: [u32; 2], from: u32, rows: u32) {
+        let of_lane = rows.min(ROWS) / self.at_once();
+        let bytes = self.lanes * VECTOR;
+        let mut row = 0;
+        while row < of_lane {
+            let mut places = [0; PLACES as usize];
+            let mut i = 0;
+            while i < PLACES && row + i < of_lane {
+                // SAFETY: a whole warp.
+                places[i as usize] =
+                    unsafe { warp::warp_shuffle_idx(WARP, place, row + i, self.lanes) };
                 i += 1;
             }
-            let mut part = 0;
-            while part < row_bytes.div_ceil(64) {
-                if part == row_bytes / 64 && warp::lane_id() % 4 * 16 >= row_bytes % 64 {
-                    bytes = [0; TOGETHER];
+            let mut first = 0;
+            while first < PLACES && row + first < of_lane {
+                let sources: [u64; ADDRESSES as usize] = core::array::from_fn(|i| {
+                    // Opaque: a shift and an addition. A multiplication would wait for the units that the softmax keeps busy.
+                    let place = u64::from(places[first as usize + i]);
+                    source + (misc::opaque_u64(place) << VECTOR.ilog2())
+                });
+                let mut part = 0;
+                while part < self.row_bytes.div_ceil(bytes) {
+                    let valid = self.row_bytes - part * bytes;
+                    i = 0;
+                    while i < ADDRESSES {
+                        let target = self.target_of(halves, from + row + first + i, part);
+                        let source = (sources[i as usize] + u64::from(part * bytes)) as *const u8;
+                        // SAFETY: the caller's promise; what is not valid is not read.
+                        unsafe {
+                            if valid >= bytes {
+                                async_copy::copy_cg(target, source);
+                            } else if warp::lane_id() % self.lanes * VECTOR < valid {
+                                async_copy::copy_cg_zfill(target, source, VECTOR);
+                            } else {
+                                async_copy::copy_cg_zfill(target, source, 0);
+                            }
+                        }
+                        i += 1;
+                    }
+                    part += 1;
                 }
-                i = 0;
-                while i < TOGETHER {
-                    let behind = (eight + i as u32) * slabs.eight + part / 2 * slabs.slab;
-                    let source = sources[i] + u64::from(part) * 64;
-                    let target = halves[part as usize % 2] + behind;
-                    async_copy::copy_cg_zfill(target, source as *const u8, bytes[i]);
-                    i += 1;
-                }
-                part += 1;
+                first += ADDRESSES;
             }
+            row += PLACES;
         }
-        eight += TOGETHER as u32;
     }
 }
 
@@ -126,6 +217,23 @@ unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32,
 /// A whole warp comes here; the barriers are initialised for copies by each lane.
 #[inline(always)]
 pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillParams, s: Shared) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if p.page_size.get() == 1 {
+            gather_from::<VALUES, STAGES, true>(p, s);
+        } else {
+            gather_from::<VALUES, STAGES, false>(p, s);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`gather`]. With `SINGLE` pages have one token.
+#[inline(always)]
+unsafe fn gather_from<const VALUES: bool, const STAGES: u32, const SINGLE: bool>(
+    p: &PrefillParams,
+    s: Shared,
+) {
     let a = &p.attention;
     let (pool, strides) = if VALUES {
         (a.v, &a.v_strides)
@@ -134,16 +242,12 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
     };
     let lane = warp::lane_id();
     let keys = s.shape.keys;
-    // Bytes of a row in shared memory, where a cut slab takes the space of a whole one, and the bytes between rows.
-    let row_bytes = s.shape.row_bytes(VALUES);
-    let slabs = s.shape.slabs(VALUES);
-    let row_step = slabs.eight / 8;
+    let share = Share::new(s.shape, VALUES);
+    let block_bytes = keys * s.shape.row_bytes(VALUES);
     let times = keys.div_ceil(ROWS) as usize;
-    let copied = times as u32 * ROWS;
-    // This lane's swizzled target. It advances through the stages, which are contiguous.
+    // The lane's target. It advances through the stages, which are contiguous.
     let (_, _, stages) = s.stage_of(VALUES, 0);
-    let row = row_of_eight(lane);
-    let mut target = stages + row * 128 + ((lane % 4) ^ row) * 16;
+    let mut target = share.target(stages, lane);
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     // Counts tiles; replaces a `Pipeline<2>` to save a register.
     let mut tiles = 0;
@@ -155,66 +259,87 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
             if tile.rows == 0 {
                 return;
             }
-            let head = u64::from(tile.kv_head * strides.head + lane % 4) * 16;
-            let source = misc::opaque_u64(pool + head);
-            let table = Table {
+            let head = u64::from(tile.kv_head * strides.head + lane % share.lanes);
+            let source = misc::opaque_u64(pool + head * u64::from(VECTOR));
+            let table = Table::<SINGLE> {
                 p,
                 strides,
-                first: tile.table,
+                // Opaque, here and below: otherwise ptxas derives values anew for each row, or keeps them in registers.
+                ids: misc::opaque_u64(a.page_ids + u64::from(tile.table) * 4),
                 lowest: tile.lowest as i32,
-                // A tile that sees no key may have its end before its first key.
-                keys: tile.end.saturating_sub(tile.lowest),
             };
-            // The key that this lane looks up. Opaque, here and below: otherwise ptxas keeps derived values in
-            // registers.
-            let row = row_of_eight(misc::opaque(lane)) + lane % 4 * 8;
+            // A tile that sees no key has one block, which the mask hides.
+            let any = tile.end > tile.lowest;
+            // The key that this lane looks up.
+            let row = share.row_to_find(misc::opaque(lane));
             let mut key = tile.end as i32 - keys as i32 + row as i32;
             let mut left = tile.blocks;
-            let mut pages = [0; 4];
+            let mut found = [Found::default(); 4];
             let mut time = 0;
-            while time < times {
-                pages[time] = table.page(key + (time as u32 * ROWS) as i32);
+            while time < times && any {
+                // Keys behind the last one are replaced by it; the mask hides them.
+                let key = (key + (time as u32 * ROWS) as i32).min(tile.end as i32 - 1);
+                found[time] = table.find(key);
                 time += 1;
             }
             loop {
                 if !VALUES && left == PREFETCH_DISTANCE && lane == 0 && s.claims_late(tiles % 2) {
                     mbarrier::arrive(s.near_end());
                 }
-                let (_, free, _) = s.stage_of(VALUES, blocks.stage);
+                let (full, free, block) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
-                time = 0;
-                while time < times {
-                    key = misc::opaque(key as u32) as i32;
-                    let places = table.place(key, pages[time]);
-                    pages[time] = table.page(key - keys as i32);
-                    let rows = keys - time as u32 * ROWS;
-                    copy(
-                        source,
-                        places,
-                        target,
-                        rows,
-                        s.shape.pool_bytes(VALUES),
-                        slabs,
-                    );
-                    target += ROWS * row_step;
-                    key += ROWS as i32;
-                    time += 1;
+                if any {
+                    let mut places = [0; 4];
+                    time = 0;
+                    while time < times {
+                        places[time] = table.place(found[time]);
+                        time += 1;
+                    }
+                    key = misc::opaque(key as u32) as i32 - keys as i32;
+                    let halves = share.halves(target);
+                    time = 0;
+                    while time < times {
+                        let first = time as u32 * ROWS;
+                        let from = first / share.at_once();
+                        share.copy(source, places[time], halves, from, keys - first);
+                        found[time] = table.find(key + first as i32);
+                        time += 1;
+                    }
+                    let (full, _, _) = s.stage_of(VALUES, misc::opaque(blocks.stage));
+                    async_copy::mbarrier_arrive(full);
+                } else {
+                    clear(block, block_bytes);
+                    mbarrier::arrive(full);
                 }
-                let (full, _, _) = s.stage_of(VALUES, misc::opaque(blocks.stage));
-                async_copy::mbarrier_arrive(full);
                 blocks.advance();
-                target = target.wrapping_add((keys * row_bytes).wrapping_sub(copied * row_step));
+                target += block_bytes;
                 if blocks.stage == 0 {
-                    target -= STAGES * keys * row_bytes;
+                    target -= STAGES * block_bytes;
                 }
                 left -= 1;
                 if left == 0 {
                     break;
                 }
-                key -= (keys + copied) as i32;
             }
             mbarrier::arrive(s.tile_free(tiles % 2));
             tiles += 1;
         }
     }
+}
+
+/// Fills a block with zeros: a weight of 0 times what was there before could be NaN.
+///
+/// # Safety
+/// A whole warp comes here, and no other warp accesses the block.
+#[inline(always)]
+unsafe fn clear(block: u32, bytes: u32) {
+    // Opaque: a loop, not a copy of it for each vector.
+    let bytes = misc::opaque(bytes);
+    let mut at = warp::lane_id() * VECTOR;
+    while at < bytes {
+        // SAFETY: the caller's promise.
+        unsafe { shared::store_u32x4(block + at, [0; 4]) };
+        at += 32 * VECTOR;
+    }
+    fence::proxy_async_shared();
 }
