@@ -296,6 +296,36 @@ pub enum Error {
         /// The architectures in this build.
         built_for: Vec<&'static str>,
     },
+    /// The kernels of a variant were not compiled for the GPU.
+    #[error(
+        "{device} has compute capability {}.{}, and the kernels of the variant {variant:?} were compiled for {}: compile them for the \
+         GPU, too (`CudaBuilder::arch`, with the families for its architecture in `variant_kernels!`)",
+        .compute.0, .compute.1, .built_for.join(", ")
+    )]
+    VariantArchitecture {
+        /// The variant.
+        variant: kernels_gpu::HooksName,
+        /// Name of the GPU.
+        device: String,
+        /// Its compute capability.
+        compute: (u32, u32),
+        /// The architectures of its modules.
+        built_for: Vec<&'static str>,
+    },
+    /// A kernel that this GPU does not have: the plan is for another device, or Ampere lacks what was asked for.
+    #[error(
+        "{device} (compute capability {}.{}) has no kernel {kernel}: plan with `Gpu::device()`; what Ampere lacks runs on Hopper or \
+         on the CPU",
+        .compute.0, .compute.1
+    )]
+    NotOnDevice {
+        /// The kernel.
+        kernel: String,
+        /// Name of the GPU.
+        device: String,
+        /// Its compute capability.
+        compute: (u32, u32),
+    },
     /// The program has no machine code for the GPU, and the driver was not allowed to compile PTX.
     #[error(
         "no machine code of the {family} kernels runs on {device} (compute capability {}.{}){}: the driver can compile \
@@ -389,7 +419,9 @@ pub enum Error {
         name: kernels_gpu::HooksName,
     },
     /// A launch that the kernel or the GPU does not allow.
-    #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]
+    #[error(
+        "{kernel} cannot be launched with {got} {what}: at most {limit}; divide the batch, or the launch set of the workspace"
+    )]
     LaunchLimit {
         /// The kernel.
         kernel: &'static str,
@@ -419,6 +451,20 @@ pub enum Error {
         got: u64,
         /// What it must be.
         rule: &'static str,
+    },
+    /// The device has too little memory.
+    #[error(
+        "{bytes} bytes do not fit in the device's memory: {free} of {total} are free; lower the limits of the plans \
+         (`Bound::workspace_bytes` says what they take, `BatchLimits::with_query_tokens` and `with_prefill_keys` count most) or \
+         the pages of the cache"
+    )]
+    OutOfMemory {
+        /// The bytes asked for.
+        bytes: usize,
+        /// Free bytes.
+        free: usize,
+        /// Bytes of the device.
+        total: usize,
     },
     /// A driver call failed. The reported error may be of earlier work on the stream.
     #[error("{call} failed: {name} ({code}), {text}")]

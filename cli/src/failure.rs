@@ -78,23 +78,19 @@ impl From<Error> for Failure {
             | Error::ModuleRefused { .. }
             | Error::NoKernel { .. }
             | Error::NoVariant { .. }
+            | Error::VariantArchitecture { .. }
+            | Error::NotOnDevice { .. }
             | Error::DamagedKernels { .. }
             | Error::ForeignContext { .. }
             | Error::Rank(RankError::NoPeerAccess { .. } | RankError::NoNccl { .. })
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
-            Error::Driver {
-                code: OUT_OF_MEMORY,
-                ..
-            } => Self::Backend(format!(
-                "{error}: the GPU's memory does not suffice; give a smaller case, or free memory"
+            Error::OutOfMemory { bytes, free, total } => Self::Backend(format!(
+                "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give a smaller case, or free memory"
             )),
             _ => Self::Wrong(error.to_string()),
         }
     }
 }
-
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: u32 = 2;
 
 /// A message of the library whose advice is a flag of the command.
 pub(crate) fn in_flags(message: &str) -> String {

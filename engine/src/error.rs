@@ -157,8 +157,7 @@ pub enum Error {
     /// A type of KV caches for which the device has no kernels.
     #[error(
         "{device} cannot serve this model with caches of type {cache_type}: {reason}. Use caches of type auto; 8-bit caches \
-         need a Hopper GPU, heads of 64, 128 or 256 with up to 64 query heads for each KV head, and pages of a multiple of 8 \
-         tokens, or the CPU"
+         need a Hopper GPU, and heads of 64, 128 or 256 with up to 64 query heads for each KV head, or the CPU"
     )]
     CacheType {
         /// The type.

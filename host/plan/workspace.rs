@@ -164,6 +164,28 @@ pub struct WorkspaceLayout {
 /// The most launches of a plan.
 pub const MAX_LAUNCHES: u32 = 64;
 
+impl Bound {
+    /// Bytes of device memory of a workspace for plans within this bound. A workspace also has pinned memory of the host, for four
+    /// plans on their way to the device.
+    ///
+    /// ```
+    /// use tandem_attn::plan::{BatchLimits, Bound, DeviceDescription, PlanOptions};
+    /// use tandem_attn::problem::Spec;
+    ///
+    /// let (spec, device) = (Spec::new(32, 8, 128), DeviceDescription::named("h200")?);
+    /// let bytes = |limits: BatchLimits| -> Result<u64, tandem_attn::plan::PlanError> {
+    ///     Ok(Bound::new(&spec, &device, &PlanOptions::default(), &limits)?.workspace_bytes(&spec))
+    /// };
+    /// let decodes = BatchLimits::decodes(256, 8192, 16);
+    /// assert!(bytes(decodes)? < bytes(decodes.with_query_tokens(4096))?);
+    /// # Ok::<(), tandem_attn::plan::PlanError>(())
+    /// ```
+    #[must_use]
+    pub fn workspace_bytes(&self, spec: &Spec) -> u64 {
+        WorkspaceLayout::new(spec, self).bytes
+    }
+}
+
 impl WorkspaceLayout {
     /// The layout for plans within a bound.
     #[must_use]

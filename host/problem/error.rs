@@ -184,7 +184,10 @@ pub enum ProblemError {
         expected: usize,
     },
     /// Row blocks that reach past the queries.
-    #[error("part {part} covers query tokens up to {got}, but the batch has only {total_q}")]
+    #[error(
+        "part {part} covers query tokens up to {got}, but the batch has only {total_q}: end its row blocks there, or give the batch \
+         these tokens"
+    )]
     PartPastQueries {
         /// The part.
         part: usize,
@@ -213,7 +216,8 @@ pub enum ProblemError {
     },
     /// A page id past the pool.
     #[error(
-        "page id {got} at indices[{index}] of part {part} is outside the pool of {pool_pages} pages"
+        "page id {got} at indices[{index}] of part {part} is outside the pool of {pool_pages} pages: correct the \
+         id, or give the table the pages of its pool"
     )]
     PageOutOfPool {
         /// The part.
@@ -418,7 +422,9 @@ pub enum ProblemError {
         keys: u32,
     },
     /// A page that is not in the pool.
-    #[error("page {got} of a list is outside the pool of {pages} pages")]
+    #[error(
+        "page {got} of a list is outside the pool of {pages} pages: correct the list, or give the table the pages of its pool"
+    )]
     NoPage {
         /// The page.
         got: u32,

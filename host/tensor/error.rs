@@ -253,7 +253,9 @@ pub enum ShapeError {
         page: usize,
     },
     /// A page that is not in a pool.
-    #[error("page {got} is outside the pool of {pages} pages")]
+    #[error(
+        "page {got} is outside the pool of {pages} pages: correct the id, or give the call the whole pool"
+    )]
     NoPage {
         /// The page.
         got: u32,

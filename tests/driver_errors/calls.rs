@@ -150,10 +150,16 @@ fn a_workspace_wants_memory() {
             items: 1,
             ..Bound::default()
         };
-        let error = gpu
-            .workspace(&Spec::new(8, 2, 128), &bound, WorkspaceOptions::default())
-            .unwrap_err();
-        assert_fails_in(("cuMemAlloc", 2), &error);
+        let spec = Spec::new(8, 2, 128);
+        let bytes = bound.workspace_bytes(&spec) as usize;
+        let (free, total) = (1000, 8000);
+        let expected = Error::OutOfMemory { bytes, free, total };
+        let workspace = gpu.workspace(&spec, &bound, WorkspaceOptions::default());
+        assert_eq!(workspace.unwrap_err(), expected);
+        assert_eq!(
+            DeviceBuffer::<u8>::zeroed(&gpu, bytes).unwrap_err(),
+            expected
+        );
     }
 }
 

@@ -480,6 +480,7 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
                         call, code: got, ..
                     } => (*call == failed || by_drop) && *got == code.unsigned_abs(),
                     Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
+                    Error::OutOfMemory { .. } => failed == "cuMemAlloc" && code == OUT_OF_MEMORY,
                     _ => false,
                 };
                 assert!(named, "call {at} of {failed} answers {code}: {error:?}");

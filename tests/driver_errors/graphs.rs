@@ -150,7 +150,8 @@ fn a_graph_takes_no_plan_beyond_its_tensors_and_pools() {
             run(&mut other, 3, 50)
         };
         let graph = stream.capture(layers).unwrap();
-        let alone = stream.capture(|stream| {
+        // As if the stream were of another crate.
+        let alone = gpu.capture(*stream, |stream| {
             let q = tensor(8);
             gpu.run(&mut one, &q, &[pool(50)], &q, None, stream)
         });

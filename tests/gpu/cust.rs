@@ -25,7 +25,7 @@ fn a_hybrid_batch_runs_in_memory_of_cust_as_on_the_cpu() {
         return;
     }
     let context = Context::new(Device::get_device(0).unwrap()).unwrap();
-    let gpu = Gpu::builder().build_in(&context).unwrap();
+    let gpu = Gpu::builder().build_in_cust(&context).unwrap();
 
     let spec = Spec::new(8, 2, 128);
     let mut table = PageTable::new(16, 12);

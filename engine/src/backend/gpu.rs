@@ -108,12 +108,7 @@ impl GpuBackend {
         sizes::check(a)?;
         check_page_size(options.page_size)?;
         for kind in &a.kinds {
-            pools::check(
-                &gpu.device(),
-                &kind.spec,
-                options.cache_type,
-                options.page_size,
-            )?;
+            pools::check(&gpu.device(), &kind.spec, options.cache_type)?;
         }
         let blas = Blas::new(&gpu)?;
         let mut pools = Pools::new(&gpu, a, &options)?;

@@ -46,7 +46,7 @@ impl Gpu {
     /// primary context.
     ///
     /// # Errors
-    /// [`Error::UnsupportedArchitecture`] before Hopper, [`Error::Driver`] if the launch fails.
+    /// [`Error::NotOnDevice`] before Hopper, [`Error::Driver`] if the launch fails.
     pub unsafe fn multiply(
         &self,
         rounds: u32,

@@ -68,7 +68,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
 /// # use tandem_attn::problem::KvLayout;
 ///
 /// # fn layer(context: &cust::context::Context, workspace: &mut Workspace) -> Result<(), Box<dyn std::error::Error>> {
-/// let gpu = Gpu::builder().build_in(context)?;
+/// let gpu = Gpu::builder().build_in_cust(context)?;
 /// let stream = Stream::new(StreamFlags::DEFAULT, None)?;
 /// let (q, mut out) = (DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?, DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?);
 /// let (k, v) = (DeviceBuffer::<u16>::zeroed(1 << 24)?, DeviceBuffer::<u16>::zeroed(1 << 24)?);
@@ -122,7 +122,7 @@ impl GpuBuilder<'_> {
     ///
     /// # Errors
     /// As [`build`](Self::build), and [`Error::ForeignContext`] for a context that is not its device's primary one.
-    pub fn build_in(self, context: &Context) -> Result<Gpu, Error> {
+    pub fn build_in_cust(self, context: &Context) -> Result<Gpu, Error> {
         driver::initialise(0)?;
         let raw = driver::Context::from_raw(context.as_raw().cast());
         let mut device = 0;

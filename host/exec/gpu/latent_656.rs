@@ -37,7 +37,7 @@ impl Gpu {
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
-    /// [`Error::UnsupportedArchitecture`] before Hopper, [`Error::Driver`] if the launch fails.
+    /// [`Error::NotOnDevice`] before Hopper, [`Error::Driver`] if the launch fails.
     pub unsafe fn append_latent_656(
         &self,
         pool: &KvPool,

@@ -15,10 +15,10 @@ use super::{
     captured::{self, Note},
     driver::{
         self, Check, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
-        cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture,
-        cuStreamEndCapture, cuStreamSynchronize,
+        cuGraphLaunch, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture, cuStreamEndCapture,
+        cuStreamSynchronize,
     },
-    resources::{OwnedStream, PrimaryContext},
+    resources::{OwnedStream, PrimaryContext, allocate},
 };
 use crate::{Error, tensor::Element};
 
@@ -83,8 +83,7 @@ impl<T: Pod> DeviceBuffer<T> {
             values: PhantomData,
         };
         let _current = Current::enter(buffer.context.raw())?;
-        // SAFETY: writes one address.
-        unsafe { cuMemAlloc(&mut buffer.address, buffer.bytes().max(1)) }.check("cuMemAlloc")?;
+        buffer.address = allocate(buffer.bytes())?;
         Ok(buffer)
     }
 
@@ -205,6 +204,27 @@ impl Gpu {
     pub fn stream(&self) -> Result<OwnedStream, Error> {
         OwnedStream::new(&self.context)
     }
+
+    /// Captures the work that `work` puts on a stream of another CUDA crate in a graph, as [`OwnedStream::capture`] does on a
+    /// stream of this library. Prefer it to a capture by that crate: [`Graph::launch`] compares the plans of its runs.
+    ///
+    /// `work` may also call that crate, as long as the calls can be captured. Memory that it allocates and frees meanwhile must
+    /// stay as it is while the graph lives.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the device's primary context, not the default stream. It is not in capture, and lives until the
+    /// capture has ended.
+    ///
+    /// # Errors
+    /// As [`OwnedStream::capture`].
+    pub unsafe fn capture(
+        &self,
+        stream: Stream,
+        work: impl FnOnce(Stream) -> Result<(), Error>,
+    ) -> Result<Graph, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { Graph::captured(&self.context, stream, work) }
+    }
 }
 
 impl OwnedStream {
@@ -223,36 +243,24 @@ impl OwnedStream {
     /// # Errors
     /// The error of `work`, or [`Error::Driver`] if something in it cannot be captured.
     pub fn capture(&self, work: impl FnOnce(Stream) -> Result<(), Error>) -> Result<Graph, Error> {
-        let context = self.context().again()?;
-        let _current = Current::enter(context.raw())?;
-        let capture = Capture::begin(self)?;
-        let worked = work(**self);
-        let captured = capture.end();
-        worked?;
-        let (template, runs) = captured?;
-        let mut graph = Graph {
-            handle: driver::GraphExec::NULL,
-            runs,
-            context,
-        };
-        // SAFETY: the template lives.
-        unsafe { cuGraphInstantiate(&mut graph.handle, template.0, 0) }
-            .check("cuGraphInstantiate")?;
-        Ok(graph)
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { Graph::captured(self.context(), **self, work) }
     }
 }
 
 /// A stream in capture. The capture ends when this is dropped, also if the work panics: a stream that stays in capture
 /// refuses all work that cannot be captured.
-struct Capture<'a>(&'a OwnedStream);
+struct Capture(Stream);
 
-impl<'a> Capture<'a> {
-    fn begin(stream: &'a OwnedStream) -> Result<Self, Error> {
+impl Capture {
+    /// # Safety
+    /// The stream lives until this is dropped.
+    unsafe fn begin(stream: Stream) -> Result<Self, Error> {
         /// The capture ignores calls of other threads.
         const THREAD_LOCAL: u32 = 1;
-        // SAFETY: the stream lives.
-        unsafe { cuStreamBeginCapture(**stream, THREAD_LOCAL) }.check("cuStreamBeginCapture")?;
-        captured::open(**stream);
+        // SAFETY: the caller's promise.
+        unsafe { cuStreamBeginCapture(stream, THREAD_LOCAL) }.check("cuStreamBeginCapture")?;
+        captured::open(stream);
         Ok(Self(stream))
     }
 
@@ -266,13 +274,13 @@ impl<'a> Capture<'a> {
         let runs = captured::close();
         let mut template = Template(driver::Graph::NULL);
         // SAFETY: the stream lives and is in capture.
-        unsafe { cuStreamEndCapture(**self.0, &mut template.0) }
+        unsafe { cuStreamEndCapture(self.0, &mut template.0) }
             .check("cuStreamEndCapture")
             .map(|()| (template, runs))
     }
 }
 
-impl Drop for Capture<'_> {
+impl Drop for Capture {
     fn drop(&mut self) {
         let _ = self.leave();
     }
@@ -308,10 +316,36 @@ pub struct Graph {
 }
 
 impl Graph {
+    /// # Safety
+    /// As [`Gpu::capture`].
+    unsafe fn captured(
+        context: &PrimaryContext,
+        stream: Stream,
+        work: impl FnOnce(Stream) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let context = context.again()?;
+        let _current = Current::enter(context.raw())?;
+        // SAFETY: the caller's promise.
+        let capture = unsafe { Capture::begin(stream) }?;
+        let worked = work(stream);
+        let captured = capture.end();
+        worked?;
+        let (template, runs) = captured?;
+        let mut graph = Self {
+            handle: driver::GraphExec::NULL,
+            runs,
+            context,
+        };
+        // SAFETY: the template lives.
+        unsafe { cuGraphInstantiate(&mut graph.handle, template.0, 0) }
+            .check("cuGraphInstantiate")?;
+        Ok(graph)
+    }
+
     /// Launches the graph on a stream.
     ///
     /// First it compares each run in the graph with the plan that was uploaded last to the workspace of the run. It knows
-    /// the runs that the thread of [`OwnedStream::capture`] made within the capture.
+    /// the runs that the capturing thread made within the capture.
     ///
     /// # Safety
     /// The safety conditions of the captured calls hold for each launch: the memory, workspaces and GPU handles that they used live

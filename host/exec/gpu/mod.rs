@@ -192,7 +192,7 @@ impl<'a> GpuBuilder<'a> {
     /// Attaches to device `ordinal` and loads the kernels.
     ///
     /// # Errors
-    /// As [`Gpu::new`]; with other modules [`Error::NoKernel`] if a kernel is missing; if the driver compiles,
+    /// As [`Gpu::new`]; [`Error::VariantArchitecture`]; with other modules [`Error::NoKernel`] if a kernel is missing; if the driver compiles,
     /// [`Error::PtxTooNew`].
     pub fn build(self, ordinal: u32) -> Result<Gpu, Error> {
         Gpu::load(ordinal, self)
@@ -295,7 +295,19 @@ impl Gpu {
         let mut kernels = Kernels::load(&modules, max_shared)?;
         let mut variants = Vec::new();
         for (hooks, modules) in &builder.variants {
-            let modules = load(modules)?;
+            let modules = load(modules).map_err(|error| match error {
+                Error::UnsupportedArchitecture {
+                    device,
+                    compute,
+                    built_for,
+                } => Error::VariantArchitecture {
+                    variant: hooks.name,
+                    device,
+                    compute,
+                    built_for,
+                },
+                other => other,
+            })?;
             kernels.add(hooks, &modules, None, max_shared)?;
             variants.push(modules);
         }

@@ -112,10 +112,10 @@ impl Gpu {
     }
 
     pub(super) fn kernel(&self, id: KernelId) -> Result<&Kernel, Error> {
-        self.kernels.get(id).ok_or_else(|| Error::NoInstance {
-            kernel: "loaded",
-            asked: format!("what {id} computes"),
-            there: "the kernels in plans for the description of this GPU",
+        self.kernels.get(id).ok_or_else(|| Error::NotOnDevice {
+            kernel: id.to_string(),
+            device: self.name.clone(),
+            compute: self.compute,
         })
     }
 
@@ -163,10 +163,10 @@ impl Gpu {
     pub(super) fn pass(&self, op: Op, element: Element) -> Result<&Kernel, Error> {
         let is = |kernel: &&Kernel| (kernel.info.op, kernel.info.element) == (op, element);
         let found = self.kernels.others.iter().find(is);
-        found.ok_or_else(|| Error::UnsupportedArchitecture {
+        found.ok_or_else(|| Error::NotOnDevice {
+            kernel: format!("{op:?} for {element:?}"),
             device: self.name.clone(),
             compute: self.compute,
-            built_for: vec!["sm_90a"],
         })
     }
 

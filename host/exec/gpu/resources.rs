@@ -6,7 +6,7 @@ use super::driver::{
     self, Check, Code, Context, Current, Device, DevicePtr, Event, Stream, cuCtxSetCurrent,
     cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain, cuEventCreate, cuEventDestroy,
     cuEventQuery, cuEventRecord, cuEventSynchronize, cuMemAlloc, cuMemFree, cuMemFreeHost,
-    cuMemHostAlloc, cuMemsetD8, cuStreamCreate, cuStreamDestroy, cuStreamSynchronize,
+    cuMemGetInfo, cuMemHostAlloc, cuMemsetD8, cuStreamCreate, cuStreamDestroy, cuStreamSynchronize,
     cuStreamWaitEvent,
 };
 use crate::Error;
@@ -58,6 +58,21 @@ impl Drop for PrimaryContext {
     }
 }
 
+/// Allocates bytes on the device whose context is current.
+pub(super) fn allocate(bytes: usize) -> Result<DevicePtr, Error> {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    match unsafe { cuMemAlloc(&mut address, bytes.max(1)) } {
+        Code::OUT_OF_MEMORY => {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: writes two numbers. If it fails, it leaves zeros, and what was asked for is said all the same.
+            let _ = unsafe { cuMemGetInfo(&mut free, &mut total) };
+            Err(Error::OutOfMemory { bytes, free, total })
+        }
+        code => code.check("cuMemAlloc").map(|()| address),
+    }
+}
+
 /// Bytes on the device.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
@@ -69,13 +84,12 @@ impl DeviceMemory {
     /// Allocates memory that is all zero. Waits for the device.
     pub(super) fn zeroed(context: Context, bytes: usize) -> Result<Self, Error> {
         let _current = Current::enter(context)?;
-        let mut memory = Self {
-            address: 0,
+        let memory = Self {
+            address: allocate(bytes)?,
             context,
         };
-        // SAFETY: writes one address, and zeroes to what lies there.
+        // SAFETY: the bytes were allocated above.
         unsafe {
-            cuMemAlloc(&mut memory.address, bytes.max(1)).check("cuMemAlloc")?;
             cuMemsetD8(memory.address, 0, bytes).check("cuMemsetD8")?;
             // Non-blocking streams must also find the memory zeroed.
             cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")?;

@@ -87,7 +87,7 @@ impl Gpu {
     /// Allocates a workspace for plans within a bound ([`Bound::new`] gives one for limits on batches).
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is not enough memory, [`Error::LaunchLimit`] if the launch set is
+    /// [`Error::OutOfMemory`], [`Error::Driver`], [`Error::LaunchLimit`] if the launch set is
     /// larger than `MAX_LAUNCHES`.
     pub fn workspace(
         &self,
@@ -173,7 +173,8 @@ impl Workspace {
     /// Until the next upload, runs make only the launches of the launch set that the uploaded plan needs. A graph that
     /// captures them saves about two microseconds for each of the others, in every layer. It runs other plans, too;
     /// [`Graph::launch`](super::Graph::launch) refuses a plan that needs a launch which was left out. No call checks this for
-    /// graphs that were captured by other means than [`OwnedStream::capture`](super::OwnedStream::capture).
+    /// graphs that were captured by other means than [`OwnedStream::capture`](super::OwnedStream::capture) and
+    /// [`Gpu::capture`].
     ///
     /// Graphs that were captured before stay valid. An [upload](Self::upload) ends this: after it, runs make all launches
     /// of the set again. Without a launch set, runs are as before.

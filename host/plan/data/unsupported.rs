@@ -70,8 +70,8 @@ pub enum Unsupported {
     },
     /// A variant of hooks for other heads or types, or on another device.
     #[error(
-        "no kernel for {device} computes the variant {hooks:?} for a head dimension of {} in {dtype:?}; supported: \
-         {there}; compile others with `variant_kernels!` in your own crate",
+        "no kernel for {device} computes the variant {hooks:?} for a head dimension of {} in {dtype:?} with keys in {kv_dtype:?}; \
+         supported: {there}",
         dims(*.head_dim_qk, *.head_dim_v)
     )]
     Hooks {
@@ -85,6 +85,8 @@ pub enum Unsupported {
         head_dim_v: u32,
         /// The type that kernels have queries in.
         dtype: Dtype,
+        /// The type of the keys.
+        kv_dtype: Dtype,
         /// What there is.
         there: String,
     },

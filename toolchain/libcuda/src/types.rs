@@ -14,6 +14,8 @@ pub struct Code(pub c_uint);
 impl Code {
     /// `CUDA_SUCCESS`
     pub const SUCCESS: Self = Self(0);
+    /// `CUDA_ERROR_OUT_OF_MEMORY`
+    pub const OUT_OF_MEMORY: Self = Self(2);
     /// `CUDA_ERROR_NO_DEVICE`; also returned by every function if there is no driver.
     pub const NO_DEVICE: Self = Self(100);
     /// `CUDA_ERROR_NOT_FOUND`

@@ -235,9 +235,14 @@ impl DeviceDescription {
                 head_dim_qk: spec.head_dim_qk,
                 head_dim_v: spec.head_dim_v,
                 dtype: spec.on_kernels().q_dtype,
-                there: match there.is_empty() {
-                    true => "none that can run prompts".into(),
-                    false => list(there.iter().map(name)),
+                kv_dtype: spec.kv_dtype,
+                there: match (there.is_empty(), spec.kv_dtype.bytes()) {
+                    (_, 1) => "keys in BF16 or F16".into(),
+                    (true, _) => "none that can run prompts".into(),
+                    (false, _) => {
+                        list(there.iter().map(name))
+                            + "; compile others with `variant_kernels!` in your own crate"
+                    }
                 },
             });
         }
@@ -277,6 +282,7 @@ impl DeviceDescription {
         let what = match latent.next() {
             None => "at all".to_owned(),
             Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
+            Some(_) if spec.variant.hooks.is_some() => "with a variant of hooks".to_owned(),
             Some(_) if spec.kv_dtype != spec.q_dtype => {
                 format!(
                     "with keys in {:?} and queries in {:?} (supported: one type for both, or F8E4M3 with its scales in \

@@ -224,8 +224,19 @@ fn variants_name_what_there_is_of_them() {
     assert_eq!(h200().supports(&sigmoid), Ok(()));
     assert_eq!(
         refused(&sigmoid.with_dtype(Dtype::F16)).to_string(),
-        "no kernel for h200 computes the variant \"sigmoid\" for a head dimension of 128 in F16; supported: 128 in BF16; \
-         compile others with `variant_kernels!` in your own crate"
+        "no kernel for h200 computes the variant \"sigmoid\" for a head dimension of 128 in F16 with keys in F16; supported: \
+         128 in BF16; compile others with `variant_kernels!` in your own crate"
+    );
+    let of_8_bits = refused(&sigmoid.with_kv_dtype(Dtype::F8E4M3)).to_string();
+    assert!(
+        of_8_bits.ends_with("with keys in F8E4M3; supported: keys in BF16 or F16"),
+        "{of_8_bits}"
+    );
+    let latent = Spec::latent(16, 512, 64).with_hooks(&crate::variants::SIGMOID);
+    assert!(
+        refused(&latent)
+            .to_string()
+            .contains("with a variant of hooks")
     );
     let a100 = DeviceDescription::named("a100").unwrap();
     let error = a100.supports(&sigmoid).unwrap_err().to_string();
