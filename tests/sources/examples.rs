@@ -34,6 +34,26 @@ fn gpu_serving_runs() {
 }
 
 #[cfg(feature = "cuda")]
+#[path = "../../examples/gpu_fp8.rs"]
+mod gpu_fp8;
+
+#[cfg(feature = "cuda")]
+#[test]
+fn gpu_fp8_runs() {
+    gpu_fp8::main().unwrap();
+}
+
+#[cfg(feature = "cuda")]
+#[path = "../../examples/gpu_mla.rs"]
+mod gpu_mla;
+
+#[cfg(feature = "cuda")]
+#[test]
+fn gpu_mla_runs() {
+    gpu_mla::main().unwrap();
+}
+
+#[cfg(feature = "cuda")]
 #[path = "../../examples/several_gpus.rs"]
 mod several_gpus;
 

@@ -243,6 +243,46 @@ fn variants_name_what_there_is_of_them() {
     assert!(error.contains("none that can run prompts"), "{error}");
 }
 
+/// The table of docs/guide/own-variant.md.
+#[test]
+fn variants_of_a_program_have_these_heads_and_types() {
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let own = |mut spec: Spec| {
+        spec.variant.hooks = kernels_gpu::HooksName::new("own");
+        [&h200(), &a100].map(|device| device.supports(&spec).is_ok())
+    };
+    for (dim, expected) in [
+        (64, [true; 2]),
+        (128, [true; 2]),
+        (256, [true, false]),
+        (48, [false; 2]),
+        (80, [false; 2]),
+        (96, [false; 2]),
+        (112, [false; 2]),
+        (160, [false; 2]),
+        (512, [false; 2]),
+    ] {
+        for dtype in [Dtype::BF16, Dtype::F16] {
+            assert_eq!(
+                own(Spec::new(8, 2, dim).with_dtype(dtype)),
+                expected,
+                "{dim}"
+            );
+        }
+    }
+    let spec = Spec::new(8, 2, 128);
+    assert_eq!(own(spec.with_window_left(100)), [true; 2]);
+    assert_eq!(own(spec.non_causal()), [true; 2]);
+    assert_eq!(own(spec.with_sinks()), [true; 2]);
+    assert_eq!(own(spec.with_soft_cap(30.0)), [false; 2]);
+    assert_eq!(own(spec.with_kv_dtype(Dtype::F8E4M3)), [false; 2]);
+    assert_eq!(
+        own(spec.with_rotary(crate::step::Rope::new(128, 1e4))),
+        [false; 2]
+    );
+    assert_eq!(own(Spec::latent(16, 512, 64)), [false; 2]);
+}
+
 /// A specification with 8-bit products gets them, or is refused with what there is: it is not computed in another type.
 #[test]
 fn products_of_8_bits_are_there_or_refused() {
