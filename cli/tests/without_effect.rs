@@ -112,6 +112,16 @@ fn flags_of_serving_change_something() {
 }
 
 #[test]
+fn compiling_kernels_is_for_gpus() {
+    let texts = ["--compile-ptx is for GPUs", "--backend gpu"];
+    refused(
+        "bench w.json --json r.json --backend cpu --compile-ptx",
+        &texts,
+    );
+    refused("demo --backend cpu --compile-ptx", &texts);
+}
+
+#[test]
 fn several_gpus_are_gpus() {
     for backend in ["cpu", "emulated"] {
         let line = format!("bench w.json --gpus 2 --backend {backend} --json r.json");
