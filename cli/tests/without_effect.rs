@@ -93,6 +93,7 @@ fn flags_of_8_bits_need_a_case_with_such_keys() {
 }
 
 /// It generates one text.
+#[cfg(feature = "engine")]
 #[test]
 fn generating_has_no_batch() {
     refused("generate nowhere a --batch 2", &["--batch"]);
