@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tandem_cli::{
     Failure,
-    backend::{self, Choice},
+    backend::Place,
     bench::{self, Settings},
     output,
     workload::Suite,
@@ -29,7 +29,7 @@ fn main() -> Result<(), Failure> {
     if suites.is_empty() {
         suites.push(Suite::Quick);
     }
-    let mut backend = backend::open(Choice::Auto)?;
+    let mut backend = Place::default().open()?;
     let settings = Settings {
         token_scales: false,
         time: Duration::from_millis(500),

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use tandem_attn::plan::{PlanOptions, Planner};
 
 use crate::{
-    Failure, backend,
+    Failure,
+    backend::Place,
     failure::in_flags,
     input,
     output::{self, Files, Force},
@@ -44,9 +45,8 @@ pub struct Args {
     /// The file to write
     #[arg(long, value_name = "OUT.safetensors")]
     output: PathBuf,
-    /// Where to run
-    #[arg(long, value_enum, default_value = "auto")]
-    backend: backend::Choice,
+    #[command(flatten)]
+    place: Place,
     /// Data type in which prefills compute; f8 needs keys and values in F8_E4M3
     #[arg(long, value_enum, default_value = "f16")]
     compute: workload::Compute,
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
     drop(bytes);
     step.spec.compute = args.compute.into();
-    let mut backend = backend::open(args.backend)?;
+    let mut backend = args.place.open()?;
     let device = backend.device();
     let plan = Planner::new()
         .plan(&step.spec, &step.batch, &device, &PlanOptions::default())

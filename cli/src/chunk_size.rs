@@ -63,7 +63,7 @@ struct Line {
     chunk: u32,
     tokens_per_s: f64,
     step_s: f64,
-    riding: f64,
+    piggybacked: f64,
     keeps_target: bool,
 }
 
@@ -72,7 +72,7 @@ fn file(advice: &Advice, requests: u32) -> File<'_> {
         chunk: candidate.chunk,
         tokens_per_s: candidate.tokens_per_s,
         step_s: candidate.step_ns / 1e9,
-        riding: candidate.piggybacked,
+        piggybacked: candidate.piggybacked,
         keeps_target: candidate.keeps_target,
     });
     File {
@@ -152,7 +152,7 @@ fn report(advice: &Advice, requests: u32) -> String {
         "\nwith {} at once:",
         counted(requests as usize, "request")
     );
-    let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "riding %", ""]);
+    let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "piggybacked %", ""]);
     // The eight smallest sizes, the recommended one, and every fourth of the others.
     let shown = advice
         .candidates
@@ -208,7 +208,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("← recommended") && text.contains("ride along"),
+            text.contains("← recommended") && text.contains("are piggybacked"),
             "{text}"
         );
         run(&args).unwrap();

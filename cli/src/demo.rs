@@ -9,7 +9,7 @@ use tandem_attn::{
 
 use crate::{
     Failure,
-    backend::{self, Results},
+    backend::{Place, Results},
     check,
     output::{self, Files, Force},
     picture, plan,
@@ -30,9 +30,8 @@ pub struct Args {
     /// File for the drawing of the plan
     #[arg(long, value_name = "FILE", default_value = DRAWING)]
     svg: PathBuf,
-    /// Where to run
-    #[arg(long, value_enum, default_value = "auto")]
-    backend: backend::Choice,
+    #[command(flatten)]
+    place: Place,
 }
 
 const DRAWING: &str = "tandem-demo.svg";
@@ -41,7 +40,7 @@ impl Default for Args {
     fn default() -> Self {
         Self {
             svg: DRAWING.into(),
-            backend: backend::Choice::Auto,
+            place: Place::default(),
         }
     }
 }
@@ -79,7 +78,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Files::new().writes([&args.svg]).check(Force::default())?;
     let case = case();
     let batch = case.batch()?;
-    let mut backend = backend::open(args.backend)?;
+    let mut backend = args.place.open()?;
     let (machine, device) = (backend.machine(), backend.device());
     let tensors = Tensors::random(&case.spec, &batch, case.layout, SEED)?;
     let made = Planner::new().plan(&case.spec, &batch, &device, &PlanOptions::default())?;
@@ -105,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         "tandem {} on {} ({})\n\n{}\n\n\
          ran in {}: {} of keys and values where requests on their own would read {},\n\
          {} at {}\n\
-         {} query tokens checked against attention in f64: outputs within {:.1e}, log-sums within {:.1e}\n\
+         {} query tokens checked against attention in f64: outputs within {:.1e}, LSEs within {:.1e}\n\
          the plan as a picture: {}\n\n\
          Next: tandem bench, tandem plan --help, tandem attend --help\n",
         env!("CARGO_PKG_VERSION"),

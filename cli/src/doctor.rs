@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Failure,
+    failure::{OF_MODELS, install_with},
     output::{self, Files, Force},
     table::{WIDTH, wrap},
 };
@@ -59,7 +60,7 @@ struct Report {
     program: String,
     findings: Vec<Finding>,
     /// What can run, and where.
-    runs: Vec<[&'static str; 2]>,
+    runs: Vec<(&'static str, String)>,
 }
 
 /// Runs the subcommand.
@@ -82,8 +83,7 @@ fn examine() -> Report {
     let gpus = driver
         .as_ref()
         .map_or(Vec::new(), |driver| driver.gpus.clone());
-    let kernels = kernels(&gpus);
-    let on_gpu = kernels.state == State::Ok && !gpus.is_empty();
+    let (kernels, place) = kernels(&gpus);
     let mut findings = vec![program(), cpu(), memory_of()];
     findings.push(driver_finding(&driver));
     findings.extend(
@@ -93,27 +93,28 @@ fn examine() -> Report {
     );
     findings.push(kernels);
     findings.extend(libraries(!gpus.is_empty()));
-    let place = if on_gpu {
-        "GPU 0, or the CPU with --backend cpu"
-    } else {
-        "the CPU"
+    let nowhere = |features| format!("nowhere: {}", install_with(features));
+    let of_models = match cfg!(feature = "engine") {
+        true => place.to_owned(),
+        false => nowhere(OF_MODELS),
     };
-    let mut runs = vec![
-        ["demo, attend, bench", place],
-        ["plan, serve-sim, chunk-size", "the CPU, for any device"],
-        ["roofline, compare", "the CPU, on files of results"],
+    let of_traces = match cfg!(feature = "emulator") {
+        true => "an emulated GPU, on the CPU".to_owned(),
+        false => nowhere("emulator"),
+    };
+    let runs = vec![
+        ("demo, attend, bench", place.to_owned()),
+        (
+            "plan, serve-sim, chunk-size",
+            "the CPU, for any device".to_owned(),
+        ),
+        (
+            "roofline, compare",
+            "the CPU, on files of results".to_owned(),
+        ),
+        ("generate, serve", of_models),
+        ("trace", of_traces),
     ];
-    runs.push(match cfg!(feature = "engine") {
-        true => ["generate, serve", place],
-        false => [
-            "generate, serve",
-            "nowhere: install with --features cuda,engine",
-        ],
-    });
-    runs.push(match cfg!(feature = "emulator") {
-        true => ["trace", "an emulated GPU, on the CPU"],
-        false => ["trace", "nowhere: install with --features emulator"],
-    });
     Report {
         format: "tandem-doctor-1",
         program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
@@ -147,8 +148,9 @@ fn render(report: &Report) -> String {
         }
     }
     text += "\nWhat runs where:\n";
-    for [what, place] in &report.runs {
-        text += &format!("  {what:<28} {place}\n");
+    for (what, place) in &report.runs {
+        text += &wrap(&format!("  {what:<28} {place}"), WIDTH, &" ".repeat(31));
+        text.push('\n');
     }
     text + "\n+ there, - not there, ! in the way\n"
 }
@@ -196,8 +198,8 @@ mod tests {
             .is_none_or(|advice| advice.contains("generate, serve"));
         assert!(needed || cfg!(not(feature = "engine")));
         let runs = examine().runs;
-        let of_models = runs.iter().find(|[what, _]| what.contains("generate"));
-        let nowhere = of_models.expect("a line")[1].starts_with("nowhere");
+        let of_models = runs.iter().find(|(what, _)| what.contains("generate"));
+        let nowhere = of_models.expect("a line").1.starts_with("nowhere");
         assert_eq!(nowhere, cfg!(not(feature = "engine")));
     }
 
@@ -227,5 +229,23 @@ mod tests {
             memory_bytes: 16 << 30,
         };
         assert_eq!(gpu_finding(0, &old).state, State::Problem);
+    }
+
+    /// It named a call of the library, and the CPU as the only place.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_gpu_without_machine_code_is_used_with_a_flag() {
+        let error = tandem_attn::Error::NoMachineCode {
+            device: "B200".to_owned(),
+            compute: (10, 0),
+            arch: "sm_80",
+            family: "step",
+            refused: None,
+        };
+        let (finding, place) = findings::not_loaded("sm_80", &error);
+        assert_eq!(finding.state, State::Problem);
+        let advice = finding.advice.expect("advice");
+        assert!(advice.ends_with("allow it with --compile-ptx"), "{advice}");
+        assert!(place.contains("--compile-ptx"), "{place}");
     }
 }

@@ -66,9 +66,7 @@ impl From<Error> for Failure {
             | Error::IndexOutOfRange { .. }
             | Error::TensorMap { .. } => Self::Input(in_flags(&error.to_string())),
             // The input's heads or types are unsupported; the backend itself is fine.
-            Error::NoInstance { .. } => Self::Input(format!(
-                "{error}; the CPU supports all (--backend cpu, if the command has it)"
-            )),
+            Error::NoInstance { .. } => Self::Input(error.to_string()),
             Error::Rank(RankError::Group { .. }) => Self::Input(error.to_string()),
             Error::NoMachineCode { .. } => Self::Backend(in_flags(&error.to_string())),
             Error::NoDriver { .. }
@@ -92,12 +90,28 @@ impl From<Error> for Failure {
     }
 }
 
+/// The features with which the command serves models.
+pub(crate) const OF_MODELS: &str = "cuda,engine";
+
+/// How to install the command with other features.
+pub(crate) fn install_with(features: &str) -> String {
+    format!("`cargo install --path cli --features {features}` in a clone of tandem-attn")
+}
+
+/// The error for something that this build lacks, with the way to get it, and perhaps another way out.
+pub(crate) fn built_without(what: &str, features: &str, otherwise: &str) -> Failure {
+    Failure::Backend(format!(
+        "this tandem was built without {what}: install it with {}{otherwise}",
+        install_with(features)
+    ))
+}
+
 /// A message of the library whose advice is a flag of the command.
 pub(crate) fn in_flags(message: &str) -> String {
     message
         .replace(
             "allow it with Gpu::builder().compile_ptx(…)",
-            "programs allow it with Gpu::builder().compile_ptx(…), and this command has no flag for it",
+            "allow it with --compile-ptx",
         )
         .replace("use Compute::F16", "leave --compute f8 out")
         .replace(
@@ -129,21 +143,6 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn heads_without_kernels_are_wrong_input_for_a_gpu() {
-        let failure = Failure::from(Error::NoInstance {
-            kernel: "decode",
-            asked: "head dimension 80".to_owned(),
-            there: "64, 128, 256",
-        });
-        assert_eq!(
-            failure.to_string(),
-            "no decode kernel supports head dimension 80; supported: 64, 128, 256; the CPU supports all (--backend cpu, if the \
-             command has it)"
-        );
-        assert!(matches!(failure, Failure::Input(_)));
-    }
-
     /// They were reported as wrong results.
     #[test]
     fn what_the_machine_lacks_is_not_a_wrong_result() {
@@ -166,7 +165,7 @@ mod tests {
         }
         assert!(matches!(driver(700).into(), Failure::Wrong(_)));
         let error = Error::NoMachineCode {
-            device: "T4".to_owned(),
+            device: "B200".to_owned(),
             compute: (10, 0),
             arch: "sm_80",
             family: "attention",
@@ -174,7 +173,10 @@ mod tests {
         };
         let failure = Failure::from(error);
         assert!(matches!(failure, Failure::Backend(_)));
-        assert!(failure.to_string().contains("no flag for it"), "{failure}");
+        assert!(
+            failure.to_string().ends_with("allow it with --compile-ptx"),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -103,13 +103,11 @@ fn with_negative_values(command: clap::Command) -> clap::Command {
 fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
     let features = match subcommand?.to_str()? {
         "trace" if cfg!(not(feature = "emulator")) => "emulator",
-        "generate" | "serve" if cfg!(not(feature = "engine")) => "cuda,engine",
+        "generate" | "serve" if cfg!(not(feature = "engine")) => failure::OF_MODELS,
         _ => return None,
     };
-    Some(Failure::Backend(format!(
-        "this tandem was built without `tandem {}`: install it with --features {features}",
-        subcommand?.display()
-    )))
+    let what = format!("`tandem {}`", subcommand?.display());
+    Some(failure::built_without(&what, features, ""))
 }
 
 /// Parses the arguments of the process, runs the subcommand, and reports errors.

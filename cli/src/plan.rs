@@ -46,8 +46,7 @@ pub struct Args {
     /// Use this type for keys and values instead of the workload's: bf16, f16, f8e4m3, …
     #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
     kv_dtype: Option<Dtype>,
-    /// h200, h100, a100, a6000, rtx4090, cpu, or a JSON file with a description
-    #[arg(long, default_value = "h200", value_name = "NAME|FILE")]
+    #[arg(long, default_value = "h200", value_name = "NAME|FILE", help = devices())]
     device: String,
     /// Write the description of the device as JSON, to edit and pass to --device
     #[arg(long, value_name = "FILE")]
@@ -64,6 +63,15 @@ pub struct Args {
     dealing: Dealing,
     #[command(flatten)]
     force: Force,
+}
+
+/// What `--device` takes.
+fn devices() -> String {
+    let names: Vec<_> = DeviceDescription::names().collect();
+    format!(
+        "{}, or a JSON file with a description, as --describe writes it",
+        names.join(", ")
+    )
 }
 
 /// Runs the subcommand.

@@ -29,7 +29,7 @@ mod window;
 
 use limits::requests;
 pub use machine::Machine;
-pub(crate) use machine::{at_least_1, page_tokens, positive, read_trace};
+pub(crate) use machine::{at_least_1, hardware, models, page_tokens, positive, read_trace};
 use machine::{at_most, not_negative};
 #[cfg(feature = "engine")]
 pub(crate) use machine::{correction, described, is_file};

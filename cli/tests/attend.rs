@@ -150,7 +150,7 @@ struct Variant {
     scale: f64,
 }
 
-/// Outputs and log-sums by the definition: plain loops over the numbers of the file.
+/// Outputs and LSEs by the definition: plain loops over the numbers of the file.
 fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut lse) = (Vec::new(), Vec::new());
     let mut token = 0;

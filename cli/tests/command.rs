@@ -305,13 +305,24 @@ fn subcommands_of_other_features_say_how_to_have_them() {
         ("serve", cfg!(feature = "engine"), "cuda,engine"),
     ] {
         let said = run(directory.path(), &[subcommand, "--some"]);
-        let install = format!("install it with --features {features}");
+        let install = format!("install it with `cargo install --path cli --features {features}`");
         assert_eq!(said.code, if there { 2 } else { 3 }, "{}", said.stderr);
         assert_eq!(said.stderr.contains(&install), !there, "{}", said.stderr);
         let doctor = run(directory.path(), &["doctor"]).stdout;
-        let nowhere = format!("nowhere: install with --features {features}");
+        let nowhere = format!("nowhere: `cargo install --path cli --features {features}`");
         assert_eq!(doctor.contains(&nowhere), !there, "{doctor}");
     }
+}
+
+/// It named another set of features than the subcommands of models.
+#[cfg(not(feature = "engine"))]
+#[test]
+fn serving_a_trace_without_models_says_how_to_have_them() {
+    let directory = directory();
+    let said = run(directory.path(), &["bench", "--serve"]);
+    assert_eq!(said.code, 3, "{}", said.stderr);
+    let install = "install it with `cargo install --path cli --features cuda,engine`";
+    assert!(said.stderr.contains(install), "{}", said.stderr);
 }
 
 /// It once said that CTAs are busy −0 % of the time.

@@ -93,6 +93,7 @@ fn flags_of_8_bits_need_a_case_with_such_keys() {
 }
 
 /// It generates one text.
+#[cfg(feature = "engine")]
 #[test]
 fn generating_has_no_batch() {
     refused("generate nowhere a --batch 2", &["--batch"]);
@@ -109,6 +110,16 @@ fn flags_of_serving_change_something() {
     ] {
         refused(&format!("bench --serve {line}"), &texts);
     }
+}
+
+#[test]
+fn compiling_kernels_is_for_gpus() {
+    let texts = ["--compile-ptx is for GPUs", "--backend gpu"];
+    refused(
+        "bench w.json --json r.json --backend cpu --compile-ptx",
+        &texts,
+    );
+    refused("demo --backend cpu --compile-ptx", &texts);
 }
 
 #[test]

@@ -163,17 +163,17 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     let chunks = prompt.div_ceil(tokens);
     // If a prompt has more chunks than its answer has tokens, fewer decodes run with each chunk.
     let generated_f = f64::from(generated);
-    let riding = f64::from(companions).min(generated_f / f64::from(chunks));
+    let per_chunk = f64::from(companions).min(generated_f / f64::from(chunks));
     let context = prompt + generated / 2;
     let mut hybrid = StepShape::default();
-    hybrid.decodes = riding.round() as u32;
-    hybrid.decode_keys = (riding * f64::from(context)) as u64;
+    hybrid.decodes = per_chunk.round() as u32;
+    hybrid.decode_keys = (per_chunk * f64::from(context)) as u64;
     hybrid.sampled = hybrid.decodes + 1;
     let tokens = tokens.min(prompt);
     // On average, half of the prompt is before the chunk.
     let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
     let hybrid_ns = step_ns(cost, &hybrid);
-    let piggybacked = riding * f64::from(chunks);
+    let piggybacked = per_chunk * f64::from(chunks);
     let left = (generated_f - piggybacked).max(0.0);
     let decode_ns = step_ns(cost, &StepShape::decodes(requests, context));
     let request_ns = f64::from(chunks) * hybrid_ns + left / f64::from(requests) * decode_ns;
@@ -265,7 +265,7 @@ impl Advice {
             ratio,
         ));
         reasons.push(format!(
-            "{:.0} % of the decodes ride along with a chunk, so they need no reading of the weights of \
+            "{:.0} % of the decodes are piggybacked: they run in a step with a chunk, and need no reading of the weights of \
              their own.",
             100.0 * best.piggybacked
         ));

@@ -14,7 +14,7 @@ use tandem_attn::{
     variants::Slopes,
 };
 
-use super::{Backend, Ceilings, Loaded, Machine, Results};
+use super::{Backend, Ceilings, Loaded, Machine, Results, place::of_gpu};
 use crate::{
     Failure,
     tensors::{self, Tensor, Tensors},
@@ -62,6 +62,11 @@ impl GpuBackend {
         })
     }
 
+    /// Whether the kernels include one that measures products: it has Hopper's instructions. Newer GPUs run Ampere's kernels.
+    fn multiplies(&self) -> bool {
+        self.gpu.arch() == "sm_90a"
+    }
+
     /// Time of `work` on the GPU. Other work runs before it, so that the time excludes queueing on the host.
     fn time(
         &self,
@@ -75,7 +80,7 @@ impl GpuBackend {
             if flush {
                 let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
                 ok("cuMemsetD8Async", code)?;
-            } else if self.gpu.compute_capability().0 >= 9 {
+            } else if self.multiplies() {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
             }
@@ -156,15 +161,21 @@ impl Backend for GpuBackend {
             ok("cuMemcpyDtoDAsync", code)
         })?;
         let mut flops = 0;
-        let multiply = self.best_seconds(|stream| {
-            // SAFETY: as above.
-            flops = unsafe { self.gpu.multiply(CEILING_ROUNDS, result.address(), stream) }?;
-            Ok(())
-        })?;
+        let flops_per_s = if self.multiplies() {
+            let multiply = self.best_seconds(|stream| {
+                // SAFETY: as above.
+                flops = unsafe { self.gpu.multiply(CEILING_ROUNDS, result.address(), stream) }?;
+                Ok(())
+            })?;
+            flops as f64 / multiply
+        } else {
+            self.gpu.device().flops_per_ns * 1e9
+        };
         Ok(Ceilings {
             read_bytes_per_s: bytes / read,
             copy_bytes_per_s: 2.0 * bytes / copy,
-            flops_per_s: flops as f64 / multiply,
+            flops_per_s,
+            flops_from_data_sheet: !self.multiplies(),
         })
     }
 
@@ -176,9 +187,10 @@ impl Backend for GpuBackend {
         let spec = &plan.spec;
         let mut workspace = self
             .gpu
-            .workspace(spec, &Bound::of(plan), self.options.clone())?;
+            .workspace(spec, &Bound::of(plan), self.options.clone())
+            .map_err(of_gpu)?;
         // SAFETY: we own the stream.
-        unsafe { workspace.upload(plan, self.stream.handle) }?;
+        unsafe { workspace.upload(plan, self.stream.handle) }.map_err(of_gpu)?;
         let heads = spec.q_heads as usize;
         let rows = plan.total_q as usize * heads;
         let page_size = plan.parts[0].page_size;
@@ -285,7 +297,7 @@ impl Loaded for LoadedOnGpu<'_> {
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {
             // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
-            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(Failure::from)
+            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(of_gpu)
         })
     }
 

@@ -5,20 +5,16 @@ mod ceilings;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod place;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "cuda")]
-use tandem_attn::Error;
-#[cfg(feature = "cuda")]
-pub(crate) use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::plan::{DeviceDescription, Plan};
 
-#[cfg(feature = "cuda")]
-use crate::failure::in_flags;
 use crate::{
     Failure,
+    table::scaled,
     tensors::{Tensor, Tensors},
     workload::json::positive,
 };
@@ -29,6 +25,9 @@ pub(crate) use cpu::processor;
 pub use gpu::GpuBackend;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::{Event, ok};
+#[cfg(feature = "engine")]
+pub(crate) use place::Gpu;
+pub use place::Place;
 
 /// A backend by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -70,9 +69,22 @@ pub struct Ceilings {
     /// Multiply-adds on values in registers or shared memory, in operations per second.
     #[serde(deserialize_with = "positive")]
     pub flops_per_s: f64,
+    /// Whether that is from the description of the device, because no kernel measures it there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flops_from_data_sheet: bool,
 }
 
 impl Ceilings {
+    /// The limit of multiply-adds in words.
+    #[must_use]
+    pub fn multiply_add(&self) -> String {
+        let flops = scaled(self.flops_per_s, "FLOP/s");
+        match self.flops_from_data_sheet {
+            true => format!("{flops} (data sheet)"),
+            false => flops,
+        }
+    }
+
     /// The minimum time for this many bytes and operations, in seconds.
     #[must_use]
     pub fn least_seconds(&self, bytes: u64, flops: u64) -> f64 {
@@ -138,89 +150,4 @@ pub trait Loaded {
     /// # Errors
     /// If the results cannot be fetched.
     fn results(&mut self) -> Result<Results, Failure>;
-}
-
-/// Opens a backend.
-///
-/// # Errors
-/// [`Failure::Backend`] if it is not available.
-pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
-    #[cfg(feature = "cuda")]
-    if let Some(gpu) = gpu(choice)? {
-        return Ok(Box::new(GpuBackend::on(gpu)?));
-    }
-    #[cfg(not(feature = "cuda"))]
-    gpu(choice)?;
-    Ok(Box::new(CpuBackend::new()))
-}
-
-/// This build supports no GPU.
-#[cfg(not(feature = "cuda"))]
-pub(crate) type Gpu = std::convert::Infallible;
-
-/// The GPU of a choice, or none for the CPU. A GPU that is there and cannot be used is an error: a result of the CPU would be taken for
-/// one of the GPU.
-#[cfg(feature = "cuda")]
-pub(crate) fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
-    match choice {
-        Choice::Cpu => Ok(None),
-        Choice::Emulated => Err(emulated()),
-        Choice::Gpu => Ok(Some(Gpu::new(0)?)),
-        Choice::Auto => if_there(Gpu::new(0)),
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn if_there<T>(gpu: Result<T, Error>) -> Result<Option<T>, Failure> {
-    match gpu {
-        Ok(gpu) => Ok(Some(gpu)),
-        Err(Error::NoDriver { .. } | Error::NoDevice { .. }) => Ok(None),
-        Err(error) => Err(Failure::Backend(format!(
-            "{}; --backend cpu does not use the GPU",
-            in_flags(&error.to_string())
-        ))),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
-    match choice {
-        Choice::Gpu => Err(Failure::Backend(
-            "this program was built without support for GPUs: build it with --features cuda, or use --backend cpu"
-                .to_owned(),
-        )),
-        Choice::Emulated => Err(emulated()),
-        Choice::Auto | Choice::Cpu => Ok(None),
-    }
-}
-
-/// The error of commands that do not run on the emulator: no time on it means anything, and steps take minutes.
-pub(crate) fn emulated() -> Failure {
-    Failure::Input(
-        "only `tandem trace` (--features emulator) runs on an emulated GPU, and draws what kernels do there: give \
-         --backend cpu or gpu"
-            .to_owned(),
-    )
-}
-
-#[cfg(all(test, feature = "cuda"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cpu_does_not_stand_in_for_a_gpu_that_fails() {
-        let absent = Error::NoDevice {
-            ordinal: 0,
-            count: 0,
-        };
-        assert_eq!(if_there::<()>(Err(absent)).unwrap(), None);
-        let old = Error::UnsupportedArchitecture {
-            device: "T4".to_owned(),
-            compute: (7, 5),
-            built_for: vec!["sm_90a"],
-        };
-        let failure = if_there::<()>(Err(old)).unwrap_err();
-        assert!(matches!(failure, Failure::Backend(_)));
-        assert!(failure.to_string().contains("--backend cpu"), "{failure}");
-    }
 }

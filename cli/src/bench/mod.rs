@@ -23,9 +23,11 @@ pub use report::render;
 pub use results::{CaseResult, ResultFile};
 pub use stats::Stats;
 
+#[cfg(not(feature = "cuda"))]
+use crate::failure::built_without;
 use crate::{
     Failure,
-    backend::{self, Backend},
+    backend::{Backend, Choice, Place},
     deal::Dealing,
     output::{self, Files, Force},
     table::counted,
@@ -66,9 +68,8 @@ pub struct Args {
     /// 8-bit keys and values with a scale for each token and KV head
     #[arg(long)]
     token_scales: bool,
-    /// Where to run
-    #[arg(long, value_enum, default_value = "auto")]
-    backend: backend::Choice,
+    #[command(flatten)]
+    place: Place,
     /// Write results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -337,7 +338,7 @@ pub fn measure(
 /// Wrong input, a missing backend, or [`Failure::Wrong`] if results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.serving.is_asked_for() {
-        return serving::run(&args.serving, args.backend, args.json.as_ref(), args.force);
+        return serving::run(&args.serving, args.place, args.json.as_ref(), args.force);
     }
     let files = Files::new().reads(&args.workload).writes(&args.json);
     files.check(args.force)?;
@@ -356,7 +357,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 "{flag} is for one GPU: leave it out, or --gpus"
             )));
         }
-        if !matches!(args.backend, backend::Choice::Auto | backend::Choice::Gpu) {
+        if !matches!(args.place.backend, Choice::Auto | Choice::Gpu) {
             return Err(Failure::Input(
                 "--gpus is for GPUs: leave --backend out, or give --backend gpu".to_owned(),
             ));
@@ -369,7 +370,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             "--deal is for several GPUs: give --gpus too".to_owned(),
         ));
     }
-    let mut backend = backend::open(args.backend)?;
+    let mut backend = args.place.open()?;
     let free = backend.memory_bytes();
     let settings = Settings {
         time: Duration::from_secs_f64(args.seconds),
@@ -400,6 +401,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.token_scales {
         file.options.push("--token-scales".to_owned());
+    }
+    if args.place.compile_ptx {
+        file.options.push("--compile-ptx".to_owned());
     }
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;
@@ -437,9 +441,10 @@ fn on_several(args: &Args, cases: &[Case]) -> Result<(), Failure> {
 
 #[cfg(not(feature = "cuda"))]
 fn on_several(_: &Args, _: &[Case]) -> Result<(), Failure> {
-    Err(Failure::Backend(
-        "this program was built without support for GPUs: build it with --features cuda, or see `tandem plan --gpus`"
-            .to_owned(),
+    Err(built_without(
+        "support for GPUs",
+        "cuda",
+        ", or see `tandem plan --gpus`",
     ))
 }
 

@@ -17,7 +17,7 @@ pub fn render(file: &ResultFile) -> String {
         file.date,
         scaled(ceilings.read_bytes_per_s, "B/s"),
         scaled(ceilings.copy_bytes_per_s, "B/s"),
-        scaled(ceilings.flops_per_s, "FLOP/s"),
+        ceilings.multiply_add(),
     );
     if !file.options.is_empty() {
         text += &format!("with {}\n", file.options.join(" "));
@@ -57,7 +57,8 @@ pub fn render(file: &ResultFile) -> String {
             "warm: the median of runs one after the other, whose caches are as the last left them.\n"
         }
     };
-    text += "error: of outputs and log-sums, sampled against f64, as a share of what rounding allows.\n";
+    text +=
+        "error: of outputs and LSEs, sampled against f64, as a share of what rounding allows.\n";
     text
 }
 

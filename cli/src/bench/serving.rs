@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use crate::{
     Failure,
-    backend::Choice,
+    backend::Place,
     cache_type,
     output::Force,
-    serve_sim::{at_least_1, page_tokens, positive},
+    serve_sim::{at_least_1, hardware, models, page_tokens, positive},
 };
 
 /// Serves a trace with a model of random weights and compares the times with a simulation.
@@ -25,11 +25,15 @@ pub struct Args {
     /// Instead, serve a trace with random weights and compare measured times with simulated ones
     #[arg(long)]
     serve: bool,
-    /// A known model, a JSON file that describes one, or a folder with config.json
-    #[arg(long, default_value = "llama-3-8b", requires = "serve")]
+    #[arg(
+        long, value_name = "NAME|FILE|FOLDER", default_value = "llama-3-8b", requires = "serve",
+        help = models() + ", or a folder with config.json"
+    )]
     pub model: String,
-    /// Known hardware or a JSON file; the simulation corrects it with measurements
-    #[arg(long, default_value = "h200", requires = "serve")]
+    #[arg(
+        long, value_name = "NAME|FILE", default_value = "h200", requires = "serve",
+        help = hardware() + "; the simulation corrects it with measurements"
+    )]
     pub device: String,
     /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
     #[arg(long, value_name = "FILE", requires = "serve")]
@@ -133,16 +137,18 @@ impl Args {
 #[cfg(feature = "engine")]
 pub(super) fn run(
     args: &Args,
-    backend: Choice,
+    place: Place,
     json: Option<&PathBuf>,
     force: Force,
 ) -> Result<(), Failure> {
-    crate::engine::replay::run(args, backend, json, force)
+    crate::engine::replay::run(args, place, json, force)
 }
 
 #[cfg(not(feature = "engine"))]
-pub(super) fn run(_: &Args, _: Choice, _: Option<&PathBuf>, _: Force) -> Result<(), Failure> {
-    Err(Failure::Backend(
-        "this tandem was built without models: install it with --features engine".to_owned(),
+pub(super) fn run(_: &Args, _: Place, _: Option<&PathBuf>, _: Force) -> Result<(), Failure> {
+    Err(crate::failure::built_without(
+        "`tandem bench --serve`",
+        crate::failure::OF_MODELS,
+        "",
     ))
 }

@@ -6,6 +6,10 @@ use super::{
     Finding, State,
     library::{self, Driver, GpuFacts},
 };
+#[cfg(feature = "cuda")]
+use crate::failure::in_flags;
+#[cfg(not(feature = "cuda"))]
+use crate::failure::install_with;
 use crate::{
     backend, memory,
     table::{counted, scaled},
@@ -149,9 +153,10 @@ pub(super) fn gpu_finding(index: usize, gpu: &GpuFacts) -> Finding {
     }
 }
 
+/// The kernels, and where plans run with them.
 #[cfg(not(feature = "cuda"))]
-pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
-    Finding {
+pub(super) fn kernels(gpus: &[GpuFacts]) -> (Finding, &'static str) {
+    let finding = Finding {
         what: "kernels",
         state: if gpus.is_empty() {
             State::Absent
@@ -159,12 +164,17 @@ pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
             State::Problem
         },
         found: "none in this program".to_owned(),
-        advice: Some("build with --features cuda to run on NVIDIA GPUs".to_owned()),
-    }
+        advice: Some(format!(
+            "to run on NVIDIA GPUs, install with {}",
+            install_with("cuda")
+        )),
+    };
+    (finding, "the CPU")
 }
 
+/// The kernels, and where plans run with them.
 #[cfg(feature = "cuda")]
-pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
+pub(super) fn kernels(gpus: &[GpuFacts]) -> (Finding, &'static str) {
     use tandem_attn::exec::gpu::{Gpu, MODULES};
 
     let mut inside: Vec<String> = Vec::new();
@@ -181,29 +191,45 @@ pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
     let only_ptx = MODULES.iter().any(|module| module.cubin.is_none());
     let inside = inside.join(", ");
     if gpus.is_empty() {
-        return Finding {
+        let finding = Finding {
             what: "kernels",
             state: State::Absent,
             found: format!("{inside}; no GPU to load them"),
             advice: None,
         };
+        return (finding, "the CPU");
     }
-    match Gpu::new(0) {
-        Ok(gpu) => Finding {
-            what: "kernels",
-            state: State::Ok,
-            found: format!("{inside}; GPU 0 runs those for {}", gpu.arch()),
-            advice: only_ptx.then(|| {
-                "the driver compiles PTX at every start, which takes long: build where ptxas is found".to_owned()
-            }),
-        },
-        Err(error) => Finding {
-            what: "kernels",
-            state: State::Problem,
-            found: format!("{inside}; GPU 0 does not take them"),
-            advice: Some(error.to_string()),
-        },
-    }
+    let gpu = match Gpu::new(0) {
+        Ok(gpu) => gpu,
+        Err(error) => return not_loaded(&inside, &error),
+    };
+    let finding = Finding {
+        what: "kernels",
+        state: State::Ok,
+        found: format!("{inside}; GPU 0 runs those for {}", gpu.arch()),
+        advice: only_ptx.then(|| {
+            "the driver compiles PTX at every start, which takes long: build where ptxas is found".to_owned()
+        }),
+    };
+    (finding, "GPU 0, or the CPU with --backend cpu")
+}
+
+/// Kernels that GPU 0 does not take, and where plans run then.
+#[cfg(feature = "cuda")]
+pub(super) fn not_loaded(inside: &str, error: &tandem_attn::Error) -> (Finding, &'static str) {
+    let finding = Finding {
+        what: "kernels",
+        state: State::Problem,
+        found: format!("{inside}; GPU 0 does not take them"),
+        advice: Some(in_flags(&error.to_string())),
+    };
+    let place = match error {
+        tandem_attn::Error::NoMachineCode { .. } => {
+            "GPU 0 with --compile-ptx, or the CPU with --backend cpu"
+        }
+        _ => "the CPU, with --backend cpu",
+    };
+    (finding, place)
 }
 
 /// NVIDIA's libraries: models need cuBLASLt on a GPU; other programs use the rest.

@@ -16,7 +16,7 @@ use tandem_schedule::ScheduleError;
 
 use crate::{
     Failure,
-    backend::{Choice, Gpu, gpu},
+    backend::{Gpu, Place},
     cache_type, memory,
     serve_sim::at_least_1,
     table::visible,
@@ -30,9 +30,8 @@ const PAGE_SIZE: u32 = 16;
 pub struct ModelArgs {
     /// Folder of the model: config.json, safetensors, tokenizer.json
     model: PathBuf,
-    /// Where to run
-    #[arg(long, value_enum, default_value = "auto")]
-    backend: Choice,
+    #[command(flatten)]
+    place: Place,
     /// Capacity of the KV cache in tokens, for all requests together [default: 4096, on a GPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
@@ -90,7 +89,7 @@ impl ModelArgs {
             step_tokens: self.budget,
             step_requests: batch,
         };
-        let backend = room.backend(gpu(self.backend)?, architecture, &weights);
+        let backend = room.backend(self.place.gpu()?, architecture, &weights);
         let limits = Limits {
             step_tokens: self.budget,
             step_requests: batch,

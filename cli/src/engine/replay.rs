@@ -32,7 +32,7 @@ use self::{
 use super::Room;
 use crate::{
     Failure,
-    backend::{self, Choice},
+    backend::Place,
     bench::serving::Args,
     output::{self, Files, Force},
     serve_sim::{chart, correction, described, is_file, table},
@@ -47,12 +47,7 @@ const BASE: &str = "sarathi-serve";
 ///
 /// # Errors
 /// Wrong input, a missing backend, or a file that cannot be written.
-pub fn run(
-    args: &Args,
-    choice: Choice,
-    json: Option<&PathBuf>,
-    force: Force,
-) -> Result<(), Failure> {
+pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> Result<(), Failure> {
     let named = [&args.model, &args.device].into_iter();
     let named: Vec<_> = named
         .filter(|name| is_file(name))
@@ -75,7 +70,7 @@ pub fn run(
     for name in &args.policy {
         Choices::of(name)?.policy(args, &cost, &trace)?;
     }
-    let gpu = backend::gpu(choice)?;
+    let gpu = place.gpu()?;
     if args.wait && gpu.is_none() {
         return Err(Failure::Input(
             "--wait changes nothing on the CPU, where no step is composed before the last one has ended: leave it out, \
@@ -96,7 +91,7 @@ pub fn run(
     };
     check_lengths(&trace, architecture.positions, room.cache)?;
     let ceilings = match &gpu {
-        Some(_) => Some(backend::open(Choice::Gpu)?.ceilings()?),
+        Some(_) => Some(place.open()?.ceilings()?),
         None => None,
     };
     let mut backend = room.backend(gpu, architecture, &Weights::random(1))?;

@@ -34,7 +34,7 @@ pub fn draw(file: &ResultFile) -> String {
         "{}; the line is the roof, measured in the same run: read {}, multiply-add {}",
         file.date,
         scaled(ceilings.read_bytes_per_s, "B/s"),
-        scaled(ceilings.flops_per_s, "FLOP/s")
+        ceilings.multiply_add()
     )]);
     let series = Series::of(&points);
     let top = series.legend(&mut svg, top) + 8.0;

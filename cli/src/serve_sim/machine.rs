@@ -13,11 +13,9 @@ use crate::{Failure, cache_type, input, workload::json};
 /// A model on a machine, for both scheduler commands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Machine {
-    /// A known model, or a JSON file that describes one
-    #[arg(long, default_value = "llama-3-8b")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "llama-3-8b", help = models())]
     model: String,
-    /// Known hardware, or a JSON file that describes it
-    #[arg(long, default_value = "h200")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "h200", help = hardware())]
     device: String,
     /// Number of GPUs that share each layer
     #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = at_least_1)]
@@ -30,6 +28,24 @@ pub struct Machine {
     /// JSON file with measured times that correct the cost model
     #[arg(long, value_name = "FILE")]
     correction: Option<PathBuf>,
+}
+
+/// What `--model` takes.
+pub(crate) fn models() -> String {
+    let names: Vec<_> = ModelDescription::names().collect();
+    format!(
+        "{}, or a JSON file that describes a model (docs/guide/workloads.md)",
+        names.join(", ")
+    )
+}
+
+/// What `--device` takes.
+pub(crate) fn hardware() -> String {
+    let names: Vec<_> = Hardware::names().collect();
+    format!(
+        "{}, or a JSON file that describes the hardware (docs/guide/workloads.md)",
+        names.join(", ")
+    )
 }
 
 impl Machine {
@@ -144,4 +160,34 @@ pub(super) fn not_negative(text: &str) -> Result<f64, String> {
 pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
     let text = input::text(path, input::MOST_TRACE)?;
     Ok(Trace::parse(&text, &path.display().to_string())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The names of all fields, those of inner objects included.
+    fn fields(value: &Value, names: &mut Vec<String>) {
+        for (name, value) in value.as_object().into_iter().flatten() {
+            names.push(name.clone());
+            fields(value, names);
+        }
+    }
+
+    #[test]
+    fn the_guide_has_every_field_of_a_description() {
+        let guide = include_str!("../../../docs/guide/workloads.md");
+        let mut names = Vec::new();
+        let model = ModelDescription::named("llama-3-8b").unwrap();
+        fields(&serde_json::to_value(model).unwrap(), &mut names);
+        let hardware = Hardware::named("h200").unwrap();
+        fields(&serde_json::to_value(hardware).unwrap(), &mut names);
+        assert!(names.len() > 15, "{names:?}");
+        for name in names {
+            let mut forms = [format!("`{name}`"), format!(".{name}`")].into_iter();
+            assert!(forms.any(|form| guide.contains(&form)), "{name}");
+        }
+    }
 }

@@ -8,7 +8,12 @@ use tandem_attn::{
     shard::Share,
 };
 
-use crate::{Failure, backend::ok, table::scaled, workload::Case};
+use crate::{
+    Failure,
+    backend::{Place, ok},
+    table::scaled,
+    workload::Case,
+};
 
 /// Bytes written between runs to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -35,8 +40,8 @@ pub(super) struct Pools {
 }
 
 impl Device {
-    pub(super) fn new(ordinal: u32) -> Result<Self, Failure> {
-        let gpu = Gpu::new(ordinal)?;
+    pub(super) fn new(place: Place, ordinal: u32) -> Result<Self, Failure> {
+        let gpu = place.open_gpu(ordinal)?;
         Ok(Self {
             stream: gpu.stream()?,
             flush: DeviceBuffer::zeroed(&gpu, FLUSHED_BYTES)?,

@@ -64,7 +64,7 @@ pub struct RanksResult {
 
 /// Runs the subcommand.
 pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
-    let devices = (0..args.dealing.gpus).map(Device::new);
+    let devices = (0..args.dealing.gpus).map(|ordinal| Device::new(args.place, ordinal));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
     let mut results = Vec::new();
