@@ -13,6 +13,7 @@ use crate::{
     workspace,
 };
 
+/// Without `tandem-candle`, whose GPU test needs a CUDA toolkit to build: candle compiles kernels with nvcc.
 const PACKAGES: [&str; 2] = ["tandem-attn", "tandem-papers"];
 
 /// The tests that need a GPU: `tests/gpu/`.

@@ -2,17 +2,16 @@
 
 use std::slice;
 
-use candle_core::{CpuStorage, Layout, Result, Shape, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use tandem_attn::{
     Cpu,
     half::{bf16, f16},
     kv::{KvScales, KvTensors},
-    plan::Plan,
     problem::Dtype,
-    tensor::{F8E4M3, TensorMut, TensorRef},
+    tensor::{F8E4M3, HeadTensors, TensorMut, TensorRef},
 };
 
-use crate::{layout::Axes, wrap};
+use crate::{layout::Axes, ops::Attend, wrap};
 
 /// A storage, and the layout of the tensor in it.
 type Part<'a> = (&'a CpuStorage, &'a Layout);
@@ -69,12 +68,8 @@ fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
 }
 
 /// Computes attention into a dense tensor of the queries' type.
-pub fn attend(
-    cpu: &Cpu,
-    plan: &Plan,
-    scales: Option<[f32; 2]>,
-    [q, k, v]: [Part<'_>; 3],
-) -> Result<(CpuStorage, Shape)> {
+pub fn attend(cpu: &Cpu, run: &Attend, [q, k, v]: [Part<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+    let plan = &*run.plan;
     let (spec, page_size) = (&plan.spec, plan.parts[0].page_size as usize);
     let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
     let elements = shape.iter().product();
@@ -82,13 +77,22 @@ pub fn attend(
     let kv = KvTensors {
         k: read(k.0, Axes::pages(k.1, page_size)?)?,
         v: read(v.0, Axes::pages(v.1, page_size)?)?,
-        scales: scales.map_or(KvScales::One, |[k, v]| KvScales::Tensor { k, v }),
+        scales: run
+            .scales
+            .map_or(KvScales::One, |[k, v]| KvScales::Tensor { k, v }),
+    };
+    let sinks = run.sinks.as_ref().map(Tensor::to_vec1::<f32>).transpose()?;
+    let heads = HeadTensors::default();
+    let heads = match &sinks {
+        Some(sinks) => heads.with_sinks(sinks),
+        None => heads,
     };
     macro_rules! run {
         ($element:ty, $zero:expr, $storage:ident) => {{
             let mut out: Vec<$element> = vec![$zero; elements];
             let to = TensorMut::new(&mut out, shape).map_err(wrap)?;
-            cpu.run_tensors(plan, &q, &[kv], to, None).map_err(wrap)?;
+            cpu.run_tensors_heads(plan, &q, &[kv], to, None, &heads)
+                .map_err(wrap)?;
             CpuStorage::$storage(out)
         }};
     }

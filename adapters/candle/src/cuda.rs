@@ -10,7 +10,10 @@ use candle_core::{
     },
 };
 use tandem_attn::{
-    gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace, WorkspaceOptions},
+    gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Stream, Workspace,
+        WorkspaceOptions,
+    },
     half::{bf16, f16},
     kv::KvStrides,
     plan::{Bound, DeviceDescription, Plan},
@@ -18,7 +21,7 @@ use tandem_attn::{
     tensor::Element,
 };
 
-use crate::{growth::grown, layout::Axes, step::lock, wrap};
+use crate::{growth::grown, layout::Axes, ops::Attend, step::lock, wrap};
 
 /// The handle of a stream.
 fn raw(stream: &CudaStream) -> Stream {
@@ -121,25 +124,25 @@ impl Backend {
     }
 
     /// Computes attention into a dense tensor of the queries' type.
-    pub fn attend(
-        &self,
-        plan: &Arc<Plan>,
-        scales: Option<[f32; 2]>,
-        parts: [Part<'_>; 3],
-    ) -> Result<(CudaStorage, Shape)> {
-        match plan.spec.out_dtype {
-            Dtype::BF16 => self.attend_in::<bf16>(plan, scales, parts),
-            Dtype::F16 => self.attend_in::<f16>(plan, scales, parts),
+    pub fn attend(&self, run: &Attend, parts: [Part<'_>; 3]) -> Result<(CudaStorage, Shape)> {
+        match run.plan.spec.out_dtype {
+            Dtype::BF16 => self.attend_in::<bf16>(run, parts),
+            Dtype::F16 => self.attend_in::<f16>(run, parts),
             other => bail!("no kernel takes {other:?}"),
         }
     }
 
     fn attend_in<T: CudaDType + DeviceRepr + Element>(
         &self,
-        plan: &Arc<Plan>,
-        scales: Option<[f32; 2]>,
+        run: &Attend,
         [q, k, v]: [Part<'_>; 3],
     ) -> Result<(CudaStorage, Shape)> {
+        let Attend {
+            plan,
+            scales,
+            sinks,
+            ..
+        } = run;
         let (spec, device) = (&plan.spec, q.0.device.clone());
         let page_size = plan.parts[0].page_size as usize;
         let stream = device.cuda_stream();
@@ -158,6 +161,16 @@ impl Backend {
             }
             let (address, _out) = out.device_ptr_mut(&stream);
             let out = DeviceTensor::new(address, T::DTYPE, shape);
+            let pools = [pool];
+            let mut tensors = RunTensors::new(&q, &pools, &out);
+            let sinks = sinks.as_ref().map(Tensor::storage_and_layout);
+            let sinks = match &sinks {
+                Some((storage, layout)) => Some(dense::<f32>(storage, layout, &stream)?),
+                None => None,
+            };
+            if let Some((sinks, _read)) = &sinks {
+                tensors = tensors.with_sinks(*sinks);
+            }
             let mut classes = lock(&self.classes);
             let class = self.class(&mut classes, spec, &Bound::of(plan), &stream)?;
             if !class
@@ -174,7 +187,7 @@ impl Backend {
             // the guards order later work on them after this run. The plan comes from the planner unchanged.
             unsafe {
                 self.gpu
-                    .run(&mut class.workspace, &q, &[pool], &out, None, raw(&stream))
+                    .run_with(&mut class.workspace, &tensors, raw(&stream))
             }
             .map_err(wrap)?;
         }
@@ -221,12 +234,7 @@ impl Backend {
         let (address, dtype, _cache) = in_storage!(&mut cache.slice, device_ptr_mut, &stream);
         let pool = described(address, dtype, axes);
         let (slots, slots_layout) = slots.storage_and_layout();
-        let Storage::Cuda(slots) = &*slots else {
-            bail!("the slots are not on the GPU that the cache is on");
-        };
-        let (address, _slots) = slots.as_cuda_slice::<u32>()?.device_ptr(&stream);
-        let first = address + (slots_layout.start_offset() * size_of::<u32>()) as u64;
-        let slots = DeviceArray::new(first, slots_layout.shape().elem_count());
+        let (slots, _slots) = dense::<u32>(&slots, slots_layout, &stream)?;
         // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on them
         // after this copy. If two tokens have the same slot, one of the two rows remains.
         unsafe {
@@ -241,6 +249,20 @@ impl Backend {
         }
         .map_err(wrap)
     }
+}
+
+/// The elements of a dense tensor that a call on the stream reads.
+fn dense<'a, T: CudaDType + DeviceRepr + 'a>(
+    storage: &'a Storage,
+    layout: &Layout,
+    stream: &'a CudaStream,
+) -> Result<(DeviceArray<T>, SyncOnDrop<'a>)> {
+    let Storage::Cuda(storage) = storage else {
+        bail!("the slots or the sinks are not on the GPU that the cache is on");
+    };
+    let (address, read) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
+    let first = address + (layout.start_offset() * size_of::<T>()) as u64;
+    Ok((DeviceArray::new(first, layout.shape().elem_count()), read))
 }
 
 fn with<G>(dtype: Dtype, (address, guard): (u64, G)) -> (u64, Dtype, G) {

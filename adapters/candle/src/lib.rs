@@ -8,8 +8,8 @@
 //!
 //! Everything else that a step needs is kept between calls. [`Attention`] has the planners, the kernels and the
 //! workspaces of one device: make one when a model is loaded. A [`Step`] is one batch, made once from its block tables
-//! (vectors or tensors) and used by every layer. A [`Layer`] is the scale and the mask of a class of layers. A step
-//! plans once for each class and each kind of heads. Models that alternate local and global layers have two [`Layer`]s,
+//! (vectors or tensors) and used by every layer. A [`Layer`] is the scale, the mask and the sinks of a layer. A step
+//! plans once for all layers that differ only in their sinks. Models that alternate local and global layers have two [`Layer`]s,
 //! and call the same function with one or the other.
 //!
 //! ```
@@ -20,7 +20,7 @@
 //! let device = Device::Cpu;
 //! let attention = Attention::new(&device)?; // once
 //! let global = Layer::new(1.0 / 64_f32.sqrt());
-//! let local = global.with_window_left(1023);
+//! let local = global.clone().with_window_left(1023);
 //! // Caches of 32 blocks of 16 tokens, two heads of 64.
 //! let k_cache = Tensor::zeros((32, 16, 2, 64), DType::F32, &device)?;
 //! let v_cache = Tensor::zeros((32, 16, 2, 64), DType::F32, &device)?;
@@ -56,20 +56,31 @@
 //! kernels are precompiled. Block tables that are tensors on the device are read back when a step is made, which waits
 //! for the device, so pass vectors if you have them. A slot mapping of i64 is converted by a kernel in each call:
 //! convert it once per step with `to_dtype(DType::U32)`.
+//!
+//! # Not in the adapter
+//!
+//! The [README] lists what the adapter lacks, such as latent attention and CUDA graphs, and how to call [`tandem_attn`] for it on
+//! candle's memory and stream.
+//!
+//! [README]: https://github.com/tandem-attn/tandem-attn/blob/main/adapters/candle/README.md#not-in-the-adapter
 
+mod append;
+mod class;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(any(test, feature = "cuda"))]
 mod growth;
+mod layer;
 mod layout;
 mod ops;
 mod step;
 mod tables;
 mod varlen;
 
-pub use ops::{paged_attention, reshape_and_cache, reshape_and_quantise};
-pub use step::{Attention, Layer, Step};
+pub use append::{reshape_and_cache, reshape_and_quantise};
+pub use layer::Layer;
+pub use ops::paged_attention;
+pub use step::{Attention, Step};
 pub use tables::{BlockTables, Lengths};
 pub use tandem_attn;
 pub use tandem_attn::problem::KvLayout;

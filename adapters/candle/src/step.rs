@@ -1,96 +1,21 @@
-//! Devices, steps and classes of layers: the inputs of plans, and where plans are kept.
+//! Devices and steps: the inputs of plans, and where plans are kept.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Device, DeviceLocation, Result, bail};
 use tandem_attn::{
     Cpu,
-    plan::{BatchLimits, DeviceDescription, Plan, PlanOptions, Planner},
-    problem::{Batch, KvLayout, PageTable, Spec},
+    plan::{BatchLimits, Bound, DeviceDescription, Plan, PlanOptions},
+    problem::{Batch, PageTable, Spec},
 };
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{
+    class::Class,
     tables::{BlockTables, Lengths},
     wrap,
 };
-
-/// The scale, the mask and the cache layout of a class of layers. Heads and types come from the tensors.
-///
-/// ```
-/// use tandem_candle::{KvLayout, Layer};
-///
-/// // As in Gemma 2: capped logits, and windows of 4096 keys in every other layer.
-/// let global = Layer::new(1.0 / 256_f32.sqrt()).with_soft_cap(50.0).with_layout(KvLayout::Hnd);
-/// let local = global.with_window_left(4095);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Layer {
-    /// Factor of the logits, usually `1/√head_dim`.
-    pub scale: f32,
-    /// Whether a query sees no key after its own position.
-    pub causal: bool,
-    /// Number of keys that a query sees to the left of its own; none means all.
-    pub window_left: Option<u32>,
-    /// If set, logits become `cap · tanh(logit / cap)`.
-    pub soft_cap: Option<f32>,
-    /// Layout of a block of the cache.
-    pub layout: KvLayout,
-    /// Factors of the keys and of the values in a cache of F8E4M3; none for other caches.
-    pub kv_scales: Option<[f32; 2]>,
-}
-
-impl Layer {
-    /// Causal attention to a cache of `[blocks, block_size, kv_heads, head_dim]`.
-    #[must_use]
-    pub const fn new(scale: f32) -> Self {
-        Self {
-            scale,
-            causal: true,
-            window_left: None,
-            soft_cap: None,
-            layout: KvLayout::Nhd,
-            kv_scales: None,
-        }
-    }
-
-    /// Without a causal mask: every query sees every key of its request.
-    #[must_use]
-    pub const fn non_causal(mut self) -> Self {
-        self.causal = false;
-        self
-    }
-
-    /// With a window: a query sees its own position and `keys` keys to the left, which is the model's window minus one.
-    #[must_use]
-    pub fn with_window_left(mut self, keys: impl Into<Option<u32>>) -> Self {
-        self.window_left = keys.into();
-        self
-    }
-
-    /// With logits capped by a tanh.
-    #[must_use]
-    pub fn with_soft_cap(mut self, cap: impl Into<Option<f32>>) -> Self {
-        self.soft_cap = cap.into();
-        self
-    }
-
-    /// With a cache of F8E4M3. Its numbers times these scales are the keys and values.
-    #[must_use]
-    pub const fn with_kv_scales(mut self, k: f32, v: f32) -> Self {
-        self.kv_scales = Some([k, v]);
-        self
-    }
-
-    /// With another layout of the cache's blocks.
-    #[must_use]
-    pub const fn with_layout(mut self, layout: KvLayout) -> Self {
-        self.layout = layout;
-        self
-    }
-}
 
 /// The planners, kernels and workspaces of a device. A process has one set per device: all `Attention`s of a device
 /// share it, and it stays until the process ends.
@@ -102,7 +27,7 @@ pub struct Shared {
     pub backend: Backend,
     pub location: DeviceLocation,
     description: DeviceDescription,
-    planners: Mutex<Vec<(Spec, Planner)>>,
+    classes: Mutex<Vec<Class>>,
 }
 
 // There is only one for each device of a process.
@@ -149,7 +74,7 @@ impl Attention {
             backend,
             location: device.location(),
             description,
-            planners: Mutex::default(),
+            classes: Mutex::default(),
         })))
     }
 
@@ -161,24 +86,26 @@ impl Attention {
         self.0.description.supports(spec).map_err(wrap)
     }
 
-    /// Allocates memory for all steps within these limits for a class of layers, so that no step has to: on a GPU, for
-    /// steps on the stream of the `Device` that this process first used with that GPU. Does nothing on the CPU. A step beyond
-    /// the limits allocates once more, and waits for the device.
+    /// Allocates memory for all steps within these limits, so that none of them has to: on a GPU, for steps on the stream of
+    /// the `Device` that this process first used with that GPU. It is for layers of this specification, which
+    /// [`Layer::spec`](crate::Layer::spec) gives. On the CPU, nothing is allocated. A step beyond the limits is planned without
+    /// them, allocates once more, and waits for the device.
     ///
     /// # Errors
     /// If there is no kernel for the heads, or too little memory.
     pub fn reserve(&self, spec: &Spec, limits: &BatchLimits) -> Result<()> {
-        let options = PlanOptions::default();
-        let bound = tandem_attn::plan::Bound::new(spec, &self.0.description, &options, limits);
+        let shared = &*self.0;
+        let bound = Bound::new(spec, &shared.description, &PlanOptions::default(), limits);
         let bound = bound.map_err(wrap)?;
-        match &self.0.backend {
-            Backend::Cpu(_) => {
-                let _ = bound;
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(backend) => backend.reserve(spec, &bound),
+        let mut classes = lock(&shared.classes);
+        let class = Class::of(&mut classes, spec);
+        let bound = class.with(&bound);
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(backend) = &shared.backend {
+            backend.reserve(spec, &bound)?;
         }
+        class.reserved = Some(bound);
+        Ok(())
     }
 
     /// A step of decodes: one query for each request, which is its last token.
@@ -284,23 +211,43 @@ impl Step {
             return Ok(plan.clone());
         }
         let shared = &*self.attention.0;
-        let mut planners = lock(&shared.planners);
-        let known = planners.iter().position(|(of, _)| of == spec);
-        let planner = known.unwrap_or_else(|| {
-            planners.push((*spec, Planner::new()));
-            planners.len() - 1
-        });
-        let options = PlanOptions::default();
-        let plan = planners[planner]
-            .1
-            .plan(spec, &self.batch, &shared.description, &options);
-        let plan = Arc::new(plan.map_err(wrap)?);
+        let mut classes = lock(&shared.classes);
+        let plan = Class::of(&mut classes, spec).plan(&self.batch, &shared.description)?;
+        let plan = Arc::new(plan);
         plans.push(plan.clone());
         Ok(plan)
     }
 }
 
-/// A panic of another thread leaves plans and planners intact, so poisoning is ignored.
+/// A panic of another thread leaves plans and classes intact, so poisoning is ignored.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::{
+        Layer,
+        class::tests::{PAGE, REQUESTS, tree},
+    };
+
+    #[test]
+    fn steps_are_planned_within_what_was_reserved() -> Result<()> {
+        let attention = Attention::new(&Device::Cpu)?;
+        let limits = BatchLimits::decodes(REQUESTS, 9 * 4 * PAGE, PAGE).with_states_per_token(2);
+        let spec = Layer::new(0.5).spec(32, 32, 128, DType::BF16)?;
+        attention.reserve(&spec, &limits)?;
+        let bound = Bound::new(
+            &spec,
+            &attention.0.description,
+            &PlanOptions::default(),
+            &limits,
+        )
+        .map_err(wrap)?;
+        let plan = attention.of_batch(tree(9, 4), None).plan(&spec)?;
+        bound.check(&Bound::of(&plan)).map_err(wrap)
+    }
 }

@@ -4,8 +4,9 @@ use candle_core::{Result, Tensor, bail};
 use tandem_attn::problem::{Batch, PageTable};
 
 use crate::{
+    layer::Layer,
     ops::attend,
-    step::{Attention, Layer, Step},
+    step::{Attention, Step},
     tables::Lengths,
     wrap,
 };

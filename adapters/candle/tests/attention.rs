@@ -142,10 +142,10 @@ fn hybrid_batches_in_every_type_and_layout_are_candles_attention() -> Result<()>
         let q = randn(&[queries.iter().sum(), HEADS.0, DIM], dtype)?;
         let global = Layer::new(SCALE).with_layout(layout);
         for layer in [
-            global,
-            global.with_window_left(20),
-            global.with_soft_cap(5.0),
-            global.non_causal(),
+            global.clone(),
+            global.clone().with_window_left(20),
+            global.clone().with_soft_cap(5.0),
+            global.clone().non_causal(),
         ] {
             let (k, v) = &cached.caches;
             let got = paged_attention(&q, k, v, &step, &layer)?;
@@ -427,7 +427,7 @@ fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> 
     let [k_scale, v_scale] = [0.02_f32, 0.015];
     for layout in [KvLayout::Nhd, KvLayout::Hnd] {
         let layer = Layer::new(SCALE).with_layout(layout);
-        let quantised = layer.with_kv_scales(k_scale, v_scale);
+        let quantised = layer.clone().with_kv_scales(k_scale, v_scale);
         let blocks = 5;
         let shape = match layout {
             KvLayout::Nhd => [blocks, BLOCK, HEADS.1, DIM],
@@ -503,7 +503,7 @@ fn scales_and_types_of_caches_that_do_not_go_together_are_refused() -> Result<()
         (f32::INFINITY, 1.0),
         (-1.0, 1.0),
     ] {
-        let layer = layer.with_kv_scales(k, v);
+        let layer = layer.clone().with_kv_scales(k, v);
         for refusal in [
             paged_attention(&q, &narrow, &narrow, &step, &layer).map(|_| ()),
             reshape_and_quantise(&rows, &rows, &narrow, &narrow, &slots, &layer),

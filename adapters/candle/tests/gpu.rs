@@ -118,9 +118,8 @@ fn paged_attention_on_a_gpu_is_as_on_the_cpu() -> Result<()> {
                 (&[128], &[300]),
             ] {
                 let case = Case::new(queries, lengths, layout, dtype)?;
-                let mut layer = layer;
-                layer.layout = layout;
-                for layer in [layer, layer.with_window_left(31)] {
+                let layer = layer.clone().with_layout(layout);
+                for layer in [layer.clone(), layer.with_window_left(31)] {
                     assert_close(&case.run(&gpu, &layer)?, &case.run(&Device::Cpu, &layer)?)?;
                 }
             }
@@ -144,6 +143,25 @@ fn caches_of_8_bits_on_a_gpu_are_as_on_the_cpu() -> Result<()> {
                 *cache = numbers.to_dtype(DType::F8E4M3)?;
             }
             assert_close(&case.run(&gpu, &layer)?, &case.run(&Device::Cpu, &layer)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The sinks are a row of those of all layers, as a model may keep them.
+#[test]
+fn sinks_on_a_gpu_are_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let sinks = (randn(&[2, HEADS], DType::F32)? * 3.0)?;
+    for dtype in [DType::BF16, DType::F16] {
+        for (queries, lengths) in [(&[1, 1, 1][..], &[40, 7, 333][..]), (&[64, 1], &[300, 500])] {
+            let case = Case::new(queries, lengths, KvLayout::Nhd, dtype)?;
+            let on = |device: &Device| {
+                let sinks = sinks.to_device(device)?.get(1)?;
+                let layer = Layer::new(1.0 / (DIM as f32).sqrt()).with_sinks(sinks);
+                case.run(device, &layer)
+            };
+            assert_close(&on(&gpu)?, &on(&Device::Cpu)?)?;
         }
     }
     Ok(())

@@ -1,0 +1,185 @@
+//! Copies of new keys and values to their slots, as custom operations of candle.
+
+use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, bail};
+use tandem_attn::problem::KvLayout;
+
+use crate::{
+    cpu,
+    layer::Layer,
+    ops::{by_token, check_scales},
+    step::{Attention, Backend},
+    tables::integers,
+};
+
+/// Copies the keys and values of new tokens into a paged cache.
+///
+/// - `k`, `v`: `[tokens, kv_heads, head_dim]`
+/// - `k_cache`, `v_cache`: as in [`paged_attention`](crate::paged_attention), written in place
+/// - `slots`: `[tokens]`, `block × block_size + offset` each, of I64, I32 or U32; −1 leaves a token out
+///
+/// # Errors
+/// If the tensors do not match. On the CPU, also if a slot is outside of the cache or occurs twice. On a GPU, tokens
+/// whose slots are outside of the cache are left out.
+pub fn reshape_and_cache(
+    k: &Tensor,
+    v: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    layout: KvLayout,
+) -> Result<()> {
+    append(k, v, [k_cache, v_cache], slots, layout, None)
+}
+
+/// Like [`reshape_and_cache`], into a cache of F8E4M3: values are divided by the layer's scales, rounded to nearest,
+/// and saturated.
+///
+/// On a GPU, `k` and `v` are BF16 or F16; on the CPU they may also be F32.
+///
+/// # Errors
+/// As [`reshape_and_cache`]; also if the caches are not F8E4M3.
+pub fn reshape_and_quantise(
+    k: &Tensor,
+    v: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    layer: &Layer,
+) -> Result<()> {
+    let scales = layer.kv_scales.unwrap_or([1.0; 2]);
+    check_scales(Some(scales))?;
+    append(k, v, [k_cache, v_cache], slots, layer.layout, Some(scales))
+}
+
+/// Copies rows; with scales, quantises them.
+fn append(
+    k: &Tensor,
+    v: &Tensor,
+    [k_cache, v_cache]: [&Tensor; 2],
+    slots: &Tensor,
+    layout: KvLayout,
+    scales: Option<[f32; 2]>,
+) -> Result<()> {
+    let k_cache = by_token("k_cache", k_cache, layout)?;
+    let v_cache = by_token("v_cache", v_cache, layout)?;
+    // Checks everything that follows from shapes before one of the two caches is written.
+    if k_cache.dims()[..3] != v_cache.dims()[..3] {
+        bail!(
+            "k_cache is {:?} and v_cache is {:?}: blocks, their tokens and heads must be the same",
+            k_cache.shape(),
+            v_cache.shape()
+        );
+    }
+    for (name, rows, cache) in [("k", k, &k_cache), ("v", v, &v_cache)] {
+        let ((tokens, heads, dim), (.., of_cache, cached)) = (rows.dims3()?, cache.dims4()?);
+        let dtype = scales.map_or(rows.dtype(), |_| DType::F8E4M3);
+        if cache.dtype() != dtype && (scales.is_some() || cache.dtype() == DType::F8E4M3) {
+            bail!(
+                "{name} is {:?} and its cache {:?}: reshape_and_quantise is for caches of F8E4M3, reshape_and_cache for \
+                 those of the rows' type",
+                rows.dtype(),
+                cache.dtype()
+            );
+        }
+        if (heads, dim) != (of_cache, cached) || cache.dtype() != dtype {
+            bail!(
+                "{name} has {heads} heads of {dim} in {:?}, and its cache {of_cache} of {cached} in {:?}",
+                rows.dtype(),
+                cache.dtype()
+            );
+        }
+        if slots.dims() != [tokens] {
+            bail!(
+                "{name} has {tokens} tokens, and the slots are {:?}: each token has one",
+                slots.shape()
+            );
+        }
+    }
+    // Candle compares the devices of cache and rows only. A kernel that reads memory of another GPU would destroy its
+    // context.
+    let (of_slots, of_rows) = (slots.device().location(), k.device().location());
+    if of_slots != of_rows && slots.device().is_cuda() {
+        bail!(
+            "the slots are on {of_slots:?} and the rows on {of_rows:?}: bring them to one device"
+        );
+    }
+    let mut op = Append {
+        attention: Attention::new(k.device())?,
+        slots: Slots::new(slots)?,
+        scale: scales.map(|[k, _]| k),
+    };
+    k_cache.inplace_op2(k, &op)?;
+    op.scale = scales.map(|[_, v]| v);
+    v_cache.inplace_op2(v, &op)
+}
+
+/// Slots of new tokens.
+enum Slots {
+    Host(Vec<i64>),
+    /// U32, dense.
+    #[cfg(feature = "cuda")]
+    Device(Tensor),
+}
+
+impl Slots {
+    fn new(slots: &Tensor) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if slots.device().is_cuda() {
+            // −1 becomes a number beyond any pool.
+            return Ok(Self::Device(slots.to_dtype(DType::U32)?.contiguous()?));
+        }
+        integers(slots).map(Self::Host)
+    }
+}
+
+/// The operation that copies rows of one tensor to their slots.
+struct Append {
+    attention: Attention,
+    slots: Slots,
+    /// Scale, if rows are quantised.
+    scale: Option<f32>,
+}
+
+impl InplaceOp2 for Append {
+    fn name(&self) -> &'static str {
+        "tandem-append"
+    }
+
+    fn cpu_fwd(
+        &self,
+        cache: &mut CpuStorage,
+        cache_layout: &Layout,
+        rows: &CpuStorage,
+        rows_layout: &Layout,
+    ) -> Result<()> {
+        match (&self.attention.0.backend, &self.slots) {
+            (Backend::Cpu(_), Slots::Host(slots)) => cpu::append(
+                (cache, cache_layout),
+                (rows, rows_layout),
+                slots,
+                self.scale,
+            ),
+            #[cfg(feature = "cuda")]
+            _ => bail!("the cache is on the CPU, and the rows or the slots are on a GPU"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        cache: &mut candle_core::CudaStorage,
+        cache_layout: &Layout,
+        rows: &candle_core::CudaStorage,
+        rows_layout: &Layout,
+    ) -> Result<()> {
+        match (&self.attention.0.backend, &self.slots) {
+            (Backend::Cuda(backend), Slots::Device(slots)) => backend.append(
+                (cache, cache_layout),
+                (rows, rows_layout),
+                slots,
+                self.scale,
+            ),
+            _ => bail!("the cache is on a GPU, and the rows or the slots are on the CPU"),
+        }
+    }
+}
