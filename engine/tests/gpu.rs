@@ -56,13 +56,17 @@ fn backend_of(
     cache_type: CacheType,
     graphs: bool,
 ) -> Box<dyn Backend> {
-    let architecture = Architecture::read(folder).expect("a fixture");
-    let weights = Weights::open(folder).expect("a fixture");
     let mut options = GpuOptions::default();
-    options.cache_tokens = 1024;
     options.step_tokens = step_tokens;
     options.graphs = graphs;
     options.cache_type = cache_type;
+    backend_with(gpu, folder, options)
+}
+
+fn backend_with(gpu: Gpu, folder: &Path, mut options: GpuOptions) -> Box<dyn Backend> {
+    let architecture = Architecture::read(folder).expect("a fixture");
+    let weights = Weights::open(folder).expect("a fixture");
+    options.cache_tokens = 1024;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
     Box::new(backend.expect("a fixture"))
 }
@@ -234,6 +238,53 @@ fn caches_of_8_bits_are_as_near_as_on_the_cpu() {
                     to_cpu.mean_cosine
                 );
             }
+        }
+    }
+}
+
+/// Pages whose size is no multiple of 8 are loaded key by key.
+#[test]
+fn caches_have_pages_of_any_size() {
+    let (right, theirs) = (expected("llama3"), expected_text("llama3").bf16);
+    let greedy = Generation {
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt.clone(), 20)
+    };
+    let Some(there) = gpu() else { return };
+    for cache_type in cache_types(&there) {
+        let of_pages = |page_size, graphs| {
+            let mut options = GpuOptions::default();
+            options.page_size = page_size;
+            options.step_tokens = 64;
+            options.graphs = graphs;
+            options.cache_type = cache_type;
+            let backend = backend_with(gpu().expect("as above"), &folder("llama3"), options);
+            Engine::new(backend, Limits::default()).expect("sound limits")
+        };
+        let mut of_16 = of_pages(16, true);
+        let vocabulary = of_16.architecture().vocabulary;
+        let of_16 = of_16.logits(&right.prompt, 13).unwrap();
+        for page_size in [1, 5] {
+            let mut engine = of_pages(page_size, true);
+            for chunk in [48, 13, 1] {
+                let got = engine.logits(&right.prompt, chunk).unwrap();
+                let near = nearness(&got, &of_16, vocabulary);
+                println!(
+                    "{cache_type}, pages of {page_size}, chunks of {chunk}: {:.6}",
+                    near.mean_cosine
+                );
+                assert!(
+                    1.0 - near.mean_cosine < 2.0 * (1.0 - theirs.mean_cosine),
+                    "{cache_type}, {page_size}"
+                );
+            }
+            let texts = [true, false].map(|graphs| {
+                answers(
+                    &mut of_pages(page_size, graphs),
+                    std::slice::from_ref(&greedy),
+                )
+            });
+            assert_eq!(texts[0], texts[1], "{cache_type}, pages of {page_size}");
         }
     }
 }

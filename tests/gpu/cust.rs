@@ -12,12 +12,16 @@ use tandem_attn::{
     Error,
     exec::{
         Cpu,
-        gpu::{Gpu, WorkspaceOptions, cust::Pool, cust::stream},
+        gpu::{DeviceTensor, Gpu, KvPool, WorkspaceOptions, cust::Pool, cust::stream},
     },
     kv::KvView,
     plan::{Bound, PlanOptions, Planner},
-    problem::{Batch, KvLayout, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
+
+fn address(memory: &DeviceBuffer<u16>) -> u64 {
+    memory.as_device_ptr().as_raw()
+}
 
 #[test]
 fn a_hybrid_batch_runs_in_memory_of_cust_as_on_the_cpu() {
@@ -84,6 +88,25 @@ fn a_hybrid_batch_runs_in_memory_of_cust_as_on_the_cpu() {
             "{gpu} on the GPU, {cpu} on the CPU"
         );
     }
+
+    // The same from a graph that was captured on the stream of `cust`.
+    let tensor = |address: u64| DeviceTensor::new(address, Dtype::BF16, [31, 8, 128]);
+    let pages = KvPool::new(&spec, KvLayout::Nhd, 16, 12, address(&k), address(&v));
+    let (from, to) = (
+        tensor(address(&q)),
+        DeviceBuffer::<u16>::zeroed(on_gpu.len()).unwrap(),
+    );
+    let written = tensor(address(&to));
+    // SAFETY: the memory lives until the stream was waited for; the stream is of the primary context.
+    unsafe {
+        let run = |on| gpu.run(&mut workspace, &from, &[pages], &written, None, on);
+        let graph = gpu.capture(stream(&on), run).unwrap();
+        graph.launch(stream(&on)).unwrap();
+        on.synchronize().unwrap();
+    }
+    let mut by_graph = vec![0_u16; on_gpu.len()];
+    to.copy_to(&mut by_graph[..]).unwrap();
+    assert!(by_graph == on_gpu, "a graph computes something else");
 
     // Memory that is too short is refused before anything is launched.
     let short = DeviceBuffer::<u16>::zeroed(tensors.q.len() - 1).unwrap();
