@@ -22,12 +22,8 @@ pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), 
         });
     }
     if q_heads == 0 {
-        return Err(crate::Error::Extent {
-            tensor: "partial_out",
-            dimension: "query heads",
-            got: 0,
-            rule: "at least 1".into(),
-        });
+        let rule = "at least 1";
+        return Err(crate::checks::extent("partial_out", "query heads", 0, rule));
     }
     Ok(())
 }

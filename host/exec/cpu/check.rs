@@ -5,6 +5,7 @@ use kernels_gpu::abi::KvStrides;
 use super::unit::Pools;
 use crate::{
     Error,
+    checks::{check_extent, extent},
     kv::{KvTensors, KvView},
     plan::{Plan, PlannedPart},
     problem::{Dtype, Quantity},
@@ -123,12 +124,8 @@ pub(super) fn check_tensors<'a>(
                 let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
                 check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
                 if got < pages as usize {
-                    return Err(Error::Extent {
-                        tensor,
-                        dimension: "pages",
-                        got,
-                        rule: format!("at least {pages}, for the plan's page ids"),
-                    });
+                    let rule = format!("at least {pages}, for the plan's page ids");
+                    return Err(extent(tensor, "pages", got, rule));
                 }
                 kv_strides(tensor, pool)
             };
@@ -183,18 +180,11 @@ fn check_shape(
     shape: &[usize; 3],
     expected: &[usize; 3],
 ) -> Result<(), Error> {
-    let axis = (0..3).find(|&axis| shape[axis] != expected[axis]);
-    axis.map_or(Ok(()), |axis| {
-        Err(Error::Extent {
-            tensor,
-            dimension: names[axis],
-            got: shape[axis],
-            rule: format!("{}, as in the plan", expected[axis]),
-        })
-    })
+    let of = "in the plan";
+    (0..3).try_for_each(|axis| check_extent(tensor, names[axis], shape[axis], expected[axis], of))
 }
 
-fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(), Error> {
+pub(super) fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(), Error> {
     if got == 1 || extent <= 1 {
         return Ok(());
     }

@@ -7,7 +7,7 @@
 use cudarc::driver::{CudaContext, CudaStream, DeviceSlice};
 
 use super::{DeviceArray, DevicePtr, DeviceTensor, Gpu, GpuBuilder, Stream, driver};
-use crate::{Error, tensor::Element};
+use crate::{Error, checks::extent, tensor::Element};
 
 pub use cudarc::driver::SyncOnDrop;
 
@@ -27,12 +27,8 @@ fn check_elements<T>(
     if got >= needed {
         return Ok(());
     }
-    Err(Error::Extent {
-        tensor,
-        dimension: "elements",
-        got,
-        rule: format!("at least {needed}"),
-    })
+    let rule = format!("at least {needed}");
+    Err(extent(tensor, "elements", got, rule))
 }
 
 fn elements<const RANK: usize>(shape: &[usize; RANK]) -> usize {

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::extent,
     problem::{Dtype, KvLayout, Spec},
 };
 
@@ -32,12 +33,7 @@ fn check_bytes<T: DeviceCopy>(
     if got >= needed {
         return Ok(());
     }
-    Err(Error::Extent {
-        tensor,
-        dimension: "bytes",
-        got,
-        rule: format!("at least {needed}"),
-    })
+    Err(extent(tensor, "bytes", got, format!("at least {needed}")))
 }
 
 impl<const RANK: usize> DeviceTensor<RANK> {

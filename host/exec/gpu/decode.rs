@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_dtype, check_same, extent},
     problem::{Dtype, Padding, Quantity, Spec},
 };
 use walk::{Walk, slab};
@@ -187,20 +188,6 @@ impl Gpu {
     }
 }
 
-pub(super) fn extent(
-    tensor: &'static str,
-    dimension: &'static str,
-    got: usize,
-    rule: impl Into<String>,
-) -> Error {
-    Error::Extent {
-        tensor,
-        dimension,
-        got,
-        rule: rule.into(),
-    }
-}
-
 /// Checks everything that does not depend on the GPU.
 fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     let DecodeCall {
@@ -224,47 +211,21 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
     let built = matches!(dim, 64 | 128 | 256 | 512) || dim == row.head_dim as usize;
     if !spec.latent && (!built || value_dim != dim) {
-        return Err(extent(
-            "the pool",
-            "elements in a head",
-            dim,
-            "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96",
-        ));
+        let rule = "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96";
+        return Err(extent("the pool", "elements in a head", dim, rule));
     }
     let columns = match spec.latent {
         true => value_dim,
         false => output_columns(spec.head_dim_v) as usize,
     };
-    let of_8_bits = pool.dtype.bytes() == 1;
-    if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "the pool",
-            got: pool.dtype,
-            expected: "BF16, F16, F8E4M3 or F8E5M2",
-        });
-    }
-    if of_8_bits && !matches!(q.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "q",
-            got: q.dtype,
-            expected: "BF16 or F16",
-        });
-    }
-    let (expected, other) = match of_8_bits {
-        true => (q.dtype, "q"),
-        false => (pool.dtype, "the pool"),
+    let (other, dtype, possible) = match pool.dtype.bytes() == 1 {
+        true => ("q", q.dtype, "BF16 or F16"),
+        false => ("the pool", pool.dtype, "BF16, F16, F8E4M3 or F8E5M2"),
     };
+    check_dtype(other, dtype, &[Dtype::BF16, Dtype::F16], possible)?;
+    check_same("q", q.dtype, other, dtype)?;
+    check_same("out", out.dtype, other, dtype)?;
     let heads = spec.q_heads as usize;
-    for (tensor, got) in [("q", q.dtype), ("out", out.dtype)] {
-        if got != expected {
-            return Err(Error::DtypesDiffer {
-                tensor,
-                got,
-                other,
-                expected,
-            });
-        }
-    }
     partials.check_f32(lse)?;
 
     let of_spec = "in the specification";
@@ -427,12 +388,9 @@ impl Mapped {
         let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
         let padded = match padding {
             Some(_) if pool.dtype.bytes() == 1 => {
-                return Err(Error::Extent {
-                    tensor: "the pool",
-                    dimension: "elements in a head",
-                    got: spec.head_dim_qk as usize,
-                    rule: "that of a kernel, with keys and values of 8 bits".into(),
-                });
+                let rule = "that of a kernel, with keys and values of 8 bits";
+                let got = spec.head_dim_qk as usize;
+                return Err(extent("the pool", "elements in a head", got, rule));
             }
             Some(padding) => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
             None => overlapping(spec, pool, row)?,

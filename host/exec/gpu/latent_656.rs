@@ -70,13 +70,7 @@ fn parameters(
             there: "rows with their scales (KvPool::latent_656); for other scales, use append_quantised",
         });
     }
-    if !matches!(rows.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "rows",
-            got: rows.dtype,
-            expected: "BF16 or F16",
-        });
-    }
+    rows.check_16_bits("rows")?;
     let tokens = slots.len;
     slots.check_address("slots", 4)?;
     rows.check_extent("rows", "tokens", 0, tokens, "in the slots")?;

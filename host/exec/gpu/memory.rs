@@ -20,7 +20,7 @@ use super::{
     },
     resources::{OwnedStream, PrimaryContext, allocate},
 };
-use crate::{Error, tensor::Element};
+use crate::{Error, checks::extent, tensor::Element};
 
 /// `len` values of type `T` in device memory, freed when dropped.
 ///
@@ -69,12 +69,8 @@ impl<T: Pod> DeviceBuffer<T> {
     fn allocate(gpu: &Gpu, len: usize) -> Result<Self, Error> {
         if len.checked_mul(size_of::<T>()).is_none() {
             let (most, each) = (usize::MAX / size_of::<T>(), size_of::<T>());
-            return Err(Error::Extent {
-                tensor: "a device buffer",
-                dimension: "elements",
-                got: len,
-                rule: format!("at most {most} of {each} bytes each"),
-            });
+            let rule = format!("at most {most} of {each} bytes each");
+            return Err(extent("a device buffer", "elements", len, rule));
         }
         let mut buffer = Self {
             address: 0,
@@ -128,12 +124,8 @@ impl<T: Pod> DeviceBuffer<T> {
         if range.end <= self.len {
             return Ok(());
         }
-        Err(Error::Extent {
-            tensor: "a device buffer",
-            dimension: "elements",
-            got: self.len,
-            rule: format!("at least {} for what is copied", range.end),
-        })
+        let rule = format!("at least {} for what is copied", range.end);
+        Err(extent("a device buffer", "elements", self.len, rule))
     }
 }
 

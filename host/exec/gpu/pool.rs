@@ -5,6 +5,7 @@ use kernels_gpu::abi::KvStrides;
 use super::{DevicePtr, KvScales};
 use crate::{
     Error,
+    checks::{check_extent, check_same},
     exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_head},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
@@ -142,28 +143,15 @@ impl KvPool {
         }
         let page_size = self.k_strides.page_size;
         check_page_size(page_size)?;
-        match self.v_strides.page_size {
-            got if got == page_size => Ok(page_size),
-            got => Err(Error::Extent {
-                tensor: "the value pool",
-                dimension: "tokens in a page",
-                got: got as usize,
-                rule: format!("{page_size}, as in the key pool"),
-            }),
-        }
+        let [of_k, of_v] = [page_size, self.v_strides.page_size].map(|tokens| tokens as usize);
+        let tokens = "tokens in a page";
+        check_extent("the value pool", tokens, of_v, of_k, "in the key pool")?;
+        Ok(page_size)
     }
 
     /// Checks that its elements have the specification's type.
     pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
-        match self.dtype {
-            got if got == spec.kv_dtype => Ok(()),
-            got => Err(Error::DtypesDiffer {
-                tensor: "the KV pool",
-                got,
-                other: "the spec's KV",
-                expected: spec.kv_dtype,
-            }),
-        }
+        check_same("the KV pool", self.dtype, "the spec's KV", spec.kv_dtype)
     }
 
     /// Checks that no rows overlap, for calls that write them.

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     exec::apart::{check_apart, check_own_values, check_pool},
     problem::{Dtype, Quantity, Spec},
 };
@@ -145,13 +146,7 @@ fn row_parameters(
     slots.check_address("slots", 4)?;
     let (mut address, mut scale_strides) = (0, KvStrides::default());
     if let Some(scales) = scales {
-        if scales.dtype != Dtype::F32 {
-            return Err(Error::Dtype {
-                tensor: "scales",
-                got: scales.dtype,
-                expected: "F32",
-            });
-        }
+        scales.check_f32("scales")?;
         scales.check_address("scales", 4)?;
         if scales.shape[0] != 1 {
             scales.check_extent("scales", "KV heads", 0, heads, "in the pool, or one")?;
@@ -266,14 +261,7 @@ fn parameters(
         of_scales.v,
         v_strides,
     );
-    if v.dtype != k.dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: "v",
-            got: v.dtype,
-            other: "k",
-            expected: k.dtype,
-        });
-    }
+    check_same("v", v.dtype, "k", k.dtype)?;
     Ok(QuantiseParams {
         slots: slots.address,
         of_token,
@@ -311,13 +299,7 @@ struct Side<'a> {
 impl Side<'_> {
     fn parameters(&self, tokens: usize, heads: usize) -> Result<QuantiseTensor, Error> {
         let Self { name, source, .. } = *self;
-        if !matches!(source.dtype, Dtype::BF16 | Dtype::F16) {
-            return Err(Error::Dtype {
-                tensor: name,
-                got: source.dtype,
-                expected: "BF16 or F16",
-            });
-        }
+        source.check_16_bits(name)?;
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "in the specification")?;
         source.check_extent(
@@ -332,12 +314,8 @@ impl Side<'_> {
         check_address(self.pool_name, self.pool, source.is_empty(), 8)?;
         // A row must fit in a warp.
         if !self.dim.is_multiple_of(NUMBERS) || self.dim > 32 * NUMBERS {
-            return Err(Error::Extent {
-                tensor: name,
-                dimension: "elements in a head",
-                got: self.dim as usize,
-                rule: format!("a multiple of {NUMBERS} up to {}", 32 * NUMBERS),
-            });
+            let rule = format!("a multiple of {NUMBERS} up to {}", 32 * NUMBERS);
+            return Err(extent(name, "elements in a head", self.dim as usize, rule));
         }
         let [source_token, source_head, _] = source.strides;
         let vectors = |tensor, dimension, got: usize| -> Result<u32, Error> {

@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     Error,
+    checks::extent,
     kv::check_in_row,
-    problem::{Dtype, Quantity, Spec},
+    problem::{Quantity, Spec},
     tensor::ShapeError,
 };
 
@@ -118,12 +119,8 @@ impl KvScales {
                 v.check_extent(VALUES, "requests", 0, k.shape[0], "in those of keys")?;
                 of_token.check_address("requests of tokens", 4)?;
                 if of_token.len < tokens {
-                    return Err(Error::Extent {
-                        tensor: "requests of tokens",
-                        dimension: "tokens",
-                        got: of_token.len,
-                        rule: format!("at least {tokens}, as q has"),
-                    });
+                    let rule = format!("at least {tokens}, as q has");
+                    return Err(extent("requests of tokens", "tokens", of_token.len, rule));
                 }
                 let params = pair(k, v, |tensor| tensor.strides)?;
                 for tensor in [k, v] {
@@ -230,13 +227,7 @@ fn pair<const RANK: usize>(
     strides: impl Fn(&DeviceTensor<RANK>) -> [usize; 2],
 ) -> Result<ScaleParams, Error> {
     let side = |name, tensor: &DeviceTensor<RANK>| -> Result<KvStrides, Error> {
-        if tensor.dtype != Dtype::F32 {
-            return Err(Error::Dtype {
-                tensor: name,
-                got: tensor.dtype,
-                expected: "F32",
-            });
-        }
+        tensor.check_f32(name)?;
         tensor.check_address(name, 4)?;
         let [page, head] = strides(tensor);
         Ok(KvStrides {

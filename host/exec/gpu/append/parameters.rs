@@ -8,6 +8,7 @@ use kernels_gpu::{
 use super::in_rows;
 use crate::{
     Error,
+    checks::{check_same, extent},
     exec::{
         apart::{check_own_values, check_pool},
         gpu::{
@@ -147,22 +148,10 @@ impl Side<'_> {
                 there: "one type for both; append_quantised (append_rows_quantised) converts to 8 bits",
             });
         }
-        if source.dtype != dtype {
-            return Err(Error::DtypesDiffer {
-                tensor: name,
-                got: source.dtype,
-                other: "the KV pool",
-                expected: dtype,
-            });
-        }
+        check_same(name, source.dtype, "the KV pool", dtype)?;
         let dim = self.head_dim as usize;
         if heads == 0 {
-            return Err(Error::Extent {
-                tensor: name,
-                dimension: "KV heads",
-                got: 0,
-                rule: "at least 1".into(),
-            });
+            return Err(extent(name, "KV heads", 0, "at least 1"));
         }
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "the pool has")?;

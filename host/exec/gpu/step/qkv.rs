@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_extent, check_same},
     problem::{Dtype, Quantity, Spec},
     step::{Pairing, RmsNorm, RopeTable},
 };
@@ -199,14 +200,7 @@ fn parameters(
     if let Some((rope, of_tokens)) = step.rope {
         rope.check_heads(dim)?;
         of_tokens.check_address("positions", 4)?;
-        if of_tokens.len != tokens {
-            return Err(Error::Extent {
-                tensor: "positions",
-                dimension: "tokens",
-                got: of_tokens.len,
-                rule: format!("{tokens}, as {of_slots}"),
-            });
-        }
+        check_extent("positions", "tokens", of_tokens.len, tokens, of_slots)?;
         (turned, turns, positions) = (rope.dim / PAIR, rope.turns.address(), of_tokens.address);
         (magnitude, interleaved) = (
             rope.magnitude,
@@ -282,13 +276,8 @@ impl Target {
         let page_size = pool.page_size()?;
         pool.check_dtype(spec)?;
         pool.check_apart(spec)?;
-        if ![dtype, Dtype::F8E4M3].contains(&pool.dtype) {
-            return Err(Error::DtypesDiffer {
-                tensor: "the KV pool",
-                got: pool.dtype,
-                other: "qkv",
-                expected: dtype,
-            });
+        if pool.dtype != Dtype::F8E4M3 {
+            check_same("the KV pool", pool.dtype, "qkv", dtype)?;
         }
         let bytes = VECTOR * pool.dtype.bytes();
         check_address("the key pool", pool.k, tokens == 0, bytes)?;

@@ -8,6 +8,7 @@ use kernels_gpu::{
 
 use crate::{
     Error,
+    checks::extent,
     exec::gpu::{
         DeviceArray, DeviceTensor, Gpu, KvPool,
         tensor::{COUNTED, fits},
@@ -49,12 +50,8 @@ impl Extras {
         };
         ancestors.check_address("ancestors", 8)?;
         if ancestors.len < tokens {
-            return Err(Error::Extent {
-                tensor: "ancestors",
-                dimension: "tokens",
-                got: ancestors.len,
-                rule: format!("at least {tokens}, as in q"),
-            });
+            let rule = format!("at least {tokens}, as in q");
+            return Err(extent("ancestors", "tokens", ancestors.len, rule));
         }
         Ok(())
     }
