@@ -33,17 +33,11 @@ impl KvPool {
     ) -> Self {
         let [strides, of_rope] = dense_parts(spec, page_size);
         Self {
-            k: latent,
-            v: latent,
-            dtype: spec.kv_dtype,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
             rope: Some(RopePart {
                 pool: rope,
                 strides: of_rope,
             }),
+            ..Self::of(spec.kv_dtype, pages, [latent; 2], [strides; 2])
         }
     }
 

@@ -55,13 +55,25 @@ impl KvPool {
         k: DevicePtr,
         v: DevicePtr,
     ) -> Self {
+        let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+        let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
+        Self::of(spec.kv_dtype, pages, [k, v], [k_strides, v_strides])
+    }
+
+    /// Pools of keys and of values, which may be one, without scales.
+    pub(super) const fn of(
+        dtype: Dtype,
+        pages: u32,
+        [k, v]: [DevicePtr; 2],
+        [k_strides, v_strides]: [KvStrides; 2],
+    ) -> Self {
         Self {
             k,
             v,
-            dtype: spec.kv_dtype,
+            dtype,
             pages,
-            k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
-            v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
+            k_strides,
+            v_strides,
             scales: KvScales::One,
             rope: None,
         }
@@ -78,16 +90,7 @@ impl KvPool {
     #[must_use]
     pub const fn latent(spec: &Spec, page_size: u32, pages: u32, pool: DevicePtr) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
-        Self {
-            k: pool,
-            v: pool,
-            dtype: spec.kv_dtype,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
-            rope: None,
-        }
+        Self::of(spec.kv_dtype, pages, [pool; 2], [strides; 2])
     }
 
     /// The one pool of latent attention whose rows contain their scales: `[pages, page_size, 656]` bytes, see
@@ -95,16 +98,7 @@ impl KvPool {
     #[must_use]
     pub const fn latent_656(page_size: u32, pages: u32, pool: DevicePtr) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
-        Self {
-            k: pool,
-            v: pool,
-            dtype: Dtype::F8E4M3,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::InRow,
-            rope: None,
-        }
+        Self::of(Dtype::F8E4M3, pages, [pool; 2], [strides; 2]).with_scales(KvScales::InRow)
     }
 
     /// The part of a page that belongs to one head as a page of its own: the counterpart of

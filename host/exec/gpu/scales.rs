@@ -250,7 +250,7 @@ fn pair<const RANK: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::KvLayout;
+    use crate::problem::{Dtype, KvLayout};
 
     /// Kernels count the scales of all requests, and of a page, in 32 bits.
     #[test]
