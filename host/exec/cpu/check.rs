@@ -7,7 +7,7 @@ use crate::{
     Error,
     checks::{check_extent, extent},
     kv::{KvTensors, KvView},
-    plan::{Plan, PlannedPart},
+    plan::Plan,
     problem::{Dtype, Quantity},
     tensor::{Element, ShapeError, Slice, TensorMut, TensorRef},
 };
@@ -52,7 +52,7 @@ pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
     }
     check_parts(plan, kv.len())?;
     for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
-        let pages = pages_of(plan, part);
+        let pages = plan.pool_pages(part);
         view.check(spec, index, part.page_size, pages)?;
         let pages = [part.page_size, pages];
         view.scales
@@ -113,7 +113,7 @@ pub(super) fn check_tensors<'a>(
                 ("k", kv.k.dtype(), spec.kv_dtype),
                 ("v", kv.v.dtype(), spec.kv_dtype),
             ])?;
-            let pages = pages_of(plan, part);
+            let pages = plan.pool_pages(part);
             let of_part = [part.page_size, pages];
             kv.scales
                 .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, of_part)?;
@@ -202,18 +202,6 @@ fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
         return Err(ShapeError::Parts { got, expected });
     }
     (plan.parts.iter().enumerate()).try_for_each(|(index, part)| {
-        ShapeError::named(index, part.page_size, pages_of(plan, part))
+        ShapeError::named(index, part.page_size, plan.pool_pages(part))
     })
-}
-
-/// The number of pages that a pool must have for a part of a plan.
-fn pages_of(plan: &Plan, part: &PlannedPart) -> u32 {
-    let pages = plan
-        .page_ids
-        .get(part.pages.start as usize..part.pages.end as usize);
-    let ends = pages
-        .unwrap_or(&[])
-        .iter()
-        .map(|page| page.saturating_add(1));
-    ends.max().unwrap_or(0)
 }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Error,
+    plan::dims,
     problem::{Dtype, Spec},
 };
 
@@ -214,7 +215,7 @@ pub(super) fn check_serves(
         },
         asked: format!(
             "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}{} in {id}",
-            named(spec),
+            dims(spec.head_dim_qk, spec.head_dim_v),
             match spec.variant.hooks {
                 Some(hooks) => format!(", variant {hooks}"),
                 None if capped => ", soft cap".into(),
@@ -227,12 +228,4 @@ pub(super) fn check_serves(
         ),
         there: "the kernels in plans for this specification",
     })
-}
-
-/// The head dimensions of a spec: one number if they are equal.
-fn named(spec: &Spec) -> String {
-    match (spec.head_dim_qk, spec.head_dim_v) {
-        (qk, v) if qk == v => qk.to_string(),
-        (qk, v) => format!("{qk} with values of {v}"),
-    }
 }

@@ -24,7 +24,7 @@ use crate::{
     Error,
     checks::{check_extent, check_same},
     problem::{Dtype, Quantity, Spec},
-    step::{Pairing, RmsNorm, RopeTable},
+    step::{Pairing, RmsNorm, RopeTable, StepError},
 };
 
 /// If the elements of a head are a multiple of this, they are whole pairs of vectors.
@@ -198,7 +198,7 @@ fn parameters(
     let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
         (lanes, 0, 0, 1.0, 0);
     if let Some((rope, of_tokens)) = step.rope {
-        rope.check_heads(dim)?;
+        StepError::rope_dim(rope.dim, dim)?;
         of_tokens.check_address("positions", 4)?;
         check_extent("positions", "tokens", of_tokens.len, tokens, of_slots)?;
         (turned, turns, positions) = (rope.dim / PAIR, rope.turns.address(), of_tokens.address);
@@ -245,15 +245,6 @@ fn parameters(
         page_size: Divisor::new(pool.k_strides.page_size),
         groups: Divisor::new(1),
     })
-}
-
-impl DeviceRope {
-    fn check_heads(&self, head_dim: u32) -> Result<(), crate::step::StepError> {
-        match self.dim {
-            got if got > head_dim => Err(crate::step::StepError::RopeDim { got, head_dim }),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Where keys and values go.
