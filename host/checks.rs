@@ -32,6 +32,21 @@ pub(crate) fn check_extent(
     Err(extent(tensor, dimension, got, rule))
 }
 
+/// Checks an extent that is not below `least`; `why` ends the sentence.
+pub(crate) fn check_least(
+    tensor: &'static str,
+    dimension: &'static str,
+    got: usize,
+    least: usize,
+    why: &str,
+) -> Result<(), Error> {
+    if got >= least {
+        return Ok(());
+    }
+    let rule = format!("at least {least}{why}");
+    Err(extent(tensor, dimension, got, rule))
+}
+
 /// Checks an element type that `other` has, too.
 pub(crate) fn check_same(
     tensor: &'static str,

@@ -21,9 +21,5 @@ pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), 
             multiple: CHUNK,
         });
     }
-    if q_heads == 0 {
-        let rule = "at least 1";
-        return Err(crate::checks::extent("partial_out", "query heads", 0, rule));
-    }
-    Ok(())
+    crate::checks::check_least("partial_out", "query heads", q_heads, 1, "")
 }

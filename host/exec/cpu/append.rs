@@ -8,7 +8,7 @@ use kernels_gpu::abi::NO_SLOT;
 use super::{Cpu, check::check_together};
 use crate::{
     Error,
-    checks::{check_extent, check_same, extent},
+    checks::{check_extent, check_least, check_same},
     exec::apart::{check_apart, check_copies, check_own_values, check_sides},
     kv::{KvViewMut, PageCopy},
     problem::{Dtype, Integer, ProblemError, Spec},
@@ -166,9 +166,7 @@ fn check_heads(spec: &Spec, instead: &'static str) -> Result<(), Error> {
         ("elements in a key", spec.head_dim_qk),
         ("elements in a value", spec.head_dim_v),
     ] {
-        if got == 0 {
-            return Err(extent("the KV pool", dimension, 0, "at least 1"));
-        }
+        check_least("the KV pool", dimension, got as usize, 1, "")?;
     }
     check_own_values(spec, instead)
 }

@@ -5,7 +5,7 @@ use kernels_gpu::abi::KvStrides;
 use super::unit::Pools;
 use crate::{
     Error,
-    checks::{check_extent, extent},
+    checks::{check_extent, check_least},
     kv::{KvTensors, KvView},
     plan::Plan,
     problem::{Dtype, Quantity},
@@ -123,10 +123,8 @@ pub(super) fn check_tensors<'a>(
                 let names = ["tokens in a page", "KV heads", "elements in a head"];
                 let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
                 check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
-                if got < pages as usize {
-                    let rule = format!("at least {pages}, for the plan's page ids");
-                    return Err(extent(tensor, "pages", got, rule));
-                }
+                let why = ", for the plan's page ids";
+                check_least(tensor, "pages", got, pages as usize, why)?;
                 kv_strides(tensor, pool)
             };
             let pools = Pools {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Error,
-    checks::extent,
+    checks::check_least,
     kv::check_in_row,
     problem::{Quantity, Spec},
     tensor::ShapeError,
@@ -118,10 +118,8 @@ impl KvScales {
                 v.check_extent(VALUES, "KV heads", 1, heads, of_spec)?;
                 v.check_extent(VALUES, "requests", 0, k.shape[0], "in those of keys")?;
                 of_token.check_address("requests of tokens", 4)?;
-                if of_token.len < tokens {
-                    let rule = format!("at least {tokens}, as q has");
-                    return Err(extent("requests of tokens", "tokens", of_token.len, rule));
-                }
+                let got = of_token.len;
+                check_least("requests of tokens", "tokens", got, tokens, ", as q has")?;
                 let params = pair(k, v, |tensor| tensor.strides)?;
                 for tensor in [k, v] {
                     reach(

@@ -8,7 +8,7 @@ use kernels_gpu::{
 use super::in_rows;
 use crate::{
     Error,
-    checks::{check_same, extent},
+    checks::{check_least, check_same},
     exec::{
         apart::{check_own_values, check_pool},
         gpu::{
@@ -150,9 +150,7 @@ impl Side<'_> {
         }
         check_same(name, source.dtype, "the KV pool", dtype)?;
         let dim = self.head_dim as usize;
-        if heads == 0 {
-            return Err(extent(name, "KV heads", 0, "at least 1"));
-        }
+        check_least(name, "KV heads", heads, 1, "")?;
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "the pool has")?;
         source.check_extent(name, "elements in a head", 2, dim, "the pool has")?;

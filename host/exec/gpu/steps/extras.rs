@@ -8,7 +8,7 @@ use kernels_gpu::{
 
 use crate::{
     Error,
-    checks::extent,
+    checks::check_least,
     exec::gpu::{
         DeviceArray, DeviceTensor, Gpu, KvPool,
         tensor::{COUNTED, fits},
@@ -49,11 +49,7 @@ impl Extras {
             return Ok(());
         };
         ancestors.check_address("ancestors", 8)?;
-        if ancestors.len < tokens {
-            let rule = format!("at least {tokens}, as in q");
-            return Err(extent("ancestors", "tokens", ancestors.len, rule));
-        }
-        Ok(())
+        check_least("ancestors", "tokens", ancestors.len, tokens, ", as in q")
     }
 
     /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports sinks, masks, scales and the
