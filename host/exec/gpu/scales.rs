@@ -182,7 +182,7 @@ impl KvScales {
     /// Whether two sets of scales differ at most in addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
         fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
-            (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+            a.layout() == b.layout()
         }
         match (self, other) {
             (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,

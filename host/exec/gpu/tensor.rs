@@ -131,6 +131,11 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         self.shape.contains(&0)
     }
 
+    /// All but the address.
+    pub(super) const fn layout(&self) -> (Dtype, [usize; RANK], [usize; RANK]) {
+        (self.dtype, self.shape, self.strides)
+    }
+
     pub(super) fn check_address(&self, tensor: &'static str, align: u32) -> Result<(), Error> {
         check_address(tensor, self.address, self.is_empty(), align)
     }
