@@ -11,6 +11,7 @@ use kernels_gpu::{
 use super::{
     DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     launch::Launch,
+    pool::pool_slots,
     prefill_rows::vectors,
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -101,7 +102,6 @@ fn parameters(
         LATENT_656_BYTES,
         pool.k_strides,
     )?;
-    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     Ok(QuantiseParams {
         slots: slots.address,
         k: QuantiseTensor {
@@ -116,11 +116,7 @@ fn parameters(
             token: pool.k_strides.token / VECTOR as u32,
             ..QuantiseTensor::zeroed()
         },
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pool_slots as usize,
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pool.pages, page_size)?,
         rows: fits(Quantity::Batch("new tokens"), tokens, COUNTED)?,
         page_size: Divisor::new(page_size),
         kv_heads: Divisor::new(1),

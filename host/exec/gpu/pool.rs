@@ -2,13 +2,16 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::{DevicePtr, KvScales};
+use super::{
+    DevicePtr, DeviceTensor, KvScales,
+    tensor::{COUNTED, fits},
+};
 use crate::{
     Error,
     checks::{check_extent, check_same},
     exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_head},
-    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
+    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Quantity, Spec},
 };
 
 /// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
@@ -160,6 +163,33 @@ impl KvPool {
         self.v_strides = v;
         self
     }
+}
+
+/// The strides of `[pages, page_size, kv_heads, head_dim]`, for calls that write rows to it.
+pub(super) fn pool_strides(pool: &DeviceTensor<4>) -> Result<KvStrides, Error> {
+    let page_size = fits(Quantity::Page("tokens in a page"), pool.shape[1], u32::MAX)?;
+    check_page_size(page_size)?;
+    pool.check_dense("the pool", 3)?;
+    let stride = |axis: usize| {
+        let what = Quantity::Stride("a stride of the pool");
+        fits(what, pool.strides[axis], u32::MAX)
+    };
+    Ok(KvStrides {
+        page: stride(0)?,
+        token: stride(1)?,
+        head: stride(2)?,
+        page_size,
+    })
+}
+
+/// Tokens of a pool, which kernels that write to it divide by those of a page.
+pub(super) fn pool_slots(pages: u32, page_size: u32) -> Result<u32, ProblemError> {
+    let slots = u64::from(pages) * u64::from(page_size);
+    fits(
+        Quantity::Pool("tokens in the pool"),
+        slots as usize,
+        COUNTED,
+    )
 }
 
 pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {

@@ -11,7 +11,7 @@ use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     conversion::format,
     launch::Launch,
-    pool::check_page_size,
+    pool::{pool_slots, pool_strides},
     registry::element,
     scales::{KEYS, VALUES},
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
@@ -131,17 +131,9 @@ fn row_parameters(
     slots: DeviceArray<u32>,
     pool: &DeviceTensor<4>,
 ) -> Result<QuantiseParams, Error> {
-    let [pages, page_size, heads, dim] = pool.shape;
+    let [pages, _, heads, dim] = pool.shape;
     let narrow = |what, got| fits(what, got, u32::MAX);
-    let [page, token, head, _] = pool.strides;
-    pool.check_dense("the pool", 3)?;
-    let strides = KvStrides {
-        page: narrow(Quantity::Stride("a stride of the pool"), page)?,
-        token: narrow(Quantity::Stride("a stride of the pool"), token)?,
-        head: narrow(Quantity::Stride("a stride of the pool"), head)?,
-        page_size: narrow(Quantity::Page("tokens in a page"), page_size)?,
-    };
-    check_page_size(strides.page_size)?;
+    let strides = pool_strides(pool)?;
     let format = format(pool.dtype)?;
     slots.check_address("slots", 4)?;
     let (mut address, mut scale_strides) = (0, KvStrides::default());
@@ -164,24 +156,16 @@ fn row_parameters(
         scales: address,
         scale_strides,
     };
-    check_pool(
-        "the pool",
-        fits(Quantity::Pool("pages"), pages, u32::MAX)?,
-        fits(Quantity::Heads("KV heads"), heads, u32::MAX)?,
-        side.dim,
-        strides,
-    )?;
+    let pages = narrow(Quantity::Pool("pages"), pages)?;
+    let kv_heads = narrow(Quantity::Heads("KV heads"), heads)?;
+    check_pool("the pool", pages, kv_heads, side.dim, strides)?;
     let side = side.parameters(slots.len, heads)?;
     Ok(QuantiseParams {
         slots: slots.address,
         of_token: 0,
         k: side,
         v: side,
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pages.saturating_mul(page_size),
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pages, strides.page_size)?,
         rows: fits(
             Quantity::Batch("new tokens × KV heads"),
             slots.len.saturating_mul(heads),
@@ -189,7 +173,7 @@ fn row_parameters(
         )?,
         mode: GIVEN,
         page_size: Divisor::new(strides.page_size),
-        kv_heads: Divisor::new(narrow(Quantity::Heads("KV heads"), heads.max(1))?),
+        kv_heads: Divisor::new(kv_heads.max(1)),
         format,
     })
 }
@@ -231,7 +215,6 @@ fn parameters(
     check_own_values(spec, "append_rows_quantised with the keys alone")?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
     pool.check_apart(spec)?;
-    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {
         of_token,
         k_strides,
@@ -267,11 +250,7 @@ fn parameters(
         of_token,
         k: k_side.parameters(tokens, heads)?,
         v: v_side.parameters(tokens, heads)?,
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pool_slots as usize,
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pool.pages, page_size)?,
         rows: fits(
             Quantity::Batch("new tokens × KV heads"),
             tokens.saturating_mul(heads),

@@ -14,6 +14,7 @@ use kernels_gpu::{
 use super::{
     super::{
         AppendScales, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, Stream,
+        pool::pool_slots,
         quantise::mode,
         registry::element,
         tensor::{COUNTED, check_address, fits},
@@ -274,7 +275,6 @@ impl Target {
         check_address("the key pool", pool.k, tokens == 0, bytes)?;
         check_address("the value pool", pool.v, tokens == 0, bytes)?;
         let of_scales = pool.scales.parameters(spec, pool, tokens)?;
-        let slots = u64::from(pool.pages) * u64::from(page_size);
         Ok(Self {
             strides: [in_vectors(pool.k_strides)?, in_vectors(pool.v_strides)?],
             scales: of_scales,
@@ -282,11 +282,7 @@ impl Target {
                 true => GIVEN,
                 false => mode(scales, pool)?,
             },
-            slots: fits(
-                Quantity::Pool("tokens in the pool"),
-                slots as usize,
-                COUNTED,
-            )?,
+            slots: pool_slots(pool.pages, page_size)?,
         })
     }
 }
