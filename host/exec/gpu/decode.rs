@@ -179,12 +179,7 @@ impl Gpu {
         let (mut parameters, shapes) = parameters(call, row, maps)?;
         let ctas = parameters.attention.units.div_ceil(parameters.run);
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, ctas),
-            part: 0,
-            parameters: Parameters::Decode(parameters, shapes),
-        })
+        Ok(self.step(kernel, ctas, Parameters::Decode(parameters, shapes)))
     }
 }
 

@@ -195,11 +195,6 @@ impl Gpu {
             halves: halves.map(|halves| halves.map(|(shape, _)| shape)),
             rope: rope_map.map(|(shape, _)| shape),
         };
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, ctas),
-            part: 0,
-            parameters: Parameters::Latent(parameters, shapes),
-        })
+        Ok(self.step(kernel, ctas, Parameters::Latent(parameters, shapes)))
     }
 }

@@ -99,14 +99,10 @@ impl Gpu {
             return Err(extent("the tile", "rows", got, rule));
         }
         let (mut parameters, shapes) = parameters(call, row, maps)?;
-        let launch = self.resident(kernel, parameters.attention.units);
+        let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Some(Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters: Parameters::Prefill(parameters, shapes),
-        }))
+        let parameters = Parameters::Prefill(parameters, shapes);
+        Ok(Some(self.step(kernel, ctas, parameters)))
     }
 }
 

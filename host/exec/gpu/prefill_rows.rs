@@ -25,14 +25,9 @@ impl Gpu {
         call: &PrefillCall<'_>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(call, kernel.info.rows)?;
-        let launch = self.resident(kernel, parameters.attention.units);
+        let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters: Parameters::PrefillRows(parameters),
-        })
+        Ok(self.step(kernel, ctas, Parameters::PrefillRows(parameters)))
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     launch::Launch,
     launch_set::LaunchSet,
     module::{Kernel, Modules},
+    steps::{Parameters, Step},
 };
 use crate::{
     Error,
@@ -172,12 +173,17 @@ impl Gpu {
     }
 
     /// A launch of `ctas` CTAs, but at most as many as are resident at the same time: a further CTA would begin its
-    /// first unit only when the others have done the rest.
-    pub(super) fn resident(&self, kernel: &Kernel, ctas: u32) -> Launch {
+    /// first unit only when the others have done the rest. It is for part 0, until the caller says otherwise.
+    pub(super) fn step(&self, kernel: &Kernel, ctas: u32, parameters: Parameters) -> Step {
         let most = self.multiprocessors * kernel.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
         launch.shared = kernel.info.shared_bytes;
-        launch
+        Step {
+            kernel: *kernel,
+            launch,
+            part: 0,
+            parameters,
+        }
     }
 }
 
