@@ -269,6 +269,7 @@ struct Readme;
 #[cfg(feature = "cust")]
 use libcuda_link as _;
 
+mod checks;
 mod error;
 pub mod kv;
 pub mod plan;

@@ -40,7 +40,7 @@ unstable! {
 use super::{
     cpu::check,
     gpu::{
-        self, Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, RopePart, RunTensors,
+        self, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, RopePart, RunTensors,
         WorkspaceOptions,
     },
 };
@@ -67,7 +67,6 @@ static LOADED: Mutex<Vec<((i32, u32), &Gpu)>> = Mutex::new(Vec::new());
 pub struct Emulated {
     gpu: &'static Gpu,
     settings: Settings,
-    arch: Option<Arch>,
 }
 
 impl Emulated {
@@ -87,16 +86,7 @@ impl Emulated {
         Ok(Self {
             gpu: loaded(&settings)?,
             settings,
-            arch: None,
         })
-    }
-
-    /// With kernels of another architecture's instructions, as [`WorkspaceOptions::arch`] has it.
-    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
-    #[must_use]
-    pub fn with_arch(mut self, arch: Arch) -> Self {
-        self.arch = Some(arch);
-        self
     }
 
     /// The GPU, for calls that do not run a plan. Its launches use the schedule of the last run.
@@ -190,10 +180,7 @@ impl Emulated {
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
         let (gpu, spec) = (self.gpu, &plan.spec);
-        let options = WorkspaceOptions {
-            arch: self.arch,
-            ..WorkspaceOptions::default()
-        };
+        let options = WorkspaceOptions::default();
         let mut workspace = gpu.workspace(spec, &Bound::of(plan), options)?;
         let stream = gpu.stream()?;
         let mut memory = Memory {

@@ -21,13 +21,5 @@ pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), 
             multiple: CHUNK,
         });
     }
-    if q_heads == 0 {
-        return Err(crate::Error::Extent {
-            tensor: "partial_out",
-            dimension: "query heads",
-            got: 0,
-            rule: "at least 1".into(),
-        });
-    }
-    Ok(())
+    crate::checks::check_least("partial_out", "query heads", q_heads, 1, "")
 }

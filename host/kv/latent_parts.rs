@@ -1,6 +1,6 @@
 //! Latent keys in two pools: what is both key and value, and what only the keys have.
 
-use super::{KvScales, KvStrides, KvView, RopePart, view::row};
+use super::{KvScales, KvStrides, KvView, RopePart, rows::row};
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError},
@@ -36,15 +36,11 @@ impl<'a, T: Element> KvView<'a, T> {
     pub const fn latent_parts(spec: &Spec, page_size: u32, latent: &'a [T], rope: &'a [T]) -> Self {
         let [strides, of_rope] = dense_parts(spec, page_size);
         Self {
-            k: latent,
-            v: latent,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
             rope: Some(RopePart {
                 pool: rope,
                 strides: of_rope,
             }),
+            ..Self::of([latent; 2], [strides; 2])
         }
     }
 

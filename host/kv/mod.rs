@@ -12,6 +12,7 @@ pub mod mask;
 mod mask;
 mod pool;
 mod radix;
+mod rows;
 mod scales;
 mod sequence;
 mod view;

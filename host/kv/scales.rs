@@ -2,7 +2,10 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::latent_656::{ELEMENTS, LATENT_656_BYTES, NUMBERS};
+use super::{
+    latent_656::{ELEMENTS, LATENT_656_BYTES, NUMBERS},
+    rows::{check_rows, row},
+};
 use crate::{
     problem::{Dtype, Spec},
     tensor::ShapeError,
@@ -150,10 +153,10 @@ impl KvScales<'_> {
                 v,
                 k_strides,
                 v_strides,
-            } => [
-                k[place(k_strides, page, offset, head)],
-                v[place(v_strides, page, offset, head)],
-            ],
+            } => {
+                let place = |strides| row(strides, page, offset, head, 1).start;
+                [k[place(k_strides)], v[place(v_strides)]]
+            }
         }
     }
 
@@ -205,41 +208,13 @@ impl KvScales<'_> {
                 k_strides,
                 v_strides,
             } => {
-                for (tensor, len, strides) in [
-                    ("scales of keys", k.len(), k_strides),
-                    ("scales of values", v.len(), v_strides),
-                ] {
-                    if strides.page_size != page_size {
-                        let got = strides.page_size;
-                        return Err(ShapeError::PageSize {
-                            part,
-                            got,
-                            expected: page_size,
-                        });
-                    }
-                    let last =
-                        |pages: u32| place(strides, pages - 1, page_size - 1, kv_heads - 1) + 1;
-                    let needed = if pages == 0 { 0 } else { last(pages) };
-                    if len < needed {
-                        let (got, pool_pages) = (len, pages);
-                        return Err(ShapeError::PoolTooSmall {
-                            part,
-                            tensor,
-                            got,
-                            needed,
-                            pool_pages,
-                        });
-                    }
-                }
-                Ok(())
+                let pages = [page_size, pages];
+                let check = |tensor, pool: &[f32], strides| {
+                    check_rows(part, (tensor, pool.len()), strides, pages, kv_heads, 1)
+                };
+                check("scales of keys", k, k_strides)?;
+                check("scales of values", v, v_strides)
             }
         }
     }
-}
-
-#[inline]
-const fn place(strides: KvStrides, page: u32, offset: u32, head: u32) -> usize {
-    page as usize * strides.page as usize
-        + offset as usize * strides.token as usize
-        + head as usize * strides.head as usize
 }

@@ -1,12 +1,11 @@
 //! Raw pools as tensors: `[pages, page_size, kv_heads, head_dim]` in any order of the middle two.
 
-use std::ops::Range;
-
 use kernels_gpu::abi::KvStrides;
 
 use super::{
     KvScales, LATENT_656_BYTES,
     latent_656::{self, ELEMENTS},
+    rows::{check_rows, row},
 };
 use crate::{
     problem::{KvLayout, Spec},
@@ -57,6 +56,11 @@ impl<'a, T: Element> KvView<'a, T> {
     ) -> Self {
         let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
         let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
+        Self::of([k, v], [k_strides, v_strides])
+    }
+
+    /// Pools of keys and of values, which may be one, without scales.
+    pub(super) const fn of([k, v]: [&'a [T]; 2], [k_strides, v_strides]: [KvStrides; 2]) -> Self {
         Self {
             k,
             v,
@@ -78,14 +82,7 @@ impl<'a, T: Element> KvView<'a, T> {
     #[must_use]
     pub const fn latent(spec: &Spec, page_size: u32, pool: &'a [T]) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
-        Self {
-            k: pool,
-            v: pool,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
-            rope: None,
-        }
+        Self::of([pool; 2], [strides; 2])
     }
 
     /// The one pool of latent attention whose [rows contain their scales](KvScales::InRow): `[pages, page_size, 656]`
@@ -93,14 +90,7 @@ impl<'a, T: Element> KvView<'a, T> {
     #[must_use]
     pub const fn latent_656(page_size: u32, pool: &'a [T]) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
-        Self {
-            k: pool,
-            v: pool,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::InRow,
-            rope: None,
-        }
+        Self::of([pool; 2], [strides; 2]).with_scales(KvScales::InRow)
     }
 
     /// A pool in which each page has its keys and then its values: `[pages, 2, …]`.
@@ -115,14 +105,10 @@ impl<'a, T: Element> KvView<'a, T> {
         pool: &'a [T],
     ) -> Result<Self, ShapeError> {
         let (strides, half) = paired_strides(spec, layout, page_size, pool.len())?;
-        Ok(Self {
-            k: pool,
-            v: &pool[half.min(pool.len())..],
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
-            rope: None,
-        })
+        Ok(Self::of(
+            [pool, &pool[half.min(pool.len())..]],
+            [strides; 2],
+        ))
     }
 
     /// The key of a head at `offset` in a page.
@@ -147,7 +133,9 @@ impl<'a, T: Element> KvView<'a, T> {
     /// it.
     #[cfg(feature = "emulator")]
     pub(crate) fn pages(&self, spec: &Spec) -> u32 {
-        let of = |len, strides, dim| pages_in(len, strides, spec.kv_heads, self.stored(dim));
+        let of = |len, strides, dim| {
+            super::rows::pages_in(len, strides, spec.kv_heads, self.stored(dim))
+        };
         let [key, rope] = self.key_parts(spec);
         let of_rope = self
             .rope
@@ -223,35 +211,8 @@ impl<'a, T: Element> KvView<'a, T> {
         ];
         for (tensor, len, strides, head_dim) in tensors.into_iter().chain(of_rope) {
             let elements = self.scales.row_elements(spec, T::DTYPE, head_dim)?;
-            if strides.page_size != page_size || page_size == 0 {
-                return Err(ShapeError::PageSize {
-                    part,
-                    got: strides.page_size,
-                    expected: page_size,
-                });
-            }
-            let needed = match pool_pages {
-                0 => 0,
-                pages => {
-                    row(
-                        strides,
-                        pages - 1,
-                        page_size - 1,
-                        spec.kv_heads - 1,
-                        elements,
-                    )
-                    .end
-                }
-            };
-            if len < needed {
-                return Err(ShapeError::PoolTooSmall {
-                    part,
-                    tensor,
-                    got: len,
-                    needed,
-                    pool_pages,
-                });
-            }
+            let (pool, pages) = ((tensor, len), [page_size, pool_pages]);
+            check_rows(part, pool, strides, pages, spec.kv_heads, elements)?;
         }
         Ok(())
     }
@@ -284,33 +245,6 @@ pub struct KvTensors<'a> {
     pub v: TensorRef<'a, 4>,
     /// Scales by which keys and values are multiplied.
     pub scales: KvScales<'a>,
-}
-
-/// Number of whole pages in this number of elements.
-pub(super) fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u32 {
-    if strides.page_size == 0 || heads == 0 {
-        return 0;
-    }
-    let page = row(strides, 0, strides.page_size - 1, heads - 1, head_dim).end;
-    match (elements.checked_sub(page), strides.page) {
-        (None, _) => 0,
-        (Some(_), 0) => 1,
-        (Some(rest), stride) => u32::try_from(rest / stride as usize + 1).unwrap_or(u32::MAX),
-    }
-}
-
-#[inline(always)]
-pub(super) fn row(
-    strides: KvStrides,
-    page: u32,
-    offset: u32,
-    head: u32,
-    head_dim: u32,
-) -> Range<usize> {
-    let start = page as usize * strides.page as usize
-        + offset as usize * strides.token as usize
-        + head as usize * strides.head as usize;
-    start..start + head_dim as usize
 }
 
 fn paired_strides(

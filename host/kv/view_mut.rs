@@ -3,8 +3,8 @@
 use kernels_gpu::abi::KvStrides;
 
 use super::{
-    KvScales, KvView,
-    view::{pages_in, row},
+    KvView,
+    rows::{pages_in, row},
 };
 use crate::{
     problem::{KvLayout, Spec},
@@ -47,14 +47,7 @@ impl<'a, T: Element> KvViewMut<'a, T> {
     /// The same pool with read access.
     #[must_use]
     pub const fn view(&self) -> KvView<'_, T> {
-        KvView {
-            k: self.k,
-            v: self.v,
-            k_strides: self.k_strides,
-            v_strides: self.v_strides,
-            scales: KvScales::One,
-            rope: None,
-        }
+        KvView::of([self.k, self.v], [self.k_strides, self.v_strides])
     }
 
     /// Copies page `from` to page `to` for all heads, as a [`PageCopy`](super::PageCopy) requires. Scales of tokens are not

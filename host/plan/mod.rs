@@ -36,8 +36,12 @@ mod update;
 mod views;
 mod workspace;
 
+#[cfg(feature = "cuda")]
+pub(crate) use data::dims;
 pub use data::{BatchLimits, Bound, Plan, PlanError, PlanOptions, SplitMode};
 pub use model::DeviceDescription;
+#[cfg(feature = "cuda")]
+pub(crate) use model::gcd;
 pub use planner::Planner;
 pub use update::Update;
 unstable! {

@@ -220,10 +220,7 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     let of_any_size = |part: &&Part| !part.table.page_size.is_multiple_of(8);
     match batch.parts.iter().find(of_any_size) {
         Some(part) if kernels().any(by_groups) => {
-            let size = part.table.page_size;
-            let what =
-                format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
-            Err(of_heads(spec, device, what).into())
+            Err(of_pages(spec, device, part.table.page_size).into())
         }
         _ => Ok(()),
     }
@@ -247,12 +244,15 @@ fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result
         let items = plan.items_of(group).iter();
         let mut sizes = items.map(|item| batch.parts[item.part as usize].table.page_size);
         if let Some(size) = sizes.find(|size| !size.is_multiple_of(8)) {
-            let what =
-                format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
-            return Err(of_heads(spec, device, what).into());
+            return Err(of_pages(spec, device, size).into());
         }
     }
     Ok(())
+}
+
+fn of_pages(spec: &Spec, device: &DeviceDescription, size: u32) -> Unsupported {
+    let what = format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
+    of_heads(spec, device, what)
 }
 
 fn of_heads(spec: &Spec, device: &DeviceDescription, what: String) -> Unsupported {

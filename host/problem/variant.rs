@@ -44,11 +44,7 @@ impl Variant {
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self {
         causal: true,
-        window_left: None,
-        soft_cap: None,
-        sinks: false,
-        hooks: None,
-        adds_up: false,
+        ..Self::FULL
     };
 
     /// The key positions below `kv_len` that a query at `position` sees.

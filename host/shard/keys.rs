@@ -111,23 +111,6 @@ impl<'a> RankPart<'a> {
         }
     }
 
-    /// Adds a row block of the next queries.
-    fn push<'p>(
-        &mut self,
-        queries: u32,
-        pages: impl IntoIterator<Item = &'p u32>,
-        kv_len: u32,
-        after: u32,
-    ) -> Result<(), ShardError> {
-        let end = self.part.q_indptr[self.part.q_indptr.len() - 1] + queries;
-        self.part
-            .table
-            .try_push(pages.into_iter().copied(), kv_len)?;
-        self.part.q_indptr.push(end);
-        self.part.keys_after.push(after);
-        Ok(())
-    }
-
     /// Adds at most one run. Positions do not change, so all masks stay valid.
     fn one_run(
         &mut self,
@@ -139,7 +122,7 @@ impl<'a> RankPart<'a> {
         let queries = whole.q_range(row_block).len() as u32;
         let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
         let Some(run) = run else {
-            return self.push(queries, [], 0, kv_len + after);
+            return Ok(self.part.try_push(queries, [], 0, kv_len + after)?);
         };
         let keys = keys_of(&run, &whole.table, kv_len);
         let first = i64::from(whole.first_position(row_block));
@@ -149,12 +132,13 @@ impl<'a> RankPart<'a> {
             false => 0,
         };
         if blind > 0 {
-            self.push(blind, [], 0, blind)?;
+            self.part.try_push(blind, [], 0, blind)?;
         }
         if blind < queries || queries == 0 {
             let pages = &whole.table.pages(row_block)[run.start as usize..run.end as usize];
             let after = kv_len + after - keys.end;
-            self.push(queries - blind, pages, keys.len() as u32, after)?;
+            self.part
+                .try_push(queries - blind, pages, keys.len() as u32, after)?;
         }
         Ok(())
     }
@@ -183,7 +167,8 @@ impl<'a> RankPart<'a> {
         let last = keys[keys.len() - 1].end;
         if !spec.variant.causal || first + 1 >= i64::from(last) {
             let kv_len = keys.iter().map(|run| run.len() as u32).sum();
-            return self.push(queries, own(pages, runs), kv_len, queries);
+            let pages = own(pages, runs);
+            return Ok(self.part.try_push(queries, pages, kv_len, queries)?);
         }
         // The first query in or behind each run.
         let begins =
@@ -191,7 +176,7 @@ impl<'a> RankPart<'a> {
         let ends = keys[1..].iter().map(begins).chain([queries]);
         let begin = begins(&keys[0]);
         if begin > 0 {
-            self.push(begin, [], 0, begin)?;
+            self.part.try_push(begin, [], 0, begin)?;
         }
         let cuts = keys.iter().filter(|run| begins(run) < queries).count();
         let most = runs.iter().map(|run| run.len()).sum();
@@ -211,12 +196,9 @@ impl<'a> RankPart<'a> {
                 let position = (first + i64::from(end)) as u32;
                 let reach = position.min(run.end);
                 let kv_len = before + (reach - run.start);
-                self.push(
-                    end - begin,
-                    own(pages, &runs[..=index]),
-                    kv_len,
-                    position - reach,
-                )?;
+                let (queries, pages) = (end - begin, own(pages, &runs[..=index]));
+                self.part
+                    .try_push(queries, pages, kv_len, position - reach)?;
                 begin = end;
             }
             before += run.len() as u32;

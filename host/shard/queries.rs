@@ -110,7 +110,7 @@ impl<'a> RankTokens<'a> {
                 // Tokens without keys in this part.
                 match part.q_indptr.last() {
                     None => part.q_indptr.push(begin),
-                    Some(&end) if end < begin => push(&mut part, begin, &[], 0, begin - end)?,
+                    Some(&end) if end < begin => part.try_push(begin - end, [], 0, begin - end)?,
                     Some(_) => {}
                 }
                 // Number of tokens from the end of the piece to the end of its row block.
@@ -130,14 +130,14 @@ impl<'a> RankTokens<'a> {
                     false => 0,
                 };
                 let kv_len = kv_len.saturating_sub(hidden);
-                let end = begin + piece.len() as u32;
+                let queries = piece.len() as u32;
                 let pages = whole.table.pages(row_block);
                 // Without keys, the position does not matter, but it may not be negative.
                 let after = match kv_len {
-                    0 => piece.len() as u32,
+                    0 => queries,
                     _ => after.saturating_sub(cut),
                 };
-                push(&mut part, end, pages, kv_len, after)?;
+                part.try_push(queries, pages, kv_len, after)?;
             }
         }
         if part.q_indptr.is_empty() {
@@ -145,19 +145,6 @@ impl<'a> RankTokens<'a> {
         }
         Ok(part)
     }
-}
-
-fn push(
-    part: &mut Part,
-    end: u32,
-    pages: &[u32],
-    kv_len: u32,
-    after: u32,
-) -> Result<(), ShardError> {
-    part.table.try_push(pages.iter().copied(), kv_len)?;
-    part.q_indptr.push(end);
-    part.keys_after.push(after);
-    Ok(())
 }
 
 fn both(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {

@@ -113,11 +113,9 @@ fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
     let measured = of_spec || !batch.ancestors.is_empty();
     let mut all = Vec::new();
     for (index, part) in batch.parts.iter().enumerate() {
-        let ends = &part.q_indptr[1..];
-        let row_block = ends.partition_point(|&end| end <= token);
-        if row_block == ends.len() || part.q_indptr[row_block] > token {
+        let Some(row_block) = part.row_block_of(token) else {
             continue;
-        }
+        };
         let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
         let keys = spec.variant.visible(position, part.kv_len(row_block));
         let page_size = part.table.page_size;

@@ -51,3 +51,13 @@ pub enum StepError {
         latent: bool,
     },
 }
+
+impl StepError {
+    /// Whether heads have the elements that a rotary embedding turns.
+    pub(crate) const fn rope_dim(got: u32, head_dim: u32) -> Result<(), Self> {
+        match got > head_dim {
+            true => Err(Self::RopeDim { got, head_dim }),
+            false => Ok(()),
+        }
+    }
+}

@@ -223,11 +223,7 @@ impl Rope {
     /// Checks the embedding for heads of this dimension.
     pub(crate) fn check_heads(&self, head_dim: u32) -> Result<(), StepError> {
         self.check()?;
-        let got = self.dim;
-        match got > head_dim {
-            true => Err(StepError::RopeDim { got, head_dim }),
-            false => Ok(()),
-        }
+        StepError::rope_dim(self.dim, head_dim)
     }
 
     fn check(&self) -> Result<(), StepError> {

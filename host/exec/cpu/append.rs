@@ -5,9 +5,10 @@ mod quantise;
 
 use kernels_gpu::abi::NO_SLOT;
 
-use super::Cpu;
+use super::{Cpu, check::check_together};
 use crate::{
     Error,
+    checks::{check_extent, check_least, check_same},
     exec::apart::{check_apart, check_copies, check_own_values, check_sides},
     kv::{KvViewMut, PageCopy},
     problem::{Dtype, Integer, ProblemError, Spec},
@@ -101,40 +102,14 @@ impl Cpu {
         slots: &[impl Integer],
         pool: TensorMut<'_, 4>,
     ) -> Result<(), Error> {
-        let ([tokens, heads, dim], [pages, page_size, ..]) = (rows.shape(), pool.shape());
-        if rows.dtype() != pool.dtype() {
-            return Err(Error::DtypesDiffer {
-                tensor: "rows",
-                got: rows.dtype(),
-                other: "the pool",
-                expected: pool.dtype(),
-            });
-        }
-        let of_pool = pool.shape();
-        for (dimension, got, expected, of) in [
-            ("tokens", tokens, slots.len(), "in the slots"),
-            ("KV heads", heads, of_pool[2], "the pool has"),
-            ("elements in a head", dim, of_pool[3], "the pool has"),
-        ] {
-            if got != expected {
-                return Err(Error::Extent {
-                    tensor: "rows",
-                    dimension,
-                    got,
-                    rule: format!("{expected}, as {of}"),
-                });
-            }
-        }
-        for (tensor, got) in [("rows", rows.strides()[2]), ("the pool", pool.strides()[3])] {
-            if got != 1 && dim > 1 {
-                return Err(Error::Stride {
-                    tensor,
-                    dimension: "the elements of a head",
-                    got,
-                    rule: "1".into(),
-                });
-            }
-        }
+        let [tokens, heads, dim] = rows.shape();
+        let [pages, page_size, pool_heads, pool_dim] = pool.shape();
+        check_same("rows", rows.dtype(), "the pool", pool.dtype())?;
+        check_extent("rows", "tokens", tokens, slots.len(), "in the slots")?;
+        check_extent("rows", "KV heads", heads, pool_heads, "the pool has")?;
+        check_extent("rows", "elements in a head", dim, pool_dim, "the pool has")?;
+        check_together("rows", dim, rows.strides()[2])?;
+        check_together("the pool", dim, pool.strides()[3])?;
         let [page, token, head, _] = pool.strides();
         check_apart(
             "the pool",
@@ -168,14 +143,7 @@ impl Cpu {
     pub fn copy_pages(pool: TensorMut<'_, 4>, copies: &[PageCopy]) -> Result<(), Error> {
         let ([pages, tokens, heads, dim], strides) = (pool.shape(), pool.strides());
         let [page, token, head, element] = strides;
-        if element != 1 && dim > 1 {
-            return Err(Error::Stride {
-                tensor: "the pool",
-                dimension: "the elements of a head",
-                got: element,
-                rule: "1".into(),
-            });
-        }
+        check_together("the pool", dim, element)?;
         check_apart("the pool", [pages, tokens, heads], dim, [page, token, head])?;
         check_copies(copies, pages as u64)?;
         let size = pool.dtype().bytes() as usize;
@@ -198,29 +166,14 @@ fn check_heads(spec: &Spec, instead: &'static str) -> Result<(), Error> {
         ("elements in a key", spec.head_dim_qk),
         ("elements in a value", spec.head_dim_v),
     ] {
-        if got == 0 {
-            return Err(Error::Extent {
-                tensor: "the KV pool",
-                dimension,
-                got: 0,
-                rule: "at least 1".into(),
-            });
-        }
+        check_least("the KV pool", dimension, got as usize, 1, "")?;
     }
     check_own_values(spec, instead)
 }
 
 /// Checks that the pool has the specification's type, as a run of attention over it will.
 fn check_dtype(spec: &Spec, got: Dtype) -> Result<(), Error> {
-    if got == spec.kv_dtype {
-        return Ok(());
-    }
-    Err(Error::DtypesDiffer {
-        tensor: "the KV pool",
-        got,
-        other: "the spec's KV",
-        expected: spec.kv_dtype,
-    })
+    check_same("the KV pool", got, "the spec's KV", spec.kv_dtype)
 }
 
 /// Where a token goes. None if it is not written.

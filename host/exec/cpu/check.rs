@@ -5,8 +5,9 @@ use kernels_gpu::abi::KvStrides;
 use super::unit::Pools;
 use crate::{
     Error,
+    checks::{check_extent, check_least},
     kv::{KvTensors, KvView},
-    plan::{Plan, PlannedPart},
+    plan::Plan,
     problem::{Dtype, Quantity},
     tensor::{Element, ShapeError, Slice, TensorMut, TensorRef},
 };
@@ -51,7 +52,7 @@ pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
     }
     check_parts(plan, kv.len())?;
     for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
-        let pages = pages_of(plan, part);
+        let pages = plan.pool_pages(part);
         view.check(spec, index, part.page_size, pages)?;
         let pages = [part.page_size, pages];
         view.scales
@@ -112,7 +113,7 @@ pub(super) fn check_tensors<'a>(
                 ("k", kv.k.dtype(), spec.kv_dtype),
                 ("v", kv.v.dtype(), spec.kv_dtype),
             ])?;
-            let pages = pages_of(plan, part);
+            let pages = plan.pool_pages(part);
             let of_part = [part.page_size, pages];
             kv.scales
                 .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, of_part)?;
@@ -122,14 +123,8 @@ pub(super) fn check_tensors<'a>(
                 let names = ["tokens in a page", "KV heads", "elements in a head"];
                 let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
                 check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
-                if got < pages as usize {
-                    return Err(Error::Extent {
-                        tensor,
-                        dimension: "pages",
-                        got,
-                        rule: format!("at least {pages}, for the plan's page ids"),
-                    });
-                }
+                let why = ", for the plan's page ids";
+                check_least(tensor, "pages", got, pages as usize, why)?;
                 kv_strides(tensor, pool)
             };
             let pools = Pools {
@@ -183,18 +178,11 @@ fn check_shape(
     shape: &[usize; 3],
     expected: &[usize; 3],
 ) -> Result<(), Error> {
-    let axis = (0..3).find(|&axis| shape[axis] != expected[axis]);
-    axis.map_or(Ok(()), |axis| {
-        Err(Error::Extent {
-            tensor,
-            dimension: names[axis],
-            got: shape[axis],
-            rule: format!("{}, as in the plan", expected[axis]),
-        })
-    })
+    let of = "in the plan";
+    (0..3).try_for_each(|axis| check_extent(tensor, names[axis], shape[axis], expected[axis], of))
 }
 
-fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(), Error> {
+pub(super) fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(), Error> {
     if got == 1 || extent <= 1 {
         return Ok(());
     }
@@ -212,18 +200,6 @@ fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
         return Err(ShapeError::Parts { got, expected });
     }
     (plan.parts.iter().enumerate()).try_for_each(|(index, part)| {
-        ShapeError::named(index, part.page_size, pages_of(plan, part))
+        ShapeError::named(index, part.page_size, plan.pool_pages(part))
     })
-}
-
-/// The number of pages that a pool must have for a part of a plan.
-fn pages_of(plan: &Plan, part: &PlannedPart) -> u32 {
-    let pages = plan
-        .page_ids
-        .get(part.pages.start as usize..part.pages.end as usize);
-    let ends = pages
-        .unwrap_or(&[])
-        .iter()
-        .map(|page| page.saturating_add(1));
-    ends.max().unwrap_or(0)
 }

@@ -56,58 +56,31 @@ impl Sources {
         let past_end = |part: &PlannedPart| part.pages.end as usize > plan.page_ids.len();
         if let Some(index) = plan.parts.iter().position(past_end) {
             let got = plan.parts[index].pages.end;
-            return Err(BrokenPlan {
-                array: "parts",
-                index,
-                field: "pages",
-                got,
-            });
+            return Err(BrokenPlan::at("parts", index, ("pages", got)));
         }
         for (index, item) in plan.items.iter().enumerate() {
-            check_item(plan, item).map_err(|(field, got)| BrokenPlan {
-                array: "items",
-                index,
-                field,
-                got,
-            })?;
+            let broken = |of| BrokenPlan::at("items", index, of);
+            check_item(plan, item).map_err(broken)?;
             for row in 0..item.rows {
                 let at = Row {
                     before: sources.rows,
                     of_item: item.rows as usize,
                     index: row as usize,
                 };
-                sources
-                    .add(plan, item, row, at)
-                    .map_err(|(field, got)| BrokenPlan {
-                        array: "items",
-                        index,
-                        field,
-                        got,
-                    })?;
+                sources.add(plan, item, row, at).map_err(broken)?;
             }
             sources.rows += item.rows as usize;
         }
         for index in 0..plan.merges.len() {
-            sources
-                .add_merge(plan, index)
-                .map_err(|(field, got)| BrokenPlan {
-                    array: "merges",
-                    index,
-                    field,
-                    got,
-                })?;
+            let broken = |of| BrokenPlan::at("merges", index, of);
+            sources.add_merge(plan, index).map_err(broken)?;
         }
         match sources
             .of_token
             .iter()
             .position(|source| *source == Source::Nothing)
         {
-            Some(index) => Err(BrokenPlan {
-                array: "tokens",
-                index,
-                field: "number of items",
-                got: 0,
-            }),
+            Some(index) => Err(BrokenPlan::at("tokens", index, ("number of items", 0))),
             None => Ok(sources),
         }
     }

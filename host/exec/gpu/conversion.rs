@@ -221,12 +221,7 @@ impl Gpu {
             vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),
         };
         let kernel = self.pass(Op::Widen, element(spec.q_dtype))?;
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, pieces),
-            part: 0,
-            parameters: Parameters::Widen(params),
-        })
+        Ok(self.step(kernel, pieces, Parameters::Widen(params)))
     }
 }
 
@@ -253,12 +248,7 @@ impl Gpu {
             lanes_log: (spec.head_dim_qk / 16).trailing_zeros(),
         };
         let kernel = self.pass(Op::Turn, element(spec.kv_dtype))?;
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, pieces),
-            part: 0,
-            parameters: Parameters::Turn(params),
-        })
+        Ok(self.step(kernel, pieces, Parameters::Turn(params)))
     }
 }
 

@@ -4,10 +4,10 @@
 //! are checked, and element types are those of the memory. `cudarc` orders work on several streams by events: each
 //! description comes with a [`SyncOnDrop`] that is to be dropped once the call that uses it has returned, and not before.
 
-use cudarc::driver::{CudaContext, CudaStream, DeviceSlice};
+use cudarc::driver::{CudaContext, CudaStream};
 
 use super::{DeviceArray, DevicePtr, DeviceTensor, Gpu, GpuBuilder, Stream, driver};
-use crate::{Error, tensor::Element};
+use crate::{Error, checks::check_least, tensor::Element};
 
 pub use cudarc::driver::SyncOnDrop;
 
@@ -15,24 +15,6 @@ pub use cudarc::driver::SyncOnDrop;
 #[must_use]
 pub fn stream(stream: &CudaStream) -> Stream {
     Stream::from_raw(stream.cu_stream().cast())
-}
-
-/// Refuses memory that is too short for what it must hold.
-fn check_elements<T>(
-    tensor: &'static str,
-    memory: &impl DeviceSlice<T>,
-    needed: usize,
-) -> Result<(), Error> {
-    let got = memory.len();
-    if got >= needed {
-        return Ok(());
-    }
-    Err(Error::Extent {
-        tensor,
-        dimension: "elements",
-        got,
-        rule: format!("at least {needed}"),
-    })
 }
 
 fn elements<const RANK: usize>(shape: &[usize; RANK]) -> usize {
@@ -75,7 +57,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         stream: &'a CudaStream,
         shape: [usize; RANK],
     ) -> Result<(Self, SyncOnDrop<'a>), Error> {
-        check_elements("the tensor", memory, elements(&shape))?;
+        check_least("the tensor", "elements", memory.len(), elements(&shape), "")?;
         let (address, read): (DevicePtr, _) = memory.device_ptr(stream);
         Ok((Self::new(address, T::DTYPE, shape), read))
     }
@@ -89,7 +71,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         stream: &'a CudaStream,
         shape: [usize; RANK],
     ) -> Result<(Self, SyncOnDrop<'a>), Error> {
-        check_elements("the tensor", memory, elements(&shape))?;
+        check_least("the tensor", "elements", memory.len(), elements(&shape), "")?;
         let (address, written): (DevicePtr, _) = memory.device_ptr_mut(stream);
         Ok((Self::new(address, T::DTYPE, shape), written))
     }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::check_least,
     problem::{Dtype, KvLayout, Spec},
 };
 
@@ -28,16 +29,7 @@ fn check_bytes<T: DeviceCopy>(
     memory: &DeviceSlice<T>,
     needed: usize,
 ) -> Result<(), Error> {
-    let got = memory.len() * size_of::<T>();
-    if got >= needed {
-        return Ok(());
-    }
-    Err(Error::Extent {
-        tensor,
-        dimension: "bytes",
-        got,
-        rule: format!("at least {needed}"),
-    })
+    check_least(tensor, "bytes", memory.len() * size_of::<T>(), needed, "")
 }
 
 impl<const RANK: usize> DeviceTensor<RANK> {

@@ -1,5 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
+mod mapped;
 pub(super) mod walk;
 
 use kernels_gpu::{
@@ -11,8 +12,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates,
-    maps::{BOX_TOKENS, MapShape, Maps, ShapeId},
-    pad::PaddedPool,
+    maps::{Maps, ShapeId},
     prefill_rows::vectors_of,
     registry::check_serves,
     steps::{Parameters, Step},
@@ -20,9 +20,11 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_dtype, check_same, extent},
     problem::{Dtype, Padding, Quantity, Spec},
 };
-use walk::{Walk, slab};
+use mapped::{Mapped, overlapping};
+use walk::Walk;
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
@@ -178,26 +180,7 @@ impl Gpu {
         let (mut parameters, shapes) = parameters(call, row, maps)?;
         let ctas = parameters.attention.units.div_ceil(parameters.run);
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, ctas),
-            part: 0,
-            parameters: Parameters::Decode(parameters, shapes),
-        })
-    }
-}
-
-pub(super) fn extent(
-    tensor: &'static str,
-    dimension: &'static str,
-    got: usize,
-    rule: impl Into<String>,
-) -> Error {
-    Error::Extent {
-        tensor,
-        dimension,
-        got,
-        rule: rule.into(),
+        Ok(self.step(kernel, ctas, Parameters::Decode(parameters, shapes)))
     }
 }
 
@@ -224,47 +207,21 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
     let built = matches!(dim, 64 | 128 | 256 | 512) || dim == row.head_dim as usize;
     if !spec.latent && (!built || value_dim != dim) {
-        return Err(extent(
-            "the pool",
-            "elements in a head",
-            dim,
-            "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96",
-        ));
+        let rule = "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96";
+        return Err(extent("the pool", "elements in a head", dim, rule));
     }
     let columns = match spec.latent {
         true => value_dim,
         false => output_columns(spec.head_dim_v) as usize,
     };
-    let of_8_bits = pool.dtype.bytes() == 1;
-    if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "the pool",
-            got: pool.dtype,
-            expected: "BF16, F16, F8E4M3 or F8E5M2",
-        });
-    }
-    if of_8_bits && !matches!(q.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "q",
-            got: q.dtype,
-            expected: "BF16 or F16",
-        });
-    }
-    let (expected, other) = match of_8_bits {
-        true => (q.dtype, "q"),
-        false => (pool.dtype, "the pool"),
+    let (other, dtype, possible) = match pool.dtype.bytes() == 1 {
+        true => ("q", q.dtype, "BF16 or F16"),
+        false => ("the pool", pool.dtype, "BF16, F16, F8E4M3 or F8E5M2"),
     };
+    check_dtype(other, dtype, &[Dtype::BF16, Dtype::F16], possible)?;
+    check_same("q", q.dtype, other, dtype)?;
+    check_same("out", out.dtype, other, dtype)?;
     let heads = spec.q_heads as usize;
-    for (tensor, got) in [("q", q.dtype), ("out", out.dtype)] {
-        if got != expected {
-            return Err(Error::DtypesDiffer {
-                tensor,
-                got,
-                other,
-                expected,
-            });
-        }
-    }
     partials.check_f32(lse)?;
 
     let of_spec = "in the specification";
@@ -386,107 +343,6 @@ fn parameters(
         writes_unpadded: false,
     };
     Ok((parameters, shapes))
-}
-
-/// How a launch reads a pool: by tensor maps, or else row by row.
-struct Mapped {
-    /// Shapes of the maps of keys and of values.
-    shapes: Option<[MapShape; 2]>,
-    /// As in [`DecodeParams`].
-    piece_tokens: u32,
-    /// `half_per_head`, `page_per_page` and `page_per_head` of [`DecodeParams`].
-    steps: [u32; 3],
-    outside: u32,
-}
-
-impl Mapped {
-    const BY_ROWS: Self = Self {
-        shapes: None,
-        piece_tokens: 1,
-        steps: [0; 3],
-        outside: 0,
-    };
-
-    /// By tensor maps.
-    fn new(
-        call: &DecodeCall<'_>,
-        row: &KernelInfo,
-        padding: Option<Padding>,
-    ) -> Result<Self, Error> {
-        let DecodeCall { spec, pool, .. } = *call;
-        if pool.k_strides != pool.v_strides {
-            return Err(Error::Stride {
-                tensor: "the value pool",
-                dimension: "tokens, heads or pages",
-                got: pool.v_strides.token as usize,
-                rule: format!("as the keys': {:?}", pool.k_strides),
-            });
-        }
-        // The largest power of two that divides the page size, and at most the tokens of a box.
-        let page_size = pool.k_strides.page_size;
-        let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
-        let padded = match padding {
-            Some(_) if pool.dtype.bytes() == 1 => {
-                return Err(Error::Extent {
-                    tensor: "the pool",
-                    dimension: "elements in a head",
-                    got: spec.head_dim_qk as usize,
-                    rule: "that of a kernel, with keys and values of 8 bits".into(),
-                });
-            }
-            Some(padding) => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
-            None => overlapping(spec, pool, row)?,
-        };
-        let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
-        if let Some(padded) = padded {
-            return Ok(Self {
-                shapes: Some([padded.shape(pool.dtype, piece_tokens); 2]),
-                piece_tokens,
-                steps: [0, padded.places_per_page, 1],
-                outside: padded.places,
-            });
-        }
-        let walk = Walk::new(&walked, pool.pages, &strides, pool.dtype)?;
-        let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
-        let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
-        let shape =
-            |[slabs, tokens]: [u32; 2]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens));
-        Ok(Self {
-            shapes: Some(boxes.map(shape)),
-            piece_tokens,
-            steps: [walk.half_per_head, walk.page_per_page, walk.page_per_head],
-            outside: fits(
-                Quantity::Pool("pages × KV heads"),
-                walk.dims[4] as usize,
-                COUNTED,
-            )?,
-        })
-    }
-}
-
-/// The tensor map of a pool for a kernel that reads several 16-bit KV heads at a time: their slabs may overlap.
-fn overlapping(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Option<PaddedPool>, Error> {
-    if row.kv_heads == 1 || pool.dtype.bytes() != 2 {
-        return Ok(None);
-    }
-    let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
-    let slabs = Padding::of_row(walked.head_dim_qk);
-    let pool = slabs.map(|slabs| PaddedPool::new(slabs, &strides, pool.pages));
-    pool.transpose()
-}
-
-/// Heads and strides of a pool of which `heads` KV heads are read at a time, as one row.
-fn side_by_side(spec: &Spec, strides: &KvStrides, heads: u32) -> (Spec, KvStrides) {
-    let spec = Spec {
-        kv_heads: spec.kv_heads / heads,
-        head_dim_qk: spec.head_dim_qk * heads,
-        ..*spec
-    };
-    let strides = KvStrides {
-        head: strides.head * heads,
-        ..*strides
-    };
-    (spec, strides)
 }
 
 /// Parameters of all decode kernels, for items in `pieces` pieces.

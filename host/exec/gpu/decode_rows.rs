@@ -47,13 +47,8 @@ impl Gpu {
             long: tile.long.into(),
             reserved: 0,
         };
-        let launch = self.resident(kernel, parameters.attention.units);
+        let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters: Parameters::DecodeRows(parameters),
-        })
+        Ok(self.step(kernel, ctas, Parameters::DecodeRows(parameters)))
     }
 }

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::check_same,
     problem::{Dtype, Quantity, Spec},
 };
 
@@ -30,14 +31,7 @@ fn check(
     shape: [usize; 3],
     dtype: Dtype,
 ) -> Result<(), Error> {
-    if tensor.dtype != dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: name,
-            got: tensor.dtype,
-            other: "the spec's",
-            expected: dtype,
-        });
-    }
+    check_same(name, tensor.dtype, "the spec's", dtype)?;
     tensor.check_extent(name, "tokens", 0, shape[0], "in q")?;
     tensor.check_extent(name, "query heads", 1, shape[1], "in the spec")?;
     tensor.check_extent(name, "elements in a head", 2, shape[2], "in the spec")?;

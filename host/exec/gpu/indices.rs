@@ -1,7 +1,7 @@
 //! Indices of keys that a run is given, instead of the plan's page ids.
 
 use super::{RunTensors, Workspace, launch_plan::GroupLaunch};
-use crate::{Error, tensor::ShapeError};
+use crate::{Error, checks::check_extent, tensor::ShapeError};
 
 /// Checks that indices are given where the plan needs them, that they match its keys, and that its kernels read keys by
 /// indices.
@@ -44,13 +44,6 @@ pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> 
             "keys by indices for a plan that names its keys".into(),
         ));
     };
-    if indices.len != expected as usize {
-        return Err(Error::Extent {
-            tensor: "the indices",
-            dimension: "entries",
-            got: indices.len,
-            rule: format!("{expected}, as the plan has keys"),
-        });
-    }
-    Ok(())
+    let (got, expected) = (indices.len, expected as usize);
+    check_extent("the indices", "entries", got, expected, "the plan has keys")
 }

@@ -4,7 +4,7 @@ use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 
 use super::{
     DecodeCall, Gpu, KvPool, RopePart,
-    decode::{attention, extent, walk::Walk},
+    decode::{attention, walk::Walk},
     maps::{MapShape, Maps, ShapeId},
     module::Kernel,
     prefill_rows::vectors,
@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::extent,
     exec::apart::check_pool,
     kv::latent_parts::rope_dim,
     problem::{Quantity, Spec},
@@ -194,11 +195,6 @@ impl Gpu {
             halves: halves.map(|halves| halves.map(|(shape, _)| shape)),
             rope: rope_map.map(|(shape, _)| shape),
         };
-        Ok(Step {
-            kernel: *kernel,
-            launch: self.resident(kernel, ctas),
-            part: 0,
-            parameters: Parameters::Latent(parameters, shapes),
-        })
+        Ok(self.step(kernel, ctas, Parameters::Latent(parameters, shapes)))
     }
 }

@@ -11,6 +11,7 @@ use kernels_gpu::{
 use super::{
     DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     launch::Launch,
+    pool::pool_slots,
     prefill_rows::vectors,
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -70,13 +71,7 @@ fn parameters(
             there: "rows with their scales (KvPool::latent_656); for other scales, use append_quantised",
         });
     }
-    if !matches!(rows.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: "rows",
-            got: rows.dtype,
-            expected: "BF16 or F16",
-        });
-    }
+    rows.check_16_bits("rows")?;
     let tokens = slots.len;
     slots.check_address("slots", 4)?;
     rows.check_extent("rows", "tokens", 0, tokens, "in the slots")?;
@@ -107,7 +102,6 @@ fn parameters(
         LATENT_656_BYTES,
         pool.k_strides,
     )?;
-    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     Ok(QuantiseParams {
         slots: slots.address,
         k: QuantiseTensor {
@@ -122,11 +116,7 @@ fn parameters(
             token: pool.k_strides.token / VECTOR as u32,
             ..QuantiseTensor::zeroed()
         },
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pool_slots as usize,
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pool.pages, page_size)?,
         rows: fits(Quantity::Batch("new tokens"), tokens, COUNTED)?,
         page_size: Divisor::new(page_size),
         kv_heads: Divisor::new(1),

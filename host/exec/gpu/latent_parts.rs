@@ -3,6 +3,7 @@
 use super::{DevicePtr, KvPool, KvScales, RopePart};
 use crate::{
     Error,
+    checks::check_extent,
     kv::latent_parts::{check_parts, dense_parts},
     problem::Spec,
 };
@@ -32,17 +33,11 @@ impl KvPool {
     ) -> Self {
         let [strides, of_rope] = dense_parts(spec, page_size);
         Self {
-            k: latent,
-            v: latent,
-            dtype: spec.kv_dtype,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
             rope: Some(RopePart {
                 pool: rope,
                 strides: of_rope,
             }),
+            ..Self::of(spec.kv_dtype, pages, [latent; 2], [strides; 2])
         }
     }
 
@@ -52,14 +47,8 @@ impl KvPool {
             return Ok(());
         };
         check_parts(spec, self.scales == KvScales::InRow, part)?;
-        match rope.strides.page_size {
-            got if got == self.k_strides.page_size => Ok(()),
-            got => Err(Error::Extent {
-                tensor: "the rope pool",
-                dimension: "tokens in a page",
-                got: got as usize,
-                rule: format!("{}, as in the other pool", self.k_strides.page_size),
-            }),
-        }
+        let [of_rope, of_k] = [rope.strides, self.k_strides].map(|of| of.page_size as usize);
+        let (tokens, other) = ("tokens in a page", "in the other pool");
+        check_extent("the rope pool", tokens, of_rope, of_k, other)
     }
 }

@@ -109,17 +109,9 @@ impl LaunchPlan {
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);
         self.tickets = by_tickets.map(|pod| pod.tickets);
         self.parts.clear();
-        self.parts.extend(plan.parts.iter().map(|part| {
-            let ids = plan
-                .page_ids
-                .get(part.pages.start as usize..part.pages.end as usize);
-            let ids = ids.unwrap_or_default();
-            PartNeeds {
-                page_size: part.page_size,
-                pages: ids
-                    .iter()
-                    .fold(0, |most, &id| most.max(id.saturating_add(1))),
-            }
+        self.parts.extend(plan.parts.iter().map(|part| PartNeeds {
+            page_size: part.page_size,
+            pages: plan.pool_pages(part),
         }));
         let one_token = matches!(&self.parts[..], [part] if part.page_size == 1);
         let mut ids = plan.page_ids.iter().zip(PageTable::CHOSEN..);

@@ -35,6 +35,12 @@ impl LaunchKey {
     }
 }
 
+/// The key of a launch for part 0. None if the device is not a GPU: then there is no kernel.
+fn of_part_0(kernel: Option<KernelId>, pack: u32) -> Option<LaunchKey> {
+    let part = 0;
+    kernel.map(|kernel| LaunchKey { kernel, pack, part })
+}
+
 /// The launches that a captured CUDA graph contains. A plan that needs another launch is refused.
 ///
 /// A launch without work costs about two microseconds, so include only launches that plans will need, or capture graphs
@@ -87,17 +93,10 @@ impl LaunchSet {
             set.add_decodes(tiles);
         }
         if options.reads_prefixes_beside() {
-            for config in device
-                .pod
-                .configs
-                .iter()
-                .filter(|config| config.shares_sms())
-            {
+            let configs = device.pod.configs.iter();
+            for config in configs.filter(|config| config.shares_sms()) {
                 if let Some(tiles) = TileTable::fused(device, spec, None, config) {
-                    set.add_decodes(&tiles);
-                    for step in tiles.prefills() {
-                        set.add(step.kernel, step.pack);
-                    }
+                    set.add_tiles(&tiles);
                 }
             }
         }
@@ -125,30 +124,27 @@ impl LaunchSet {
             set.add_decodes(tiles);
         }
         for tiles in [alone].into_iter().chain(tables).chain([fixed?]) {
-            set.add_decodes(&tiles);
-            for step in tiles.prefills() {
-                set.add(step.kernel, step.pack);
-            }
+            set.add_tiles(&tiles);
         }
         Ok(set)
     }
 
-    fn add_decodes(&mut self, tiles: &TileTable) {
-        for choice in tiles.decodes() {
-            self.add(choice.kernel, tiles.decode_pack());
-        }
+    fn add_tiles(&mut self, tiles: &TileTable) {
+        self.add_decodes(tiles);
+        let prefills = tiles.prefills().iter();
+        self.add(prefills.filter_map(|step| of_part_0(step.kernel, step.pack)));
     }
 
-    /// Adds a launch. `kernel` is none if the device is not a GPU.
-    fn add(&mut self, kernel: Option<KernelId>, pack: u32) {
-        let key = |kernel| LaunchKey {
-            kernel,
-            pack,
-            part: 0,
-        };
-        let Some(key) = kernel.map(key) else { return };
-        if !self.keys.contains(&key) {
-            self.keys.push(key);
+    fn add_decodes(&mut self, tiles: &TileTable) {
+        let (decodes, pack) = (tiles.decodes().iter(), tiles.decode_pack());
+        self.add(decodes.filter_map(|choice| of_part_0(choice.kernel, pack)));
+    }
+
+    fn add(&mut self, keys: impl IntoIterator<Item = LaunchKey>) {
+        for key in keys {
+            if !self.keys.contains(&key) {
+                self.keys.push(key);
+            }
         }
     }
 
@@ -159,27 +155,16 @@ impl LaunchSet {
         if launch_plan.fill(plan, plan.merge_mode).is_err() {
             return self;
         }
-        for launch in &launch_plan.launches {
-            if !self.keys.contains(&launch.key) {
-                self.keys.push(launch.key);
-            }
-        }
+        let launches = launch_plan.launches.iter();
+        let keys: Vec<_> = launches.map(|launch| launch.key).collect();
+        self.add(keys.iter().copied());
         if launch_plan.tickets.is_some() {
-            let keys: Vec<_> = launch_plan
-                .launches
-                .iter()
-                .map(|launch| launch.key)
-                .collect();
             for [prefill, decode] in pairs(&keys) {
                 let place = |key| self.keys.iter().position(|known| *known == key);
                 let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
                 // A launch belongs to at most one pair.
-                if !self
-                    .pairs
-                    .iter()
-                    .flatten()
-                    .any(|place| pair.contains(place))
-                {
+                let mut paired = self.pairs.iter().flatten();
+                if !paired.any(|place| pair.contains(place)) {
                     self.pairs.push(pair);
                 }
             }
@@ -191,9 +176,7 @@ impl LaunchSet {
     #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
     pub fn with(mut self, key: LaunchKey) -> Self {
-        if !self.keys.contains(&key) {
-            self.keys.push(key);
-        }
+        self.add([key]);
         self
     }
 

@@ -1,12 +1,6 @@
 //! Device memory, streams and captured graphs for programs that use no other CUDA crate.
 
-use std::{
-    ffi::c_void,
-    fmt,
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ops::{Deref, Range},
-};
+use std::{ffi::c_void, fmt, marker::PhantomData, mem::ManuallyDrop, ops::Deref};
 
 use bytemuck::Pod;
 
@@ -14,13 +8,16 @@ use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     captured::{self, Note},
     driver::{
-        self, Check, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
-        cuGraphLaunch, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture, cuStreamEndCapture,
-        cuStreamSynchronize,
+        self, Check, Context, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
+        cuGraphLaunch, cuMemcpyDtoH, cuStreamBeginCapture, cuStreamEndCapture, cuStreamSynchronize,
     },
-    resources::{OwnedStream, PrimaryContext, allocate},
+    resources::{DeviceMemory, OwnedStream, PrimaryContext},
 };
-use crate::{Error, tensor::Element};
+use crate::{
+    Error,
+    checks::{check_least, extent},
+    tensor::Element,
+};
 
 /// `len` values of type `T` in device memory, freed when dropped.
 ///
@@ -33,9 +30,9 @@ use crate::{Error, tensor::Element};
 /// # Ok::<(), tandem_attn::Error>(())
 /// ```
 pub struct DeviceBuffer<T> {
-    address: DevicePtr,
+    memory: DeviceMemory,
     len: usize,
-    /// Keeps the context alive as long as the memory, with or without a GPU.
+    /// Keeps the context alive as long as the memory, with or without a GPU: it is dropped after the memory.
     context: PrimaryContext,
     values: PhantomData<T>,
 }
@@ -46,14 +43,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Errors
     /// [`Error::Driver`] if there is not enough memory, [`Error::Extent`] if the number of bytes overflows.
     pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
-        let buffer = Self::allocate(gpu, len)?;
-        let _current = Current::enter(buffer.context.raw())?;
-        // SAFETY: so many bytes were allocated. Streams that do not wait for the default stream are to find them so.
-        unsafe {
-            driver::cuMemsetD8(buffer.address, 0, buffer.bytes()).check("cuMemsetD8")?;
-            cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")?;
-        }
-        Ok(buffer)
+        Self::new(gpu, len, DeviceMemory::zeroed)
     }
 
     /// Allocates memory and copies values of the host to it.
@@ -61,30 +51,28 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Errors
     /// As [`zeroed`](Self::zeroed).
     pub fn from_slice(gpu: &Gpu, values: &[T]) -> Result<Self, Error> {
-        let mut buffer = Self::allocate(gpu, values.len())?;
+        let mut buffer = Self::new(gpu, values.len(), DeviceMemory::new)?;
         buffer.write(0, values)?;
         Ok(buffer)
     }
 
-    fn allocate(gpu: &Gpu, len: usize) -> Result<Self, Error> {
-        if len.checked_mul(size_of::<T>()).is_none() {
+    fn new(
+        gpu: &Gpu,
+        len: usize,
+        allocate: fn(Context, usize) -> Result<DeviceMemory, Error>,
+    ) -> Result<Self, Error> {
+        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
             let (most, each) = (usize::MAX / size_of::<T>(), size_of::<T>());
-            return Err(Error::Extent {
-                tensor: "a device buffer",
-                dimension: "elements",
-                got: len,
-                rule: format!("at most {most} of {each} bytes each"),
-            });
-        }
-        let mut buffer = Self {
-            address: 0,
-            len,
-            context: gpu.context.again()?,
-            values: PhantomData,
+            let rule = format!("at most {most} of {each} bytes each");
+            return Err(extent("a device buffer", "elements", len, rule));
         };
-        let _current = Current::enter(buffer.context.raw())?;
-        buffer.address = allocate(buffer.bytes())?;
-        Ok(buffer)
+        let context = gpu.context.again()?;
+        Ok(Self {
+            memory: allocate(context.raw(), bytes)?,
+            len,
+            context,
+            values: PhantomData,
+        })
     }
 
     /// Copies values of the host to the buffer, starting at index `at`, and waits for the copy.
@@ -92,16 +80,13 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Errors
     /// [`Error::Extent`] if they do not fit, [`Error::Driver`].
     pub fn write(&mut self, at: usize, values: &[T]) -> Result<(), Error> {
-        self.check(at..at.saturating_add(values.len()))?;
+        let (end, why) = (at.saturating_add(values.len()), " for what is copied");
+        check_least("a device buffer", "elements", self.len, end, why)?;
         if values.is_empty() {
             return Ok(());
         }
-        let _current = Current::enter(self.context.raw())?;
-        // SAFETY: the range is inside the buffer.
-        unsafe {
-            let to = self.address + (at * size_of::<T>()) as u64;
-            driver::copy_to_device(to, values.as_ptr().cast::<c_void>(), size_of_val(values))
-        }
+        let at = (at * size_of::<T>()) as u64;
+        self.memory.write(at, bytemuck::cast_slice(values))
     }
 
     /// Copies all values to the host. Wait for the work that writes them first, with [`OwnedStream::synchronize`].
@@ -114,26 +99,10 @@ impl<T: Pod> DeviceBuffer<T> {
             let _current = Current::enter(self.context.raw())?;
             let to = values.as_mut_ptr().cast::<c_void>();
             // SAFETY: both sides have as many bytes, and a `T` may have any.
-            unsafe { cuMemcpyDtoH(to, self.address, self.bytes()) }.check("cuMemcpyDtoH")?;
+            unsafe { cuMemcpyDtoH(to, self.address(), size_of_val(&values[..])) }
+                .check("cuMemcpyDtoH")?;
         }
         Ok(values)
-    }
-
-    /// Checked at allocation: the product does not overflow.
-    fn bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
-
-    fn check(&self, range: Range<usize>) -> Result<(), Error> {
-        if range.end <= self.len {
-            return Ok(());
-        }
-        Err(Error::Extent {
-            tensor: "a device buffer",
-            dimension: "elements",
-            got: self.len,
-            rule: format!("at least {} for what is copied", range.end),
-        })
     }
 }
 
@@ -141,7 +110,7 @@ impl<T> DeviceBuffer<T> {
     /// The address of the first value.
     #[must_use]
     pub const fn address(&self) -> DevicePtr {
-        self.address
+        self.memory.address()
     }
 
     /// The number of values.
@@ -159,7 +128,7 @@ impl<T> DeviceBuffer<T> {
     /// The values as an array for the calls of [`gpu`](super).
     #[must_use]
     pub const fn array(&self) -> DeviceArray<T> {
-        DeviceArray::new(self.address, self.len)
+        DeviceArray::new(self.address(), self.len)
     }
 }
 
@@ -177,22 +146,13 @@ impl<T: Element> DeviceBuffer<T> {
             "a tensor of {shape:?} in a buffer of {} elements",
             self.len
         );
-        DeviceTensor::new(self.address, T::DTYPE, shape)
-    }
-}
-
-impl<T> Drop for DeviceBuffer<T> {
-    fn drop(&mut self) {
-        if let Ok(_current) = Current::enter(self.context.raw()) {
-            // SAFETY: allocated by us, or null. Waits for work that uses it.
-            let _ = unsafe { cuMemFree(self.address) };
-        }
+        DeviceTensor::new(self.address(), T::DTYPE, shape)
     }
 }
 
 impl<T> fmt::Debug for DeviceBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceBuffer({} at {:#x})", self.len, self.address)
+        write!(f, "DeviceBuffer({} at {:#x})", self.len, self.address())
     }
 }
 

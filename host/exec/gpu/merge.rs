@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::check_dtype,
     exec::check_merged_heads,
     problem::{Dtype, Quantity},
 };
@@ -96,13 +97,8 @@ fn parameters(
     let [slots, q_heads, head_dim] = partials.out.shape;
     check_merged_heads(q_heads, head_dim)?;
     partials.check_f32(lse)?;
-    if !matches!(out.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32) {
-        return Err(Error::Dtype {
-            tensor: "out",
-            got: out.dtype,
-            expected: "BF16, F16 or F32",
-        });
-    }
+    let possible = [Dtype::BF16, Dtype::F16, Dtype::F32];
+    check_dtype("out", out.dtype, &possible, "BF16, F16 or F32")?;
 
     let of_partials = "in partial_out";
     partials

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     problem::{Dtype, Padding, Quantity},
 };
 
@@ -47,13 +48,9 @@ impl PaddedPool {
         };
         let page_size = strides.page_size;
         if page_size == 0 || !page_size.is_multiple_of(8) {
+            let got = page_size as usize;
             let rule = "a multiple of 8, where heads have no kernel of their dimension";
-            return Err(Error::Extent {
-                tensor: "the pool",
-                dimension: "tokens in a page",
-                got: page_size as usize,
-                rule: rule.into(),
-            });
+            return Err(extent("the pool", "tokens in a page", got, rule));
         }
         if strides.head == 0 || !strides.page.is_multiple_of(strides.head) {
             let rule = "a multiple of that between heads";
@@ -201,14 +198,7 @@ impl Gpu {
             }),
             ..*tensors
         };
-        if tensors.out.dtype != tensors.q.dtype {
-            return Err(Error::DtypesDiffer {
-                tensor: "out",
-                got: tensors.out.dtype,
-                other: "q",
-                expected: tensors.q.dtype,
-            });
-        }
+        check_same("out", tensors.out.dtype, "q", tensors.q.dtype)?;
         // SAFETY: the caller's promises; what is between is the workspace's own.
         unsafe {
             self.ready(workspace, &inner, stream)?;

@@ -2,12 +2,16 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::{DevicePtr, KvScales};
+use super::{
+    DevicePtr, DeviceTensor, KvScales,
+    tensor::{COUNTED, fits},
+};
 use crate::{
     Error,
+    checks::{check_extent, check_same},
     exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_head},
-    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
+    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Quantity, Spec},
 };
 
 /// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
@@ -54,13 +58,25 @@ impl KvPool {
         k: DevicePtr,
         v: DevicePtr,
     ) -> Self {
+        let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+        let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
+        Self::of(spec.kv_dtype, pages, [k, v], [k_strides, v_strides])
+    }
+
+    /// Pools of keys and of values, which may be one, without scales.
+    pub(super) const fn of(
+        dtype: Dtype,
+        pages: u32,
+        [k, v]: [DevicePtr; 2],
+        [k_strides, v_strides]: [KvStrides; 2],
+    ) -> Self {
         Self {
             k,
             v,
-            dtype: spec.kv_dtype,
+            dtype,
             pages,
-            k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
-            v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
+            k_strides,
+            v_strides,
             scales: KvScales::One,
             rope: None,
         }
@@ -77,16 +93,7 @@ impl KvPool {
     #[must_use]
     pub const fn latent(spec: &Spec, page_size: u32, pages: u32, pool: DevicePtr) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
-        Self {
-            k: pool,
-            v: pool,
-            dtype: spec.kv_dtype,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::One,
-            rope: None,
-        }
+        Self::of(spec.kv_dtype, pages, [pool; 2], [strides; 2])
     }
 
     /// The one pool of latent attention whose rows contain their scales: `[pages, page_size, 656]` bytes, see
@@ -94,16 +101,7 @@ impl KvPool {
     #[must_use]
     pub const fn latent_656(page_size: u32, pages: u32, pool: DevicePtr) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
-        Self {
-            k: pool,
-            v: pool,
-            dtype: Dtype::F8E4M3,
-            pages,
-            k_strides: strides,
-            v_strides: strides,
-            scales: KvScales::InRow,
-            rope: None,
-        }
+        Self::of(Dtype::F8E4M3, pages, [pool; 2], [strides; 2]).with_scales(KvScales::InRow)
     }
 
     /// The part of a page that belongs to one head as a page of its own: the counterpart of
@@ -142,28 +140,15 @@ impl KvPool {
         }
         let page_size = self.k_strides.page_size;
         check_page_size(page_size)?;
-        match self.v_strides.page_size {
-            got if got == page_size => Ok(page_size),
-            got => Err(Error::Extent {
-                tensor: "the value pool",
-                dimension: "tokens in a page",
-                got: got as usize,
-                rule: format!("{page_size}, as in the key pool"),
-            }),
-        }
+        let [of_k, of_v] = [page_size, self.v_strides.page_size].map(|tokens| tokens as usize);
+        let tokens = "tokens in a page";
+        check_extent("the value pool", tokens, of_v, of_k, "in the key pool")?;
+        Ok(page_size)
     }
 
     /// Checks that its elements have the specification's type.
     pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
-        match self.dtype {
-            got if got == spec.kv_dtype => Ok(()),
-            got => Err(Error::DtypesDiffer {
-                tensor: "the KV pool",
-                got,
-                other: "the spec's KV",
-                expected: spec.kv_dtype,
-            }),
-        }
+        check_same("the KV pool", self.dtype, "the spec's KV", spec.kv_dtype)
     }
 
     /// Checks that no rows overlap, for calls that write them.
@@ -178,6 +163,33 @@ impl KvPool {
         self.v_strides = v;
         self
     }
+}
+
+/// The strides of `[pages, page_size, kv_heads, head_dim]`, for calls that write rows to it.
+pub(super) fn pool_strides(pool: &DeviceTensor<4>) -> Result<KvStrides, Error> {
+    let page_size = fits(Quantity::Page("tokens in a page"), pool.shape[1], u32::MAX)?;
+    check_page_size(page_size)?;
+    pool.check_dense("the pool", 3)?;
+    let stride = |axis: usize| {
+        let what = Quantity::Stride("a stride of the pool");
+        fits(what, pool.strides[axis], u32::MAX)
+    };
+    Ok(KvStrides {
+        page: stride(0)?,
+        token: stride(1)?,
+        head: stride(2)?,
+        page_size,
+    })
+}
+
+/// Tokens of a pool, which kernels that write to it divide by those of a page.
+pub(super) fn pool_slots(pages: u32, page_size: u32) -> Result<u32, ProblemError> {
+    let slots = u64::from(pages) * u64::from(page_size);
+    fits(
+        Quantity::Pool("tokens in the pool"),
+        slots as usize,
+        COUNTED,
+    )
 }
 
 pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     problem::{Quantity, Spec},
 };
 use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map, query_map};
@@ -93,22 +94,15 @@ impl Gpu {
         }
         let row = kernel.info;
         if call.rows > row.rows || call.pack > row.rows {
-            return Err(Error::Extent {
-                tensor: "the tile",
-                dimension: "rows",
-                got: call.rows.max(call.pack) as usize,
-                rule: format!("at most {}, as in {}", row.rows, row.name),
-            });
+            let got = call.rows.max(call.pack) as usize;
+            let rule = format!("at most {}, as in {}", row.rows, row.name);
+            return Err(extent("the tile", "rows", got, rule));
         }
         let (mut parameters, shapes) = parameters(call, row, maps)?;
-        let launch = self.resident(kernel, parameters.attention.units);
+        let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Some(Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters: Parameters::Prefill(parameters, shapes),
-        }))
+        let parameters = Parameters::Prefill(parameters, shapes);
+        Ok(Some(self.step(kernel, ctas, parameters)))
     }
 }
 
@@ -158,16 +152,9 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
     out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
     out.check_extent("out", "elements in a head", 2, value_dim, in_spec)?;
-    let own_cache = call.kernel.info().cache.is_some();
-    for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
-        if got != q.dtype && !(own_cache && tensor == "the KV pool") {
-            return Err(Error::DtypesDiffer {
-                tensor,
-                got,
-                other: "q",
-                expected: q.dtype,
-            });
-        }
+    check_same("out", out.dtype, "q", q.dtype)?;
+    if call.kernel.info().cache.is_none() {
+        check_same("the KV pool", pool.dtype, "q", q.dtype)?;
     }
     for (name, tensor) in [("q", q), ("out", out)] {
         tensor.check_dense(name, 1)?;
@@ -202,12 +189,9 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
         record.check_address("record", 16)?;
     }
     if call.pack == 0 || !spec.group().is_multiple_of(call.pack) {
-        return Err(Error::Extent {
-            tensor: "rows of a tile",
-            dimension: "packed query heads",
-            got: call.pack as usize,
-            rule: format!("a divisor of the group, {}", spec.group()),
-        });
+        let got = call.pack as usize;
+        let rule = format!("a divisor of the group, {}", spec.group());
+        return Err(extent("rows of a tile", "packed query heads", got, rule));
     }
 
     Ok(())

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::extent,
     problem::{Dtype, Quantity, Spec},
 };
 
@@ -24,14 +25,9 @@ impl Gpu {
         call: &PrefillCall<'_>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(call, kernel.info.rows)?;
-        let launch = self.resident(kernel, parameters.attention.units);
+        let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters: Parameters::PrefillRows(parameters),
-        })
+        Ok(self.step(kernel, ctas, Parameters::PrefillRows(parameters)))
     }
 }
 
@@ -40,12 +36,8 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
     check(call)?;
     let (spec, pool, pack) = (call.spec, call.pool, call.pack);
     if pack > rows {
-        return Err(Error::Extent {
-            tensor: "rows of a tile",
-            dimension: "packed query heads",
-            got: pack as usize,
-            rule: format!("at most {}", rows),
-        });
+        let (got, rule) = (pack as usize, format!("at most {rows}"));
+        return Err(extent("rows of a tile", "packed query heads", got, rule));
     }
     let tile_tokens = rows / pack;
     let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);

@@ -11,13 +11,14 @@ use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     conversion::format,
     launch::Launch,
-    pool::check_page_size,
+    pool::{pool_slots, pool_strides},
     registry::element,
     scales::{KEYS, VALUES},
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     exec::apart::{check_apart, check_own_values, check_pool},
     problem::{Dtype, Quantity, Spec},
 };
@@ -130,28 +131,14 @@ fn row_parameters(
     slots: DeviceArray<u32>,
     pool: &DeviceTensor<4>,
 ) -> Result<QuantiseParams, Error> {
-    let [pages, page_size, heads, dim] = pool.shape;
+    let [pages, _, heads, dim] = pool.shape;
     let narrow = |what, got| fits(what, got, u32::MAX);
-    let [page, token, head, _] = pool.strides;
-    pool.check_dense("the pool", 3)?;
-    let strides = KvStrides {
-        page: narrow(Quantity::Stride("a stride of the pool"), page)?,
-        token: narrow(Quantity::Stride("a stride of the pool"), token)?,
-        head: narrow(Quantity::Stride("a stride of the pool"), head)?,
-        page_size: narrow(Quantity::Page("tokens in a page"), page_size)?,
-    };
-    check_page_size(strides.page_size)?;
+    let strides = pool_strides(pool)?;
     let format = format(pool.dtype)?;
     slots.check_address("slots", 4)?;
     let (mut address, mut scale_strides) = (0, KvStrides::default());
     if let Some(scales) = scales {
-        if scales.dtype != Dtype::F32 {
-            return Err(Error::Dtype {
-                tensor: "scales",
-                got: scales.dtype,
-                expected: "F32",
-            });
-        }
+        scales.check_f32("scales")?;
         scales.check_address("scales", 4)?;
         if scales.shape[0] != 1 {
             scales.check_extent("scales", "KV heads", 0, heads, "in the pool, or one")?;
@@ -169,24 +156,16 @@ fn row_parameters(
         scales: address,
         scale_strides,
     };
-    check_pool(
-        "the pool",
-        fits(Quantity::Pool("pages"), pages, u32::MAX)?,
-        fits(Quantity::Heads("KV heads"), heads, u32::MAX)?,
-        side.dim,
-        strides,
-    )?;
+    let pages = narrow(Quantity::Pool("pages"), pages)?;
+    let kv_heads = narrow(Quantity::Heads("KV heads"), heads)?;
+    check_pool("the pool", pages, kv_heads, side.dim, strides)?;
     let side = side.parameters(slots.len, heads)?;
     Ok(QuantiseParams {
         slots: slots.address,
         of_token: 0,
         k: side,
         v: side,
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pages.saturating_mul(page_size),
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pages, strides.page_size)?,
         rows: fits(
             Quantity::Batch("new tokens × KV heads"),
             slots.len.saturating_mul(heads),
@@ -194,7 +173,7 @@ fn row_parameters(
         )?,
         mode: GIVEN,
         page_size: Divisor::new(strides.page_size),
-        kv_heads: Divisor::new(narrow(Quantity::Heads("KV heads"), heads.max(1))?),
+        kv_heads: Divisor::new(kv_heads.max(1)),
         format,
     })
 }
@@ -236,7 +215,6 @@ fn parameters(
     check_own_values(spec, "append_rows_quantised with the keys alone")?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
     pool.check_apart(spec)?;
-    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {
         of_token,
         k_strides,
@@ -266,24 +244,13 @@ fn parameters(
         of_scales.v,
         v_strides,
     );
-    if v.dtype != k.dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: "v",
-            got: v.dtype,
-            other: "k",
-            expected: k.dtype,
-        });
-    }
+    check_same("v", v.dtype, "k", k.dtype)?;
     Ok(QuantiseParams {
         slots: slots.address,
         of_token,
         k: k_side.parameters(tokens, heads)?,
         v: v_side.parameters(tokens, heads)?,
-        pool_slots: fits(
-            Quantity::Pool("tokens in the pool"),
-            pool_slots as usize,
-            COUNTED,
-        )?,
+        pool_slots: pool_slots(pool.pages, page_size)?,
         rows: fits(
             Quantity::Batch("new tokens × KV heads"),
             tokens.saturating_mul(heads),
@@ -311,13 +278,7 @@ struct Side<'a> {
 impl Side<'_> {
     fn parameters(&self, tokens: usize, heads: usize) -> Result<QuantiseTensor, Error> {
         let Self { name, source, .. } = *self;
-        if !matches!(source.dtype, Dtype::BF16 | Dtype::F16) {
-            return Err(Error::Dtype {
-                tensor: name,
-                got: source.dtype,
-                expected: "BF16 or F16",
-            });
-        }
+        source.check_16_bits(name)?;
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "in the specification")?;
         source.check_extent(
@@ -332,12 +293,8 @@ impl Side<'_> {
         check_address(self.pool_name, self.pool, source.is_empty(), 8)?;
         // A row must fit in a warp.
         if !self.dim.is_multiple_of(NUMBERS) || self.dim > 32 * NUMBERS {
-            return Err(Error::Extent {
-                tensor: name,
-                dimension: "elements in a head",
-                got: self.dim as usize,
-                rule: format!("a multiple of {NUMBERS} up to {}", 32 * NUMBERS),
-            });
+            let rule = format!("a multiple of {NUMBERS} up to {}", 32 * NUMBERS);
+            return Err(extent(name, "elements in a head", self.dim as usize, rule));
         }
         let [source_token, source_head, _] = source.strides;
         let vectors = |tensor, dimension, got: usize| -> Result<u32, Error> {

@@ -11,9 +11,11 @@ use super::{
     launch::Launch,
     launch_set::LaunchSet,
     module::{Kernel, Modules},
+    steps::{Parameters, Step},
 };
 use crate::{
     Error,
+    plan::dims,
     problem::{Dtype, Spec},
 };
 
@@ -171,12 +173,17 @@ impl Gpu {
     }
 
     /// A launch of `ctas` CTAs, but at most as many as are resident at the same time: a further CTA would begin its
-    /// first unit only when the others have done the rest.
-    pub(super) fn resident(&self, kernel: &Kernel, ctas: u32) -> Launch {
+    /// first unit only when the others have done the rest. It is for part 0, until the caller says otherwise.
+    pub(super) fn step(&self, kernel: &Kernel, ctas: u32, parameters: Parameters) -> Step {
         let most = self.multiprocessors * kernel.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
         launch.shared = kernel.info.shared_bytes;
-        launch
+        Step {
+            kernel: *kernel,
+            launch,
+            part: 0,
+            parameters,
+        }
     }
 }
 
@@ -214,7 +221,7 @@ pub(super) fn check_serves(
         },
         asked: format!(
             "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}{} in {id}",
-            named(spec),
+            dims(spec.head_dim_qk, spec.head_dim_v),
             match spec.variant.hooks {
                 Some(hooks) => format!(", variant {hooks}"),
                 None if capped => ", soft cap".into(),
@@ -227,12 +234,4 @@ pub(super) fn check_serves(
         ),
         there: "the kernels in plans for this specification",
     })
-}
-
-/// The head dimensions of a spec: one number if they are equal.
-fn named(spec: &Spec) -> String {
-    match (spec.head_dim_qk, spec.head_dim_v) {
-        (qk, v) if qk == v => qk.to_string(),
-        (qk, v) => format!("{qk} with values of {v}"),
-    }
 }

@@ -58,21 +58,6 @@ impl Drop for PrimaryContext {
     }
 }
 
-/// Allocates bytes on the device whose context is current.
-pub(super) fn allocate(bytes: usize) -> Result<DevicePtr, Error> {
-    let mut address = 0;
-    // SAFETY: writes one address.
-    match unsafe { cuMemAlloc(&mut address, bytes.max(1)) } {
-        Code::OUT_OF_MEMORY => {
-            let (mut free, mut total) = (0, 0);
-            // SAFETY: writes two numbers. If it fails, it leaves zeros, and what was asked for is said all the same.
-            let _ = unsafe { cuMemGetInfo(&mut free, &mut total) };
-            Err(Error::OutOfMemory { bytes, free, total })
-        }
-        code => code.check("cuMemAlloc").map(|()| address),
-    }
-}
-
 /// Bytes on the device.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
@@ -81,13 +66,26 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
+    /// Allocates memory. Its bytes are those that were there.
+    pub(super) fn new(context: Context, bytes: usize) -> Result<Self, Error> {
+        let _current = Current::enter(context)?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        match unsafe { cuMemAlloc(&mut address, bytes.max(1)) } {
+            Code::OUT_OF_MEMORY => {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: writes two numbers. If it fails, it leaves zeros, and what was asked for is said all the same.
+                let _ = unsafe { cuMemGetInfo(&mut free, &mut total) };
+                Err(Error::OutOfMemory { bytes, free, total })
+            }
+            code => code.check("cuMemAlloc").map(|()| Self { address, context }),
+        }
+    }
+
     /// Allocates memory that is all zero. Waits for the device.
     pub(super) fn zeroed(context: Context, bytes: usize) -> Result<Self, Error> {
         let _current = Current::enter(context)?;
-        let memory = Self {
-            address: allocate(bytes)?,
-            context,
-        };
+        let memory = Self::new(context, bytes)?;
         // SAFETY: the bytes were allocated above.
         unsafe {
             cuMemsetD8(memory.address, 0, bytes).check("cuMemsetD8")?;
@@ -104,7 +102,7 @@ impl DeviceMemory {
         unsafe { driver::copy_to_device(self.address + at, bytes.as_ptr().cast(), bytes.len()) }
     }
 
-    pub(super) fn address(&self) -> DevicePtr {
+    pub(super) const fn address(&self) -> DevicePtr {
         self.address
     }
 }

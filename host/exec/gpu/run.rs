@@ -13,7 +13,11 @@ use super::{
     launch_set::LaunchSet,
     steps::{Run, RunTensors, check_own, check_sinks},
 };
-use crate::{Error, kv::check_heads};
+use crate::{
+    Error,
+    checks::{check_same, extent},
+    kv::check_heads,
+};
 
 impl Gpu {
     /// Computes the attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
@@ -169,11 +173,8 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
         return Err(Error::Pools { got, expected });
     }
     for (part, (pool, needs)) in tensors.pools.iter().zip(&launch_plan.parts).enumerate() {
-        let wrong = |dimension, got: u32, rule: String| Error::Extent {
-            tensor: "the KV pool",
-            dimension,
-            got: got as usize,
-            rule,
+        let wrong = |dimension, got: u32, rule: String| {
+            extent("the KV pool", dimension, got as usize, rule)
         };
         pool.check_dtype(&workspace.spec)?;
         check_heads(&workspace.spec, pool.k_strides, part)?;
@@ -194,19 +195,8 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     check_indices(workspace, tensors)?;
     // Tensors that are converted were checked before.
     let spec = &spec.on_kernels();
-    for (tensor, got, expected) in [
-        ("q", tensors.q.dtype, spec.q_dtype),
-        ("out", tensors.out.dtype, spec.out_dtype),
-    ] {
-        if got != expected {
-            return Err(Error::DtypesDiffer {
-                tensor,
-                got,
-                other: "the spec's",
-                expected,
-            });
-        }
-    }
+    check_same("q", tensors.q.dtype, "the spec's", spec.q_dtype)?;
+    check_same("out", tensors.out.dtype, "the spec's", spec.out_dtype)?;
     let (tokens, total_q) = (tensors.q.shape[0], launch_plan.total_q as usize);
     let captured = workspace.captured();
     if tokens < total_q || (tokens > total_q && !captured) {
@@ -214,12 +204,7 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             true => format!("at least {total_q}, as the plan has"),
             false => format!("{total_q}, as the plan has"),
         };
-        return Err(Error::Extent {
-            tensor: "q",
-            dimension: "tokens",
-            got: tokens,
-            rule,
-        });
+        return Err(extent("q", "tokens", tokens, rule));
     }
     // Attention checks this, too, but a run may have only merges. Their kernel takes rows by the numbers of the plan.
     let out = tensors.merged.unwrap_or(tensors.out);

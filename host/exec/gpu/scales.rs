@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     Error,
+    checks::check_least,
     kv::check_in_row,
-    problem::{Dtype, Quantity, Spec},
+    problem::{Quantity, Spec},
     tensor::ShapeError,
 };
 
@@ -117,14 +118,8 @@ impl KvScales {
                 v.check_extent(VALUES, "KV heads", 1, heads, of_spec)?;
                 v.check_extent(VALUES, "requests", 0, k.shape[0], "in those of keys")?;
                 of_token.check_address("requests of tokens", 4)?;
-                if of_token.len < tokens {
-                    return Err(Error::Extent {
-                        tensor: "requests of tokens",
-                        dimension: "tokens",
-                        got: of_token.len,
-                        rule: format!("at least {tokens}, as q has"),
-                    });
-                }
+                let got = of_token.len;
+                check_least("requests of tokens", "tokens", got, tokens, ", as q has")?;
                 let params = pair(k, v, |tensor| tensor.strides)?;
                 for tensor in [k, v] {
                     reach(
@@ -187,7 +182,7 @@ impl KvScales {
     /// Whether two sets of scales differ at most in addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
         fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
-            (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+            a.layout() == b.layout()
         }
         match (self, other) {
             (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,
@@ -230,13 +225,7 @@ fn pair<const RANK: usize>(
     strides: impl Fn(&DeviceTensor<RANK>) -> [usize; 2],
 ) -> Result<ScaleParams, Error> {
     let side = |name, tensor: &DeviceTensor<RANK>| -> Result<KvStrides, Error> {
-        if tensor.dtype != Dtype::F32 {
-            return Err(Error::Dtype {
-                tensor: name,
-                got: tensor.dtype,
-                expected: "F32",
-            });
-        }
+        tensor.check_f32(name)?;
         tensor.check_address(name, 4)?;
         let [page, head] = strides(tensor);
         Ok(KvStrides {
@@ -259,7 +248,7 @@ fn pair<const RANK: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::KvLayout;
+    use crate::problem::{Dtype, KvLayout};
 
     /// Kernels count the scales of all requests, and of a page, in 32 bits.
     #[test]

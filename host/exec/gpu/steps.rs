@@ -47,11 +47,6 @@ struct OwnedTensors {
     indices: Option<usize>,
 }
 
-/// Whether two tensors differ at most in their address.
-fn alike<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
-    (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
-}
-
 fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
     (a.dtype, a.pages, a.k_strides, a.v_strides) == (b.dtype, b.pages, b.k_strides, b.v_strides)
         && a.rope.map(|rope| rope.strides) == b.rope.map(|rope| rope.strides)
@@ -82,39 +77,23 @@ impl Run {
         maps: &mut Maps,
     ) -> Result<bool, Error> {
         let fits = |known: &OwnedTensors| {
-            let pools = known.pools.iter().zip(tensors.pools);
-            alike(&known.q, tensors.q)
-                && alike(&known.out, tensors.out)
+            let mut pools = known.pools.iter().zip(tensors.pools);
+            let unpadded = |of: &Unpadded| {
+                let out = of.out.as_ref().map(DeviceTensor::layout);
+                (of.q.layout(), of.given.layout(), out)
+            };
+            known.q.layout() == tensors.q.layout()
+                && known.out.layout() == tensors.out.layout()
                 && known.sinks == tensors.sinks.map(|sinks| sinks.len)
                 && known.indices == tensors.indices.map(|indices| indices.len)
                 && self.own.len() == tensors.own.len()
                 && known.pools.len() == tensors.pools.len()
-                && pools
-                    .into_iter()
-                    .all(|(known, pool)| pools_alike(known, pool))
-                && match (&known.merged, tensors.merged) {
-                    (None, None) => true,
-                    (Some(known), Some(merged)) => alike(known, merged),
-                    _ => false,
-                }
-                && match (&known.unpadded, &tensors.unpadded) {
-                    (None, None) => true,
-                    (Some(known), Some(unpadded)) => {
-                        alike(&known.q, &unpadded.q)
-                            && alike(&known.given, &unpadded.given)
-                            && match (&known.out, &unpadded.out) {
-                                (None, None) => true,
-                                (Some(known), Some(out)) => alike(known, out),
-                                _ => false,
-                            }
-                    }
-                    _ => false,
-                }
-                && match (&known.lse, tensors.lse) {
-                    (None, None) => true,
-                    (Some(known), Some(lse)) => alike(known, lse),
-                    _ => false,
-                }
+                && pools.all(|(known, pool)| pools_alike(known, pool))
+                && known.merged.as_ref().map(DeviceTensor::layout)
+                    == tensors.merged.map(DeviceTensor::layout)
+                && known.unpadded.as_ref().map(unpadded) == tensors.unpadded.as_ref().map(unpadded)
+                && known.lse.as_ref().map(DeviceTensor::layout)
+                    == tensors.lse.map(DeviceTensor::layout)
         };
         let Some(known) = self.tensors.take_if(|known| fits(known)) else {
             return Ok(false);

@@ -7,6 +7,7 @@ use kernels_gpu::divisor::Divisor;
 use super::driver::DevicePtr;
 use crate::{
     Error,
+    checks::{check_dtype, check_extent},
     problem::{Dtype, ProblemError, Quantity},
 };
 
@@ -130,6 +131,11 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         self.shape.contains(&0)
     }
 
+    /// All but the address.
+    pub(super) const fn layout(&self) -> (Dtype, [usize; RANK], [usize; RANK]) {
+        (self.dtype, self.shape, self.strides)
+    }
+
     pub(super) fn check_address(&self, tensor: &'static str, align: u32) -> Result<(), Error> {
         check_address(tensor, self.address, self.is_empty(), align)
     }
@@ -158,14 +164,11 @@ impl<const RANK: usize> DeviceTensor<RANK> {
     }
 
     pub(super) fn check_f32(&self, tensor: &'static str) -> Result<(), Error> {
-        match self.dtype {
-            Dtype::F32 => Ok(()),
-            got => Err(Error::Dtype {
-                tensor,
-                got,
-                expected: "F32",
-            }),
-        }
+        check_dtype(tensor, self.dtype, &[Dtype::F32], "F32")
+    }
+
+    pub(super) fn check_16_bits(&self, tensor: &'static str) -> Result<(), Error> {
+        check_16_bits(tensor, self.dtype)
     }
 
     pub(super) fn check_extent(
@@ -176,16 +179,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         expected: usize,
         of: &str,
     ) -> Result<(), Error> {
-        let got = self.shape[axis];
-        if got == expected {
-            return Ok(());
-        }
-        Err(Error::Extent {
-            tensor,
-            dimension,
-            got,
-            rule: format!("{expected}, as {of}"),
-        })
+        check_extent(tensor, dimension, self.shape[axis], expected, of)
     }
 }
 
@@ -244,6 +238,11 @@ impl<T> DeviceArray<T> {
     pub(super) fn check_address(&self, tensor: &'static str, align: u32) -> Result<(), Error> {
         check_address(tensor, self.address, self.len == 0, align)
     }
+}
+
+/// Checks the type of what kernels compute with.
+pub(super) fn check_16_bits(tensor: &'static str, got: Dtype) -> Result<(), Error> {
+    check_dtype(tensor, got, &[Dtype::BF16, Dtype::F16], "BF16 or F16")
 }
 
 pub(super) fn check_address(

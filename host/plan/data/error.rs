@@ -111,3 +111,18 @@ pub struct BrokenPlan {
     /// Its value.
     pub got: u32,
 }
+
+impl BrokenPlan {
+    pub(crate) const fn at(
+        array: &'static str,
+        index: usize,
+        (field, got): (&'static str, u32),
+    ) -> Self {
+        Self {
+            array,
+            index,
+            field,
+            got,
+        }
+    }
+}

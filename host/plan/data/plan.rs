@@ -234,6 +234,14 @@ impl Plan {
         &self.page_ids[item.table as usize..(item.table + pages) as usize]
     }
 
+    /// The number of pages that a pool must have for a part.
+    pub(crate) fn pool_pages(&self, part: &PlannedPart) -> u32 {
+        let Range { start, end } = part.pages;
+        let ids = self.page_ids.get(start as usize..end as usize);
+        let ends = ids.unwrap_or_default().iter();
+        ends.fold(0, |most, id| most.max(id.saturating_add(1)))
+    }
+
     /// The row block of an item of consecutive tokens.
     pub(crate) fn row_block_of(&self, item: &WorkItem) -> &PlannedRowBlock {
         let blocks = &self.parts[item.part as usize].row_blocks;

@@ -36,6 +36,14 @@ impl UnitCost {
         self.fixed_cut + self.key * keys as u64
     }
 
+    /// The cost of a piece with so many keys, which may be the whole draft.
+    pub const fn piece(&self, keys: u32) -> u64 {
+        match keys == self.keys {
+            true => self.whole(),
+            false => self.cut(keys),
+        }
+    }
+
     /// What is added to the time of all units if no other reads these keys at about the same time.
     pub const fn apart(&self, keys: u32) -> u64 {
         (self.key_apart - self.key) * keys as u64 * self.units as u64

@@ -38,11 +38,7 @@ pub fn equal_splits(problem: &Problem<'_>, until: u64, pieces: &mut Vec<Piece>) 
                 end = draft.kv_end;
             }
             let end = end.min(draft.kv_end);
-            let cost = if (begin, end) == (draft.kv_begin, draft.kv_end) {
-                unit.whole()
-            } else {
-                unit.cut(end - begin)
-            };
+            let cost = unit.piece(end - begin);
             let start = if is_prompt {
                 u64::from(cuts.nth(begin) - cuts.nth(cuts.begin)) * NTH
             } else {

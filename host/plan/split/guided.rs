@@ -28,10 +28,7 @@ pub fn guided_self_scheduling(problem: &Problem<'_>, pieces: &mut Vec<Piece>) {
                 let first = begin + draft.split_alignment();
                 end = cut_before(draft, begin + keys as u32).max(first);
             }
-            let cost = match end - begin == unit.keys {
-                true => unit.whole(),
-                false => unit.cut(end - begin),
-            };
+            let cost = unit.piece(end - begin);
             pieces.push(Piece::new(index, begin..end, unit.launch, 0, cost));
             left = left.saturating_sub(u64::from(unit.units) * cost);
             begin = end;

@@ -31,11 +31,7 @@ pub fn list_scheduling(
             if end < begin + unit.shortest.min(rest) {
                 return false;
             }
-            let cost = if whole {
-                unit.whole()
-            } else {
-                unit.cut(end - begin)
-            };
+            let cost = unit.piece(end - begin);
             let (start, _) = timeline.place(unit.units, cost);
             pieces.push(Piece::new(index, begin..end, unit.launch, start, cost));
             begin = end;

@@ -148,11 +148,7 @@ impl Splitter {
             let mut begin = draft.kv_begin;
             while begin < draft.kv_end {
                 let end = (begin / chunk + 1).saturating_mul(chunk).min(draft.kv_end);
-                let cost = if whole {
-                    unit.whole()
-                } else {
-                    unit.cut(end - begin)
-                };
+                let cost = unit.piece(end - begin);
                 // Prompts are launched piece after piece, so that their tiles read the same keys at about the same time.
                 let start = if draft.kernel == Kernel::Prefill && !whole {
                     u64::from(begin / chunk - draft.kv_begin / chunk) * NTH

@@ -53,11 +53,7 @@ pub fn wrap_around(
                 (at, used) = (at + 1, 0);
                 continue;
             }
-            let cost = if whole {
-                unit.whole()
-            } else {
-                unit.cut(end - begin)
-            };
+            let cost = unit.piece(end - begin);
             columns_of.push((at, Reverse(cost), pieces.len() as u32));
             pieces.push(Piece::new(index, begin..end, unit.launch, 0, cost));
             used += cost;

@@ -65,23 +65,16 @@ impl Plan {
         let taken = self.merge_slots.len();
         match self.slots as usize <= taken + self.rows.len() {
             true => Ok(()),
-            false => Err(BrokenPlan {
-                array: "merge_slots",
-                index: taken,
-                field: "number of slots",
-                got: self.slots,
-            }),
+            false => {
+                let slots = ("number of slots", self.slots);
+                Err(BrokenPlan::at("merge_slots", taken, slots))
+            }
         }
     }
 
     /// Checks all indices by which the runs of joint items are found.
     fn check_joint(&self) -> Result<(), BrokenPlan> {
-        let broken = |array, index, field, got| BrokenPlan {
-            array,
-            index,
-            field,
-            got,
-        };
+        let broken = |array, index, field, got| BrokenPlan::at(array, index, (field, got));
         self.check_slots()?;
         for (index, group) in self.groups.iter().enumerate() {
             let Range { start, end } = group.items;

@@ -169,12 +169,7 @@ impl Batch {
             return 0;
         }
         let last = self.qo_indptr[request + 1] - 1;
-        let keys = |part: &Part| {
-            let ends = &part.q_indptr[1..];
-            let row_block = ends.partition_point(|&end| end <= last);
-            (row_block < ends.len() && part.q_indptr[row_block] <= last)
-                .then(|| part.kv_len(row_block))
-        };
+        let keys = |part: &Part| Some(part.kv_len(part.row_block_of(last)?));
         self.parts.iter().filter_map(keys).map(u64::from).sum()
     }
 

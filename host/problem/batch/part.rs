@@ -58,6 +58,29 @@ impl Part {
         self.q_indptr[row_block]..self.q_indptr[row_block + 1]
     }
 
+    /// The row block of a query token, if it has keys in this part.
+    pub(crate) fn row_block_of(&self, token: u32) -> Option<usize> {
+        let ends = &self.q_indptr[1..];
+        let row_block = ends.partition_point(|&end| end <= token);
+        let found = row_block < ends.len() && self.q_indptr[row_block] <= token;
+        found.then_some(row_block)
+    }
+
+    /// Adds a row block of the next queries. `q_indptr` has its first entry.
+    pub(crate) fn try_push<'p>(
+        &mut self,
+        queries: u32,
+        pages: impl IntoIterator<Item = &'p u32>,
+        kv_len: u32,
+        after: u32,
+    ) -> Result<(), ProblemError> {
+        let end = self.q_indptr[self.q_indptr.len() - 1] + queries;
+        self.table.try_push(pages.into_iter().copied(), kv_len)?;
+        self.q_indptr.push(end);
+        self.keys_after.push(after);
+        Ok(())
+    }
+
     /// Keys of a row block.
     #[must_use]
     #[inline]

@@ -10,7 +10,7 @@ pub use qkv::{QkNorm, QkvStep, qkv};
 pub use rows::{embed, gate, rms_norm};
 pub use sample::sample;
 
-use crate::{Error, step::RmsNorm, tensor::Element};
+use crate::{Error, checks::extent, step::RmsNorm, tensor::Element};
 
 /// Checks that a slice has whole rows.
 fn rows_of(tensor: &'static str, elements: usize, width: usize) -> Result<usize, Error> {
@@ -25,12 +25,7 @@ fn rows_of(tensor: &'static str, elements: usize, width: usize) -> Result<usize,
             format!("a multiple of the {width} of a row"),
         ),
     };
-    Err(Error::Extent {
-        tensor,
-        dimension,
-        got,
-        rule,
-    })
+    Err(extent(tensor, dimension, got, rule))
 }
 
 /// The factor of a row, before its weights.

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::normalise;
 use crate::{
     Error,
+    checks::check_same,
     exec::Cpu,
     kv::{AppendScales, KvScales, KvViewMut},
     problem::{Integer, ProblemError, Spec},
@@ -148,7 +149,7 @@ impl<T> QkvStep<'_, T> {
         }
         if let Some((table, positions)) = self.rope {
             ShapeError::length("positions", positions.len(), "[tokens]", tokens)?;
-            table.check_heads(head_dim)?;
+            StepError::rope_dim(table.dim(), head_dim)?;
         }
         Ok(())
     }
@@ -238,25 +239,9 @@ fn append<C: Element>(
         let dtype = C::DTYPE;
         return Err(ShapeError::Scaled { dtype }.into());
     }
-    if C::DTYPE != dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: "qkv",
-            got: dtype,
-            other: "the KV pool",
-            expected: C::DTYPE,
-        });
-    }
+    check_same("qkv", dtype, "the KV pool", C::DTYPE)?;
     let narrow = |rows: &[f32]| rows.par_iter().map(|&x| C::from_f32(x)).collect::<Vec<_>>();
     Cpu::append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
-}
-
-impl RopeTable {
-    pub(crate) fn check_heads(&self, head_dim: u32) -> Result<(), StepError> {
-        match self.dim() {
-            got if got > head_dim => Err(StepError::RopeDim { got, head_dim }),
-            _ => Ok(()),
-        }
-    }
 }
 
 impl Spec {

@@ -3,6 +3,7 @@
 use super::{Cpu, check_slots, place};
 use crate::{
     Error,
+    checks::{check_dtype, check_extent},
     exec::apart::check_apart,
     kv::{LATENT_656_BYTES, latent_656},
     problem::{Dtype, Integer},
@@ -44,47 +45,14 @@ impl Cpu {
         pool: TensorMut<'_, 3>,
     ) -> Result<(), Error> {
         let ([tokens, dim], [pages, page_size, bytes]) = (rows.shape(), pool.shape());
-        if !matches!(rows.dtype(), Dtype::BF16 | Dtype::F16 | Dtype::F32) {
-            return Err(Error::Dtype {
-                tensor: "rows",
-                got: rows.dtype(),
-                expected: "BF16, F16 or F32",
-            });
-        }
-        if pool.dtype() != Dtype::F8E4M3 {
-            return Err(Error::Dtype {
-                tensor: "the pool",
-                got: pool.dtype(),
-                expected: "F8E4M3",
-            });
-        }
-        let elements = latent_656::ELEMENTS;
-        for (tensor, dimension, got, expected, of) in [
-            ("rows", "tokens", tokens, slots.len(), "in the slots"),
-            (
-                "rows",
-                "elements of a key",
-                dim,
-                elements,
-                "rows of 656 bytes hold",
-            ),
-            (
-                "the pool",
-                "bytes of a token",
-                bytes,
-                LATENT_656_BYTES as usize,
-                "keys of 576 take",
-            ),
-        ] {
-            if got != expected {
-                return Err(Error::Extent {
-                    tensor,
-                    dimension,
-                    got,
-                    rule: format!("{expected}, as {of}"),
-                });
-            }
-        }
+        let sources = [Dtype::BF16, Dtype::F16, Dtype::F32];
+        check_dtype("rows", rows.dtype(), &sources, "BF16, F16 or F32")?;
+        check_dtype("the pool", pool.dtype(), &[Dtype::F8E4M3], "F8E4M3")?;
+        let (elements, row_bytes) = (latent_656::ELEMENTS, LATENT_656_BYTES as usize);
+        check_extent("rows", "tokens", tokens, slots.len(), "in the slots")?;
+        let (rows_hold, keys_take) = ("rows of 656 bytes hold", "keys of 576 take");
+        check_extent("rows", "elements of a key", dim, elements, rows_hold)?;
+        check_extent("the pool", "bytes of a token", bytes, row_bytes, keys_take)?;
         if rows.strides()[1] != 1 {
             return Err(Error::Stride {
                 tensor: "rows",
@@ -97,7 +65,6 @@ impl Cpu {
         check_apart("the pool", [pages, page_size, 1], bytes, [page, token, 0])?;
         check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
 
-        let row_bytes = LATENT_656_BYTES as usize;
         let mut narrow = vec![0; tokens * row_bytes];
         let taken = slots.iter().map(|&slot| place(slot).is_some());
         for ((token, row), taken) in narrow.chunks_exact_mut(row_bytes).enumerate().zip(taken) {

@@ -8,11 +8,12 @@ use kernels_gpu::{
 use super::in_rows;
 use crate::{
     Error,
+    checks::{check_least, check_same},
     exec::{
         apart::{check_own_values, check_pool},
         gpu::{
             DeviceArray, DevicePtr, DeviceTensor, KvPool, KvScales,
-            pool::check_page_size,
+            pool::{pool_slots, pool_strides},
             tensor::{COUNTED, fits},
         },
     },
@@ -73,23 +74,13 @@ pub(super) fn row_parameters(
     slots: DeviceArray<u32>,
     pool: &DeviceTensor<4>,
 ) -> Result<(AppendParams, u32), Error> {
-    let [pages, page_size, heads, head_dim] = pool.shape;
-    let page_size = fits(Quantity::Page("tokens in a page"), page_size, u32::MAX)?;
-    check_page_size(page_size)?;
-    pool.check_dense("the pool", 3)?;
-    let [page, token, head, _] = pool.strides;
-    let stride = |got| fits(Quantity::Stride("a stride of the pool"), got, u32::MAX);
+    let [pages, _, heads, head_dim] = pool.shape;
     let side = Side {
         name: "rows",
         pool_name: "the pool",
         source: rows,
         pool: pool.address,
-        strides: KvStrides {
-            page: stride(page)?,
-            token: stride(token)?,
-            head: stride(head)?,
-            page_size,
-        },
+        strides: pool_strides(pool)?,
         head_dim: fits(Quantity::Heads("elements in a head"), head_dim, u32::MAX)?,
     };
     side.check(heads, pool.dtype, slots.len)?;
@@ -113,13 +104,7 @@ fn both_parameters(
         check_pool(side.pool_name, pages, heads, side.head_dim, side.strides)?;
     }
     let page_size = first.strides.page_size;
-    let pool_slots = u64::from(pages) * u64::from(page_size);
-    if pool_slots >= u64::from(Divisor::LIMIT) {
-        let what = Quantity::Pool("tokens in the pool");
-        return Err(what
-            .too_large(pool_slots, u64::from(Divisor::LIMIT) - 1)
-            .into());
-    }
+    let pool_slots = pool_slots(pages, page_size)?;
     let vector = match sides.iter().try_for_each(|side| side.check_vectors(16)) {
         Ok(()) => 16,
         Err(_) => {
@@ -129,7 +114,7 @@ fn both_parameters(
     };
     let params = AppendParams {
         slots: slots.address,
-        pool_slots: pool_slots as u32,
+        pool_slots,
         page_size: Divisor::new(page_size),
         k: first.parameters(vector)?,
         v: last.parameters(vector)?,
@@ -147,23 +132,9 @@ impl Side<'_> {
                 there: "one type for both; append_quantised (append_rows_quantised) converts to 8 bits",
             });
         }
-        if source.dtype != dtype {
-            return Err(Error::DtypesDiffer {
-                tensor: name,
-                got: source.dtype,
-                other: "the KV pool",
-                expected: dtype,
-            });
-        }
+        check_same(name, source.dtype, "the KV pool", dtype)?;
         let dim = self.head_dim as usize;
-        if heads == 0 {
-            return Err(Error::Extent {
-                tensor: name,
-                dimension: "KV heads",
-                got: 0,
-                rule: "at least 1".into(),
-            });
-        }
+        check_least(name, "KV heads", heads, 1, "")?;
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
         source.check_extent(name, "KV heads", 1, heads, "the pool has")?;
         source.check_extent(name, "elements in a head", 2, dim, "the pool has")?;

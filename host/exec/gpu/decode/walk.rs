@@ -2,9 +2,9 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::extent;
 use crate::{
     Error,
+    checks::extent,
     exec::gpu::maps::MapShape,
     problem::{Dtype, Spec},
 };
@@ -29,13 +29,8 @@ impl Walk {
             rule: rule.into(),
         };
         if s.page_size == 0 || !s.page_size.is_multiple_of(8) {
-            let rule = "a multiple of 8";
-            return Err(extent(
-                "the pool",
-                "tokens in a page",
-                s.page_size as usize,
-                rule,
-            ));
+            let (got, rule) = (s.page_size as usize, "a multiple of 8");
+            return Err(extent("the pool", "tokens in a page", got, rule));
         }
         let bytes = |elements: u32| u64::from(elements) * u64::from(dtype.bytes());
         // Lines of 128 bytes, or of a whole row.

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     Error,
+    plan::gcd,
     problem::{Quantity, Spec},
 };
 
@@ -31,10 +32,6 @@ pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Opti
 /// Tokens that one box loads: within one page and one block of keys.
 pub(super) const fn box_tokens(page_size: u32, keys: u32) -> u32 {
     gcd(gcd(page_size, keys), BOX_TOKENS)
-}
-
-const fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The map whose boxes have 64 columns of the queries (or outputs) of a tile: see [`PrefillParams::q_map`].

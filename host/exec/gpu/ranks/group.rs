@@ -12,12 +12,14 @@ use super::{
             cuDeviceCanAccessPeer,
         },
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
+        tensor::check_16_bits,
     },
     Rank,
     board::Board,
 };
 use crate::{
     Error,
+    checks::extent,
     problem::{Dtype, Spec},
     shard::RankError,
 };
@@ -186,14 +188,7 @@ impl Gpu {
 pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
     spec.check()?;
     crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
-    match spec.out_dtype {
-        Dtype::BF16 | Dtype::F16 => Ok(()),
-        got => Err(Error::Dtype {
-            tensor: "the out of a rank",
-            got,
-            expected: "BF16 or F16",
-        }),
-    }
+    check_16_bits("the out of a rank", spec.out_dtype)
 }
 
 /// Checks that a group made for this number of tokens has room for the results.
@@ -201,12 +196,8 @@ pub(super) fn check_tokens(got: usize, most: usize) -> Result<(), Error> {
     if got <= most {
         return Ok(());
     }
-    Err(Error::Extent {
-        tensor: "the results of a rank",
-        dimension: "tokens",
-        got,
-        rule: format!("at most {most}, for which the group was made"),
-    })
+    let rule = format!("at most {most}, for which the group was made");
+    Err(extent("the results of a rank", "tokens", got, rule))
 }
 
 fn out_bytes(rows: usize, head_dim: usize) -> usize {

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     problem::{Dtype, Quantity},
     shard::RankError,
 };
@@ -155,12 +156,8 @@ pub(super) fn check_rows(rows: &Range<usize>, tokens: usize, of: &str) -> Result
     if rows.start <= rows.end && rows.end <= tokens {
         return Ok(());
     }
-    Err(Error::Extent {
-        tensor: "the rows to merge",
-        dimension: "tokens",
-        got: rows.end,
-        rule: format!("a range up to {tokens}, as in {of}"),
-    })
+    let rule = format!("a range up to {tokens}, as in {of}");
+    Err(extent("the rows to merge", "tokens", rows.end, rule))
 }
 
 /// Checks that the output has these rows and the heads of the group.
@@ -171,14 +168,7 @@ fn check(
     lse: Option<&DeviceTensor<2>>,
 ) -> Result<(), Error> {
     let of_group = "in the group of ranks";
-    if out.dtype != group.dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: "out",
-            got: out.dtype,
-            other: "the group of ranks",
-            expected: group.dtype,
-        });
-    }
+    check_same("out", out.dtype, "the group of ranks", group.dtype)?;
     out.check_extent("out", "query heads", 1, group.q_heads, of_group)?;
     out.check_extent("out", "elements in a head", 2, group.head_dim, of_group)?;
     let tokens = out.shape[0];
@@ -195,13 +185,7 @@ fn check(
     }
     out.check_address("out", VECTOR_BYTES)?;
     let Some(lse) = lse else { return Ok(()) };
-    if lse.dtype != Dtype::F32 {
-        return Err(Error::Dtype {
-            tensor: "lse",
-            got: lse.dtype,
-            expected: "F32",
-        });
-    }
+    lse.check_f32("lse")?;
     lse.check_extent("lse", "tokens", 0, tokens, "in out")?;
     lse.check_extent("lse", "query heads", 1, group.q_heads, of_group)?;
     lse.check_dense("lse", 0)?;

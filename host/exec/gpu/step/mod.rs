@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_same, extent},
     problem::{Dtype, Quantity},
 };
 
@@ -35,31 +36,14 @@ fn check_rows<const RANK: usize>(
     tensor: &DeviceTensor<RANK>,
     dtype: Dtype,
 ) -> Result<(), Error> {
-    if !matches!(tensor.dtype, Dtype::BF16 | Dtype::F16) {
-        return Err(Error::Dtype {
-            tensor: name,
-            got: tensor.dtype,
-            expected: "BF16 or F16",
-        });
-    }
-    if tensor.dtype != dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: name,
-            got: tensor.dtype,
-            other: "the input",
-            expected: dtype,
-        });
-    }
+    tensor.check_16_bits(name)?;
+    check_same(name, tensor.dtype, "the input", dtype)?;
     tensor.check_dense(name, RANK - 1)?;
     tensor.check_address(name, VECTOR_BYTES)?;
     let width = tensor.shape[RANK - 1];
     if width == 0 || !width.is_multiple_of(VECTOR as usize) {
-        return Err(Error::Extent {
-            tensor: name,
-            dimension: "elements in a row",
-            got: width,
-            rule: format!("a multiple of {VECTOR}"),
-        });
+        let rule = format!("a multiple of {VECTOR}");
+        return Err(extent(name, "elements in a row", width, rule));
     }
     for axis in 0..RANK - 1 {
         vectors(name, tensor.strides[axis])?;

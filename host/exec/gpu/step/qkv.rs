@@ -14,6 +14,7 @@ use kernels_gpu::{
 use super::{
     super::{
         AppendScales, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, Stream,
+        pool::pool_slots,
         quantise::mode,
         registry::element,
         tensor::{COUNTED, check_address, fits},
@@ -22,8 +23,9 @@ use super::{
 };
 use crate::{
     Error,
+    checks::{check_extent, check_same},
     problem::{Dtype, Quantity, Spec},
-    step::{Pairing, RmsNorm, RopeTable},
+    step::{Pairing, RmsNorm, RopeTable, StepError},
 };
 
 /// If the elements of a head are a multiple of this, they are whole pairs of vectors.
@@ -197,16 +199,9 @@ fn parameters(
     let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
         (lanes, 0, 0, 1.0, 0);
     if let Some((rope, of_tokens)) = step.rope {
-        rope.check_heads(dim)?;
+        StepError::rope_dim(rope.dim, dim)?;
         of_tokens.check_address("positions", 4)?;
-        if of_tokens.len != tokens {
-            return Err(Error::Extent {
-                tensor: "positions",
-                dimension: "tokens",
-                got: of_tokens.len,
-                rule: format!("{tokens}, as {of_slots}"),
-            });
-        }
+        check_extent("positions", "tokens", of_tokens.len, tokens, of_slots)?;
         (turned, turns, positions) = (rope.dim / PAIR, rope.turns.address(), of_tokens.address);
         (magnitude, interleaved) = (
             rope.magnitude,
@@ -253,15 +248,6 @@ fn parameters(
     })
 }
 
-impl DeviceRope {
-    fn check_heads(&self, head_dim: u32) -> Result<(), crate::step::StepError> {
-        match self.dim {
-            got if got > head_dim => Err(crate::step::StepError::RopeDim { got, head_dim }),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// Where keys and values go.
 struct Target {
     /// In vectors.
@@ -282,19 +268,13 @@ impl Target {
         let page_size = pool.page_size()?;
         pool.check_dtype(spec)?;
         pool.check_apart(spec)?;
-        if ![dtype, Dtype::F8E4M3].contains(&pool.dtype) {
-            return Err(Error::DtypesDiffer {
-                tensor: "the KV pool",
-                got: pool.dtype,
-                other: "qkv",
-                expected: dtype,
-            });
+        if pool.dtype != Dtype::F8E4M3 {
+            check_same("the KV pool", pool.dtype, "qkv", dtype)?;
         }
         let bytes = VECTOR * pool.dtype.bytes();
         check_address("the key pool", pool.k, tokens == 0, bytes)?;
         check_address("the value pool", pool.v, tokens == 0, bytes)?;
         let of_scales = pool.scales.parameters(spec, pool, tokens)?;
-        let slots = u64::from(pool.pages) * u64::from(page_size);
         Ok(Self {
             strides: [in_vectors(pool.k_strides)?, in_vectors(pool.v_strides)?],
             scales: of_scales,
@@ -302,11 +282,7 @@ impl Target {
                 true => GIVEN,
                 false => mode(scales, pool)?,
             },
-            slots: fits(
-                Quantity::Pool("tokens in the pool"),
-                slots as usize,
-                COUNTED,
-            )?,
+            slots: pool_slots(pool.pages, page_size)?,
         })
     }
 }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Error,
+    checks::extent,
     problem::Quantity,
     step::{Activation, RmsNorm},
 };
@@ -61,12 +62,8 @@ impl Gpu {
             tensor.check_extent(name, "elements in a row", 1, width, "in x")?;
         }
         if width > Self::MOST_NORMED {
-            return Err(Error::Extent {
-                tensor: "x",
-                dimension: "elements in a row",
-                got: width,
-                rule: format!("at most {}", Self::MOST_NORMED),
-            });
+            let rule = format!("at most {}", Self::MOST_NORMED);
+            return Err(extent("x", "elements in a row", width, rule));
         }
         let of_row = count(1, width)?;
         // With few rows, the work per thread limits the time; with many, fewer threads per row already fill the GPU.

@@ -16,6 +16,7 @@ use super::super::{
 };
 use crate::{
     Error,
+    checks::{check_extent, extent},
     problem::{Dtype, Quantity},
     step::Draw,
 };
@@ -60,12 +61,8 @@ impl Gpu {
         logits.check_dense("logits", 1)?;
         logits.check_address("logits", VECTOR_BYTES)?;
         if !(1..=Self::MOST_SAMPLED).contains(&vocabulary) {
-            return Err(Error::Extent {
-                tensor: "logits",
-                dimension: "elements in a row",
-                got: vocabulary,
-                rule: format!("between 1 and {MOST}"),
-            });
+            let rule = format!("between 1 and {MOST}");
+            return Err(extent("logits", "elements in a row", vocabulary, rule));
         }
         let row = logits.strides[0];
         if rows > 1 && !row.is_multiple_of(VECTOR as usize) {
@@ -76,16 +73,8 @@ impl Gpu {
                 rule: format!("a multiple of {VECTOR}"),
             });
         }
-        for (tensor, got) in [("draws", draws.len), ("ids", ids.len)] {
-            if got != rows {
-                return Err(Error::Extent {
-                    tensor,
-                    dimension: "rows",
-                    got,
-                    rule: format!("{rows}, as in logits"),
-                });
-            }
-        }
+        check_extent("draws", "rows", draws.len, rows, "in logits")?;
+        check_extent("ids", "rows", ids.len, rows, "in logits")?;
         draws.check_address("draws", VECTOR_BYTES)?;
         ids.check_address("ids", 4)?;
         let kernel = self.pass(Op::Sample, element(logits.dtype))?;

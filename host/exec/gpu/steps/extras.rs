@@ -8,6 +8,7 @@ use kernels_gpu::{
 
 use crate::{
     Error,
+    checks::check_least,
     exec::gpu::{
         DeviceArray, DeviceTensor, Gpu, KvPool,
         tensor::{COUNTED, fits},
@@ -48,15 +49,7 @@ impl Extras {
             return Ok(());
         };
         ancestors.check_address("ancestors", 8)?;
-        if ancestors.len < tokens {
-            return Err(Error::Extent {
-                tensor: "ancestors",
-                dimension: "tokens",
-                got: ancestors.len,
-                rule: format!("at least {tokens}, as in q"),
-            });
-        }
-        Ok(())
+        check_least("ancestors", "tokens", ancestors.len, tokens, ", as in q")
     }
 
     /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports sinks, masks, scales and the

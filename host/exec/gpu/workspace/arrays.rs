@@ -7,6 +7,7 @@ use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, RotaryPa
 use super::Workspace;
 use crate::{
     Error,
+    checks::extent,
     exec::gpu::{DeviceArray, DeviceTensor, PartialStates},
     problem::{Dtype, Padding, Spec},
     step::Pairing,
@@ -92,12 +93,8 @@ impl Workspace {
     pub(in crate::exec::gpu) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
-            return Err(Error::Extent {
-                tensor: "q",
-                dimension: "tokens",
-                got: tokens,
-                rule: format!("at most {most}, as in the bound, because the queries are rounded"),
-            });
+            let rule = format!("at most {most}, as in the bound, because the queries are rounded");
+            return Err(extent("q", "tokens", tokens, rule));
         }
         let spec = self.spec.on_kernels();
         let shape = [tokens, spec.q_heads as usize, spec.head_dim_qk as usize];
@@ -121,12 +118,8 @@ impl Workspace {
     ) -> Result<[DeviceTensor<3>; 2], Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
-            return Err(Error::Extent {
-                tensor: "q",
-                dimension: "tokens",
-                got: tokens,
-                rule: format!("at most {most}, as in the bound, because the heads are padded"),
-            });
+            let rule = format!("at most {most}, as in the bound, because the heads are padded");
+            return Err(extent("q", "tokens", tokens, rule));
         }
         let Spec {
             q_heads,

@@ -1,5 +1,7 @@
 //! Whether a device has kernels for a problem, and otherwise the nearest ones.
 
+use std::collections::BTreeSet;
+
 use kernels_gpu::registry::{Element, KernelId, KernelInfo, Op};
 
 use super::DeviceDescription;
@@ -7,7 +9,7 @@ use crate::{
     plan::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
         model::tiles::{
-            MOST_OF_TILE, TileTable, alone, decode_of_tile, has_hooks, runnable, serves,
+            Choice, MOST_OF_TILE, TileTable, alone, decode_of_tile, has_hooks, runnable, serves,
         },
     },
     problem::{Compute, Dtype, Padding, Spec},
@@ -129,13 +131,11 @@ impl DeviceDescription {
     /// Checks that there are kernels with 8-bit products, if the specification asks for these.
     fn check_compute(&self, spec: &Spec) -> Result<(), Unsupported> {
         let rows = runnable(self, Op::Prefill).map(|id| id.info());
-        let mut of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
+        let of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
         if spec.compute == Compute::F16 || of_8_bits.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }
-        let mut there: Vec<_> = of_8_bits.by_ref().map(|row| row.head_dim).collect();
-        there.sort_unstable();
-        there.dedup();
+        let there: BTreeSet<_> = of_8_bits.map(|row| row.head_dim).collect();
         Err(Unsupported::Compute {
             device: self.name.clone(),
             head_dim_qk: spec.head_dim_qk,
@@ -158,12 +158,7 @@ impl DeviceDescription {
         };
         let rows = runnable(self, Op::Decode).map(|id| id.info());
         let turning = rows.filter(|row| row.turns);
-        let there = |of: fn(&KernelInfo) -> u32| {
-            let mut there: Vec<_> = turning.clone().map(of).collect();
-            there.sort_unstable();
-            there.dedup();
-            there
-        };
+        let there = |of: fn(&KernelInfo) -> u32| turning.clone().map(of).collect::<BTreeSet<_>>();
         let (heads, rows) = (there(|row| row.head_dim), there(|row| row.rows));
         let most = rows.last().copied().unwrap_or(0);
         let (qk, v) = (spec.head_dim_qk, spec.head_dim_v);
@@ -216,16 +211,14 @@ impl DeviceDescription {
             false => Op::Decode,
         };
         let prompts = rows(Op::Decode).filter(|row| row.takes_prompts && !row.latent);
-        let mut prefills = rows(op).chain(prompts).filter(of_cache);
+        let prefills = rows(op).chain(prompts).filter(of_cache);
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }
         if let Some(hooks) = spec.variant.hooks {
             let rows = prefills.filter(|row| has_hooks(hooks, row));
             let of = |row: &KernelInfo| (row.head_dim, row.value_dim, format!("{:?}", row.element));
-            let mut there: Vec<_> = rows.map(of).collect();
-            there.sort_unstable();
-            there.dedup();
+            let there: BTreeSet<_> = rows.map(of).collect();
             let name = |(qk, v, element): &(u32, u32, String)| {
                 format!("{} in {}", dims(*qk, *v), element.to_uppercase())
             };
@@ -250,9 +243,7 @@ impl DeviceDescription {
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
-        let mut there: Vec<_> = prefills.by_ref().filter(same_cap).map(dims_of).collect();
-        there.sort_unstable();
-        there.dedup();
+        let there: BTreeSet<_> = prefills.filter(same_cap).map(dims_of).collect();
         let (qk, v) = (spec.head_dim_qk, spec.head_dim_v);
         let holds = |dims: &&(u32, u32)| dims.0 >= qk && dims.1 >= v;
         Err(Unsupported::HeadDim {
@@ -319,12 +310,8 @@ impl DeviceDescription {
         if decode_of_tile(self, spec, got).is_some() {
             return Ok(());
         }
-        let tile = |row: &KernelInfo| Tile {
-            m: row.rows,
-            n: row.keys,
-        };
         let kernels = alone(self, spec, Op::Decode).into_iter();
-        let mut tiles: Vec<_> = kernels.map(|id| tile(id.info())).collect();
+        let mut tiles: Vec<_> = kernels.map(|id| Choice::of(id).tile).collect();
         tiles.sort_unstable();
         Err(Unsupported::Tile {
             device: self.name.clone(),

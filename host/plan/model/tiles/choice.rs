@@ -36,7 +36,7 @@ pub struct PrefillTile {
 }
 
 impl Choice {
-    pub(super) fn of(kernel: KernelId) -> Self {
+    pub(in crate::plan::model) fn of(kernel: KernelId) -> Self {
         let row = kernel.info();
         Self {
             kernel: Some(kernel),
