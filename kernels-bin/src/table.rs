@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29716276,
+            29528450,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            13742992,
+            13719440,
         )),
     },
     Module {

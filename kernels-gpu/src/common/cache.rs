@@ -100,7 +100,7 @@ mod device {
 
     use super::{
         BITS16, BITS16_PAIRS, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN,
-        E5M2,
+        E5M2, by_token, is_16_bits, kv_heads,
     };
     use crate::{
         abi::{KvStrides, ScaleParams},
@@ -112,119 +112,55 @@ mod device {
 
     /// How keys and values become operands.
     pub trait Cache {
+        /// Which cache it is.
+        const CACHE: u32;
         /// The type of the operands.
         type Product: Half;
         /// The type of the queries.
         type Query: Half;
+
         /// Whether keys and values have 8 bits, and scales.
-        const SCALED: bool = true;
+        const SCALED: bool = !is_16_bits(Self::CACHE);
         /// Whether there are scales per token.
-        const BY_TOKEN: bool = false;
+        const BY_TOKEN: bool = by_token(Self::CACHE);
         /// Whether a row of keys has two KV heads. Then the first half of a tile's rows is of one, the second half of
         /// the other.
-        const PAIRS: bool = false;
+        const PAIRS: bool = kv_heads(Self::CACHE) == 2;
         /// Whether rotary embeddings are applied to keys and queries.
-        const TURNS: bool = false;
+        const TURNS: bool = Self::CACHE == BITS16_TURNED;
 
-        /// Converts four elements to two pairs of operands.
-        fn widen(four: u32) -> [u32; 2];
-    }
-
-    impl<T: Half> Cache for Stored<T, BITS16> {
-        type Product = T;
-        type Query = T;
-        const SCALED: bool = false;
-
-        #[inline(always)]
-        fn widen(_: u32) -> [u32; 2] {
-            unreachable!()
-        }
-    }
-
-    impl<T: Half> Cache for Stored<T, BITS16_PAIRS> {
-        type Product = T;
-        type Query = T;
-        const SCALED: bool = false;
-        const PAIRS: bool = true;
-
-        #[inline(always)]
-        fn widen(_: u32) -> [u32; 2] {
-            unreachable!()
-        }
-    }
-
-    impl<T: Half> Cache for Stored<T, BITS16_TURNED> {
-        type Product = T;
-        type Query = T;
-        const SCALED: bool = false;
-        const TURNS: bool = true;
-
-        #[inline(always)]
-        fn widen(_: u32) -> [u32; 2] {
-            unreachable!()
-        }
-    }
-
-    impl<T: Half> Cache for Stored<T, E4M3> {
-        type Product = F16;
-        type Query = T;
-
+        /// Converts four elements of 8 bits to two pairs of operands.
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
-            [
-                convert::e4m3x2_to_f16x2(four as u16),
-                convert::e4m3x2_to_f16x2((four >> 16) as u16),
-            ]
+            if Self::CACHE == E5M2 {
+                // An element is the upper byte of the f16 of the same value.
+                [
+                    math::permute_bytes(four, 0, 0x1404),
+                    math::permute_bytes(four, 0, 0x3424),
+                ]
+            } else if Self::SCALED {
+                [
+                    convert::e4m3x2_to_f16x2(four as u16),
+                    convert::e4m3x2_to_f16x2((four >> 16) as u16),
+                ]
+            } else {
+                unreachable!()
+            }
         }
     }
 
-    impl<T: Half> Cache for Stored<T, E4M3_BY_TOKEN> {
-        type Product = F16;
-        type Query = T;
-        const BY_TOKEN: bool = true;
-
-        #[inline(always)]
-        fn widen(four: u32) -> [u32; 2] {
-            <Stored<T, E4M3>>::widen(four)
-        }
+    macro_rules! stored {
+        ($product:ident: $($cache:ident),*) => {$(
+            impl<T: Half> Cache for Stored<T, $cache> {
+                const CACHE: u32 = $cache;
+                type Product = $product;
+                type Query = T;
+            }
+        )*};
     }
 
-    impl<T: Half> Cache for Stored<T, E4M3_PAIRS> {
-        type Product = F16;
-        type Query = T;
-        const PAIRS: bool = true;
-
-        #[inline(always)]
-        fn widen(four: u32) -> [u32; 2] {
-            <Stored<T, E4M3>>::widen(four)
-        }
-    }
-
-    impl<T: Half> Cache for Stored<T, E4M3_PAIRS_BY_TOKEN> {
-        type Product = F16;
-        type Query = T;
-        const BY_TOKEN: bool = true;
-        const PAIRS: bool = true;
-
-        #[inline(always)]
-        fn widen(four: u32) -> [u32; 2] {
-            <Stored<T, E4M3>>::widen(four)
-        }
-    }
-
-    impl<T: Half> Cache for Stored<T, E5M2> {
-        type Product = F16;
-        type Query = T;
-
-        /// An element is the upper byte of the f16 of the same value.
-        #[inline(always)]
-        fn widen(four: u32) -> [u32; 2] {
-            [
-                math::permute_bytes(four, 0, 0x1404),
-                math::permute_bytes(four, 0, 0x3424),
-            ]
-        }
-    }
+    stored! { T: BITS16, BITS16_PAIRS, BITS16_TURNED }
+    stored! { F16: E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN, E5M2 }
 
     /// Bytes 0, 2, 1, 3 of a word. A word with two elements of each of two values becomes the first elements of both,
     /// then the second elements of both.

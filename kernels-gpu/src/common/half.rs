@@ -20,6 +20,53 @@ macro_rules! each_half {
         &[$($then! { $half $name $rows }),*]
     };
 }
+
+/// The registry row of a kernel that has an entry for each 16-bit type and no other variants: its name up to the type, family,
+/// architecture and operation, threads, resident CTAs per SM, and the type of its 8-bit keys if it has any.
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! half_row {
+    ($half:ident $element:literal {
+        $prefix:literal, $family:ident $arch:ident $op:ident, $threads:ident, $ctas:ident $(, $cache:ident)?
+    }) => {
+        $crate::registry::KernelInfo {
+            element: $crate::registry::Element::$half,
+            $(cache: Some($crate::registry::Element::$cache),)?
+            threads: $threads,
+            registers: $crate::registry::registers($threads, $ctas),
+            ..$crate::registry::KernelInfo::new(
+                concat!($prefix, $element),
+                $crate::registry::Family::$family,
+                $crate::registry::Arch::$arch,
+                $crate::registry::Op::$op,
+            )
+        }
+    };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) use half_row;
+
+/// The entry of such a kernel: a call of a function that is generic over the type.
+#[cfg(target_arch = "nvptx64")]
+#[allow(unused_macros, reason = "most families have no such kernels")]
+macro_rules! half_entry {
+    ($half:ident $element:literal { $prefix:literal, $threads:ident, $ctas:ident, $function:ident($params:ident) }) => {
+        const _: () = {
+            /// See the module's documentation.
+            ///
+            /// # Safety
+            /// The parameters describe memory as their type says; tensors have the type in the name.
+            #[kernel(name = [$prefix, $element], max_threads = $threads, min_blocks = $ctas)]
+            pub unsafe fn entry(params: $params) {
+                // SAFETY: the launch's promise.
+                unsafe { $function::<$crate::common::half::$half>(&params) }
+            }
+        };
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use half_entry;
+
 #[cfg(target_arch = "nvptx64")]
 pub use device::*;
 

@@ -6,6 +6,9 @@
 
 /// Threads of a block.
 pub const THREADS: u32 = 128;
+
+/// Resident blocks per SM.
+const BLOCKS: u32 = 8;
 /// Keys of a block, one per warp.
 pub const KEYS: u32 = THREADS / 32;
 
@@ -16,41 +19,19 @@ pub const ELEMENTS: u32 = 576;
 
 /// The kernels: `append_latent_656_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::THREADS;
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                cache: Some(Element::E4m3),
-                threads: THREADS,
-                registers: registers(THREADS, 8),
-                ..KernelInfo::new(
-                    concat!("append_latent_656_", $element),
-                    Family::Quantise,
-                    Arch::Sm90a,
-                    Op::QuantiseLatent,
-                )
-            }
-        };
-    }
-
-    /// One kernel per 16-bit float type.
-    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "append_latent_656_", Quantise Sm90a QuantiseLatent, THREADS, BLOCKS, E4m3 } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::{ELEMENTS, KEYS, NUMBERS, THREADS};
+    use super::{BLOCKS, ELEMENTS, KEYS, NUMBERS, THREADS};
     use crate::{
         abi::QuantiseParams,
-        common::half::{self, Half},
+        common::half::{Half, half_entry},
         passes::quantise::LARGEST,
     };
 
@@ -144,19 +125,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module's documentation.
-            ///
-            /// # Safety
-            /// As [`narrow`].
-            #[kernel(name = ["append_latent_656_", $element], max_threads = THREADS, min_blocks = 8)]
-            pub unsafe fn entry(params: QuantiseParams) {
-                // SAFETY: the launch's promise.
-                unsafe { narrow::<half::$half>(&params) }
-            }
-        }; };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "append_latent_656_", THREADS, BLOCKS, narrow(QuantiseParams) } }
 }

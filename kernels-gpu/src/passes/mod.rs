@@ -30,10 +30,8 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,
-    narrow::ROWS[0],
-    narrow::ROWS[1],
+    narrow::ROWS,
     pad::ROWS,
     turn::ROWS,
-    ranks::ROWS[0],
-    ranks::ROWS[1],
+    ranks::ROWS,
 ];

@@ -7,6 +7,9 @@
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
+/// Resident blocks per SM.
+const BLOCKS: u32 = 6;
+
 /// Numbers per thread.
 pub const NUMBERS: u32 = 8;
 
@@ -28,32 +31,10 @@ pub const COMPUTED: u32 = 2;
 
 /// The kernels: `append_quantised_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::THREADS;
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                cache: Some(Element::E4m3),
-                threads: THREADS,
-                registers: registers(THREADS, 6),
-                ..KernelInfo::new(
-                    concat!("append_quantised_", $element),
-                    Family::Quantise,
-                    Arch::Sm90a,
-                    Op::Quantise,
-                )
-            }
-        };
-    }
-
-    /// One kernel per 16-bit float type.
-    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "append_quantised_", Quantise Sm90a Quantise, THREADS, BLOCKS, E4m3 } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 pub(crate) use device::largest_finite;
@@ -62,12 +43,12 @@ pub(crate) use device::largest_finite;
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::{COMPUTED, GIVEN, LARGEST, LARGEST_E5M2, NUMBERS, SMALLEST, THREADS};
+    use super::{BLOCKS, COMPUTED, GIVEN, LARGEST, LARGEST_E5M2, NUMBERS, SMALLEST, THREADS};
     use crate::{
         abi::QuantiseParams,
         common::{
             cache,
-            half::{self, Half},
+            half::{Half, half_entry},
         },
     };
 
@@ -186,19 +167,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => { const _: () = {
-            /// See the module's documentation.
-            ///
-            /// # Safety
-            /// As [`quantise`].
-            #[kernel(name = ["append_quantised_", $element], max_threads = THREADS, min_blocks = 6)]
-            pub unsafe fn entry(params: QuantiseParams) {
-                // SAFETY: the launch's promise.
-                unsafe { quantise::<half::$half>(&params) }
-            }
-        }; };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "append_quantised_", THREADS, BLOCKS, quantise(QuantiseParams) } }
 }

@@ -37,38 +37,11 @@ pub const WAIT: u32 = 4;
 pub const STOPPED: u32 = u32::MAX;
 
 /// The kernels, one per 16-bit float type: `merge_ranks_<element>`.
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::each_half! { $as $then {} }
-    };
-}
-
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{BLOCKS, THREADS};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($output:ident $element:literal {}) => {
-            &[KernelInfo {
-                element: Element::$output,
-                threads: THREADS,
-                registers: registers(THREADS, BLOCKS),
-                ..KernelInfo::new(
-                    concat!("merge_ranks_", $element),
-                    Family::Passes,
-                    Arch::Sm80,
-                    Op::MergeRanks,
-                )
-            }]
-        };
-    }
-
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "merge_ranks_", Passes Sm80 MergeRanks, THREADS, BLOCKS } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -83,7 +56,7 @@ mod device {
     use crate::{
         abi::{MAX_GROUP, RankControl, RankMergeParams},
         common::{
-            half::{Bf16, F16, Half},
+            half::{Half, half_entry},
             state::{Merger, State, natural},
         },
     };
@@ -267,25 +240,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($output:ident $element:literal {}) => {
-            const _: () = {
-                /// See the module's documentation.
-                ///
-                /// # Safety
-                /// The parameters describe memory as [`RankMergeParams`] says; tensors have the type in the name.
-                #[kernel(
-                                                                name = ["merge_ranks_", $element],
-                                                                max_threads = THREADS,
-                                                                min_blocks = BLOCKS
-                                                            )]
-                pub unsafe fn entry(params: RankMergeParams) {
-                    // SAFETY: the caller's promise.
-                    unsafe { run::<$output>(&params) }
-                }
-            };
-        };
-    }
-
-    table!(items entries);
+    crate::each_half! { items half_entry { "merge_ranks_", THREADS, BLOCKS, run(RankMergeParams) } }
 }

@@ -12,46 +12,28 @@
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
+/// Resident blocks per SM.
+const BLOCKS: u32 = 2;
+
 /// Pieces per entry.
 pub const PIECES: u32 = 8;
 
 /// The kernels: `turn_rows_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::THREADS;
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                threads: THREADS,
-                registers: registers(THREADS, 2),
-                ..KernelInfo::new(
-                    concat!("turn_rows_", $element),
-                    Family::Quantise,
-                    Arch::Sm90a,
-                    Op::Turn,
-                )
-            }
-        };
-    }
-
-    /// One kernel per 16-bit float type.
-    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "turn_rows_", Quantise Sm90a Turn, THREADS, BLOCKS } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{griddep, prelude::*};
 
-    use super::{PIECES, THREADS};
+    use super::{BLOCKS, PIECES, THREADS};
     use crate::{
         abi::{ConvertedPage, KvStrides, TurnParams},
         common::{
-            half::{self, Half},
+            half::{Half, half_entry},
             rotary::{sine_cosine, turn_words, turned},
         },
     };
@@ -255,21 +237,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => {
-            const _: () = {
-                /// See the module's documentation.
-                ///
-                /// # Safety
-                /// The parameters describe memory as [`TurnParams`] says.
-                #[kernel(name = ["turn_rows_", $element], max_threads = THREADS, min_blocks = 2)]
-                pub unsafe fn entry(params: TurnParams) {
-                    // SAFETY: the launch's promise.
-                    unsafe { turn::<half::$half>(&params) }
-                }
-            };
-        };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "turn_rows_", THREADS, BLOCKS, turn(TurnParams) } }
 }

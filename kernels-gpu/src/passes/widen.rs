@@ -10,48 +10,29 @@
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
+/// Resident blocks per SM.
+const BLOCKS: u32 = 6;
+
 /// Numbers per thread.
 pub const NUMBERS: u32 = 16;
 
 /// The kernels: `widen_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::THREADS;
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                cache: Some(Element::E4m3),
-                threads: THREADS,
-                registers: registers(THREADS, 6),
-                ..KernelInfo::new(
-                    concat!("widen_", $element),
-                    Family::Quantise,
-                    Arch::Sm90a,
-                    Op::Widen,
-                )
-            }
-        };
-    }
-
-    /// One kernel per 16-bit float type.
-    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "widen_", Quantise Sm90a Widen, THREADS, BLOCKS, E4m3 } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::THREADS;
+    use super::{BLOCKS, THREADS};
     use crate::{
         abi::{ConvertedPage, KvStrides, WidenParams},
         common::{
             cache,
-            half::{self, Half},
+            half::{Half, half_entry},
         },
     };
 
@@ -189,21 +170,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => {
-            const _: () = {
-                /// See the module's documentation.
-                ///
-                /// # Safety
-                /// The parameters describe memory as [`WidenParams`] says.
-                #[kernel(name = ["widen_", $element], max_threads = THREADS, min_blocks = 6)]
-                pub unsafe fn entry(params: WidenParams) {
-                    // SAFETY: the launch's promise.
-                    unsafe { widen::<half::$half>(&params) }
-                }
-            };
-        };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "widen_", THREADS, BLOCKS, widen(WidenParams) } }
 }

@@ -13,8 +13,10 @@ const BLOCKS: u32 = 8;
 
 /// The kernels: `embed_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const ROWS: &[crate::registry::KernelInfo] =
-    crate::each_half! { list row { "embed_", Embed, THREADS, BLOCKS } };
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "embed_", Step Sm80 Embed, THREADS, BLOCKS } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -23,7 +25,7 @@ mod device {
     use super::{BLOCKS, PER_THREAD, THREADS};
     use crate::{
         abi::EmbedParams,
-        common::half::{self, Half},
+        common::half::{Half, half_entry},
         step::{at, begin, pack, unpack},
     };
 
@@ -33,6 +35,7 @@ mod device {
     /// The parameters describe memory as [`EmbedParams`] says.
     #[inline(always)]
     unsafe fn embed<T: Half>(p: &EmbedParams) {
+        begin();
         let first = thread::block_idx_x() * (THREADS * PER_THREAD) + thread::thread_idx_x();
         let (mut words, mut to) = ([[0; 4]; N], [0; N]);
         let mut i = 0;
@@ -75,24 +78,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => {
-            const _: () = {
-                /// See the module's documentation.
-                ///
-                /// # Safety
-                /// As [`embed`].
-                #[kernel(name = ["embed_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
-                pub unsafe fn entry(params: EmbedParams) {
-                    // SAFETY: the launch's promise.
-                    unsafe {
-                        begin();
-                        embed::<half::$half>(&params)
-                    }
-                }
-            };
-        };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "embed_", THREADS, BLOCKS, embed(EmbedParams) } }
 }

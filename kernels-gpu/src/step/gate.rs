@@ -32,8 +32,10 @@ pub fn gelu_tanh(x: f32) -> f32 {
 
 /// The kernels: `gate_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const ROWS: &[crate::registry::KernelInfo] =
-    crate::each_half! { list row { "gate_", Gate, THREADS, BLOCKS } };
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::common::half::half_row;
+    crate::each_half! { list half_row { "gate_", Step Sm80 Gate, THREADS, BLOCKS } }
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -42,7 +44,7 @@ mod device {
     use super::{BLOCKS, PER_THREAD, THREADS, gelu_tanh, silu};
     use crate::{
         abi::GateParams,
-        common::half::{self, Half},
+        common::half::{Half, half_entry},
         step::{Vector, at, begin, pack, unpack},
     };
 
@@ -52,6 +54,7 @@ mod device {
     /// The parameters describe memory as [`GateParams`] says.
     #[inline(always)]
     unsafe fn gate<T: Half>(p: &GateParams) {
+        begin();
         let first = thread::block_idx_x() * (THREADS * PER_THREAD) + thread::thread_idx_x();
         let (mut gates, mut ups, mut to) = ([[0; 4]; N], [[0; 4]; N], [0; N]);
         let mut i = 0;
@@ -101,24 +104,5 @@ mod device {
         }
     }
 
-    macro_rules! entries {
-        ($half:ident $element:literal {}) => {
-            const _: () = {
-                /// See the module's documentation.
-                ///
-                /// # Safety
-                /// As [`gate`].
-                #[kernel(name = ["gate_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
-                pub unsafe fn entry(params: GateParams) {
-                    // SAFETY: the launch's promise.
-                    unsafe {
-                        begin();
-                        gate::<half::$half>(&params)
-                    }
-                }
-            };
-        };
-    }
-
-    crate::each_half! { items entries {} }
+    crate::each_half! { items half_entry { "gate_", THREADS, BLOCKS, gate(GateParams) } }
 }

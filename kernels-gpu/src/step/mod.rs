@@ -1,23 +1,5 @@
 //! The step around attention: the operations of a model between its matrix products.
 
-/// The registry row of a kernel with one entry per 16-bit float type and no other variants.
-#[cfg(not(target_arch = "nvptx64"))]
-macro_rules! row {
-    ($half:ident $element:literal { $prefix:literal, $op:ident, $threads:expr, $blocks:expr }) => {
-        $crate::registry::KernelInfo {
-            element: $crate::registry::Element::$half,
-            threads: $threads,
-            registers: $crate::registry::registers($threads, $blocks),
-            ..$crate::registry::KernelInfo::new(
-                concat!($prefix, $element),
-                $crate::registry::Family::Step,
-                $crate::registry::Arch::Sm80,
-                $crate::registry::Op::$op,
-            )
-        }
-    };
-}
-
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
 pub mod embed;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]

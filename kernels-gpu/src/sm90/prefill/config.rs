@@ -262,7 +262,8 @@ impl Shape {
         }
     }
 
-    /// Whether the last slab has fewer than 64 columns. Its surplus columns are zero, and no product reads them.
+    /// Whether the last slab has fewer than 64 columns. No product reads its surplus columns: boxes
+    /// fill them with zeros, copies by rows may leave them as they were.
     pub(super) const fn is_cut(&self) -> bool {
         !self.head_dim.is_multiple_of(64) || !self.value_dim.is_multiple_of(64)
     }

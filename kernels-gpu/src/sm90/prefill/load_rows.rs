@@ -6,7 +6,11 @@
 use cuda_std::{async_copy, fence, mbarrier, prelude::*};
 
 use super::{
-    super::{mma::Slabs, pipeline::Pipeline},
+    super::{
+        by_rows::{KEYS, VECTOR},
+        mma::Slabs,
+        pipeline::Pipeline,
+    },
     Shape,
     scheduler::PREFETCH_DISTANCE,
     shared::Shared,
@@ -16,10 +20,8 @@ use crate::{
     common::prefill_tile::Tile,
 };
 
-const WARP: u32 = warp::FULL_MASK;
-
-/// Rows that a warp looks up and copies at a time, one per lane. A block has at most four times as many.
-const ROWS: u32 = 32;
+/// How often a warp looks up [`KEYS`] keys for a block, at most.
+const TIMES: usize = 4;
 
 /// Rows of a lane that it learns the places of at once, by shuffles.
 const PLACES: u32 = 4;
@@ -27,9 +29,6 @@ const PLACES: u32 = 4;
 /// Rows of a lane whose addresses are in registers at once. With only one, each copy would have to wait until the
 /// previous one has read its address.
 const ADDRESSES: u32 = 2;
-
-/// Bytes of a copy, and of the vectors in which strides count.
-const VECTOR: u32 = 16;
 
 /// Where a key is.
 #[derive(Clone, Copy, Default)]
@@ -124,7 +123,7 @@ impl Share {
         }
     }
 
-    /// Which of [`ROWS`] rows a lane looks up: one that it copies itself, so that the lane of each shuffle is a constant.
+    /// Which of [`KEYS`] rows a lane looks up: one that it copies itself, so that the lane of each shuffle is a constant.
     #[inline(always)]
     const fn row_to_find(self, lane: u32) -> u32 {
         lane % self.lanes * self.at_once() + self.row(lane)
@@ -137,33 +136,34 @@ impl Share {
         block + row * 128 + (lane % self.lanes ^ row) * VECTOR
     }
 
-    /// The two targets from which those of all other copies differ by constants, if the first copy goes to `target`: the swizzle of
-    /// the other half, of a line or of 8 rows, differs in one bit.
+    /// The two targets from which those of all other copies differ by constants, if the first copy goes to `target`: the swizzle
+    /// of the other half, of a line or of 8 rows, differs in one bit.
     #[inline(always)]
-    const fn halves(self, target: u32) -> [u32; 2] {
-        let of_8_rows = if self.lanes == 8 { 512 } else { 0 };
-        [target, (target ^ 64) + of_8_rows]
+    const fn halves(target: u32) -> [u32; 2] {
+        [target, target ^ 64]
     }
 
     /// Where part `part` of the lane's row number `row` goes.
     #[inline(always)]
     const fn target_of(self, halves: [u32; 2], row: u32, part: u32) -> u32 {
-        if self.lanes == 8 {
-            halves[row as usize % 2] + row / 2 * self.slabs.eight + part * self.slabs.slab
-        } else {
-            halves[part as usize % 2] + row * self.slabs.eight + part / 2 * self.slabs.slab
-        }
+        let (row, vector) = (row * self.at_once(), part * self.lanes);
+        let half = row % 8 / 4 ^ vector % 8 / 4;
+        halves[half as usize]
+            + row / 8 * self.slabs.eight
+            + row % 8 * 128
+            + vector / 8 * self.slabs.slab
     }
 
-    /// Copies [`ROWS`] rows from row `from` of the lane on, or the `rows` left of a block if they are fewer. The part of their last line that is not in the pool
-    /// becomes zeros.
+    /// Copies rows from `first` on: [`KEYS`] of them, or those left of a block of `keys` if they are fewer. A last line that is
+    /// only partly in the pool ends with zeros.
     ///
     /// # Safety
-    /// A whole warp comes here; only it writes the rows at `target`; `place`, of the row that the lane has looked up, is an
-    /// offset from `source`.
+    /// A whole warp comes here; only it writes the block that `halves` point into; `place`, of the row that the lane has
+    /// looked up, is an offset from `source`.
     #[inline(always)]
-    unsafe fn copy(self, source: u64, place: u32, halves: [u32; 2], from: u32, rows: u32) {
-        let of_lane = rows.min(ROWS) / self.at_once();
+    unsafe fn copy(self, source: u64, place: u32, halves: [u32; 2], first: u32, keys: u32) {
+        let before = first / self.at_once();
+        let of_lane = (keys - first).min(KEYS) / self.at_once();
         let bytes = self.lanes * VECTOR;
         let mut row = 0;
         while row < of_lane {
@@ -172,14 +172,14 @@ impl Share {
             while i < PLACES && row + i < of_lane {
                 // SAFETY: a whole warp.
                 places[i as usize] =
-                    unsafe { warp::warp_shuffle_idx(WARP, place, row + i, self.lanes) };
+                    unsafe { warp::warp_shuffle_idx(warp::FULL_MASK, place, row + i, self.lanes) };
                 i += 1;
             }
-            let mut first = 0;
-            while first < PLACES && row + first < of_lane {
+            let mut at = 0;
+            while at < PLACES && row + at < of_lane {
                 let sources: [u64; ADDRESSES as usize] = core::array::from_fn(|i| {
                     // Opaque: a shift and an addition. A multiplication would wait for the units that the softmax keeps busy.
-                    let place = u64::from(places[first as usize + i]);
+                    let place = u64::from(places[at as usize + i]);
                     source + (misc::opaque_u64(place) << VECTOR.ilog2())
                 });
                 let mut part = 0;
@@ -187,23 +187,23 @@ impl Share {
                     let valid = self.row_bytes - part * bytes;
                     i = 0;
                     while i < ADDRESSES {
-                        let target = self.target_of(halves, from + row + first + i, part);
+                        let target = self.target_of(halves, before + row + at + i, part);
                         let source = (sources[i as usize] + u64::from(part * bytes)) as *const u8;
                         // SAFETY: the caller's promise; what is not valid is not read.
                         unsafe {
                             if valid >= bytes {
                                 async_copy::copy_cg(target, source);
-                            } else if warp::lane_id() % self.lanes * VECTOR < valid {
-                                async_copy::copy_cg_zfill(target, source, VECTOR);
                             } else {
-                                async_copy::copy_cg_zfill(target, source, 0);
+                                let inside = warp::lane_id() % self.lanes * VECTOR < valid;
+                                let read = if inside { VECTOR } else { 0 };
+                                async_copy::copy_cg_zfill(target, source, read);
                             }
                         }
                         i += 1;
                     }
                     part += 1;
                 }
-                first += ADDRESSES;
+                at += ADDRESSES;
             }
             row += PLACES;
         }
@@ -244,7 +244,7 @@ unsafe fn gather_from<const VALUES: bool, const STAGES: u32, const SINGLE: bool>
     let keys = s.shape.keys;
     let share = Share::new(s.shape, VALUES);
     let block_bytes = keys * s.shape.row_bytes(VALUES);
-    let times = keys.div_ceil(ROWS) as usize;
+    let times = keys.div_ceil(KEYS) as usize;
     // The lane's target. It advances through the stages, which are contiguous.
     let (_, _, stages) = s.stage_of(VALUES, 0);
     let mut target = share.target(stages, lane);
@@ -274,11 +274,12 @@ unsafe fn gather_from<const VALUES: bool, const STAGES: u32, const SINGLE: bool>
             let row = share.row_to_find(misc::opaque(lane));
             let mut key = tile.end as i32 - keys as i32 + row as i32;
             let mut left = tile.blocks;
-            let mut found = [Found::default(); 4];
+            let mut found = [Found::default(); TIMES];
             let mut time = 0;
             while time < times && any {
-                // Keys behind the last one are replaced by it; the mask hides them.
-                let key = (key + (time as u32 * ROWS) as i32).min(tile.end as i32 - 1);
+                // Where `keys` is no multiple of 32, some lanes find keys behind the block. They are not copied, but must be in
+                // the table.
+                let key = (key + (time as u32 * KEYS) as i32).min(tile.end as i32 - 1);
                 found[time] = table.find(key);
                 time += 1;
             }
@@ -289,19 +290,18 @@ unsafe fn gather_from<const VALUES: bool, const STAGES: u32, const SINGLE: bool>
                 let (full, free, block) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
                 if any {
-                    let mut places = [0; 4];
+                    let mut places = [0; TIMES];
                     time = 0;
                     while time < times {
                         places[time] = table.place(found[time]);
                         time += 1;
                     }
                     key = misc::opaque(key as u32) as i32 - keys as i32;
-                    let halves = share.halves(target);
+                    let halves = Share::halves(target);
                     time = 0;
                     while time < times {
-                        let first = time as u32 * ROWS;
-                        let from = first / share.at_once();
-                        share.copy(source, places[time], halves, from, keys - first);
+                        let first = time as u32 * KEYS;
+                        share.copy(source, places[time], halves, first, keys);
                         found[time] = table.find(key + first as i32);
                         time += 1;
                     }

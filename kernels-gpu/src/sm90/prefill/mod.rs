@@ -6,7 +6,7 @@
 //! - the **scheduler** (one thread) claims tiles from an atomic ticket and loads their queries. In the last rounds it
 //!   claims the next tile only when the current one is nearly done;
 //! - two **loaders** (a warp each) load keys and values. Each lane issues one TMA box and reads its page id before the
-//!   stage is free;
+//!   stage is free. Where no tensor map describes the pool, the loaders copy rows (`load_rows`);
 //! - the **store warp** copies whole finished tiles from shared memory to the output by TMA;
 //! - the **consumers** walk a tile's blocks from the last visible key to the first. They issue Q·Kᵀ of a block together
 //!   with P·V of the previous block, so the tensor cores stay busy during the softmax. A tile's last P·V overlaps with
