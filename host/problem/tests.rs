@@ -400,7 +400,8 @@ fn errors_say_values() {
     let message = error(|b| b.parts[0].table.indices[3] = 10).to_string();
     assert_eq!(
         message,
-        "page id 10 at indices[3] of part 0 is outside the pool of 10 pages"
+        "page id 10 at indices[3] of part 0 is outside the pool of 10 pages: correct the id, or give the table the pages of its \
+         pool"
     );
 }
 
