@@ -40,7 +40,7 @@ pub enum Backend {
 }
 
 impl Attention {
-    /// Gets the set for a device. On a GPU, the first call loads the kernels, which takes some milliseconds.
+    /// Gets the set for a device. On a GPU, the first call loads the kernels: less than a second, since nothing is compiled.
     ///
     /// # Errors
     /// If there is no backend for the device, or no kernels for the GPU.
