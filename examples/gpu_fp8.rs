@@ -1,6 +1,6 @@
 //! Keys and values of 8 bits on a GPU: new ones are quantised as they are appended, with a scale for each token and KV head.
 //!
-//! Run it with `cargo run --release --features cuda --example gpu_fp8` on a Hopper GPU. Without a GPU it prints what is missing and
+//! Run it with `cargo run --release --features cuda --example gpu_fp8` on a Hopper GPU. On another GPU, or without one, it prints what is missing and
 //! ends. In a program of your own, the comparison with f64 takes the feature `unstable`.
 
 use std::error::Error as StdError;
@@ -32,8 +32,11 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     };
     let (stream, device) = (gpu.stream()?, gpu.device());
     let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
-    // Refused here on GPUs without such kernels, before memory is allocated.
-    gpu.supports(&spec)?;
+    // Before memory is allocated.
+    if let Err(missing) = gpu.supports(&spec) {
+        println!("{missing}");
+        return Ok(());
+    }
 
     // The cache of a layer: numbers `[pages, page_size, kv_heads, head_dim]`, scales `[pages, page_size, kv_heads]`.
     let [heads, dim] = [spec.kv_heads, spec.head_dim_qk].map(|extent| extent as usize);

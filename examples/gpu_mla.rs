@@ -1,7 +1,7 @@
 //! Latent attention (MLA) on a GPU: the decodes of DeepSeek-V3, with one row of 576 elements for a token, of which the first 512 are
 //! its value.
 //!
-//! Run it with `cargo run --release --features cuda --example gpu_mla` on a Hopper GPU. Without a GPU it prints what is missing and
+//! Run it with `cargo run --release --features cuda --example gpu_mla` on a Hopper GPU. On another GPU, or without one, it prints what is missing and
 //! ends. In a program of your own, the comparison with f64 takes the feature `unstable`.
 
 use std::error::Error as StdError;
@@ -33,7 +33,11 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     let (stream, device) = (gpu.stream()?, gpu.device());
     // 16 query heads of this GPU, multiplied by the up-projection of the keys: 512 latent elements and 64 rotated ones.
     let spec = Spec::latent(16, 512, 64);
-    gpu.supports(&spec)?;
+    // Before memory is allocated.
+    if let Err(missing) = gpu.supports(&spec) {
+        println!("{missing}");
+        return Ok(());
+    }
 
     // The cache of a layer: `[pages, page_size, 1, 576]`.
     let row = spec.head_dim_qk as usize;

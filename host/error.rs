@@ -312,19 +312,18 @@ pub enum Error {
         /// The architectures of its modules.
         built_for: Vec<&'static str>,
     },
-    /// A kernel that this GPU does not have: the plan is for another device, or Ampere lacks what was asked for.
+    /// A kernel that this GPU does not have: the plan is for another device, or the kernels for Ampere lack what was asked for.
     #[error(
-        "{device} (compute capability {}.{}) has no kernel {kernel}: plan with `Gpu::device()`; what Ampere lacks runs on Hopper or \
-         on the CPU",
-        .compute.0, .compute.1
+        "{device} runs the kernels for {arch}, and among these is none {what}: plan with `Gpu::device()`; what the kernels for Ampere \
+         lack runs on Hopper or on the CPU"
     )]
     NotOnDevice {
-        /// The kernel.
-        kernel: String,
+        /// What the kernel does, or its name.
+        what: String,
         /// Name of the GPU.
         device: String,
-        /// Its compute capability.
-        compute: (u32, u32),
+        /// The architecture of the kernels that it runs.
+        arch: &'static str,
     },
     /// The program has no machine code for the GPU, and the driver was not allowed to compile PTX.
     #[error(
@@ -419,9 +418,7 @@ pub enum Error {
         name: kernels_gpu::HooksName,
     },
     /// A launch that the kernel or the GPU does not allow.
-    #[error(
-        "{kernel} cannot be launched with {got} {what}: at most {limit}; divide the batch, or the launch set of the workspace"
-    )]
+    #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]
     LaunchLimit {
         /// The kernel.
         kernel: &'static str,

@@ -85,10 +85,18 @@ impl From<Error> for Failure {
             Error::OutOfMemory { bytes, free, total } => Self::Backend(format!(
                 "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give a smaller case, or free memory"
             )),
+            // Memory of the host that the device reads.
+            Error::Driver {
+                code: OUT_OF_MEMORY,
+                ..
+            } => Self::Backend(format!("{error}: give a smaller case, or free memory")),
             _ => Self::Wrong(error.to_string()),
         }
     }
 }
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
 
 /// The features with which the command serves models.
 pub(crate) const OF_MODELS: &str = "cuda,engine";
@@ -155,6 +163,11 @@ mod tests {
         let (from, to) = (0, 1);
         for error in [
             driver(OUT_OF_MEMORY),
+            Error::OutOfMemory {
+                bytes: 2,
+                free: 1,
+                total: 3,
+            },
             Error::ForeignContext { ordinal: 0 },
             RankError::NoPeerAccess { from, to }.into(),
         ] {

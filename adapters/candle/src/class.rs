@@ -6,7 +6,9 @@ use tandem_attn::{
     problem::{Batch, Spec},
 };
 
-use crate::{growth::grown, wrap};
+#[cfg(any(feature = "cuda", test))]
+use crate::growth::of_both;
+use crate::wrap;
 
 /// The planner for layers of one specification.
 #[derive(Debug)]
@@ -32,8 +34,9 @@ impl Class {
     }
 
     /// The bound of what was reserved before and of this.
+    #[cfg(any(feature = "cuda", test))]
     pub fn with(&self, bound: &Bound) -> Bound {
-        self.reserved.map_or(*bound, |had| grown(bound, &had))
+        self.reserved.map_or(*bound, |had| of_both(bound, &had))
     }
 
     /// Plans a batch. What was reserved is enough for the plan, unless the batch is beyond the limits.
@@ -52,17 +55,17 @@ impl Class {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use tandem_attn::{plan::BatchLimits, problem::PageTable};
 
     use super::*;
 
-    pub const PAGE: u32 = 16;
-    pub const REQUESTS: u32 = 512;
+    const PAGE: u32 = 16;
+    const REQUESTS: u32 = 512;
 
     /// Decodes in a binary tree of prefixes: on every level, half of the requests of the level above have a prefix of
     /// `pages` pages in common.
-    pub fn tree(levels: u32, pages: u32) -> Batch {
+    fn tree(levels: u32, pages: u32) -> Batch {
         let mut table = PageTable::new(PAGE, ((1 << levels) + REQUESTS) * pages);
         for request in 0..REQUESTS {
             let nodes = (0..levels).map(|level| (1 << level) + (request >> (9 - level)) - 1);
@@ -129,6 +132,7 @@ pub mod tests {
             both.check(&bound).map_err(wrap)?;
             assert_eq!(class.with(&bound), both);
         }
+        assert_eq!(both.page_ids, first.page_ids.max(long.page_ids));
         Ok(())
     }
 }

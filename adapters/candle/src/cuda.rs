@@ -21,7 +21,13 @@ use tandem_attn::{
     tensor::Element,
 };
 
-use crate::{growth::grown, layout::Axes, ops::Attend, step::lock, wrap};
+use crate::{
+    growth::{grown, of_both},
+    layout::Axes,
+    ops::Attend,
+    step::lock,
+    wrap,
+};
 
 /// The handle of a stream.
 fn raw(stream: &CudaStream) -> Stream {
@@ -83,17 +89,19 @@ impl Backend {
     /// Allocates a workspace for plans within a bound, on the stream of the backend's device.
     pub fn reserve(&self, spec: &Spec, bound: &Bound) -> Result<()> {
         let mut classes = lock(&self.classes);
-        self.class(&mut classes, spec, bound, &self.stream)
+        self.class(&mut classes, spec, bound, &self.stream, of_both)
             .map(drop)
     }
 
-    /// The class of some heads on a stream, with a workspace for the bound.
+    /// The class of some heads on a stream, with a workspace for the bound. One that is too small is replaced by one of the
+    /// `larger` bound.
     fn class<'a>(
         &self,
         classes: &'a mut Vec<Class>,
         spec: &Spec,
         bound: &Bound,
         on: &CudaStream,
+        larger: fn(&Bound, &Bound) -> Bound,
     ) -> Result<&'a mut Class> {
         let stream = raw(on);
         let known = classes
@@ -104,7 +112,7 @@ impl Backend {
         }
         let mut bound = *bound;
         if let Some(index) = known {
-            bound = grown(&bound, &classes[index].bound);
+            bound = larger(&bound, &classes[index].bound);
             // Work under way still uses the old workspace.
             on.synchronize().map_err(candle_core::Error::wrap)?;
             classes.remove(index);
@@ -172,7 +180,7 @@ impl Backend {
                 tensors = tensors.with_sinks(*sinks);
             }
             let mut classes = lock(&self.classes);
-            let class = self.class(&mut classes, spec, &Bound::of(plan), &stream)?;
+            let class = self.class(&mut classes, spec, &Bound::of(plan), &stream, grown)?;
             if !class
                 .uploaded
                 .as_ref()

@@ -9,15 +9,24 @@ pub fn grown(needed: &Bound, had: &Bound) -> Bound {
         true => needed.max(had.saturating_mul(2)),
         false => had,
     };
+    each(needed, had, grown)
+}
+
+/// The bound for plans of both.
+pub fn of_both(one: &Bound, other: &Bound) -> Bound {
+    each(one, other, u32::max)
+}
+
+fn each(one: &Bound, other: &Bound, of: impl Fn(u32, u32) -> u32) -> Bound {
     Bound {
-        items: grown(needed.items, had.items),
-        rows: grown(needed.rows, had.rows),
-        page_ids: grown(needed.page_ids, had.page_ids),
-        merges: grown(needed.merges, had.merges),
-        slots: grown(needed.slots, had.slots),
-        ancestors: grown(needed.ancestors, had.ancestors),
-        padded_tokens: grown(needed.padded_tokens, had.padded_tokens),
-        converted_pages: grown(needed.converted_pages, had.converted_pages),
+        items: of(one.items, other.items),
+        rows: of(one.rows, other.rows),
+        page_ids: of(one.page_ids, other.page_ids),
+        merges: of(one.merges, other.merges),
+        slots: of(one.slots, other.slots),
+        ancestors: of(one.ancestors, other.ancestors),
+        padded_tokens: of(one.padded_tokens, other.padded_tokens),
+        converted_pages: of(one.converted_pages, other.converted_pages),
     }
 }
 

@@ -92,8 +92,9 @@ impl Layer {
     /// The specification of this layer's attention: [`Attention::supports`](crate::Attention::supports) and
     /// [`Attention::reserve`](crate::Attention::reserve) then are about the kernels and the workspace that its calls use.
     ///
-    /// `dtype` is the type of the queries and of the cache. If the layer has scales, the cache is of F8E4M3; a cache of F8E4M3
-    /// without scales has scales of 1. For values of another head dimension than the keys, add [`Spec::with_head_dim_v`].
+    /// `dtype` is the type of the queries, and of the cache if the layer has no scales: with scales the cache is of F8E4M3. For a
+    /// cache of F8E4M3 without scales add [`Spec::with_kv_dtype`], for values of another head dimension than the keys
+    /// [`Spec::with_head_dim_v`].
     ///
     /// ```
     /// use candle_core::{DType, Device};

@@ -69,6 +69,7 @@ mod class;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", test))]
 mod growth;
 mod layer;
 mod layout;

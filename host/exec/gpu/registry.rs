@@ -115,9 +115,9 @@ impl Gpu {
 
     pub(super) fn kernel(&self, id: KernelId) -> Result<&Kernel, Error> {
         self.kernels.get(id).ok_or_else(|| Error::NotOnDevice {
-            kernel: id.to_string(),
+            what: format!("called {id}"),
             device: self.name.clone(),
-            compute: self.compute,
+            arch: self.arch(),
         })
     }
 
@@ -166,9 +166,9 @@ impl Gpu {
         let is = |kernel: &&Kernel| (kernel.info.op, kernel.info.element) == (op, element);
         let found = self.kernels.others.iter().find(is);
         found.ok_or_else(|| Error::NotOnDevice {
-            kernel: format!("{op:?} for {element:?}"),
+            what: format!("for {op:?} in {element:?}"),
             device: self.name.clone(),
-            compute: self.compute,
+            arch: self.arch(),
         })
     }
 

@@ -110,7 +110,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_current) = Current::enter(self.context) {
-            // SAFETY: allocated by us, or null. Waits for work that uses it.
+            // SAFETY: allocated by us. Waits for work that uses it.
             let _ = unsafe { cuMemFree(self.address) };
         }
     }

@@ -205,15 +205,15 @@ pub(super) fn check(
         })
     };
     let spec = cache_type.spec(*spec);
+    if let Err(error) = device.supports(&spec) {
+        return refused(error.to_string());
+    }
     // Decode kernels take prompts of other heads: each tile converts the keys again.
     if !matches!(spec.head_dim_qk, 64 | 128 | 256) {
         return refused(format!(
             "prompts with heads of {} in 8 bits would be several times as slow as in 16",
             spec.head_dim_qk
         ));
-    }
-    if let Err(error) = device.supports(&spec) {
-        return refused(error.to_string());
     }
     // The planner does not know the scales of a pool: at the launch, kernels for scales of each token take the place of
     // those of the plan.
@@ -330,8 +330,8 @@ mod tests {
         let llama = Spec::new(32, 8, 128);
         for (device, spec, named) in [
             ("a100", llama, "F8E4M3"),
-            ("h200", Spec::new(32, 8, 80), "80"),
-            ("h200", Spec::new(32, 8, 512), "512"),
+            ("h200", Spec::new(32, 8, 80), "heads of 80 in 8 bits"),
+            ("h200", Spec::new(32, 8, 512), "no kernel for h200"),
             ("h200", Spec::new(80, 1, 64), "80"),
         ] {
             let [auto, plain, scaled] = on(device, &spec);

@@ -110,7 +110,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`RankError::Group`], [`RankError::NoPeerAccess`], [`Error::Dtype`] for outputs of other than 16 bits,
-    /// [`Error::Driver`].
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn ranks(
         gpus: &[&Self],
         spec: &Spec,

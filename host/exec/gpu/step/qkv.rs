@@ -69,7 +69,7 @@ impl Gpu {
     /// Copies frequencies to device memory and waits for the copy. Call it once per model.
     ///
     /// # Errors
-    /// [`Error::Driver`]; [`Error::NoInstance`] if the number of rotated elements is not a multiple
+    /// [`Error::OutOfMemory`], [`Error::Driver`]; [`Error::NoInstance`] if the number of rotated elements is not a multiple
     /// of 16.
     pub fn rope(&self, table: &RopeTable) -> Result<DeviceRope, Error> {
         let dim = table.dim();
