@@ -278,7 +278,7 @@ mod tests {
     fn decodes_convert_no_keys() {
         let device = DeviceDescription::named("h200").unwrap();
         let planning = PlanOptions::default().with_pod(PodMode::Serial);
-        let fixed = planning.with_split(SplitMode::Fixed { tokens: 256 });
+        let fixed = planning.with_split(SplitMode::Fixed { tokens: 320 });
         for (heads, requests, keys, page_size) in [
             ([32, 8, 128], 1, 30_000),
             ([32, 8, 128], 64, 4096),
