@@ -54,7 +54,11 @@ pub fn run() -> Result<(), Error> {
         (variant.join().expect("no panic"), outsiders)
     });
     outsiders?;
-    try_own_variant(variant?)?;
+    // Build the driver with all packages. Alone, its dependencies would be compiled with other features, and again for
+    // the tests.
+    let driver = crate::test::emulated_driver()?;
+    try_own_variant(variant?, &driver)?;
+    try_examples(&driver)?;
     // After the tests are compiled, whose dependencies these commands share.
     try_commands(&root)?;
     check_minimum_rust(&root)
@@ -127,31 +131,41 @@ fn build_own_variant() -> Result<Duration, Error> {
 }
 
 /// Runs the example without a GPU and on the emulated GPU.
-fn try_own_variant(built: Duration) -> Result<(), Error> {
-    let target = target_dir()?;
-    // Build the driver with all packages. Alone, its dependencies would be compiled with other features, and again for
-    // the tests.
-    let driver = crate::test::emulated_driver()?;
+fn try_own_variant(built: Duration, driver: &Path) -> Result<(), Error> {
     for (libcuda, expected) in [
         (Path::new("/none"), "CPU: the largest difference"),
-        (&driver, "Emulated GPU: the largest difference"),
+        (driver, "Emulated GPU: the largest difference"),
     ] {
-        let said = output(
-            Command::new(target.join("debug/own-variant"))
-                .env_clear()
-                .env("TANDEM_LIBCUDA", libcuda),
-        )?;
-        if !said.contains(expected) {
-            return Err(
-                format!("the example of a variant does not say {expected:?}: {said}").into(),
-            );
-        }
+        try_program("own-variant", libcuda, expected)?;
     }
     println!(
         "adopt: a program with kernels of its own: built in {:.0} s, right on the CPU and the emulated GPU",
         built.as_secs_f64()
     );
     Ok(())
+}
+
+/// Runs examples for GPUs on the emulated one. They compare their results with f64.
+fn try_examples(driver: &Path) -> Result<(), Error> {
+    for name in ["examples/gpu_fp8", "examples/gpu_mla"] {
+        try_program(name, driver, "the largest difference from f64")?;
+        println!("adopt: {name}: right on the emulated GPU");
+    }
+    Ok(())
+}
+
+/// Runs a program that was compiled with the tests, with this driver.
+fn try_program(name: &str, libcuda: &Path, expected: &str) -> Result<(), Error> {
+    let program = target_dir()?.join("debug").join(name);
+    let said = output(
+        Command::new(program)
+            .env_clear()
+            .env("TANDEM_LIBCUDA", libcuda),
+    )?;
+    match said.contains(expected) {
+        true => Ok(()),
+        false => Err(format!("{name} does not say {expected:?}: {said}").into()),
+    }
 }
 
 /// A command for a program in a minimal environment.
