@@ -139,7 +139,7 @@ fn try_own_variant(built: Duration, driver: &Path) -> Result<(), Error> {
         try_program("own-variant", libcuda, expected)?;
     }
     println!(
-        "adopt: a program with kernels of its own: built in {:.0} s, right on the CPU and the emulated GPU",
+        "adopt: a program with kernels of its own: built in {:.0} s beside the programs above, right on the CPU and the emulated GPU",
         built.as_secs_f64()
     );
     Ok(())
