@@ -1,8 +1,8 @@
 //! Latent attention (MLA) on a GPU: the decodes of DeepSeek-V3, with one row of 576 elements for a token, of which the first 512 are
 //! its value.
 //!
-//! Run it with `cargo run --release --features cuda --example gpu_mla` on a Hopper GPU. On another GPU, or without one, it prints what is missing and
-//! ends. In a program of your own, the comparison with f64 takes the feature `unstable`.
+//! Run it with `cargo run --release --features cuda --example gpu_mla` on a Hopper GPU. On another GPU, or
+//! without one, it prints what is missing and ends. In a program of your own, the comparison with f64 takes the feature `unstable`.
 
 use std::error::Error as StdError;
 

@@ -82,9 +82,9 @@ impl From<Error> for Failure {
             | Error::ForeignContext { .. }
             | Error::Rank(RankError::NoPeerAccess { .. } | RankError::NoNccl { .. })
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
-            Error::OutOfMemory { bytes, free, total } => Self::Backend(format!(
-                "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give a smaller case, or free memory"
-            )),
+            Error::OutOfMemory { bytes, free, total } => {
+                too_little_memory([bytes, free, total], "a smaller case, or free memory")
+            }
             // Memory of the host that the device reads.
             Error::Driver {
                 code: OUT_OF_MEMORY,
@@ -97,6 +97,13 @@ impl From<Error> for Failure {
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
+
+/// The failure of an allocation of so many bytes on a GPU with so many free ones of so many in all, and what to give instead.
+pub(crate) fn too_little_memory([bytes, free, total]: [usize; 3], instead: &str) -> Failure {
+    Failure::Backend(format!(
+        "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give {instead}"
+    ))
+}
 
 /// The features with which the command serves models.
 pub(crate) const OF_MODELS: &str = "cuda,engine";

@@ -173,7 +173,7 @@ impl Backend {
             let mut tensors = RunTensors::new(&q, &pools, &out);
             let sinks = sinks.as_ref().map(Tensor::storage_and_layout);
             let sinks = match &sinks {
-                Some((storage, layout)) => Some(dense::<f32>(storage, layout, &stream)?),
+                Some((storage, layout)) => Some(dense::<f32>("sinks", storage, layout, &stream)?),
                 None => None,
             };
             if let Some((sinks, _read)) = &sinks {
@@ -242,7 +242,7 @@ impl Backend {
         let (address, dtype, _cache) = in_storage!(&mut cache.slice, device_ptr_mut, &stream);
         let pool = described(address, dtype, axes);
         let (slots, slots_layout) = slots.storage_and_layout();
-        let (slots, _slots) = dense::<u32>(&slots, slots_layout, &stream)?;
+        let (slots, _slots) = dense::<u32>("slots", &slots, slots_layout, &stream)?;
         // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on them
         // after this copy. If two tokens have the same slot, one of the two rows remains.
         unsafe {
@@ -261,12 +261,13 @@ impl Backend {
 
 /// The elements of a dense tensor that a call on the stream reads.
 fn dense<'a, T: CudaDType + DeviceRepr + 'a>(
+    name: &str,
     storage: &'a Storage,
     layout: &Layout,
     stream: &'a CudaStream,
 ) -> Result<(DeviceArray<T>, SyncOnDrop<'a>)> {
     let Storage::Cuda(storage) = storage else {
-        bail!("the slots or the sinks are not on the GPU that the cache is on");
+        bail!("the {name} are not on the GPU that the cache is on");
     };
     let (address, read) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
     let first = address + (layout.start_offset() * size_of::<T>()) as u64;

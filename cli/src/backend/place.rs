@@ -108,7 +108,7 @@ fn emulated() -> Failure {
     )
 }
 
-/// The failure of a run on a GPU. The flags of [`Place`] have the CPU, too, which has kernels for everything.
+/// The failure of a run on a GPU. Commands with the flags of [`Place`] can use the CPU instead, which computes everything.
 #[cfg(feature = "cuda")]
 pub(super) fn of_gpu(error: Error) -> Failure {
     match error {

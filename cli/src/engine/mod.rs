@@ -17,7 +17,9 @@ use tandem_schedule::ScheduleError;
 use crate::{
     Failure,
     backend::{Gpu, Place},
-    cache_type, memory,
+    cache_type,
+    failure::too_little_memory,
+    memory,
     serve_sim::at_least_1,
     table::visible,
 };
@@ -236,10 +238,8 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Attention(AttentionError::OutOfMemory { bytes, free, total }) => {
-                Self::Backend(format!(
-                    "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give a smaller --cache or \
-                     --budget, caches of 8 bits (--cache-type e4m3-scaled), or a smaller model"
-                ))
+                let instead = "a smaller --cache or --budget, caches of 8 bits (--cache-type e4m3-scaled), or a smaller model";
+                too_little_memory([bytes, free, total], instead)
             }
             Error::Attention(error) => error.into(),
             Error::Read { path, error } => Self::Read { path, error },

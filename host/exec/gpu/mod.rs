@@ -192,8 +192,8 @@ impl<'a> GpuBuilder<'a> {
     /// Attaches to device `ordinal` and loads the kernels.
     ///
     /// # Errors
-    /// As [`Gpu::new`]; [`Error::VariantArchitecture`]; with other modules [`Error::NoKernel`] if a kernel is missing; if the driver compiles,
-    /// [`Error::PtxTooNew`].
+    /// As [`Gpu::new`]; with variants [`Error::VariantArchitecture`]; with other modules [`Error::NoKernel`] if a kernel is
+    /// missing; if the driver compiles, [`Error::PtxTooNew`].
     pub fn build(self, ordinal: u32) -> Result<Gpu, Error> {
         Gpu::load(ordinal, self)
     }

@@ -181,13 +181,12 @@ impl KvScales {
 
     /// Whether two sets of scales differ at most in addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
-        fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
-            a.layout() == b.layout()
-        }
         match (self, other) {
             (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,
             (Self::Tensor { k, v }, Self::Tensor { k: a, v: b })
-            | (Self::Head { k, v }, Self::Head { k: a, v: b }) => tensors(k, a) && tensors(v, b),
+            | (Self::Head { k, v }, Self::Head { k: a, v: b }) => {
+                k.layout() == a.layout() && v.layout() == b.layout()
+            }
             (
                 Self::Request { k, v, of_token },
                 Self::Request {
@@ -195,8 +194,10 @@ impl KvScales {
                     v: b,
                     of_token: c,
                 },
-            ) => tensors(k, a) && tensors(v, b) && of_token.len == c.len,
-            (Self::Token { k, v }, Self::Token { k: a, v: b }) => tensors(k, a) && tensors(v, b),
+            ) => k.layout() == a.layout() && v.layout() == b.layout() && of_token.len == c.len,
+            (Self::Token { k, v }, Self::Token { k: a, v: b }) => {
+                k.layout() == a.layout() && v.layout() == b.layout()
+            }
             _ => false,
         }
     }
