@@ -25,8 +25,12 @@ pub struct Generation {
     pub max_new_tokens: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
-    /// Continue after a token that ends an answer: for measurements.
+    /// Continue after a token that ends an answer: for measurements. [`stop_tokens`](Self::stop_tokens) still end it.
     pub ignore_ends: bool,
+    /// Number of tokens before which no token ends the answer. One that would is a token like any other.
+    pub min_new_tokens: u32,
+    /// Tokens that end the answer, beside those of the model.
+    pub stop_tokens: Vec<u32>,
     /// Prompt tokens that count as computed, whatever the cache holds: for measurements that begin in the middle of a
     /// prompt.
     pub computed: u32,
@@ -41,6 +45,8 @@ impl Generation {
             max_new_tokens,
             sampling: Sampling::GREEDY,
             ignore_ends: false,
+            min_new_tokens: 0,
+            stop_tokens: Vec::new(),
             computed: 0,
         }
     }
@@ -49,7 +55,7 @@ impl Generation {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model drew a token that ends an answer.
+    /// The model drew a token that ends an answer, or one of [`Generation::stop_tokens`].
     End,
     /// It has the requested number of tokens.
     Length,
@@ -60,6 +66,13 @@ pub enum Finish {
 /// What happened to a request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// The first step with tokens of the request began. Reported once, before its tokens, also if it is preempted later.
+    Started {
+        /// The request.
+        request: RequestId,
+        /// Number of prompt tokens that were found in the prefix cache.
+        cached_tokens: u32,
+    },
     /// A token of the answer. The token that ends the answer is not reported.
     Token {
         /// The request.
@@ -115,8 +128,23 @@ struct Flight {
 struct Answer {
     sampling: Sampling,
     ignore_ends: bool,
+    /// Tokens that still must come before one may end it.
+    before_end: u32,
+    stop_tokens: Vec<u32>,
+    started: bool,
     drawn: u64,
     ended: bool,
+}
+
+impl Answer {
+    /// Whether a drawn token ends it. `ends` are those of the model.
+    fn ends_with(&mut self, token: u32, ends: &[u32]) -> bool {
+        if self.before_end > 0 {
+            self.before_end -= 1;
+            return false;
+        }
+        self.stop_tokens.contains(&token) || !self.ignore_ends && ends.contains(&token)
+    }
 }
 
 /// What a step contained and how long it took, for measurements.
@@ -126,6 +154,8 @@ pub struct StepReport {
     pub tokens: u32,
     /// How many of them belong to decodes.
     pub decodes: u32,
+    /// Number of requests.
+    pub requests: u32,
     /// Number of drawn tokens.
     pub drawn: u32,
     /// Number of preempted requests.
@@ -199,7 +229,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Token`], [`Error::TooLong`], [`Error::Schedule`] if the request breaks a limit or can never be served,
-    /// [`Error::Attention`] for invalid sampling parameters.
+    /// [`Error::Attention`] for invalid sampling parameters, [`Error::MinTokens`].
     pub fn submit(&mut self, generation: Generation) -> Result<RequestId, Error> {
         self.check(&generation)?;
         self.rested |= self.is_idle();
@@ -208,6 +238,8 @@ impl Engine {
             max_new_tokens,
             sampling,
             ignore_ends,
+            min_new_tokens,
+            stop_tokens,
             computed,
         } = generation;
         let request = self.composer.submit(Request {
@@ -217,6 +249,9 @@ impl Engine {
         let answer = Answer {
             sampling,
             ignore_ends,
+            before_end: min_new_tokens,
+            stop_tokens,
+            started: false,
             drawn: 0,
             ended: false,
         };
@@ -227,12 +262,13 @@ impl Engine {
     fn check(&self, generation: &Generation) -> Result<(), Error> {
         let architecture = self.backend.architecture();
         let vocabulary = architecture.vocabulary;
-        if let Some(&got) = generation
-            .prompt
-            .iter()
-            .find(|&&id| id as usize >= vocabulary)
-        {
+        let mut ids = generation.prompt.iter().chain(&generation.stop_tokens);
+        if let Some(&got) = ids.find(|&&id| id as usize >= vocabulary) {
             return Err(Error::Token { got, vocabulary });
+        }
+        let (min, max) = (generation.min_new_tokens, generation.max_new_tokens);
+        if min > max {
+            return Err(Error::MinTokens { min, max });
         }
         let got = generation.prompt.len() as u64 + u64::from(generation.max_new_tokens);
         let limit = architecture.positions;
@@ -266,7 +302,7 @@ impl Engine {
             let reason = Finish::Cancelled;
             report(Event::Finished { request, reason });
         }
-        let begun = self.begin()?;
+        let begun = self.begin(report)?;
         if self.flights.len() > self.ahead || !begun {
             return self.finish(report);
         }
@@ -274,7 +310,7 @@ impl Engine {
     }
 
     /// Composes a step and begins it on the backend. Returns false if there is nothing to compute.
-    fn begin(&mut self) -> Result<bool, Error> {
+    fn begin(&mut self, report: &mut dyn FnMut(Event)) -> Result<bool, Error> {
         let mut step = self.spare.pop().unwrap_or_default();
         if !self.composer.compose(&mut step) {
             self.spare.push(step);
@@ -293,10 +329,21 @@ impl Engine {
         self.draws.clear();
         self.last_rows.clear();
         for (entry, row) in step.entries.iter().zip(&inputs.logits) {
-            let (Some(row), Some(answer)) = (row, self.requests.get_mut(&entry.request)) else {
+            let request = entry.request;
+            let Some(answer) = self.requests.get_mut(&request) else {
                 continue;
             };
-            self.last_rows.insert(entry.request, self.rows.len() as u32);
+            if !std::mem::replace(&mut answer.started, true) {
+                let cached_tokens = self.composer.cached_tokens_of(request).unwrap_or(0);
+                report(Event::Started {
+                    request,
+                    cached_tokens,
+                });
+            }
+            let Some(row) = row else {
+                continue;
+            };
+            self.last_rows.insert(request, self.rows.len() as u32);
             self.rows.push(*row);
             let draw = answer.sampling.draw(answer.drawn);
             self.draws.push(draw.map_err(tandem_attn::Error::from)?);
@@ -334,7 +381,7 @@ impl Engine {
             let Some(answer) = requests.get_mut(&request).filter(|answer| !answer.ended) else {
                 return Sampled::Last(token);
             };
-            if !answer.ignore_ends && ends.contains(&token) {
+            if answer.ends_with(token, ends) {
                 answer.ended = true;
                 return Sampled::Last(token);
             }
@@ -354,6 +401,7 @@ impl Engine {
         }
         let report = StepReport {
             tokens: step.tokens(),
+            requests: step.entries.len() as u32,
             decodes: step.entries.iter().filter(|entry| entry.decode).count() as u32,
             drawn: self.sampled.len() as u32,
             preempted: step.preempted.len() as u32,

@@ -134,6 +134,16 @@ pub enum Error {
         /// Positions of the model.
         limit: u32,
     },
+    /// An answer that must be longer than it may be.
+    #[error(
+        "at least {min} new tokens are asked for, and at most {max}: ask for fewer at least, or more at most"
+    )]
+    MinTokens {
+        /// The smallest number.
+        min: u32,
+        /// The largest number.
+        max: u32,
+    },
     /// Work that needs the engine without other requests, while there are some.
     #[error(
         "this needs {needed} free pages and no running request, but {free} are free: wait until the requests \

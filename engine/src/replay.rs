@@ -107,6 +107,7 @@ pub fn replay(
         }
         for event in events.drain(..) {
             match event {
+                Event::Started { .. } => {}
                 Event::Token { request, .. } => recorder.token(indices[&request], now_s),
                 Event::Finished { request, .. } => recorder.finished(indices[&request], now_s),
             }

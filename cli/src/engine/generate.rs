@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         max_new_tokens: args.max_new_tokens,
         sampling,
         ignore_ends: args.ignore_end,
-        computed: 0,
+        ..Generation::greedy(Vec::new(), 0)
     })?;
 
     let style =
@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         bar.inc(u64::from(step.tokens));
         for event in events {
             match event {
+                Event::Started { .. } => {}
                 Event::Token { token, .. } => {
                     first.get_or_insert_with(|| begin.elapsed());
                     bar.finish_and_clear();

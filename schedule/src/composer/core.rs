@@ -29,6 +29,8 @@ pub(crate) struct Active {
     pub unwritten: bool,
     /// Whether it has been admitted before.
     pub admitted: bool,
+    /// Tokens of the prompt found in the prefix cache on the first admission.
+    pub cached: u32,
     /// Tokens whose keys it lost to preemption; reset on admission.
     pub lost: u32,
     /// Its pages: on admission for all known tokens, later extended to the end of a page at a time.
@@ -173,6 +175,7 @@ impl Core {
             computed: 0,
             unwritten: false,
             admitted: false,
+            cached: 0,
             lost: 0,
             sequence: Sequence::default(),
             tokens,

@@ -251,6 +251,12 @@ impl Composer {
         }
     }
 
+    /// Its limits.
+    #[must_use]
+    pub const fn limits(&self) -> &Limits {
+        &self.core.limits
+    }
+
     /// The page pool.
     #[must_use]
     pub const fn pool(&self) -> &PagePool {
@@ -311,6 +317,12 @@ impl Composer {
     #[must_use]
     pub const fn cached_tokens(&self) -> u64 {
         self.core.cached_tokens
+    }
+
+    /// Number of a request's prompt tokens that were found in the prefix cache when it was first admitted; 0 before that.
+    #[must_use]
+    pub fn cached_tokens_of(&self, request: RequestId) -> Option<u32> {
+        self.core.get(request).map(|active| active.cached)
     }
 
     /// Number of tokens computed again so far: preemption lost their keys, and the prefix cache did not have them at

@@ -71,6 +71,7 @@ impl Core {
             active.computed = cached.max(stands_at);
             active.unwritten = stands_at > cached;
             if !active.admitted {
+                active.cached = cached;
                 self.cached_tokens += u64::from(cached);
             }
             let lost = std::mem::take(&mut active.lost).saturating_sub(cached);
