@@ -1,9 +1,10 @@
-//! Turns tokens into an answer, whole or as events.
+//! Turns the tokens of one or several choices into an answer, whole or as events.
 
 use std::{
     convert::Infallible,
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    future::poll_fn,
+    task::{Context, Poll},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
@@ -13,76 +14,89 @@ use axum::{
 };
 use futures_util::stream;
 use serde_json::{Value, json};
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
-    api::{Kind, Refusal, respond},
-    metrics::Taken,
-    runner::Piece,
+    api::Kind,
+    assembly::Assembly,
+    refusal::{Refusal, respond},
+    runner::{Piece, Taken},
 };
-use crate::{Error, Finish, Text, TextStream};
+use crate::Finish;
 
-/// An answer being generated. Dropping it cancels its request.
+/// An answer being generated. Dropping it cancels its requests.
 pub(super) struct Answer {
-    pub taken: Taken,
-    pub tokens: UnboundedReceiver<Piece>,
-    pub assembly: Assembly,
+    pub choices: Vec<Choice>,
     pub labels: Labels,
+    /// Tokens of all prompts.
     pub prompt_tokens: usize,
-    pub generated: u32,
+    /// Number of choices for each prompt.
+    pub each: usize,
+    /// The choice that is asked first for its next piece, so that none is behind the others.
+    pub turn: usize,
 }
 
-/// Assembles the text from tokens, up to a stop text.
-pub(super) struct Assembly {
-    text: Arc<Text>,
-    stream: TextStream,
-    stops: Vec<String>,
-    /// Text held back because it may be the beginning of a stop text.
-    held: String,
+/// One of the texts of an answer.
+pub(super) struct Choice {
+    taken: Taken,
+    assembly: Assembly,
+    generated: u32,
+    cached: u32,
+    /// Whether it has had no event yet.
+    first: bool,
+    ended: bool,
 }
 
-impl Assembly {
-    pub(super) fn new(text: Arc<Text>, stream: TextStream, stops: Vec<String>) -> Self {
+impl Choice {
+    pub(super) const fn new(taken: Taken, assembly: Assembly) -> Self {
         Self {
-            text,
-            stream,
-            stops,
-            held: String::new(),
+            taken,
+            assembly,
+            generated: 0,
+            cached: 0,
+            first: true,
+            ended: false,
         }
     }
 
-    /// Returns the text that a token adds, and whether a stop text ends the answer.
-    fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
-        self.held += &self.stream.push(&self.text, token)?;
-        if self.stop() {
-            return Ok((std::mem::take(&mut self.held), true));
+    /// Its next text, of which it may have none yet.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Next> {
+        let piece = loop {
+            match std::task::ready!(self.taken.pieces.poll_recv(context)) {
+                Some(Piece::Started { cached }) => self.cached = cached,
+                piece => break piece,
+            }
+        };
+        let next = self.next(piece);
+        match &next {
+            Next::Text(_) => {}
+            Next::End(..) => self.taken.completed(),
+            Next::Failed(_) => self.taken.failed(),
         }
-        let held = &self.held;
-        let begins = |at: usize| self.stops.iter().any(|stop| stop.starts_with(&held[at..]));
-        let boundaries = held.char_indices().map(|(at, _)| at);
-        let keep = boundaries
-            .into_iter()
-            .find(|&at| begins(at))
-            .unwrap_or(held.len());
-        let rest = self.held.split_off(keep);
-        Ok((std::mem::replace(&mut self.held, rest), false))
+        self.ended = !matches!(next, Next::Text(_));
+        Poll::Ready(next)
     }
 
-    /// Returns the text held back, and whether a stop text ends it.
-    fn finish(&mut self) -> Result<(String, bool), Error> {
-        self.held += &self.stream.finish(&self.text)?;
-        let ended = self.stop();
-        Ok((std::mem::take(&mut self.held), ended))
-    }
-
-    /// Cuts the held text before a stop text. Returns whether there is one.
-    fn stop(&mut self) -> bool {
-        let stops = self.stops.iter();
-        let first = stops.filter_map(|stop| self.held.find(stop)).min();
-        if let Some(at) = first {
-            self.held.truncate(at);
-        }
-        first.is_some()
+    fn next(&mut self, piece: Option<Piece>) -> Next {
+        let next = match piece {
+            Some(Piece::Token(token)) => {
+                self.generated += 1;
+                self.taken.token();
+                self.assembly.push(token).map(|(text, ended)| match ended {
+                    true => Next::End(text, "stop"),
+                    false => Next::Text(text),
+                })
+            }
+            Some(Piece::Finished(reason)) => {
+                self.assembly.finish().map(|(text, ended)| match reason {
+                    Finish::Length if !ended => Next::End(text, "length"),
+                    _ => Next::End(text, "stop"),
+                })
+            }
+            Some(Piece::Failed(reason)) => return Next::Failed(reason),
+            _ => return Next::Failed("the engine has failed".to_owned()),
+        };
+        next.unwrap_or_else(|error| Next::Failed(error.to_string()))
     }
 }
 
@@ -120,28 +134,50 @@ impl Labels {
         })
     }
 
-    fn event(&self, text: &str, first: bool, finish: Option<&str>) -> Value {
-        let (object, content) = match self.kind {
-            Kind::Completion => ("text_completion", ("text", json!(text))),
-            Kind::Chat => (
-                "chat.completion.chunk",
-                (
-                    "delta",
-                    match (first, finish) {
-                        (true, _) => json!({"role": "assistant", "content": text}),
-                        (false, Some(_)) if text.is_empty() => json!({}),
-                        (false, _) => json!({"content": text}),
-                    },
-                ),
-            ),
+    /// A choice, with its text in the field of the interface.
+    fn choice(index: usize, text: (&str, Value), finish: Option<&str>) -> Value {
+        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": finish});
+        choice[text.0] = text.1;
+        choice
+    }
+
+    /// An event with these choices.
+    fn event(&self, choices: Value) -> Value {
+        let object = match self.kind {
+            Kind::Completion => "text_completion",
+            Kind::Chat => "chat.completion.chunk",
         };
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
-        choice[content.0] = content.1;
-        self.around(object, json!([choice]))
+        self.around(object, choices)
+    }
+
+    fn text_event(&self, index: usize, text: &str, first: bool, finish: Option<&str>) -> Value {
+        let content = match (self.kind, first, finish) {
+            (Kind::Completion, ..) => ("text", json!(text)),
+            (Kind::Chat, true, _) => ("delta", json!({"role": "assistant", "content": text})),
+            (Kind::Chat, false, Some(_)) if text.is_empty() => ("delta", json!({})),
+            (Kind::Chat, false, _) => ("delta", json!({"content": text})),
+        };
+        self.event(json!([Self::choice(index, content, finish)]))
+    }
+
+    /// A whole answer with these texts and the reasons why they ended.
+    fn whole(&self, texts: &[(String, &str)]) -> Value {
+        let choices = texts.iter().enumerate().map(|(index, (text, finish))| {
+            let content = match self.kind {
+                Kind::Completion => ("text", json!(text)),
+                Kind::Chat => ("message", json!({"role": "assistant", "content": text})),
+            };
+            Self::choice(index, content, Some(finish))
+        });
+        let object = match self.kind {
+            Kind::Completion => "text_completion",
+            Kind::Chat => "chat.completion",
+        };
+        self.around(object, choices.collect())
     }
 }
 
-/// The next piece of an answer.
+/// The next piece of a choice.
 enum Next {
     Text(String),
     /// The last text and the finish reason.
@@ -150,112 +186,102 @@ enum Next {
 }
 
 impl Answer {
-    async fn next(&mut self) -> Next {
-        let next = self.piece().await;
-        match next {
-            Next::Text(_) => {}
-            Next::End(..) => self.taken.completed(),
-            Next::Failed(_) => self.taken.failed(),
-        }
-        next
+    /// The next piece of a choice that has not ended, and the choice's index. At least one must not have ended.
+    async fn next(&mut self) -> (usize, Next) {
+        poll_fn(|context| {
+            let (before, after) = (0..self.turn, self.turn..self.choices.len());
+            for index in after.chain(before) {
+                let choice = &mut self.choices[index];
+                if !choice.ended
+                    && let Poll::Ready(next) = choice.poll(context)
+                {
+                    self.turn = index + 1;
+                    return Poll::Ready((index, next));
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 
-    async fn piece(&mut self) -> Next {
-        let next = match self.tokens.recv().await {
-            Some(Piece::Token(token)) => {
-                self.generated += 1;
-                self.taken.token();
-                self.assembly.push(token).map(|(text, ended)| match ended {
-                    true => Next::End(text, "stop"),
-                    false => Next::Text(text),
-                })
-            }
-            Some(Piece::Finished(reason)) => {
-                self.assembly.finish().map(|(text, ended)| match reason {
-                    Finish::Length if !ended => Next::End(text, "length"),
-                    _ => Next::End(text, "stop"),
-                })
-            }
-            Some(Piece::Failed(reason)) => return Next::Failed(reason),
-            None => return Next::Failed("the engine has failed".to_owned()),
-        };
-        next.unwrap_or_else(|error| Next::Failed(error.to_string()))
+    fn has_ended(&self) -> bool {
+        self.choices.iter().all(|choice| choice.ended)
     }
 
+    /// A prompt counts once, however many choices it has. Those behind the first may find the pages of the first.
     fn usage(&self) -> Value {
+        let generated: u64 = self.choices.iter().map(|c| u64::from(c.generated)).sum();
+        let first = self.choices.iter().step_by(self.each);
+        let cached: u64 = first.map(|choice| u64::from(choice.cached)).sum();
         json!({
-            "prompt_tokens": self.prompt_tokens, "completion_tokens": self.generated,
-            "total_tokens": self.prompt_tokens + self.generated as usize,
+            "prompt_tokens": self.prompt_tokens, "completion_tokens": generated,
+            "total_tokens": self.prompt_tokens as u64 + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
         })
     }
 
     pub(super) async fn whole(mut self) -> Response {
-        let mut whole = String::new();
-        let finish = loop {
-            match self.next().await {
-                Next::Text(text) => whole += &text,
+        let mut texts = vec![(String::new(), ""); self.choices.len()];
+        while !self.has_ended() {
+            let (index, next) = self.next().await;
+            match next {
+                Next::Text(text) => texts[index].0 += &text,
                 Next::End(text, finish) => {
-                    whole += &text;
-                    break finish;
+                    texts[index].0 += &text;
+                    texts[index].1 = finish;
                 }
                 Next::Failed(reason) => return Refusal::failed(reason).into_response(),
             }
-        };
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
-        let object = match self.labels.kind {
-            Kind::Completion => {
-                choice["text"] = json!(whole);
-                "text_completion"
-            }
-            Kind::Chat => {
-                choice["message"] = json!({"role": "assistant", "content": whole});
-                "chat.completion"
-            }
-        };
-        let mut body = self.labels.around(object, json!([choice]));
+        }
+        let mut body = self.labels.whole(&texts);
         body["usage"] = self.usage();
         respond(StatusCode::OK, &body)
     }
 
-    /// Streams the answer as server-sent events. With the usage, which comes last, every event has the field.
-    pub(super) fn streamed(self, include_usage: bool) -> Response {
-        let events = stream::unfold(Some((self, true)), move |state| async move {
-            let (mut answer, first) = state?;
-            // Tokens that complete no text yet cause no event.
-            let next = loop {
-                match answer.next().await {
-                    Next::Text(text) if text.is_empty() && !first => {}
-                    next => break next,
-                }
+    /// The next events of a stream, and whether more follow.
+    async fn events(&mut self, include_usage: bool) -> (String, bool) {
+        // Tokens that complete no text yet cause no event.
+        let (index, next) = loop {
+            match self.next().await {
+                (index, Next::Text(text)) if text.is_empty() && !self.choices[index].first => {}
+                next => break next,
+            }
+        };
+        let (text, finish) = match next {
+            Next::Text(text) => (text, None),
+            Next::End(text, finish) => (text, Some(finish)),
+            Next::Failed(reason) => return (frame(&Refusal::failed(reason).body()), false),
+        };
+        let first = std::mem::take(&mut self.choices[index].first);
+        let mut event = self.labels.text_event(index, &text, first, finish);
+        if include_usage {
+            event["usage"] = Value::Null;
+        }
+        let mut events = frame(&event);
+        if !self.has_ended() {
+            return (events, true);
+        }
+        if include_usage {
+            let mut usage = self.labels.event(json!([]));
+            usage["usage"] = self.usage();
+            events += &frame(&usage);
+        }
+        (events + "data: [DONE]\n\n", false)
+    }
+
+    /// Streams the answer as server-sent events. With the usage, which comes last, every event has the field. Whenever
+    /// there is no event for `keep_alive`, the stream gets a comment.
+    pub(super) fn streamed(self, include_usage: bool, keep_alive: Duration) -> Response {
+        let events = stream::unfold(Some(self), move |answer| async move {
+            let mut answer = answer?;
+            let event = answer.events(include_usage);
+            let (event, goes_on) = match Instant::now().checked_add(keep_alive) {
+                Some(until) => timeout_at(until, event)
+                    .await
+                    .unwrap_or_else(|_| (": keep-alive\n\n".to_owned(), true)),
+                None => event.await,
             };
-            let text_event = |text: &str, finish| {
-                let mut event = answer.labels.event(text, first, finish);
-                if include_usage {
-                    event["usage"] = Value::Null;
-                }
-                frame(&event)
-            };
-            let (event, goes_on) = match next {
-                Next::Text(text) => (text_event(&text, None), true),
-                Next::End(text, finish) => {
-                    let mut end = text_event(&text, Some(finish));
-                    if include_usage {
-                        let mut usage = answer.labels.event("", false, None);
-                        usage["choices"] = json!([]);
-                        usage["usage"] = answer.usage();
-                        end += &frame(&usage);
-                    }
-                    (end + "data: [DONE]\n\n", false)
-                }
-                Next::Failed(reason) => {
-                    let error = Refusal::failed(reason).body();
-                    (frame(&error), false)
-                }
-            };
-            Some((
-                Ok::<_, Infallible>(event),
-                goes_on.then_some((answer, false)),
-            ))
+            Some((Ok::<_, Infallible>(event), goes_on.then_some(answer)))
         });
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream"),
@@ -267,39 +293,4 @@ impl Answer {
 
 fn frame(value: &Value) -> String {
     format!("data: {value}\n\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    fn assembly(stop: &str) -> (Assembly, Arc<Text>) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
-        let text = Arc::new(Text::read(&folder).unwrap());
-        (
-            Assembly::new(
-                Arc::clone(&text),
-                TextStream::default(),
-                vec![stop.to_owned()],
-            ),
-            text,
-        )
-    }
-
-    /// The last token may end within a character; its text then comes when the answer finishes.
-    #[test]
-    fn what_the_last_token_gives_may_end_the_answer() {
-        let replacement = char::REPLACEMENT_CHARACTER.to_string();
-        for (stop, expected) in [
-            (replacement.as_str(), ("".to_owned(), true)),
-            ("never", (replacement.clone(), false)),
-        ] {
-            let (mut assembly, text) = assembly(stop);
-            let cut = text.encode("é", false).unwrap()[0];
-            assert_eq!(assembly.push(cut).unwrap(), (String::new(), false));
-            assert_eq!(assembly.finish().unwrap(), expected, "{stop}");
-        }
-    }
 }

@@ -1,15 +1,13 @@
-//! Requests and errors in OpenAI's format. A field that would change the text and is not implemented is refused.
+//! Requests in OpenAI's format. A field that would change the text and is not implemented is refused.
 
 mod messages;
 
-use axum::{
-    http::{StatusCode, header},
-    response::{IntoResponse, Response},
-};
 use serde_json::{Value, json};
-use tandem_attn::step::StepError;
 
-use super::fields::{self, Fields, Idle};
+use super::{
+    fields::{self, Fields, Idle},
+    refusal::Refusal,
+};
 use crate::{Error, Generation, Message, Sampling, Text};
 
 /// The endpoint of a request.
@@ -19,100 +17,22 @@ pub(super) enum Kind {
     Chat,
 }
 
-/// Why a request gets no answer.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub status: StatusCode,
-    message: String,
-    /// The field that is wrong, if it is one.
-    param: Option<String>,
-}
-
-impl Refusal {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            message: message.into(),
-            param: None,
-        }
-    }
-
-    pub(super) fn wrong(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message)
-    }
-
-    /// A wrong field.
-    pub(super) fn of(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::wrong(message).in_field(field)
-    }
-
-    fn in_field(mut self, field: impl Into<String>) -> Self {
-        self.param = Some(field.into());
-        self
-    }
-
-    pub(super) fn no_model(name: &str, model: &str) -> Self {
-        let message = format!("there is no model {name:?} here, only {model:?}");
-        Self::new(StatusCode::NOT_FOUND, message).in_field("model")
-    }
-
-    pub(super) fn busy() -> Self {
-        Self::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "as many requests wait as may: try again later",
-        )
-    }
-
-    /// The body of the response, in OpenAI's format.
-    pub(super) fn body(&self) -> Value {
-        let kind = match self.status.is_server_error() {
-            true => "server_error",
-            false => "invalid_request_error",
-        };
-        let (message, param) = (&self.message, &self.param);
-        let code = self.status.as_str();
-        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
-    }
-
-    pub(super) fn failed(message: String) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
-    }
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        let refusal = Self::wrong(error.to_string());
-        let Error::Attention(tandem_attn::Error::Step(StepError::Sampling { what, .. })) = error
-        else {
-            return refusal;
-        };
-        refusal.in_field(what.trim_start_matches("the "))
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = respond(self.status, &self.body());
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
-        }
-        response
-    }
-}
-
-pub(super) fn respond(status: StatusCode, value: &Value) -> Response {
-    let kind = (header::CONTENT_TYPE, "application/json");
-    (status, [kind], value.to_string()).into_response()
-}
-
 /// A parsed request.
+#[derive(Debug)]
 pub(super) struct Asked {
-    pub prompt: Prompt,
+    pub prompts: Vec<Prompt>,
     pub parameters: Parameters,
 }
 
+impl Asked {
+    /// Number of choices of the answer: `n` for each prompt.
+    pub(super) fn choices(&self) -> usize {
+        let each = self.parameters.choices as usize;
+        self.prompts.len().saturating_mul(each)
+    }
+}
+
+#[derive(Debug, PartialEq)]
 pub(super) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
@@ -145,33 +65,57 @@ impl Prompt {
 }
 
 /// How to generate the text.
+#[derive(Debug)]
 pub(super) struct Parameters {
+    kind: Kind,
+    /// Number of choices for each prompt.
+    pub choices: u32,
     max_tokens: Option<u32>,
-    /// Maximum number of tokens if the request does not give one.
-    usual_tokens: u32,
+    pub min_tokens: u32,
     sampling: Sampling,
+    ignore_ends: bool,
+    stop_tokens: Vec<u32>,
     pub stop: Vec<String>,
     pub stream: bool,
     pub include_usage: bool,
 }
 
 impl Parameters {
-    /// Parameters for a prompt. `request_tokens` limits prompt and answer together. A larger request is refused, not
-    /// cut.
-    pub(super) fn generation(&self, prompt: Vec<u32>, request_tokens: u32) -> Generation {
+    /// What the engine is asked for the choice of that index. A request that breaks a limit is refused, not cut.
+    pub(super) fn generation(&self, choice: usize, prompt: Vec<u32>, most: &Most) -> Generation {
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let left = request_tokens.saturating_sub(prompt_tokens).max(1);
+        let left = most.request_tokens.saturating_sub(prompt_tokens).max(1);
+        let usual = match self.kind {
+            // The default of OpenAI's interface.
+            Kind::Completion => 16,
+            Kind::Chat => most.answer_tokens,
+        };
+        // The first choice has the request's seed. An odd factor, so that no two choices have the same one.
+        let apart = (choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Generation {
-            prompt,
-            max_new_tokens: self.max_tokens.unwrap_or(self.usual_tokens.min(left)),
-            sampling: self.sampling,
-            ignore_ends: false,
-            computed: 0,
+            max_new_tokens: self.max_tokens.unwrap_or(usual.min(left)),
+            sampling: Sampling {
+                seed: self.sampling.seed.wrapping_add(apart),
+                ..self.sampling
+            },
+            ignore_ends: self.ignore_ends,
+            min_new_tokens: self.min_tokens,
+            stop_tokens: self.stop_tokens.clone(),
+            ..Generation::greedy(prompt, 0)
         }
     }
 }
 
+/// What a request may have at most.
+pub(super) struct Most {
+    /// Tokens of a prompt and its answer together.
+    pub request_tokens: u32,
+    /// Tokens of a chat's answer if the request gives no maximum.
+    pub answer_tokens: u32,
+}
+
 const MOST_STOPS: usize = 16;
+const MOST_STOP_TOKENS: usize = 64;
 
 /// A text or a list of token ids.
 fn prompt(value: &Value) -> Option<Prompt> {
@@ -184,6 +128,22 @@ fn prompt(value: &Value) -> Option<Prompt> {
             .map(Prompt::Tokens),
         _ => None,
     }
+}
+
+/// One or several prompts.
+fn prompts(value: &Value) -> Option<Vec<Prompt>> {
+    match value {
+        Value::Array(several) if several.iter().any(|one| !one.is_number()) => {
+            several.iter().map(prompt).collect()
+        }
+        one => prompt(one).map(|prompt| vec![prompt]),
+    }
+}
+
+fn stop_tokens(value: &Value) -> Option<Vec<u32>> {
+    let ids = value.as_array()?;
+    let few = ids.len() <= MOST_STOP_TOKENS;
+    few.then(|| ids.iter().map(fields::whole).collect())?
 }
 
 /// A text, or a list of some.
@@ -203,29 +163,22 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     if let Some(other) = named.filter(|name| name != model) {
         return Err(Refusal::no_model(&other, model));
     }
-    let rule = "give a text or a list of token ids; give several prompts one by one";
-    let given = fields.take("prompt", rule, |value| match value {
-        // Some clients always send a list of prompts.
-        Value::Array(prompts) if prompts.len() == 1 => {
-            prompt(value).or_else(|| prompt(&prompts[0]))
-        }
-        _ => prompt(value),
-    })?;
+    let rule = "give a text, a list of token ids, or a list of several of these";
+    let given = fields.take("prompt", rule, prompts)?;
     let messages = fields.take("messages", "give a list of messages", |value| {
         value.as_array().cloned()
     })?;
-    let prompt = match (kind, given, messages) {
-        (Kind::Completion, Some(prompt), None) => prompt,
+    let prompts = match (kind, given, messages) {
+        (Kind::Completion, Some(prompts), None) => prompts,
         (Kind::Chat, None, Some(messages)) if messages.is_empty() => {
             let message = "messages is empty: give at least one message";
             return Err(Refusal::of("messages", message));
         }
-        (Kind::Chat, None, Some(messages)) => Prompt::Chat(
-            (0..)
-                .zip(messages)
-                .map(|(index, value)| messages::parse(index, value))
-                .collect::<Result<_, _>>()?,
-        ),
+        (Kind::Chat, None, Some(messages)) => {
+            let messages = (0..).zip(messages);
+            let messages = messages.map(|(index, value)| messages::parse(index, value));
+            vec![Prompt::Chat(messages.collect::<Result<_, _>>()?)]
+        }
         (Kind::Completion, None, None) => {
             return Err(Refusal::of("prompt", format!("prompt is missing: {rule}")));
         }
@@ -257,13 +210,18 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         Some(-1) => Some(0),
         _ => fields::whole(value),
     };
+    let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
     let parameters = Parameters {
+        kind,
+        choices: fields.count("n")?.unwrap_or(1),
         max_tokens,
-        // Defaults of OpenAI's interface.
-        usual_tokens: match kind {
-            Kind::Completion => 16,
-            Kind::Chat => u32::MAX,
-        },
+        min_tokens: fields
+            .take("min_tokens", "give a number of tokens", fields::whole)?
+            .unwrap_or(0),
+        ignore_ends: fields.flag("ignore_eos")?.unwrap_or(false),
+        stop_tokens: fields
+            .take("stop_token_ids", &ids, stop_tokens)?
+            .unwrap_or_default(),
         sampling: Sampling {
             temperature: fields.number("temperature")?.unwrap_or(1.0),
             top_k: fields
@@ -284,7 +242,10 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         include_usage: include_usage.unwrap_or(false),
     };
     fields.end(|name| fields::idle(kind, name))?;
-    Ok(Asked { prompt, parameters })
+    Ok(Asked {
+        prompts,
+        parameters,
+    })
 }
 
 /// The maximum number of tokens, by its new name or its old one.

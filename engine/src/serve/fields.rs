@@ -2,10 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    api::{Kind, Refusal},
-    json::Object,
-};
+use super::{api::Kind, json::Object, refusal::Refusal};
 
 /// Fields that were not taken yet. A field that is `null` counts as left out.
 pub(super) struct Fields {
@@ -78,7 +75,8 @@ impl Fields {
 
     pub(super) fn count(&mut self, name: &str) -> Result<Option<u32>, Refusal> {
         let rule = format!("give a whole number from 1 to {}", u32::MAX);
-        self.take(name, &rule, whole)
+        let read = |value: &Value| whole(value).filter(|&count| count > 0);
+        self.take(name, &rule, read)
     }
 
     /// Refuses a field that was not taken and is not `null`, unless it has one of its values without effect (`idle`).
@@ -131,11 +129,10 @@ const BESIDE_THE_TEXT: [&str; 6] = [
 /// The values without effect of a request's field that is not read.
 pub(super) fn idle(kind: Kind, name: &str) -> Idle {
     let value = match name {
-        "n" | "best_of" | "repetition_penalty" | "length_penalty" => json!(1),
-        "presence_penalty" | "frequency_penalty" | "top_logprobs" | "min_tokens" => json!(0),
+        "best_of" | "repetition_penalty" | "length_penalty" => json!(1),
+        "presence_penalty" | "frequency_penalty" | "top_logprobs" => json!(0),
         "logprobs"
         | "echo"
-        | "ignore_eos"
         | "use_beam_search"
         | "include_stop_str_in_output"
         | "continue_final_message" => json!(false),

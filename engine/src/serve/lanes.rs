@@ -1,11 +1,13 @@
 //! Limits how many prompts are tokenized concurrently.
 
-use std::sync::Arc;
-
-use tokio::{
-    sync::Semaphore,
-    task::{JoinError, spawn_blocking},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
+
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use super::refusal::Refusal;
 
 /// Prompts up to this number of bytes are short; they do not wait behind long ones.
 const SHORT: usize = 64 << 10;
@@ -13,20 +15,51 @@ const SHORT: usize = 64 << 10;
 /// most of a minute, whether or not the model has positions for the prompt.
 const LONG_AT_ONCE: usize = 2;
 const SHORT_AT_ONCE: usize = 32;
+/// Long prompts that may wait: the last of them for about as long as 8 others take.
+const LONG_WAITING: u64 = 16;
 
-/// Two semaphores: short prompts wait only for short ones, long prompts only for long ones.
+/// Two lanes: short prompts wait only for short ones, long prompts only for long ones.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    short: Arc<Semaphore>,
-    long: Arc<Semaphore>,
+    short: Lane,
+    long: Lane,
+}
+
+#[derive(Debug)]
+struct Lane {
+    free: Arc<Semaphore>,
+    waiting: AtomicU64,
+    most_waiting: u64,
+}
+
+/// Counts a request as waiting until it is dropped.
+struct Waits<'a>(&'a AtomicU64);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Lanes {
-    pub(super) fn new() -> Self {
+    /// The lanes of a server with so many places. Long prompts that wait take at most half of them.
+    pub(super) fn new(places: usize) -> Self {
+        let lane = |at_once, most_waiting| Lane {
+            free: Arc::new(Semaphore::new(at_once)),
+            waiting: AtomicU64::new(0),
+            most_waiting,
+        };
         Self {
-            short: Arc::new(Semaphore::new(SHORT_AT_ONCE)),
-            long: Arc::new(Semaphore::new(LONG_AT_ONCE)),
+            // The places limit their number.
+            short: lane(SHORT_AT_ONCE, u64::MAX),
+            long: lane(LONG_AT_ONCE, (places as u64 / 2).min(LONG_WAITING)),
         }
+    }
+
+    /// Number of requests that wait for a lane.
+    pub(super) fn waiting(&self) -> u64 {
+        let [short, long] = [&self.short, &self.long].map(|lane| lane.waiting.load(Relaxed));
+        short + long
     }
 
     /// Runs work on `bytes` bytes of text when its lane is free. Work that has begun continues and keeps its place even
@@ -35,17 +68,33 @@ impl Lanes {
         &self,
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, JoinError> {
+    ) -> Result<T, Refusal> {
         let lane = match bytes > SHORT {
             true => &self.long,
             false => &self.short,
         };
-        let place = Arc::clone(lane).acquire_owned().await;
-        spawn_blocking(move || {
-            let _place = place.expect("it is never closed");
+        let free = Arc::clone(&lane.free);
+        let place = match Arc::clone(&free).try_acquire_owned() {
+            Ok(place) => place,
+            Err(_) => {
+                let waits = lane.waiting.fetch_add(1, Relaxed);
+                let _waits = Waits(&lane.waiting);
+                if waits >= lane.most_waiting {
+                    let most = lane.most_waiting;
+                    return Err(Refusal::busy(&format!(
+                        "as many prompts of more than {SHORT} bytes wait to be tokenized as may ({most})"
+                    )));
+                }
+                free.acquire_owned().await.expect("it is never closed")
+            }
+        };
+        let worked = spawn_blocking(move || {
+            let _place = place;
             work()
-        })
-        .await
+        });
+        worked
+            .await
+            .map_err(|error| Refusal::failed(error.to_string()))
     }
 }
 
@@ -63,7 +112,7 @@ mod tests {
     fn few_long_prompts_are_read_at_once_and_short_ones_pass_them() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build();
         runtime.unwrap().block_on(async {
-            let (lanes, [now, most]) = (Arc::new(Lanes::new()), [0, 0].map(AtomicUsize::new));
+            let (lanes, [now, most]) = (Arc::new(Lanes::new(64)), [0, 0].map(AtomicUsize::new));
             let counted = Arc::new((now, most));
             let begin = |client: usize| {
                 let (lanes, counted) = (Arc::clone(&lanes), Arc::clone(&counted));
@@ -88,6 +137,36 @@ mod tests {
                 }
             }
             assert_eq!(counted.1.load(SeqCst), LONG_AT_ONCE);
+            assert_eq!(lanes.waiting(), 0);
+        });
+    }
+
+    #[test]
+    fn few_long_prompts_wait() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().build();
+        runtime.unwrap().block_on(async {
+            for (places, most) in [(2, 1), (3, 1), (1000, LONG_WAITING)] {
+                let lanes = Arc::new(Lanes::new(places));
+                let (end, ended) = std::sync::mpsc::channel::<()>();
+                let ended = Arc::new(std::sync::Mutex::new(ended));
+                let begin = || {
+                    let (lanes, ended) = (Arc::clone(&lanes), Arc::clone(&ended));
+                    let work = move || ended.lock().unwrap().recv().is_err();
+                    tokio::spawn(async move { lanes.run(SHORT + 1, work).await })
+                };
+                let tasks: Vec<_> = (0..LONG_AT_ONCE as u64 + most).map(|_| begin()).collect();
+                while lanes.waiting() < most {
+                    tokio::task::yield_now().await;
+                }
+                let refused = lanes.run(SHORT + 1, || ()).await.unwrap_err();
+                assert_eq!(refused.status, 429);
+                assert_eq!(lanes.waiting(), most);
+                assert_eq!(lanes.run(SHORT, || 7).await.unwrap(), 7);
+                drop(end);
+                for task in tasks {
+                    assert!(task.await.unwrap().unwrap());
+                }
+            }
         });
     }
 }

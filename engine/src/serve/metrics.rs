@@ -6,12 +6,13 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::http::StatusCode;
 
-use crate::{CacheType, Engine};
+use super::lanes::Lanes;
+use crate::{CacheType, Engine, StepReport};
 
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
@@ -25,6 +26,8 @@ pub(super) struct Metrics {
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     steps: AtomicU64,
+    step_requests: AtomicU64,
+    preemptions: AtomicU64,
     cached_tokens: AtomicU64,
     lost_tokens: AtomicU64,
     running: AtomicU64,
@@ -32,24 +35,28 @@ pub(super) struct Metrics {
     pages: AtomicU64,
     free_pages: AtomicU64,
     cached_pages: AtomicU64,
+    queue: Histogram,
     first: Histogram,
     between: Histogram,
+    whole: Histogram,
 }
 
-/// A request that the engine accepted. Dropping it before its end counts it as cancelled.
+/// The counts of a request that the engine accepted. Dropping it before its end counts it as cancelled.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct Counted {
     metrics: Arc<Metrics>,
+    begun: Instant,
     ended: bool,
 }
 
-impl Taken {
+impl Counted {
     /// Counts one more token of its answer.
     pub(super) fn token(&self) {
         self.metrics.generated_tokens.fetch_add(1, Relaxed);
     }
 
     pub(super) fn completed(&mut self) {
+        self.metrics.whole.add(self.begun.elapsed());
         self.end(|metrics| &metrics.completed);
     }
 
@@ -64,14 +71,16 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.end(|metrics| &metrics.cancelled);
     }
 }
 
 /// Upper bounds of the histogram buckets, in milliseconds.
-const CLASSES: [u64; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000];
+const CLASSES: [u64; 17] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+];
 
 /// A histogram of times.
 #[derive(Debug, Default)]
@@ -87,7 +96,7 @@ impl Histogram {
         self.micros.fetch_add(time.as_micros() as u64, Relaxed);
     }
 
-    fn write(&self, f: &mut fmt::Formatter<'_>, name: &str, help: &str) -> fmt::Result {
+    fn write(&self, f: &mut impl fmt::Write, name: &str, help: &str) -> fmt::Result {
         writeln!(f, "# HELP {name} {help}\n# TYPE {name} histogram")?;
         let mut all = 0;
         for (class, count) in self.classes.iter().enumerate() {
@@ -110,13 +119,23 @@ impl Metrics {
         }
     }
 
-    pub(super) fn submitted(self: &Arc<Self>, prompt: usize) -> Taken {
+    pub(super) fn submitted(self: &Arc<Self>, prompt: usize, begun: Instant) -> Counted {
         self.submitted.fetch_add(1, Relaxed);
         self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
-        Taken {
+        Counted {
             metrics: Arc::clone(self),
+            begun,
             ended: false,
         }
+    }
+
+    pub(super) fn started(&self, time: Duration) {
+        self.queue.add(time);
+    }
+
+    pub(super) fn step(&self, step: &StepReport) {
+        self.step_requests.fetch_add(step.requests.into(), Relaxed);
+        self.preemptions.fetch_add(step.preempted.into(), Relaxed);
     }
 
     pub(super) fn first_token(&self, time: Duration) {
@@ -159,12 +178,21 @@ impl Metrics {
     }
 }
 
-impl fmt::Display for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Metrics {
+    /// All metrics as text, with the number of those who wait in lanes.
+    pub(super) fn text(&self, lanes: &Lanes) -> String {
+        let mut text = String::new();
+        let waiting = AtomicU64::new(lanes.waiting());
+        let written = self.write(&mut text, &waiting);
+        written.expect("a string takes everything");
+        text
+    }
+
+    fn write(&self, f: &mut impl fmt::Write, lanes: &AtomicU64) -> fmt::Result {
         let counters = [
             (
                 "tandem_requests_total",
-                "Requests that the engine took.",
+                "Requests that the engine took. Each choice of an answer is one.",
                 &self.submitted,
             ),
             (
@@ -213,6 +241,16 @@ impl fmt::Display for Metrics {
                 &self.generated_tokens,
             ),
             ("tandem_steps_total", "Steps of the engine.", &self.steps),
+            (
+                "tandem_step_requests_total",
+                "Requests in steps, once for each step.",
+                &self.step_requests,
+            ),
+            (
+                "tandem_preemptions_total",
+                "Times that a request lost its pages to others.",
+                &self.preemptions,
+            ),
         ];
         let gauges = [
             (
@@ -224,6 +262,11 @@ impl fmt::Display for Metrics {
                 "tandem_waiting_requests",
                 "Requests that wait.",
                 &self.waiting,
+            ),
+            (
+                "tandem_lane_waiting_requests",
+                "Requests that wait to be tokenized.",
+                lanes,
             ),
             ("tandem_pages", "Pages of the caches.", &self.pages),
             (
@@ -251,15 +294,30 @@ impl fmt::Display for Metrics {
             f,
             "# HELP {name} How the caches store keys and values.\n# TYPE {name} gauge\n{name}{{type=\"{cache_type}\"}} 1"
         )?;
-        self.first.write(
-            f,
-            "tandem_first_token_seconds",
-            "Time to the first token, waiting included.",
-        )?;
-        self.between.write(
-            f,
-            "tandem_between_tokens_seconds",
-            "Time between tokens of an answer.",
-        )
+        for (histogram, name, help) in [
+            (
+                &self.queue,
+                "tandem_queue_seconds",
+                "Time from a request to its first step, waiting to be tokenized included.",
+            ),
+            (
+                &self.first,
+                "tandem_first_token_seconds",
+                "Time to the first token, waiting included.",
+            ),
+            (
+                &self.between,
+                "tandem_between_tokens_seconds",
+                "Time between tokens of an answer.",
+            ),
+            (
+                &self.whole,
+                "tandem_request_seconds",
+                "Time from a request to the end of its answer.",
+            ),
+        ] {
+            histogram.write(f, name, help)?;
+        }
+        Ok(())
     }
 }

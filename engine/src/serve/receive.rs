@@ -8,7 +8,7 @@ use axum::{
 };
 use hyper::body::Body as _;
 
-use super::{ServeOptions, api::Refusal};
+use super::{options::ServeOptions, refusal::Refusal};
 
 /// A web page can send other content types to a loopback address without a CORS preflight.
 pub(super) fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
@@ -31,7 +31,10 @@ pub(super) fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
 pub(super) async fn whole(body: Body, options: &ServeOptions) -> Result<Vec<u8>, Refusal> {
     let most = options.body_bytes;
     let too_large = || {
-        let message = format!("the body is too large: a request has at most {most} bytes");
+        let message = format!(
+            "the body is too large: a request to this server has at most {most} bytes; send a shorter one, or start the server \
+             with a larger --body-bytes"
+        );
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     if body.size_hint().lower() > most as u64 {
@@ -47,7 +50,10 @@ pub(super) async fn whole(body: Body, options: &ServeOptions) -> Result<Vec<u8>,
         },
         Err(_) => Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
-            format!("a request arrives within {} s", options.receive.as_secs()),
+            format!(
+                "the request did not arrive within {} s: send it faster, or start the server with a larger --receive-timeout",
+                options.receive.as_secs_f64()
+            ),
         )),
     }
 }

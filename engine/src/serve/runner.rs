@@ -1,11 +1,10 @@
 //! The thread that runs the engine.
 
 use std::{
+    any::Any,
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, OnceLock},
     thread,
     time::Instant,
 };
@@ -14,109 +13,160 @@ use tandem_schedule::{RequestId, ScheduleError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    api::Refusal,
-    metrics::{Metrics, Taken},
+    ServeError,
+    metrics::{Counted, Metrics},
+    places::Place,
+    refusal::Refusal,
 };
 use crate::{Engine, Error, Event, Finish, Generation};
-
-/// Capacity of the queue of requests that arrive during a step.
-const ARRIVING: usize = 1024;
 
 /// What a client receives.
 #[derive(Debug)]
 pub(super) enum Piece {
+    /// The first step of its request began.
+    Started {
+        cached: u32,
+    },
     Token(u32),
     Finished(Finish),
     /// The engine failed.
     Failed(String),
 }
 
-pub(super) struct Runner {
-    submissions: mpsc::Sender<Submission>,
-    alive: Arc<AtomicBool>,
+/// A request that the engine accepted. Dropping it cancels the request.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub pieces: mpsc::UnboundedReceiver<Piece>,
+    counted: Counted,
 }
 
+impl Taken {
+    /// Counts one more token of its answer.
+    pub(super) fn token(&self) {
+        self.counted.token();
+    }
+
+    /// Its answer has come to its end. The engine drops the request, if it still has it.
+    pub(super) fn completed(&mut self) {
+        self.counted.completed();
+        self.pieces.close();
+    }
+
+    pub(super) fn failed(&mut self) {
+        self.counted.failed();
+        self.pieces.close();
+    }
+}
+
+pub(super) struct Runner {
+    // The places limit their number.
+    submissions: mpsc::UnboundedSender<Submission>,
+    /// Why the engine failed.
+    failure: Arc<OnceLock<String>>,
+}
+
+/// The choices of a request, and a place for each.
 struct Submission {
-    generation: Generation,
-    // Unbounded, because a slow client must not block the engine. An answer's maximum length limits it.
-    pieces: mpsc::UnboundedSender<Piece>,
-    taken: oneshot::Sender<Result<Taken, Refusal>>,
+    generations: Vec<(Generation, Place)>,
+    taken: oneshot::Sender<Result<Vec<Taken>, Refusal>>,
     begun: Instant,
 }
 
 /// A request under way. Its client has gone if the receiver of `pieces` is dropped.
 struct Client {
+    // Unbounded, because a slow client must not block the engine. An answer's maximum length limits it.
     pieces: mpsc::UnboundedSender<Piece>,
     begun: Instant,
     last: Option<Instant>,
+    _place: Place,
 }
 
+type Clients = HashMap<RequestId, Client>;
+
 impl Runner {
-    pub(super) fn start(engine: Engine, metrics: Arc<Metrics>) -> Self {
-        let (submissions, arriving) = mpsc::channel(ARRIVING);
-        let alive = Arc::new(AtomicBool::new(true));
-        let flag = Arc::clone(&alive);
+    /// Starts the thread. The receiver gets the reason if the engine fails.
+    pub(super) fn start(
+        mut engine: Engine,
+        metrics: Arc<Metrics>,
+    ) -> (Self, oneshot::Receiver<ServeError>) {
+        let (submissions, mut arriving) = mpsc::unbounded_channel();
+        let (failed, fails) = oneshot::channel();
+        let failure = Arc::new(OnceLock::new());
+        let reason = Arc::clone(&failure);
         thread::spawn(move || {
-            // Set in `drop`, so that a panic of the thread sets it too.
-            struct Ended(Arc<AtomicBool>);
-            impl Drop for Ended {
-                fn drop(&mut self) {
-                    self.0.store(false, Ordering::Relaxed);
-                }
+            let mut clients = Clients::new();
+            let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics);
+            let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => ServeError::Engine(error),
+                Err(panic) => ServeError::Panic(message(&*panic)),
+            };
+            // The server says so before anyone hears of it.
+            let why = reason.get_or_init(|| error.to_string());
+            for client in clients.values() {
+                let _ = client.pieces.send(Piece::Failed(why.clone()));
             }
-            let _ended = Ended(flag);
-            run(engine, arriving, &metrics);
+            let _ = failed.send(error);
         });
-        Self { submissions, alive }
+        let runner = Self {
+            submissions,
+            failure,
+        };
+        (runner, fails)
     }
 
-    pub(super) fn is_alive(&self) -> bool {
-        self.alive.load(Ordering::Relaxed)
+    /// Why the engine failed, if it did.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
-    /// Submits a request to the engine. The time to its first token counts from `begun`. Dropping the returned value
-    /// cancels it.
+    fn failed(&self) -> Refusal {
+        Refusal::failed(self.failure().unwrap_or("the engine has ended"))
+    }
+
+    /// Submits the choices of a request to the engine, which takes all of them or none. The time to their first tokens
+    /// counts from `begun`.
     pub(super) async fn submit(
         &self,
-        generation: Generation,
+        generations: Vec<(Generation, Place)>,
         begun: Instant,
-    ) -> Result<(Taken, mpsc::UnboundedReceiver<Piece>), Refusal> {
-        let (pieces, receiver) = mpsc::unbounded_channel();
+    ) -> Result<Vec<Taken>, Refusal> {
         let (taken, answer) = oneshot::channel();
         let submission = Submission {
-            generation,
-            pieces,
+            generations,
             taken,
             begun,
         };
-        self.submissions
-            .try_send(submission)
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => Refusal::busy(),
-                mpsc::error::TrySendError::Closed(_) => {
-                    Refusal::failed("the engine has failed".to_owned())
-                }
-            })?;
-        let taken = answer
-            .await
-            .map_err(|_| Refusal::failed("the engine has failed".to_owned()))?;
-        taken.map(|taken| (taken, receiver))
+        let sent = self.submissions.send(submission);
+        sent.map_err(|_| self.failed())?;
+        answer.await.map_err(|_| self.failed())?
     }
 }
 
-fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &Arc<Metrics>) {
-    let mut clients = HashMap::new();
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message").to_owned()
+}
+
+fn run(
+    engine: &mut Engine,
+    clients: &mut Clients,
+    arriving: &mut mpsc::UnboundedReceiver<Submission>,
+    metrics: &Arc<Metrics>,
+) -> Result<(), Error> {
     loop {
         if engine.is_idle() {
-            metrics.engine(&engine);
+            metrics.engine(engine);
             // Nothing to do: wait for a request, and end when no sender is left.
             let Some(submission) = arriving.blocking_recv() else {
-                return;
+                return Ok(());
             };
-            take(&mut engine, &mut clients, submission, metrics);
+            take(engine, clients, submission, metrics);
         }
         while let Ok(submission) = arriving.try_recv() {
-            take(&mut engine, &mut clients, submission, metrics);
+            take(engine, clients, submission, metrics);
         }
         let gone = |(request, client): (&RequestId, &Client)| {
             client.pieces.is_closed().then_some(*request)
@@ -125,52 +175,76 @@ fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &A
         for request in gone {
             engine.cancel(request);
         }
-        let step = engine.step(&mut |event| deliver(&mut clients, event, metrics));
-        if let Err(error) = step {
-            eprintln!("the engine has failed: {error}");
-            for client in clients.values() {
-                let _ = client.pieces.send(Piece::Failed(error.to_string()));
-            }
-            return;
-        }
-        metrics.engine(&engine);
+        let step = engine.step(&mut |event| deliver(clients, event, metrics))?;
+        metrics.step(&step);
+        metrics.engine(engine);
     }
 }
 
 fn take(
     engine: &mut Engine,
-    clients: &mut HashMap<RequestId, Client>,
+    clients: &mut Clients,
     submission: Submission,
     metrics: &Arc<Metrics>,
 ) {
     let Submission {
-        generation,
-        pieces,
+        generations,
         taken,
         begun,
     } = submission;
     if taken.is_closed() {
         return;
     }
-    let prompt = generation.prompt.len();
-    let answer = match engine.submit(generation) {
-        Ok(request) => {
-            let client = Client {
-                pieces,
-                begun,
-                last: None,
-            };
-            clients.insert(request, client);
-            Ok(metrics.submitted(prompt))
+    let mut requests = Vec::with_capacity(generations.len());
+    for (generation, place) in generations {
+        let prompt = generation.prompt.len();
+        match engine.submit(generation) {
+            Ok(request) => requests.push((request, prompt, place)),
+            Err(error) => {
+                for (request, ..) in requests {
+                    engine.cancel(request);
+                }
+                let refusal = match error {
+                    // Cancelled requests give their places back before the step that has them ends.
+                    Error::Schedule(ScheduleError::QueueFull { waiting }) => {
+                        Refusal::busy(&format!("{waiting} requests wait, as many as may"))
+                    }
+                    error => error.into(),
+                };
+                let _ = taken.send(Err(refusal));
+                return;
+            }
         }
-        Err(Error::Schedule(ScheduleError::QueueFull { .. })) => Err(Refusal::busy()),
-        Err(error) => Err(error.into()),
+    }
+    let begin = |(request, prompt, place)| {
+        let (pieces, receiver) = mpsc::unbounded_channel();
+        let client = Client {
+            pieces,
+            begun,
+            last: None,
+            _place: place,
+        };
+        clients.insert(request, client);
+        Taken {
+            pieces: receiver,
+            counted: metrics.submitted(prompt, begun),
+        }
     };
-    let _ = taken.send(answer);
+    let all = requests.into_iter().map(begin).collect();
+    let _ = taken.send(Ok(all));
 }
 
-fn deliver(clients: &mut HashMap<RequestId, Client>, event: Event, metrics: &Metrics) {
+fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
     match event {
+        Event::Started {
+            request,
+            cached_tokens: cached,
+        } => {
+            if let Some(client) = clients.get(&request) {
+                metrics.started(client.begun.elapsed());
+                let _ = client.pieces.send(Piece::Started { cached });
+            }
+        }
         Event::Token { request, token } => {
             let Some(client) = clients.get_mut(&request) else {
                 return;

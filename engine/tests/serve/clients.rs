@@ -183,8 +183,8 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
                     4 => {
                         let mut stream = server.connect();
                         let begun: &[u8] = match random.bool() {
-                            true => b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n",
-                            false => b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{",
+                            true => b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n",
+                            false => b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{",
                         };
                         stream.write_all(begun).unwrap();
                         let mut rest = Vec::new();

@@ -11,11 +11,11 @@ use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, We
 
 use crate::{
     common::{self, PAGES, folder, options},
-    server::{GET_HEALTH, Server, WAIT, events, response},
+    server::{GET_HEALTH, Server, WAIT, body, events, response},
 };
 
-/// A backend that fails at the given step.
-struct Failing(CpuBackend, u32);
+/// A backend whose third step is replaced.
+struct Failing(CpuBackend, u32, fn() -> Error);
 
 impl Backend for Failing {
     common::of_the_backend_within!();
@@ -23,39 +23,74 @@ impl Backend for Failing {
     fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
         self.1 += 1;
         match self.1 {
-            3.. => Err(Error::NoStep),
+            3 => Err(self.2()),
             _ => self.0.begin(work),
         }
     }
 }
 
+/// All clients get the reason, and the server ends with it.
 #[test]
-fn an_engine_that_fails_is_no_fault_of_requests() {
-    let architecture = Architecture::read(&folder("llama3")).unwrap();
-    let weights = Weights::open(&folder("llama3")).unwrap();
-    let backend =
-        CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
-    let engine = Engine::new(Box::new(Failing(backend, 0)), Limits::default()).unwrap();
-    let server = Server::with_engine(engine, "llama3", |_| ());
-    let (status, answer) = server.stream(&json!({"prompt": "a", "max_tokens": 100}));
-    let last = events(&answer).pop().unwrap();
-    assert_eq!(
-        (status, &last["error"]["code"]),
-        (200, &json!("503")),
-        "{answer}"
-    );
-    assert!(!answer.contains("[DONE]"), "{answer}");
-    // The server accepts no more requests.
-    let (status, answer) = server.complete(&json!({"prompt": "a"}));
-    assert_eq!((status, &answer["error"]["code"]), (503, &json!("503")));
-    server.wait_until(|| server.get("/health").0 == 503);
-    server.has_metrics(&[
-        ("requests_total", 1),
-        ("requests_failed_total", 2),
-        ("requests_refused_total", 0),
-        ("requests_cancelled_total", 0),
-        ("requests_completed_total", 0),
-    ]);
+fn an_engine_that_fails_ends_its_server() {
+    let causes: [(fn() -> Error, &str); 2] = [
+        (
+            || Error::NoStep,
+            "the engine has failed: no step is under way",
+        ),
+        (
+            || panic!("on purpose"),
+            "the engine has failed: its thread panicked: on purpose",
+        ),
+    ];
+    for (cause, why) in causes {
+        let architecture = Architecture::read(&folder("llama3")).unwrap();
+        let weights = Weights::open(&folder("llama3")).unwrap();
+        let backend =
+            CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
+        let limits = Limits {
+            running: 1,
+            ..Limits::default()
+        };
+        let engine = Engine::new(Box::new(Failing(backend, 0, cause)), limits).unwrap();
+        let mut server = Server::with_engine(engine, "llama3", |options| options.grace = WAIT);
+        let [mut late, mut health, mut metrics] = [(); 3].map(|()| server.connect());
+        // They were accepted if a later one was answered.
+        assert_eq!(server.get("/health").0, 200);
+        // One request runs and the others wait.
+        let asked = json!({"prompt": "a", "max_tokens": 100});
+        let waiting = [(); 2].map(|()| server.ask(&asked));
+        let (status, answer) = server.stream(&asked);
+        let begin = Instant::now();
+        if status == 200 {
+            let error = &events(&answer).pop().unwrap()["error"];
+            assert_eq!(
+                *error,
+                json!({"code": "500", "type": "server_error", "param": null, "message": why})
+            );
+            assert!(!answer.contains("[DONE]"), "{answer}");
+        }
+        let request =
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        late.write_all(request.as_bytes()).unwrap();
+        health.write_all(GET_HEALTH.as_bytes()).unwrap();
+        let get = GET_HEALTH.replace("health", "metrics");
+        metrics.write_all(get.as_bytes()).unwrap();
+        assert_eq!(response(health), (503, format!("{why}\n")));
+        let (status, metrics) = response(metrics);
+        assert_eq!(status, 200);
+        assert!(
+            metrics.contains("tandem_requests_cancelled_total 0\n"),
+            "{metrics}"
+        );
+        for client in waiting.into_iter().chain([late]) {
+            let (status, answer) = response(client);
+            let error = &body(&answer)["error"]["message"];
+            assert_eq!((status, error), (500, &json!(why)));
+        }
+        let ended = server.ended().unwrap_err();
+        assert_eq!(ended.to_string(), why);
+        assert!(begin.elapsed() < WAIT / 2);
+    }
 }
 
 /// The answer under way ends, other requests are refused, and a connection without a request does not delay the end.
@@ -72,7 +107,7 @@ fn a_server_that_stops_says_so_and_ends_with_the_last_answer() {
     let length = text.len();
     write!(
         client,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{first}"
     )
     .unwrap();
@@ -105,7 +140,7 @@ fn a_server_that_stops_says_so_and_ends_with_the_last_answer() {
     client.write_all(rest.as_bytes()).unwrap();
     let (status, answer) = response(client);
     assert_eq!(status, 200, "{answer}");
-    server.thread.take().unwrap().join().unwrap();
+    server.ended().unwrap();
     assert!(begin.elapsed() < WAIT / 2);
 }
 

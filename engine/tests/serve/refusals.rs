@@ -9,13 +9,16 @@ use crate::server::{MODEL, Server, body, response};
 
 /// A field of a completion, and the status and message that its value is refused with.
 const REFUSED: &str = r#"
-n: 2 => 400 n is 2, and only 1 is implemented
+n: 100000 => 400 100000 choices are asked for (n for each prompt), and this server runs and queues 10 in all: ask for fewer, or start it with a larger --waiting
+best_of: 2 => 400 best_of is 2, and only 1 is implemented
+min_tokens: 2 => 400 min_tokens is 2, and the answer may have 1 tokens: give a smaller min_tokens or a larger max_tokens
+stop_token_ids: [999999] => 400 token 999999 is outside the model's vocabulary of 384 tokens
 logprobs: 5 => 400 logprobs is 5, and only false is implemented
 presence_penalty: 0.5 => 400 presence_penalty is 0.5, and only 0 is implemented
 model: "gpt-4" => 404 there is no model "gpt-4" here, only "tiny"
 prompt: [1, 999999] => 400 token 999999 is outside the model's vocabulary of 384 tokens
 max_tokens: 100000 => 400 100001 tokens of prompt and answer are more than the 512 positions of the model: use a shorter prompt or answer
-max_tokens: 0 => 400 0 new tokens are asked for: ask for at least 1
+max_tokens: 0 => 400 max_tokens is 0: give a whole number from 1 to 4294967295
 prompt: "" => 400 the prompt is empty: a request needs at least one token to start from
 stop: [""] => 400 stop is [""]: give a text, or up to 16 of them, none empty
 stream_options: {"include_usage": true} => 400 stream_options are for streams: set stream to true, or leave them out
@@ -24,9 +27,12 @@ messages: [] => 400 a completion has a prompt, and no messages
 
 #[test]
 fn what_is_not_computed_is_refused_and_named() {
-    let server = Server::start("llama3", Limits::default(), |options| {
-        options.body_bytes = 4096
-    });
+    let limits = Limits {
+        running: 4,
+        waiting: 6,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |options| options.body_bytes = 4096);
     let with = |field: &str, value: Value| {
         let mut asked = json!({"prompt": "a", "max_tokens": 1});
         asked[field] = value;
@@ -40,7 +46,6 @@ fn what_is_not_computed_is_refused_and_named() {
         let (status, message) = with(field, serde_json::from_str(value).unwrap());
         assert_eq!(format!("{status} {message}"), refusal, "{asked}");
     }
-    assert_eq!(with("prompt", json!(["a", "b"])).0, 400);
     assert_eq!(with("temperature", json!(-1.0)).0, 400);
     assert_eq!(with("n", json!(1)).0, 200);
     assert_eq!(with("user", json!("me")).0, 200);
@@ -60,7 +65,7 @@ fn what_is_not_computed_is_refused_and_named() {
     ] {
         let mut stream = server.connect();
         let asked = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n{head}\r\n\r\nzz\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n{head}\r\n\r\nzz\r\n"
         );
         stream.write_all(asked.as_bytes()).unwrap();
         assert_eq!(response(stream).0, status, "{head}");
@@ -82,7 +87,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
     assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 18, "each refusal of the handlers is counted");
+    assert_eq!(refused, 20, "each refusal of the handlers is counted");
 }
 
 /// Their ranges are known to the engine alone.

@@ -11,20 +11,20 @@ use std::{
 use serde_json::{Value, json};
 use tandem_engine::{
     Engine, Limits, Text,
-    serve::{ServeOptions, run},
+    serve::{ServeError, ServeOptions, run},
 };
 
 use crate::common::{engine, folder};
 
 pub const MODEL: &str = "tiny";
 pub const WAIT: Duration = Duration::from_secs(60);
-pub const GET_HEALTH: &str = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+pub const GET_HEALTH: &str = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 /// A server that stops when the test ends.
 pub struct Server {
     address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
-    pub thread: Option<thread::JoinHandle<()>>,
+    thread: Option<thread::JoinHandle<Result<(), ServeError>>>,
 }
 
 impl Server {
@@ -56,7 +56,6 @@ impl Server {
             run(loopback, engine, text, options, shutdown, |address| {
                 ready.send(address).unwrap()
             })
-            .unwrap();
         });
         Self {
             address: address.recv_timeout(WAIT).unwrap(),
@@ -75,7 +74,7 @@ impl Server {
         let mut stream = self.connect();
         let length = body.len();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all((head + body).as_bytes()).unwrap();
         stream
@@ -106,7 +105,7 @@ impl Server {
         let mut stream = self.connect();
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         )
         .unwrap();
         response(stream)
@@ -146,6 +145,11 @@ impl Server {
         }
     }
 
+    /// Waits for its end.
+    pub fn ended(&mut self) -> Result<(), ServeError> {
+        self.thread.take().unwrap().join().unwrap()
+    }
+
     pub fn stop(&mut self) {
         let _ = self.stop.take().map(|stop| stop.send(()));
     }
@@ -155,7 +159,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
         let ended = self.thread.take().map(thread::JoinHandle::join);
-        assert!(ended.is_none_or(|ended| ended.is_ok()) || thread::panicking());
+        assert!(ended.is_none_or(|ended| matches!(ended, Ok(Ok(())))) || thread::panicking());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Refusal;
+use super::super::refusal::Refusal;
 use crate::{
     Message,
     serve::fields::{self, Fields, Idle},
@@ -79,7 +79,7 @@ fn text_of(name: &str, mut part: Value) -> Result<String, Refusal> {
 mod tests {
     use serde_json::json;
 
-    use crate::serve::api::{self, Asked, Kind, Prompt};
+    use crate::serve::api::{self, Kind, Prompt};
 
     /// Chat templates write no message whose role they do not know, and `developer` is OpenAI's newer name of the system.
     #[test]
@@ -88,12 +88,8 @@ mod tests {
             {"role": "developer", "content": "a"}, {"role": "system", "content": "b"},
             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
         ]});
-        let asked = api::parse(Kind::Chat, body.to_string().as_bytes(), "tiny");
-        let Ok(Asked {
-            prompt: Prompt::Chat(messages),
-            ..
-        }) = asked
-        else {
+        let asked = api::parse(Kind::Chat, body.to_string().as_bytes(), "tiny").unwrap();
+        let [Prompt::Chat(messages)] = &asked.prompts[..] else {
             panic!("a chat");
         };
         let roles: Vec<_> = messages.iter().map(|message| &message.role[..]).collect();

@@ -78,14 +78,47 @@ fn values_without_effect_are_taken() {
         let taken = parsed(kind, field, value.clone());
         assert!(taken.is_ok(), "{field} {value}: {:?}", taken.err());
     }
-    let Ok(Asked {
-        prompt: Prompt::Tokens(tokens),
-        ..
-    }) = parsed(Kind::Completion, "prompt", json!([7]))
-    else {
-        panic!("one token is a prompt of one token");
+}
+
+#[test]
+fn prompts_are_one_or_several() {
+    let prompts =
+        |value: Value| parsed(Kind::Completion, "prompt", value).map(|asked| asked.prompts);
+    let (text, tokens) = (
+        |text: &str| Prompt::Text(text.to_owned()),
+        |ids: &[u32]| Prompt::Tokens(ids.to_vec()),
+    );
+    for (value, expected) in [
+        (json!([7]), vec![tokens(&[7])]),
+        (json!(["a"]), vec![text("a")]),
+        (json!(["a", "b"]), vec![text("a"), text("b")]),
+        (json!([[7, 8], [9]]), vec![tokens(&[7, 8]), tokens(&[9])]),
+        (json!([[]]), vec![tokens(&[])]),
+        (json!([]), vec![tokens(&[])]),
+    ] {
+        assert_eq!(prompts(value.clone()), Ok(expected), "{value}");
+    }
+    for wrong in [json!([1, "a"]), json!([[["a"]]]), json!([-1]), json!({})] {
+        assert!(prompts(wrong.clone()).is_err(), "{wrong}");
+    }
+    let asked = |value| parsed(Kind::Completion, "prompt", value).unwrap();
+    assert_eq!(asked(json!(["a", "b"])).choices(), 2);
+}
+
+/// Equal seeds give equal choices, but no two choices of an answer.
+#[test]
+fn choices_have_seeds_of_their_own() {
+    let most = Most {
+        request_tokens: 100,
+        answer_tokens: 10,
     };
-    assert_eq!(tokens, [7]);
+    let asked = parsed(Kind::Chat, "seed", json!(-3)).unwrap().parameters;
+    let of = |choice| asked.generation(choice, vec![1], &most);
+    assert_eq!(of(0).sampling.seed, (-3_i64).cast_unsigned());
+    let seeds: std::collections::BTreeSet<_> = (0..1000).map(|at| of(at).sampling.seed).collect();
+    assert_eq!(seeds.len(), 1000);
+    assert_eq!(of(0).max_new_tokens, 10);
+    assert_eq!(asked.generation(0, vec![1; 95], &most).max_new_tokens, 5);
 }
 
 #[test]
@@ -216,8 +249,32 @@ fn errors_have_the_field_and_its_value() {
         (
             Kind::Completion,
             "n",
+            json!(0),
+            "n is 0: give a whole number from 1 to 4294967295",
+        ),
+        (
+            Kind::Completion,
+            "best_of",
             json!(2),
-            "n is 2, and only 1 is implemented",
+            "best_of is 2, and only 1 is implemented",
+        ),
+        (
+            Kind::Completion,
+            "stop_token_ids",
+            json!(["a"]),
+            "stop_token_ids is [\"a\"]: give a list of up to 64 token ids",
+        ),
+        (
+            Kind::Completion,
+            "min_tokens",
+            json!(-1),
+            "min_tokens is -1: give a number of tokens",
+        ),
+        (
+            Kind::Chat,
+            "ignore_eos",
+            json!(1),
+            "ignore_eos is 1: give true or false",
         ),
     ] {
         assert_eq!(refused(kind, field, value), message, "{field}");
@@ -260,7 +317,7 @@ fn errors_have_the_types_of_the_interface() {
 #[test]
 fn errors_name_their_field() {
     for (body, param) in [
-        (json!({"prompt": "a", "n": 2}), "n"),
+        (json!({"prompt": "a", "best_of": 2}), "best_of"),
         (json!({"prompt": "a", "max_tokens": "4"}), "max_tokens"),
         (json!({"prompt": "a", "model": "gpt-4"}), "model"),
         (json!({"prompt": "a", "unknown": 1}), "unknown"),

@@ -1,0 +1,107 @@
+//! From tokens to text, up to a stop text.
+
+use std::sync::Arc;
+
+use crate::{Error, Text, TextStream};
+
+/// Assembles the text from tokens, up to a stop text.
+pub(super) struct Assembly {
+    text: Arc<Text>,
+    stream: TextStream,
+    stops: Vec<String>,
+    /// Tokens before which no stop text is looked for.
+    before_stop: u32,
+    /// Text held back because it may be the beginning of a stop text.
+    held: String,
+}
+
+impl Assembly {
+    pub(super) fn new(
+        text: Arc<Text>,
+        stream: TextStream,
+        stops: Vec<String>,
+        min_tokens: u32,
+    ) -> Self {
+        Self {
+            text,
+            stream,
+            stops,
+            before_stop: min_tokens,
+            held: String::new(),
+        }
+    }
+
+    /// Returns the text that a token adds, and whether a stop text ends the answer.
+    pub(super) fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
+        self.held += &self.stream.push(&self.text, token)?;
+        if self.before_stop > 0 {
+            self.before_stop -= 1;
+            return Ok((std::mem::take(&mut self.held), false));
+        }
+        if self.stop() {
+            return Ok((std::mem::take(&mut self.held), true));
+        }
+        let held = &self.held;
+        let begins = |at: usize| self.stops.iter().any(|stop| stop.starts_with(&held[at..]));
+        let boundaries = held.char_indices().map(|(at, _)| at);
+        let keep = boundaries
+            .into_iter()
+            .find(|&at| begins(at))
+            .unwrap_or(held.len());
+        let rest = self.held.split_off(keep);
+        Ok((std::mem::replace(&mut self.held, rest), false))
+    }
+
+    /// Returns the text held back, and whether a stop text ends it.
+    pub(super) fn finish(&mut self) -> Result<(String, bool), Error> {
+        self.held += &self.stream.finish(&self.text)?;
+        let ended = self.before_stop == 0 && self.stop();
+        Ok((std::mem::take(&mut self.held), ended))
+    }
+
+    /// Cuts the held text before a stop text. Returns whether there is one.
+    fn stop(&mut self) -> bool {
+        let stops = self.stops.iter();
+        let first = stops.filter_map(|stop| self.held.find(stop)).min();
+        if let Some(at) = first {
+            self.held.truncate(at);
+        }
+        first.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn assembly(stop: &str) -> (Assembly, Arc<Text>) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
+        let text = Arc::new(Text::read(&folder).unwrap());
+        (
+            Assembly::new(
+                Arc::clone(&text),
+                TextStream::default(),
+                vec![stop.to_owned()],
+                0,
+            ),
+            text,
+        )
+    }
+
+    /// The last token may end within a character; its text then comes when the answer finishes.
+    #[test]
+    fn what_the_last_token_gives_may_end_the_answer() {
+        let replacement = char::REPLACEMENT_CHARACTER.to_string();
+        for (stop, expected) in [
+            (replacement.as_str(), ("".to_owned(), true)),
+            ("never", (replacement.clone(), false)),
+        ] {
+            let (mut assembly, text) = assembly(stop);
+            let cut = text.encode("é", false).unwrap()[0];
+            assert_eq!(assembly.push(cut).unwrap(), (String::new(), false));
+            assert_eq!(assembly.finish().unwrap(), expected, "{stop}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What the server answers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::{StatusCode, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use tokio::{
+    net::TcpListener,
+    sync::{oneshot, watch},
+};
+
+use super::{
+    ServeError, ServeOptions, access, answer,
+    answer::{Answer, Choice, Labels},
+    api::{self, Kind, Most},
+    assembly::Assembly,
+    lanes::Lanes,
+    metrics::Metrics,
+    places::Places,
+    receive,
+    refusal::{Refusal, respond},
+    runner::Runner,
+};
+use crate::{Engine, Text, TextStream};
+
+/// Tokens of a chat's answer if neither the request nor the options limit it.
+const ANSWER_TOKENS: u64 = 2048;
+
+/// State that handlers share.
+pub(super) struct Server {
+    runner: Runner,
+    text: Arc<Text>,
+    pub options: ServeOptions,
+    metrics: Arc<Metrics>,
+    places: Places,
+    lanes: Lanes,
+    most: Most,
+    answers: AtomicU64,
+    /// Whether the server begins to stop.
+    pub stopping: watch::Sender<bool>,
+    /// When it started, in seconds since 1970.
+    started: u64,
+    /// Whether only this machine can reach it.
+    loopback: bool,
+}
+
+impl Server {
+    /// Starts the engine. The receiver gets the reason if it fails.
+    pub(super) fn start(
+        listener: &TcpListener,
+        engine: Engine,
+        text: Text,
+        options: ServeOptions,
+    ) -> (Arc<Self>, oneshot::Receiver<ServeError>) {
+        let metrics = Arc::new(Metrics::new(engine.cache_type()));
+        let composer = engine.composer();
+        let (places, pool) = (Places::new(composer.limits()), composer.pool());
+        let cache = u64::from(pool.pages()) * u64::from(pool.page_size());
+        let usual = ANSWER_TOKENS.min(cache / 4).max(1) as u32;
+        let most = Most {
+            request_tokens: engine.request_tokens(),
+            answer_tokens: options.answer_tokens.unwrap_or(usual),
+        };
+        let address = listener.local_addr();
+        let (runner, failure) = Runner::start(engine, Arc::clone(&metrics));
+        let server = Self {
+            runner,
+            text: Arc::new(text),
+            options,
+            metrics,
+            lanes: Lanes::new(places.all()),
+            places,
+            most,
+            answers: AtomicU64::new(0),
+            stopping: watch::Sender::new(false),
+            started: answer::seconds(),
+            loopback: address.is_ok_and(|address| address.ip().is_loopback()),
+        };
+        (Arc::new(server), failure)
+    }
+
+    /// The model in OpenAI's format.
+    fn model(&self) -> serde_json::Value {
+        let (id, created) = (&self.options.name, self.started);
+        serde_json::json!({"id": id, "object": "model", "created": created, "owned_by": "tandem"})
+    }
+
+    /// A request that gets no answer.
+    fn refused(&self, refusal: Refusal) -> Response {
+        self.metrics.refused(refusal.status);
+        refusal.into_response()
+    }
+}
+
+pub(super) fn router(server: &Arc<Server>) -> Router {
+    Router::new()
+        .route(
+            "/v1/completions",
+            post(|state, request| answer(state, Kind::Completion, request)),
+        )
+        .route(
+            "/v1/chat/completions",
+            post(|state, request| answer(state, Kind::Chat, request)),
+        )
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(|request: Request| {
+            nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
+        })
+        .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
+        .layer(from_fn_with_state(Arc::clone(server), allowed))
+        .with_state(Arc::clone(server))
+}
+
+/// Lets a request through if its client may use the server.
+async fn allowed(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let (uri, headers) = (request.uri(), request.headers());
+    match access::check(&server.options, server.loopback, uri, headers) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => server.refused(refusal),
+    }
+}
+
+/// Answers requests for an unknown path or method.
+async fn nowhere(status: StatusCode, request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!(
+        "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, GET /health \
+         and GET /metrics"
+    );
+    Refusal::new(status, message).into_response()
+}
+
+async fn models(State(server): State<Arc<Server>>) -> Response {
+    let models = serde_json::json!({"object": "list", "data": [server.model()]});
+    respond(StatusCode::OK, &models)
+}
+
+async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Response {
+    match name == server.options.name {
+        true => respond(StatusCode::OK, &server.model()),
+        false => Refusal::no_model(&name, &server.options.name).into_response(),
+    }
+}
+
+async fn health(State(server): State<Arc<Server>>) -> Response {
+    let unavailable = |why| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    match server.runner.failure() {
+        Some(why) => unavailable(format!("{why}\n")),
+        None if *server.stopping.borrow() => unavailable("the server is stopping\n".to_owned()),
+        None => (StatusCode::OK, "ok\n").into_response(),
+    }
+}
+
+async fn metrics(State(server): State<Arc<Server>>) -> Response {
+    let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4");
+    ([kind], server.metrics.text(&server.lanes)).into_response()
+}
+
+/// Answers a request with a text or an error.
+async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request) -> Response {
+    let begun = begin(&server, kind, request).await;
+    begun.unwrap_or_else(|refusal| server.refused(refusal))
+}
+
+async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
+    if let Some(why) = server.runner.failure() {
+        return Err(Refusal::failed(why));
+    }
+    if *server.stopping.borrow() {
+        return Err(Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server is stopping: send the request to another one, or when it runs again",
+        ));
+    }
+    let options = &server.options;
+    let (head, body) = request.into_parts();
+    receive::json_only(&head.headers)?;
+    // A slow client takes no place. The body is received first also because its client reads no answer before it is sent.
+    let body = receive::whole(body, options).await?;
+    let begun = std::time::Instant::now();
+    let mut place = server.places.take()?;
+    let asked = api::parse(kind, &body, &options.name)?;
+    drop(body);
+    server.places.extend(&mut place, asked.choices())?;
+    // Tokenizing a long prompt takes a while; other requests must not wait for it.
+    let (text, prompts) = (Arc::clone(&server.text), asked.prompts);
+    let bytes = prompts.iter().map(api::Prompt::text_bytes).sum();
+    let encode = move || {
+        prompts
+            .into_iter()
+            .map(|prompt| prompt.encode(&text))
+            .collect()
+    };
+    let prompts: Result<Vec<_>, _> = server.lanes.run(bytes, encode).await?;
+    let (prompts, parameters) = (prompts?, asked.parameters);
+
+    let each = parameters.choices as usize;
+    let (mut generations, mut assemblies) = (Vec::new(), Vec::new());
+    for prompt in &prompts {
+        for _ in 0..each {
+            let stream = match kind {
+                Kind::Completion => TextStream::after(&server.text, prompt)?,
+                Kind::Chat => TextStream::default(),
+            };
+            let (text, stops) = (Arc::clone(&server.text), parameters.stop.clone());
+            assemblies.push(Assembly::new(text, stream, stops, parameters.min_tokens));
+            let choice = generations.len();
+            let generation = parameters.generation(choice, prompt.clone(), &server.most);
+            let place = place.split(1).expect("there is one for each choice");
+            generations.push((generation, place));
+        }
+    }
+    let taken = server.runner.submit(generations, begun).await?;
+    let choices = taken.into_iter().zip(assemblies);
+    let index = server.answers.fetch_add(1, Ordering::Relaxed);
+    let answer = Answer {
+        choices: choices
+            .map(|(taken, text)| Choice::new(taken, text))
+            .collect(),
+        labels: Labels::new(kind, index, &options.name),
+        prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        each,
+        turn: 0,
+    };
+    match parameters.stream {
+        true => Ok(answer.streamed(parameters.include_usage, options.keep_alive)),
+        false => Ok(answer.whole().await),
+    }
+}

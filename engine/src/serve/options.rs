@@ -1,0 +1,95 @@
+//! Limits and access of a server.
+
+use std::{fmt, hint::black_box, time::Duration};
+
+/// Limits of a server, and who may use it.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The model's name in the interface.
+    pub name: String,
+    /// Maximum number of open connections; more wait to be accepted.
+    pub connections: usize,
+    /// Maximum number of bytes of a request's body.
+    pub body_bytes: usize,
+    /// Maximum time in which a client must send its request.
+    pub receive: Duration,
+    /// How long a client may accept no byte that is sent to it. After that its connection is closed and its request
+    /// cancelled.
+    pub send: Duration,
+    /// How long answers may continue once the server begins to stop. New requests are refused meanwhile.
+    pub grace: Duration,
+    /// Tokens of a chat's answer if the request gives no maximum. If none: 2048, or a quarter of the KV cache if that is less.
+    pub answer_tokens: Option<u32>,
+    /// After this time without an event, a stream gets a comment, so that proxies do not close its connection.
+    pub keep_alive: Duration,
+    /// Names of this server, beside `localhost` and loopback addresses. If there are some, or if the server listens on a
+    /// loopback address, requests with another `Host` are refused: a web page could have sent them (DNS rebinding).
+    pub hosts: Vec<String>,
+    /// The key that requests to `/v1` must bring; if none, all are taken.
+    pub api_key: Option<ApiKey>,
+}
+
+impl ServeOptions {
+    /// Default limits, and no key.
+    #[must_use]
+    pub const fn new(name: String) -> Self {
+        Self {
+            name,
+            connections: 1024,
+            body_bytes: 4 << 20,
+            receive: Duration::from_secs(30),
+            send: Duration::from_secs(60),
+            grace: Duration::from_secs(10),
+            answer_tokens: None,
+            keep_alive: Duration::from_secs(15),
+            hosts: Vec::new(),
+            api_key: None,
+        }
+    }
+}
+
+/// A secret that clients send as `Authorization: Bearer KEY`.
+#[derive(Clone)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    /// A key. None if a header cannot carry it: it is empty, or has other characters than visible ones of ASCII.
+    #[must_use]
+    pub fn new(key: &str) -> Option<Self> {
+        let sound = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
+        sound.then(|| Self(key.to_owned()))
+    }
+
+    /// Whether these are its bytes. The time depends only on their number.
+    pub(super) fn is(&self, other: &[u8]) -> bool {
+        let key = self.0.as_bytes();
+        let pairs = key.iter().zip(other);
+        let differ = pairs.fold(0, |differ, (a, b)| black_box(differ | (a ^ b)));
+        key.len() == other.len() && differ == 0
+    }
+}
+
+/// Without the key, so that no log has it.
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_compared_whole_and_not_shown() {
+        let key = ApiKey::new("sk-1").unwrap();
+        assert!(key.is(b"sk-1"));
+        for other in [&b"sk-2"[..], b"sk-", b"sk-11", b""] {
+            assert!(!key.is(other));
+        }
+        for unsound in ["", "a b", "a\n", "ä"] {
+            assert!(ApiKey::new(unsound).is_none(), "{unsound:?}");
+        }
+        assert!(!format!("{key:?}").contains("sk"));
+    }
+}

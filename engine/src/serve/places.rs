@@ -1,0 +1,64 @@
+//! Places for requests: the server takes as many as its engine lets run and wait, and refuses more before it works on them.
+
+use std::sync::Arc;
+
+use tandem_schedule::Limits;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::refusal::Refusal;
+
+/// A place for each choice of a request, from its arrival until the engine has dropped it.
+pub(super) type Place = OwnedSemaphorePermit;
+
+pub(super) struct Places {
+    free: Arc<Semaphore>,
+    all: usize,
+    waiting: usize,
+}
+
+impl Places {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let all = limits.waiting.saturating_add(limits.running as usize);
+        let all = all.min(Semaphore::MAX_PERMITS);
+        Self {
+            free: Arc::new(Semaphore::new(all)),
+            all,
+            waiting: limits.waiting,
+        }
+    }
+
+    /// Their number.
+    pub(super) const fn all(&self) -> usize {
+        self.all
+    }
+
+    /// A place for one choice.
+    pub(super) fn take(&self) -> Result<Place, Refusal> {
+        let place = Arc::clone(&self.free).try_acquire_owned();
+        place.map_err(|_| self.full())
+    }
+
+    /// Extends a place for one choice to one for so many.
+    pub(super) fn extend(&self, place: &mut Place, choices: usize) -> Result<(), Refusal> {
+        let more = match u32::try_from(choices) {
+            Ok(choices) if choices as usize <= self.all => choices.saturating_sub(1),
+            _ => {
+                let all = self.all;
+                return Err(Refusal::wrong(format!(
+                    "{choices} choices are asked for (n for each prompt), and this server runs and queues {all} in all: ask for \
+                     fewer, or start it with a larger --waiting"
+                )));
+            }
+        };
+        let more = Arc::clone(&self.free).try_acquire_many_owned(more);
+        place.merge(more.map_err(|_| self.full())?);
+        Ok(())
+    }
+
+    fn full(&self) -> Refusal {
+        let waiting = self.waiting;
+        Refusal::busy(&format!(
+            "as many requests wait as may ({waiting}, --waiting)"
+        ))
+    }
+}
