@@ -1,17 +1,10 @@
-//! `tandem generate`, `tandem serve` and `tandem bench --serve` on a tiny random model.
+//! `tandem generate` and `tandem bench --serve` on a tiny random model.
 
 mod common;
 #[path = "common/legible.rs"]
 mod legible;
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
-    path::Path,
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command};
 
 use common::{Said, model, run};
 use legible::legible;
@@ -381,137 +374,5 @@ fn a_trace_is_replayed_beside_its_simulation() {
             && said.stdout.contains("simulated as 1 × h200"),
         "{}",
         said.stdout
-    );
-}
-
-/// `tandem serve`, what it says first, and where it listens. It ends with the test.
-struct Server {
-    process: Child,
-    line: String,
-    address: String,
-}
-
-impl Server {
-    fn start(more: &[&str]) -> Self {
-        let folder = model("llama3");
-        let common = [
-            "serve",
-            &folder,
-            "--listen",
-            "127.0.0.1:0",
-            "--backend",
-            "cpu",
-        ];
-        let mut process = Command::new(env!("CARGO_BIN_EXE_tandem"))
-            .args(common)
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let read = BufReader::new(process.stdout.take().unwrap()).read_line(&mut line);
-        let address = line
-            .split("http://")
-            .nth(1)
-            .and_then(|rest| rest.split('/').next());
-        let address = address.unwrap_or_default().to_owned();
-        let server = Self {
-            process,
-            line,
-            address,
-        };
-        assert!(
-            read.is_ok() && !server.address.is_empty(),
-            "no address in {:?}",
-            server.line
-        );
-        server
-    }
-
-    fn send(&self, request: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        stream
-    }
-
-    fn get(&self, path: &str) -> String {
-        self.ask(&format!("GET {path}"), "")
-    }
-
-    fn ask(&self, head: &str, body: &str) -> String {
-        let length = body.len();
-        let request = format!(
-            "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n\r\n{body}"
-        );
-        let mut answer = String::new();
-        self.send(&request).read_to_string(&mut answer).unwrap();
-        answer
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-#[test]
-fn a_served_model_answers_and_is_named_after_its_folder() {
-    let server = Server::start(&[]);
-    let answer = server.get("/v1/models");
-    assert!(answer.contains("\"id\":\"llama3\""), "{answer}");
-}
-
-#[test]
-fn a_server_says_how_it_stores_keys_and_values() {
-    let server = Server::start(&["--cache-type", "e4m3-scaled"]);
-    let said = ", caches in e4m3-scaled, at http";
-    assert!(server.line.contains(said), "{:?}", server.line);
-    let body = "{\"prompt\": \"a\", \"max_tokens\": 5, \"temperature\": 0}";
-    let answer = server.ask("POST /v1/completions", body);
-    assert!(answer.contains("\"completion_tokens\":5"), "{answer}");
-    let metrics = server.get("/metrics");
-    assert!(
-        metrics.contains("\ntandem_cache_info{type=\"e4m3-scaled\"} 1\n"),
-        "{metrics}"
-    );
-}
-
-/// The model's name is in each event, and long: the system keeps few of them for a client.
-#[test]
-fn a_client_that_takes_nothing_is_cut_off() {
-    let name = "n".repeat(64 << 10);
-    let server = Server::start(&["--name", &name, "--send-timeout", "1"]);
-    let body = "{\"prompt\": \"a\", \"max_tokens\": 400, \"temperature\": 0, \"stream\": true}";
-    let length = body.len();
-    let client = server.send(&format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-    ));
-    let begin = Instant::now();
-    while !server
-        .get("/metrics")
-        .contains("\ntandem_requests_cancelled_total 1\n")
-    {
-        assert!(
-            begin.elapsed() < Duration::from_secs(60),
-            "{}",
-            server.get("/metrics")
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
-    drop(client);
-    let said = run(
-        Path::new("."),
-        &["serve", &model("llama3"), "--send-timeout", "0"],
-    );
-    assert!(
-        said.code == 2 && said.stderr.contains("--send-timeout"),
-        "{}",
-        said.stderr
     );
 }

@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if !args.ignore_end {
         warn_of_no_end(&architecture);
     }
-    let mut engine = args.model.engine(architecture, 1, 1)?;
+    let mut engine = args.model.engine(architecture, 1, 1, u32::MAX)?;
     let count = prompt.len();
     engine.submit(Generation {
         prompt,

@@ -73,12 +73,14 @@ impl ModelArgs {
         Ok(architecture)
     }
 
-    /// Loads the model for so many requests in a step, and shows the progress by layers.
+    /// Loads the model for so many requests in a step, so many that wait, and so many tokens of a request. Shows the progress by
+    /// layers.
     fn engine(
         &self,
         architecture: Architecture,
         batch: u32,
         waiting: usize,
+        request_tokens: u32,
     ) -> Result<Engine, Failure> {
         let weights = match self.random_weights {
             true => Weights::random(1),
@@ -97,6 +99,7 @@ impl ModelArgs {
             step_requests: batch,
             running: batch,
             waiting,
+            request_tokens,
             ..Limits::default()
         };
         Ok(Engine::new(backend?, limits)?)

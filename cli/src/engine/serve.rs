@@ -1,18 +1,25 @@
 //! `tandem serve`: serves a model through OpenAI's interface.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    env::{self, VarError},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
 
 use tandem_engine::{
     Text,
-    serve::{self, ServeOptions},
+    serve::{self, ApiKey, ServeError, ServeOptions},
 };
 
 use super::{ModelArgs, warn_of_no_end};
 use crate::{
     Failure,
     cache_type::mention,
+    input,
     output::{print, when_first_interrupted},
     serve_sim::at_least_1,
+    table::visible,
 };
 
 const EXAMPLES: &str = "\
@@ -23,7 +30,8 @@ Examples:
 
 /// Serve a model over HTTP with OpenAI's interface: completions and chat, streamed or whole, /health, /metrics.
 ///
-/// There is no authentication: anyone who can reach the address can use the server. By default, only this machine can.
+/// By default, only this machine can reach the server. On another address, anyone who can reach it can use it: give a key. There
+/// is no TLS.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -38,9 +46,25 @@ pub struct Args {
     /// Maximum requests in a step
     #[arg(long, value_name = "REQUESTS", default_value_t = 64, value_parser = at_least_1)]
     batch: u32,
-    /// Maximum number of requests that wait behind those of --batch; more are refused with 429
+    /// Maximum number of requests that wait behind those of --batch, to be tokenized or computed; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]
     waiting: u32,
+    /// Maximum tokens of a request, prompt and answer [default: what the model and the cache have room for]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
+    request_tokens: Option<u32>,
+    /// Maximum tokens of a chat's answer if the request has no max_tokens [default: 2048, or a quarter of the cache if that is
+    /// less]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
+    answer_tokens: Option<u32>,
+    /// Maximum bytes of a request's body
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = at_least_1)]
+    body_bytes: u32,
+    /// Maximum open connections; more wait to be accepted
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = 1024, value_parser = at_least_1)]
+    connections: u32,
+    /// Seconds in which a client must send the head of a request, and its body
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = at_least_1)]
+    receive_timeout: u32,
     /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
     /// cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = at_least_1)]
@@ -48,6 +72,47 @@ pub struct Args {
     /// Seconds that answers under way may take after Ctrl-C or SIGTERM; a second one stops at once
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u32,
+    /// Another name by which clients call the server, without a port; may be given several times. On a loopback address, or with
+    /// this flag, requests to other hosts than localhost and these are refused
+    #[arg(long, value_name = "NAME", value_parser = host)]
+    allow_host: Vec<String>,
+    /// File with a key that requests to /v1 must bring (Authorization: Bearer KEY) [default: the environment variable
+    /// TANDEM_API_KEY, if it is set]
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+}
+
+fn host(text: &str) -> Result<String, String> {
+    match text.is_empty() || text.contains([':', '/']) {
+        true => Err("give a name as in an address, without a port: llm.example".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+/// Longest file with a key.
+const MOST_KEY: u64 = 64 << 10;
+const KEY_VARIABLE: &str = "TANDEM_API_KEY";
+
+/// The key of the file, or else of the environment. An argument would show it to other users of the machine.
+fn api_key(file: Option<&PathBuf>) -> Result<Option<ApiKey>, Failure> {
+    let (key, of) = match (file, env::var(KEY_VARIABLE)) {
+        (Some(file), _) => (
+            input::text(file, MOST_KEY)?,
+            format!(
+                "--api-key-file {}",
+                visible(&file.display().to_string(), false)
+            ),
+        ),
+        (None, Ok(key)) => (key, KEY_VARIABLE.to_owned()),
+        (None, Err(VarError::NotPresent)) => return Ok(None),
+        (None, Err(VarError::NotUnicode(_))) => (String::new(), KEY_VARIABLE.to_owned()),
+    };
+    match ApiKey::new(key.trim_end()) {
+        Some(key) => Ok(Some(key)),
+        None => Err(Failure::Input(format!(
+            "{of} has no key that a header can carry: give one line of visible ASCII characters, without spaces"
+        ))),
+    }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
@@ -60,14 +125,19 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// Runs the subcommand until the process is interrupted and the answers under way have ended.
 ///
 /// # Errors
-/// [`Failure::Input`] for an invalid model or an address that cannot be listened on, [`Failure::Backend`].
+/// [`Failure::Input`] for an invalid model, key, or address that cannot be listened on; [`Failure::Backend`]; the failure of the
+/// engine.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
+    let api_key = api_key(args.api_key_file.as_ref())?;
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
-    let engine = args
-        .model
-        .engine(architecture, args.batch, args.waiting as usize)?;
+    let engine = args.model.engine(
+        architecture,
+        args.batch,
+        args.waiting as usize,
+        args.request_tokens.unwrap_or(u32::MAX),
+    )?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model
@@ -81,6 +151,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let device = engine.device() + &mention(engine.cache_type());
     let mut options = ServeOptions::new(name.clone());
+    options.answer_tokens = args.answer_tokens;
+    options.body_bytes = args.body_bytes as usize;
+    options.connections = args.connections as usize;
+    options.receive = Duration::from_secs(args.receive_timeout.into());
+    options.hosts.clone_from(&args.allow_host);
+    options.api_key = api_key;
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());
     let (stop, stopped) = tokio::sync::oneshot::channel();
@@ -99,10 +175,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         async { stopped.await.unwrap_or(()) },
         ready,
     )
-    .map_err(|error| {
-        let address = args.listen;
-        Failure::Input(format!(
-            "cannot listen on {address}: {error}: give another --listen"
-        ))
-    })
+    .map_err(Failure::from)
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Listen { .. } => Self::Input(format!("{error}: give another --listen")),
+            // The engine took its input before, so that this is not wrong.
+            _ => Self::Wrong(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_engine::Error;
+
+    use super::*;
+
+    #[test]
+    fn an_engine_that_fails_is_no_wrong_input() {
+        let failure = Failure::from(ServeError::Engine(Error::NoStep));
+        assert!(
+            matches!(&failure, Failure::Wrong(said) if said.contains("no step")),
+            "{failure:?}"
+        );
+    }
 }

@@ -196,6 +196,12 @@ impl Answer {
                     && let Poll::Ready(next) = choice.poll(context)
                 {
                     self.turn = index + 1;
+                    if matches!(next, Next::Failed(_)) {
+                        // There is no answer without this choice.
+                        self.choices
+                            .iter_mut()
+                            .for_each(|choice| choice.taken.failed());
+                    }
                     return Poll::Ready((index, next));
                 }
             }

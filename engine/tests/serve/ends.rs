@@ -57,7 +57,7 @@ fn an_engine_that_fails_ends_its_server() {
         // They were accepted if a later one was answered.
         assert_eq!(server.get("/health").0, 200);
         // One request runs and the others wait.
-        let asked = json!({"prompt": "a", "max_tokens": 100});
+        let asked = json!({"prompt": "a", "max_tokens": 100, "n": 2});
         let waiting = [(); 2].map(|()| server.ask(&asked));
         let (status, answer) = server.stream(&asked);
         let begin = Instant::now();

@@ -3,8 +3,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod access;
 mod answers;
+mod choices;
 mod clients;
 mod ends;
+mod limits;
 mod refusals;
 mod server;

@@ -170,11 +170,16 @@ pub fn streamed(asked: &Value) -> Value {
     streamed
 }
 
-/// Status and body of a response, with a plain or a chunked body.
-pub fn response(mut stream: TcpStream) -> (u16, String) {
+/// A response as it was sent.
+pub fn raw(mut stream: TcpStream) -> String {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).unwrap();
-    let all = String::from_utf8(all).unwrap();
+    String::from_utf8(all).unwrap()
+}
+
+/// Status and body of a response, with a plain or a chunked body.
+pub fn response(stream: TcpStream) -> (u16, String) {
+    let all = raw(stream);
     let (head, body) = all.split_once("\r\n\r\n").unwrap_or((&all, ""));
     let status = head
         .split(' ')

@@ -1,0 +1,155 @@
+//! What a server takes at once and of one request.
+
+use std::{thread, time::Duration};
+
+use serde_json::{Value, json};
+use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Weights};
+
+use crate::{
+    common::{folder, options},
+    server::{Server, body, raw, response},
+};
+
+/// Each takes a second or so to be tokenized, and is refused in the end: the model has 512 positions.
+#[test]
+fn large_prompts_are_refused_before_work_and_leave_places_for_others() {
+    let limits = Limits {
+        running: 1,
+        waiting: 9,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |_| ());
+    let long = json!({"prompt": "The planner ".repeat(40_000), "max_tokens": 1});
+    let clients: Vec<_> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..40)
+            .map(|_| scope.spawn(|| raw(server.ask(&long))))
+            .collect();
+        // Two are tokenized, and half as many as there are places wait.
+        server.wait_for("tandem_lane_waiting_requests", 5);
+        let (status, answer) = server.complete(&json!({"prompt": "a", "max_tokens": 1}));
+        assert_eq!(status, 200, "{answer}");
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .collect()
+    });
+    let busy: Vec<_> = clients
+        .iter()
+        .filter(|said| said.contains(" 429 "))
+        .collect();
+    let too_long = clients
+        .iter()
+        .filter(|said| said.contains("positions of the model"));
+    let too_long = too_long.count();
+    assert_eq!(too_long + busy.len(), 40);
+    // Those that arrived when others had been tokenized already are few.
+    assert!((7..=30).contains(&too_long), "{too_long}");
+    for said in &busy {
+        assert!(said.contains("retry-after: 1\r\n"), "{said}");
+        assert!(said.contains("\"type\":\"rate_limit_error\""), "{said}");
+    }
+    let of_lane =
+        "as many prompts of more than 65536 bytes wait to be tokenized as may (5): try again later";
+    assert!(busy.iter().any(|said| said.contains(of_lane)));
+    server.has_metrics(&[
+        ("requests_busy_total", busy.len() as u64),
+        ("lane_waiting_requests", 0),
+        ("requests_total", 1),
+    ]);
+}
+
+/// Those that are tokenized have places already.
+#[test]
+fn requests_without_a_place_are_refused() {
+    let limits = Limits {
+        running: 1,
+        waiting: 1,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |_| ());
+    let long =
+        json!({"prompt": "Prompts", "max_tokens": 490, "ignore_eos": true, "n": 2, "stream": true});
+    let client = server.ask(&long);
+    server.wait_for("tandem_requests_total", 2);
+    let said = raw(server.ask(&json!({"prompt": "a"})));
+    assert!(
+        said.contains("as many requests wait as may (1, --waiting)"),
+        "{said}"
+    );
+    assert!(
+        said.contains(" 429 ") && said.contains("retry-after: 1\r\n"),
+        "{said}"
+    );
+    // A body that is no JSON is not even read.
+    let said = response(server.send("/v1/completions", "application/json", "{"));
+    assert_eq!(said.0, 429);
+    drop(client);
+    server.wait_for("tandem_running_requests", 0);
+    server.wait_until(|| server.complete(&json!({"prompt": "a", "max_tokens": 1})).0 == 200);
+}
+
+/// 64 pages of 16 tokens: a quarter of them are 256.
+#[test]
+fn a_chat_without_a_limit_takes_a_part_of_the_cache() {
+    for (given, expected) in [(None, 256), (Some(5), 5), (Some(5000), 400)] {
+        let limits = Limits {
+            request_tokens: 450,
+            ..Limits::default()
+        };
+        let server = Server::start("llama3", limits, |options| options.answer_tokens = given);
+        let messages = json!([{"role": "user", "content": "Hello"}]);
+        let asked = json!({"messages": messages, "ignore_eos": true});
+        let usage = body(&server.chat(&asked).1)["usage"].clone();
+        let generated = usage["completion_tokens"].as_u64().unwrap();
+        match expected {
+            400 => assert_eq!(usage["total_tokens"], 450, "{usage}"),
+            expected => assert_eq!(generated, expected, "{usage}"),
+        }
+    }
+}
+
+/// Clients cannot change a field of the server's source.
+#[test]
+fn refusals_name_the_flags_of_the_server() {
+    let refused = |server: &Server, asked: Value| {
+        let (status, answer) = server.complete(&asked);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        (status, message.to_owned())
+    };
+    let limits = Limits {
+        request_tokens: 100,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |options| {
+        options.body_bytes = 1000;
+        options.receive = Duration::from_millis(200);
+    });
+    let asked = json!({"prompt": [5, 6], "max_tokens": 99});
+    let message = "2 tokens of the prompt and 99 of the answer are more than the 100 that a request to this server may have: use \
+                   a shorter prompt or answer, or start the server with a larger --request-tokens";
+    assert_eq!(refused(&server, asked), (400, message.to_owned()));
+    let (status, message) = refused(&server, json!({"prompt": "a".repeat(1000)}));
+    assert!(
+        status == 413 && message.ends_with("with a larger --body-bytes"),
+        "{message}"
+    );
+    let mut slow = server.connect();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                content-length: 90\r\n\r\n{";
+    std::io::Write::write_all(&mut slow, head.as_bytes()).unwrap();
+    let (status, said) = response(slow);
+    assert!(
+        status == 408 && said.contains("within 0.2 s") && said.contains("--receive-timeout"),
+        "{said}"
+    );
+
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend = CpuBackend::load(architecture, &weights, &options(4, 16), &mut |_| ()).unwrap();
+    let engine = Engine::new(Box::new(backend), Limits::default()).unwrap();
+    let server = Server::with_engine(engine, "llama3", |_| ());
+    let asked = json!({"prompt": vec![5; 60], "max_tokens": 6});
+    let message = "the request needs 5 pages of the KV cache, which has 4: use a shorter prompt or answer, or start the server \
+                   with a larger --cache";
+    assert_eq!(refused(&server, asked), (400, message.to_owned()));
+}
