@@ -14,8 +14,11 @@ use crate::{
     server::{GET_HEALTH, Server, WAIT, body, events, response},
 };
 
-/// A backend whose third step is replaced.
-struct Failing(CpuBackend, u32, fn() -> Error);
+/// How a step fails.
+type Cause = fn() -> Error;
+
+/// A backend whose third step fails.
+struct Failing(CpuBackend, u32, Cause);
 
 impl Backend for Failing {
     common::of_the_backend_within!();
@@ -32,7 +35,7 @@ impl Backend for Failing {
 /// All clients get the reason, and the server ends with it.
 #[test]
 fn an_engine_that_fails_ends_its_server() {
-    let causes: [(fn() -> Error, &str); 2] = [
+    let causes: [(Cause, &str); 2] = [
         (
             || Error::NoStep,
             "the engine has failed: no step is under way",
