@@ -222,7 +222,7 @@ impl Metrics {
             ),
             (
                 "tandem_prompt_tokens_total",
-                "Tokens of prompts.",
+                "Tokens of prompts, once for each choice.",
                 &self.prompt_tokens,
             ),
             (
