@@ -18,13 +18,18 @@ pub(super) struct Places {
 
 impl Places {
     pub(super) fn new(limits: &Limits) -> Self {
-        let all = limits.waiting.saturating_add(limits.running as usize);
-        let all = all.min(Semaphore::MAX_PERMITS);
+        let all = Self::of(limits);
         Self {
             free: Arc::new(Semaphore::new(all)),
             all,
             waiting: limits.waiting,
         }
+    }
+
+    /// How many an engine with these limits has.
+    pub(super) fn of(limits: &Limits) -> usize {
+        let all = limits.waiting.saturating_add(limits.running as usize);
+        all.min(Semaphore::MAX_PERMITS)
     }
 
     /// Their number.

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     ServeError,
     metrics::{Counted, Metrics},
-    places::Place,
+    places::{Place, Places},
     refusal::Refusal,
 };
 use crate::{Engine, Error, Event, Finish, Generation};
@@ -79,6 +79,8 @@ struct Client {
     begun: Instant,
     last: Option<Instant>,
     _place: Place,
+    /// Other choices of its prompt. They start when the prompt is computed, and find its pages in the prefix cache.
+    behind: Vec<(Generation, Self)>,
 }
 
 type Clients = HashMap<RequestId, Client>;
@@ -104,7 +106,10 @@ impl Runner {
             // The server says so before anyone hears of it.
             let why = reason.get_or_init(|| error.to_string());
             for client in clients.values() {
-                let _ = client.pieces.send(Piece::Failed(why.clone()));
+                let behind = client.behind.iter().map(|(_, client)| client);
+                for client in behind.chain([client]) {
+                    let _ = client.pieces.send(Piece::Failed(why.clone()));
+                }
             }
             let _ = failed.send(error);
         });
@@ -156,6 +161,7 @@ fn run(
     arriving: &mut mpsc::UnboundedReceiver<Submission>,
     metrics: &Arc<Metrics>,
 ) -> Result<(), Error> {
+    let mut ready = Vec::new();
     loop {
         if engine.is_idle() {
             metrics.engine(engine);
@@ -175,7 +181,13 @@ fn run(
         for request in gone {
             engine.cancel(request);
         }
-        let step = engine.step(&mut |event| deliver(clients, event, metrics))?;
+        let step = engine.step(&mut |event| deliver(clients, event, metrics, &mut ready))?;
+        let composer = engine.composer();
+        let all = Places::of(composer.limits());
+        let room = all.saturating_sub(composer.running() + composer.waiting());
+        for (generation, client) in ready.drain(..room.min(ready.len())) {
+            follow(engine, clients, generation, client);
+        }
         metrics.step(&step);
         metrics.engine(engine);
     }
@@ -195,13 +207,35 @@ fn take(
     if taken.is_closed() {
         return;
     }
-    let mut requests = Vec::with_capacity(generations.len());
+    let (mut first, mut all) = (Vec::<(RequestId, Vec<u32>, Client)>::new(), Vec::new());
+    // Only whole pages are shared.
+    let page = engine
+        .composer()
+        .prefix_cache()
+        .map(|_| engine.composer().pool().page_size());
     for (generation, place) in generations {
-        let prompt = generation.prompt.len();
+        let (pieces, receiver) = mpsc::unbounded_channel();
+        let client = Client {
+            pieces,
+            begun,
+            last: None,
+            _place: place,
+            behind: Vec::new(),
+        };
+        all.push((receiver, generation.prompt.len()));
+        if let Some((_, prompt, before)) = first.last_mut()
+            && *prompt == generation.prompt
+            && page.is_some_and(|page| generation.prompt.len() > page as usize)
+        {
+            // The engine takes it, as it took the first: only their seeds differ.
+            before.behind.push((generation, client));
+            continue;
+        }
+        let prompt = generation.prompt.clone();
         match engine.submit(generation) {
-            Ok(request) => requests.push((request, prompt, place)),
+            Ok(request) => first.push((request, prompt, client)),
             Err(error) => {
-                for (request, ..) in requests {
+                for (request, ..) in first {
                     engine.cancel(request);
                 }
                 let refusal = match error {
@@ -216,25 +250,33 @@ fn take(
             }
         }
     }
-    let begin = |(request, prompt, place)| {
-        let (pieces, receiver) = mpsc::unbounded_channel();
-        let client = Client {
-            pieces,
-            begun,
-            last: None,
-            _place: place,
-        };
-        clients.insert(request, client);
-        Taken {
-            pieces: receiver,
-            counted: metrics.submitted(prompt, begun),
-        }
-    };
-    let all = requests.into_iter().map(begin).collect();
-    let _ = taken.send(Ok(all));
+    let first = first.into_iter();
+    clients.extend(first.map(|(request, _, client)| (request, client)));
+    let all = all.into_iter().map(|(pieces, prompt)| Taken {
+        pieces,
+        counted: metrics.submitted(prompt, begun),
+    });
+    let _ = taken.send(Ok(all.collect()));
 }
 
-fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
+/// Submits a choice whose prompt another one has computed.
+fn follow(engine: &mut Engine, clients: &mut Clients, generation: Generation, client: Client) {
+    if client.pieces.is_closed() {
+        return;
+    }
+    match engine.submit(generation) {
+        Ok(request) => drop(clients.insert(request, client)),
+        Err(error) => drop(client.pieces.send(Piece::Failed(error.to_string()))),
+    }
+}
+
+/// Gives a client what happened to its request. `ready` gets the choices behind it, once its prompt is computed or it has ended.
+fn deliver(
+    clients: &mut Clients,
+    event: Event,
+    metrics: &Metrics,
+    ready: &mut Vec<(Generation, Client)>,
+) {
     match event {
         Event::Started {
             request,
@@ -249,6 +291,7 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
             let Some(client) = clients.get_mut(&request) else {
                 return;
             };
+            ready.append(&mut client.behind);
             let now = Instant::now();
             match client.last.replace(now) {
                 None => metrics.first_token(now - client.begun),
@@ -257,7 +300,8 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
             let _ = client.pieces.send(Piece::Token(token));
         }
         Event::Finished { request, reason } => {
-            if let Some(client) = clients.remove(&request) {
+            if let Some(mut client) = clients.remove(&request) {
+                ready.append(&mut client.behind);
                 let _ = client.pieces.send(Piece::Finished(reason));
             }
         }

@@ -240,6 +240,12 @@ fn usage_has_the_cached_tokens_of_a_request() {
     two["n"] = json!(2);
     two["stop"] = json!("never");
     assert_eq!(cached(&server.complete(&two).1), 32);
+    // The second choice found the pages of the first.
+    let before = server.metric("tandem_cached_tokens_total");
+    let other: Vec<u32> = (101..=140).collect();
+    let several = json!({"prompt": other, "max_tokens": 2, "ignore_eos": true, "n": 4});
+    assert_eq!(cached(&server.complete(&several).1), 0);
+    server.wait_for("tandem_cached_tokens_total", before + 3 * 32);
     two["stream_options"] = json!({"include_usage": true});
     let events = events(&server.stream(&two).1);
     assert_eq!(cached(events.last().unwrap()), 32);
