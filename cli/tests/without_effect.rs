@@ -232,3 +232,32 @@ fn what_there_is_instead_is_named() {
     );
     assert!(!said.stdout.contains('…'), "{}", said.stdout);
 }
+
+#[test]
+fn energy_is_of_gpus() {
+    refused(
+        "bench w.json --energy --backend cpu",
+        &["--energy is for NVIDIA GPUs"],
+    );
+    refused("bench w.json --energy --gpus 2", &["--energy"]);
+}
+
+/// A sparse batch is planned everywhere, and runs where its indices are.
+#[test]
+fn chosen_keys_are_not_replaced_by_others() {
+    const CHOSEN: &str = r#"{"heads": 4, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "latent": true, "kv_dtype": "f8e4m3",
+        "top_k": 3, "requests": [{"q_len": 1, "kv_len": 9}]}"#;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("w.json"), CHOSEN).unwrap();
+    let said = run(directory.path(), &["plan", "w.json", "--device", "h200"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let arguments = "bench w.json --backend cpu --seconds 0";
+    let arguments: Vec<_> = arguments.split_whitespace().collect();
+    let said = run(directory.path(), &arguments);
+    assert_eq!(said.code, 1, "{}", said.stdout);
+    assert!(said.stderr.contains("top_k"), "{}", said.stderr);
+    let arguments = ["plan", "w.json", "--device", "h200", "--gpus", "2"];
+    let said = run(directory.path(), &arguments);
+    assert_eq!(said.code, 2, "{}", said.stdout);
+    assert!(said.stderr.contains("top_k of 3"), "{}", said.stderr);
+}

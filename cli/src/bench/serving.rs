@@ -17,7 +17,7 @@ use crate::{
 #[group(
     id = "serving",
     conflicts_with_all = [
-        "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "packing", "split",
+        "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "energy", "packing", "split",
         "decode_tile", "merge", "pod", "gpus", "deal",
     ]
 )]
