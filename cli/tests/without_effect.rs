@@ -38,6 +38,9 @@ fn flags_of_serving_need_it() {
         "--seed 2",
         "--policy orca",
         "--budget 64",
+        "--chunk 64",
+        "--target-ms 9",
+        "--no-prefix-cache",
         "--batch 2",
         "--cache 640",
         "--page-size 8",
@@ -62,6 +65,7 @@ fn flags_of_measuring_do_not_go_with_serving() {
         "w.json",
         "--suite mla",
         "--check 3",
+        "--energy",
         "--pod serial",
         "--gpus 2",
     ] {
@@ -104,6 +108,16 @@ fn generating_has_no_batch() {
 #[test]
 fn flags_of_serving_change_something() {
     for (line, texts) in [
+        ("--chunk 256", ["--chunk is for", "add sarathi"]),
+        ("--target-ms 9", ["--target-ms is for", "decode-priority"]),
+        (
+            "--policy sarathi --chunk 2000",
+            ["--chunk 2000", "1024 tokens of a step"],
+        ),
+        (
+            "--policy orca+unpacked --no-prefix-cache",
+            ["no request shares a prefix", "--no-prefix-cache"],
+        ),
         ("--seed 2", ["--rate", "--load"]),
         ("--prefix 30", ["--prefix 30", "a multiple of 16"]),
         ("--backend cpu --wait", ["--wait", "--backend gpu"]),
@@ -175,7 +189,7 @@ fn flags_of_simulations_need_what_they_change() {
             ["--chunk 4096", "the 2048 tokens of a step"],
         ),
         ("--policy fifo --chunk 64", ["\"fifo\"", "known: sarathi"]),
-        ("--policy orca+unpacked", ["+unpacked", "+pod"]),
+        ("--policy orca+unpacked", ["+unpacked", "--plan"]),
         ("--policy orca+pod+pod", ["+pod+pod", "may end in +pod"]),
     ] {
         refused(&format!("serve-sim --requests 2 {line}"), &texts);
