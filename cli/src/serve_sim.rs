@@ -34,7 +34,9 @@ pub(crate) use machine::{
 };
 #[cfg(feature = "engine")]
 pub(crate) use machine::{correction, described, is_file};
-pub(crate) use policies::{Name, Policies, shares_blocks};
+pub(crate) use policies::Name;
+#[cfg(feature = "engine")]
+pub(crate) use policies::{Policies, shares_blocks};
 use table::{file, heading, table};
 
 const EXAMPLES: &str = "\

@@ -434,7 +434,7 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
+    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix, keys chosen by indices.
     Mla,
     /// Sinks and windows as in gpt-oss, and trees and chains of drafted tokens.
     Variants,
