@@ -32,6 +32,7 @@ fn main() -> Result<(), Failure> {
     let mut backend = Place::default().open()?;
     let settings = Settings {
         token_scales: false,
+        energy: false,
         time: Duration::from_millis(500),
         check: 0,
         options: Default::default(),

@@ -9,48 +9,11 @@ import importlib.util
 import os
 from types import SimpleNamespace
 
-
-class Absent(Exception):
-    """The package is not there."""
-
-
-class Unsupported(Exception):
-    """The peer does not take this case."""
-
-
-WORKSPACE_BYTES = 384 << 20
-
-
-def _flashinfer():
-    try:
-        import flashinfer
-    except Exception as error:  # a broken installation raises more than ImportError
-        raise Absent(f"flashinfer does not import: {error}") from error
-    return flashinfer
-
-
-def _workspace():
-    import torch
-
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-
-
-def table(case, requests):
-    """FlashInfer's arrays for some of the requests, in host memory as its plan functions want them."""
-    import torch
-
-    def running(lengths):
-        sums = [0]
-        for length in lengths:
-            sums.append(sums[-1] + length)
-        return torch.tensor(sums, dtype=torch.int32)
-
-    return SimpleNamespace(
-        qo_indptr=running([q for q, _, _ in requests]),
-        kv_indptr=running([len(pages) for _, _, pages in requests]),
-        indices=torch.tensor([p for _, _, pages in requests for p in pages], dtype=torch.int32, device="cuda"),
-        last=torch.tensor([(kv - 1) % case.page_size + 1 for _, kv, _ in requests], dtype=torch.int32),
-    )
+from common import (
+    FA3_LIBRARY, Unsupported, flash_attention_3, flashinfer_package, one_length, own_keys_and_values, page_lists, table,
+    workspace,
+)
+from latent import LATENT_PEERS
 
 
 def _variant(case):
@@ -61,9 +24,10 @@ def flashinfer_prefill(backend):
     """FlashInfer's batch prefill, which takes decode steps as queries of one token."""
 
     def peer(case, tensors):
-        flashinfer = _flashinfer()
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend=backend)
-        t = table(case, case.requests)
+        own_keys_and_values(case)
+        flashinfer = flashinfer_package()
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(tensors.q.device), "NHD", backend=backend)
+        t = table(case, case.requests, tensors.q.device)
         wrapper.plan(
             t.qo_indptr, t.kv_indptr, t.indices, t.last, case.heads, case.kv_heads, case.head_dim, case.page_size,
             causal=case.causal, q_data_type=tensors.q.dtype, kv_data_type=tensors.kv.dtype, **_variant(case),
@@ -75,11 +39,12 @@ def flashinfer_prefill(backend):
 
 def flashinfer_decode(case, tensors):
     """FlashInfer's batch decode on tensor cores."""
+    own_keys_and_values(case)
     if any(q_len != 1 for q_len in case.q_lens):
         raise Unsupported("takes decode steps only")
-    flashinfer = _flashinfer()
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True)
-    t = table(case, case.requests)
+    flashinfer = flashinfer_package()
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(tensors.q.device), "NHD", use_tensor_cores=True)
+    t = table(case, case.requests, tensors.q.device)
     wrapper.plan(
         t.kv_indptr, t.indices, t.last, case.heads, case.kv_heads, case.head_dim, case.page_size,
         q_data_type=tensors.q.dtype, kv_data_type=tensors.kv.dtype, **_variant(case),
@@ -98,12 +63,13 @@ def _halves(case):
 
 def flashinfer_pod(case, tensors):
     """FlashInfer's POD attention: chunks first, decode steps after them."""
+    own_keys_and_values(case)
     chunks, decodes, split = _halves(case)
     if case.soft_cap or case.window_left >= 0:
         raise Unsupported("takes plain attention only")
-    flashinfer = _flashinfer()
-    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(_workspace(), "NHD")
-    p, d = table(case, chunks), table(case, decodes)
+    flashinfer = flashinfer_package()
+    wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace(tensors.q.device), "NHD")
+    p, d = (table(case, half, tensors.q.device) for half in (chunks, decodes))
     wrapper.plan(
         p.qo_indptr, p.kv_indptr, p.indices, p.last, d.qo_indptr, d.kv_indptr, d.indices, d.last,
         case.heads, case.kv_heads, case.head_dim, case.page_size,
@@ -121,7 +87,7 @@ def apart(prefill, decode, streams):
 
         chunks, decodes, split = _halves(case)
         run_chunks, run_decodes = (
-            run(dataclasses.replace(case, requests=requests), SimpleNamespace(q=q, kv=tensors.kv))
+            run(dataclasses.replace(case, requests=requests), SimpleNamespace(**{**vars(tensors), "q": q}))
             for run, requests, q in ((prefill, chunks, tensors.q[:split]), (decode, decodes, tensors.q[split:]))
         )
         if not streams:
@@ -142,55 +108,15 @@ def apart(prefill, decode, streams):
     return peer
 
 
-# Where FlashAttention-3's Python module is not there, but a library with its operators is.
-FA3_LIBRARY = "FLASH_ATTN_3_LIBRARY"
-
-
-def _flash_attention_3():
-    """The forward function of a ragged batch on pages, by keywords."""
-    import torch
-
-    library = os.environ.get(FA3_LIBRARY)
-    if not library:
-        try:
-            import flash_attn_interface
-        except Exception as error:
-            raise Absent(f"flash_attn_interface does not import: {error}") from error
-        return flash_attn_interface.flash_attn_with_kvcache
-    try:
-        torch.ops.load_library(library)
-    except OSError as error:
-        raise Absent(f"{library} does not load: {error}") from error
-    operator = torch.ops.flash_attn_3.fwd.default
-    known = operator._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in known if argument.has_default_value()}
-    nothing = {argument.name: None for argument in known}
-
-    def call(q, k, v, *, cache_seqlens, page_table, window_size, causal, **others):
-        return operator(**{
-            **nothing, **defaults, **others, "q": q, "k": k, "v": v, "seqused_k": cache_seqlens,
-            "page_table": page_table, "is_causal": causal,
-            "window_size_left": window_size[0], "window_size_right": window_size[1],
-        })
-
-    return call
-
-
 def fa3(case, tensors):
     """FlashAttention-3 on a paged cache, ragged queries."""
-    import torch
-
-    forward = _flash_attention_3()
-    longest = max(len(pages) for _, _, pages in case.requests)
-    pages = torch.zeros(len(case.requests), longest, dtype=torch.int32)
-    for row, (_, _, ids) in enumerate(case.requests):
-        pages[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-    pages = pages.cuda()
-    lengths = torch.tensor(case.kv_lens, dtype=torch.int32, device="cuda")
-    starts = table(case, case.requests).qo_indptr.cuda()
+    own_keys_and_values(case, one_dimension=False)
+    forward = flash_attention_3()
+    pages, lengths = page_lists(case, tensors.q.device)
+    starts = table(case, case.requests, tensors.q.device).qo_indptr.to(tensors.q.device)
     window = (case.window_left, 0 if case.causal else -1) if case.window_left >= 0 else (-1, -1)
     return lambda: forward(
-        tensors.q, tensors.kv[:, 0], tensors.kv[:, 1], cache_seqlens=lengths, page_table=pages,
+        tensors.q, tensors.k, tensors.v, cache_seqlens=lengths, page_table=pages,
         cu_seqlens_q=starts, max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal,
         window_size=window, softcap=case.soft_cap,
     )
@@ -198,47 +124,46 @@ def fa3(case, tensors):
 
 def fa3_dense(case, tensors):
     """FlashAttention-3 on keys and values without pages, requests of one length."""
-    import torch
-
-    forward = _flash_attention_3()
-    (q_len, kv_len, _), *rest = case.requests
-    if any((q, kv) != (q_len, kv_len) for q, kv, _ in rest):
-        raise Unsupported("takes requests of one length")
+    own_keys_and_values(case, one_dimension=False)
+    forward = flash_attention_3()
+    q_len, _ = one_length(case)
     if case.window_left >= 0:
         raise Unsupported("takes attention without a window")
-    ids = torch.tensor([pages for _, _, pages in case.requests], device="cuda")
-    k, v = (
-        tensors.kv[ids, which].reshape(len(ids), -1, case.kv_heads, case.head_dim)[:, :kv_len].contiguous()
-        for which in (0, 1)
-    )
-    q = tensors.q.view(len(ids), q_len, case.heads, case.head_dim)
+    k, v = _dense(case, tensors)
+    q = tensors.q.view(len(case.requests), q_len, case.heads, case.head_dim)
     return lambda: forward(
         q, k, v, cache_seqlens=None, page_table=None, softmax_scale=case.scale, causal=case.causal,
         window_size=(-1, -1), softcap=case.soft_cap,
     )
 
 
-def sdpa(backend_name):
+def _dense(case, tensors):
+    """Keys and values of requests of one length: request, token, KV head, dimension."""
+    import torch
+
+    _, kv_len = one_length(case)
+    ids = torch.tensor([pages for _, _, pages in case.requests], device=tensors.q.device)
+    return (
+        pool[ids].reshape(len(ids), -1, case.kv_heads, pool.shape[-1])[:, :kv_len].contiguous()
+        for pool in (tensors.k, tensors.v)
+    )
+
+
+def sdpa(backend_name, one_dimension):
     """PyTorch's scaled_dot_product_attention with one of its backends, on dense tensors."""
 
     def peer(case, tensors):
+        own_keys_and_values(case, one_dimension)
+        q_len, kv_len = one_length(case)
+        if case.causal and q_len != kv_len:
+            raise Unsupported("takes whole prompts")
+        if case.soft_cap or case.window_left >= 0:
+            raise Unsupported("takes plain attention only")
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        (q_len, kv_len, _), *rest = case.requests
-        if any((q, kv) != (q_len, kv_len) for q, kv, _ in rest) or (case.causal and q_len != kv_len):
-            raise Unsupported("takes whole prompts of one length")
-        if case.soft_cap or case.window_left >= 0:
-            raise Unsupported("takes plain attention only")
-        ids = torch.tensor([pages for _, _, pages in case.requests], device="cuda")
-        batch = len(case.requests)
-
-        def dense(which):
-            rows = tensors.kv[ids, which].reshape(batch, -1, case.kv_heads, case.head_dim)[:, :kv_len]
-            return rows.transpose(1, 2).contiguous()
-
-        k, v = dense(0), dense(1)
-        q = tensors.q.view(batch, q_len, case.heads, case.head_dim).transpose(1, 2).contiguous()
+        q = tensors.q.view(len(case.requests), q_len, case.heads, case.head_dim)
+        q, k, v = (heads.transpose(1, 2).contiguous() for heads in (q, *_dense(case, tensors)))
         backend = getattr(SDPBackend, backend_name)
 
         def run():
@@ -254,8 +179,8 @@ def sdpa(backend_name):
 
 
 PEERS = {
-    "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
-    "sdpa-fa2": sdpa("FLASH_ATTENTION"),
+    "sdpa-cudnn": sdpa("CUDNN_ATTENTION", one_dimension=False),
+    "sdpa-fa2": sdpa("FLASH_ATTENTION", one_dimension=True),
     "fa3": fa3,
     "fa3-dense": fa3_dense,
     "flashinfer-fa2": flashinfer_prefill("fa2"),
@@ -266,9 +191,10 @@ PEERS = {
     "fa3-streams": apart(fa3, fa3, streams=True),
     "flashinfer-serial": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=False),
     "flashinfer-streams": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=True),
+    **LATENT_PEERS,
 }
 
-NEEDS = {"sdpa": "torch", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}
+NEEDS = {"sdpa": "torch", "fa3": "flash_attn_interface", "flashinfer": "flashinfer", "flashmla": "flash_mla"}
 
 
 def missing(name):

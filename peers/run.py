@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from types import SimpleNamespace
 
 import workload
-from implementations import PEERS, Absent, Unsupported, missing
+from common import Absent, Unsupported
+from implementations import PEERS, missing
+from tensors import errors, random_tensors
 
-CHECKED_TOKENS = 16
 FLUSH_BYTES = 256 << 20
 FEWEST_RUNS = 7
 # The fastest run counts, which longer measurements hardly change.
@@ -116,56 +116,11 @@ class Gpu:
         }
 
 
-def random_tensors(torch, case):
-    """Queries, and keys and values of each page behind each other."""
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[case.dtype]
-    generator = torch.Generator(device="cuda").manual_seed(7)
-
-    def uniform(largest, *shape):
-        values = torch.empty(*shape, device="cuda", dtype=dtype)
-        return values.uniform_(-largest, largest, generator=generator)
-
-    q = uniform(4, sum(case.q_lens), case.heads, case.head_dim)
-    return SimpleNamespace(q=q, kv=uniform(1, case.pool_pages, 2, case.page_size, case.kv_heads, case.head_dim))
-
-
-def errors(torch, case, tensors, out):
-    """The largest errors of sampled query tokens against attention in f64."""
-    parts = out if isinstance(out, list) else [out]
-    # Some return log-sums too.
-    parts = [part[0] if isinstance(part, tuple) else part for part in parts]
-    out = torch.cat([part.reshape(-1, case.heads, case.head_dim) for part in parts])
-    owners = [(r, i) for r, q_len in enumerate(case.q_lens) for i in range(q_len)]
-    count = min(CHECKED_TOKENS, len(owners))
-    picks = sorted({n * (len(owners) - 1) // max(count - 1, 1) for n in range(count)})
-    unit = {"bf16": 1 / 256, "f16": 1 / 2048}.get(case.dtype, 1e-5)
-    worst, of_bound = 0.0, 0.0
-    for token in picks:
-        request, index = owners[token]
-        q_len, kv_len, pages = case.requests[request]
-        begin, end = case.visible(q_len, kv_len, index)
-        rows = tensors.kv[torch.tensor(pages, device="cuda")].double()
-        k, v = (
-            rows[:, which].reshape(-1, case.kv_heads, case.head_dim)[begin:end]
-            .repeat_interleave(case.heads // case.kv_heads, dim=1)
-            for which in (0, 1)
-        )
-        logits = torch.einsum("hd,khd->hk", tensors.q[token].double(), k) * case.scale
-        if case.soft_cap:
-            logits = case.soft_cap * torch.tanh(logits / case.soft_cap)
-        right = torch.einsum("hk,khd->hd", torch.softmax(logits, dim=-1), v)
-        off = torch.nan_to_num((out[token].double() - right).abs(), nan=sys.float_info.max)
-        worst = max(worst, off.max().item())
-        of_bound = max(of_bound, (off / (unit * (1.5 * right.abs() + 0.5))).max().item())
-    of_bound = min(of_bound, sys.float_info.max)  # JSON has no infinity
-    return {"tokens": len(picks), "out": worst, "out_of_bound": of_bound, "lse": None}
-
-
 def empty_result(case, name):
     bytes_, flops = case.work()
     return {
         "case": case.name, "implementation": name,
-        "heads": f"{case.heads}/{case.kv_heads} × {case.head_dim} {case.dtype}",
+        "heads": case.words,
         "page_size": case.page_size, "requests": len(case.requests), "query_tokens": sum(case.q_lens),
         "bytes": bytes_, "flops": flops,
         "plan": None, "flushed": None, "warm": None, "errors": None, "skipped": None,
@@ -175,6 +130,8 @@ def empty_result(case, name):
 def run_peer(gpu, case, tensors, name):
     result = empty_result(case, name)
     try:
+        if case.refused:
+            raise Unsupported(case.refused)
         run = PEERS[name](case, tensors)
         result["errors"] = errors(gpu.torch, case, tensors, run())
         run = gpu.captured(name, run)

@@ -5,6 +5,12 @@ import random
 from dataclasses import dataclass, field
 
 SEED = 1
+# Bytes of elements.
+BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3": 1, "f8e5m2": 1}
+# A latent key of 576 elements with its scales.
+ROW_BYTES = 656
+# What no peer computes. Without the check they would compute something else.
+VARIANTS = ("sinks", "alibi", "rotary")
 
 
 @dataclass
@@ -15,12 +21,19 @@ class Case:
     heads: int
     kv_heads: int
     head_dim: int
+    head_dim_v: int
     dtype: str
+    kv_dtype: str
     page_size: int
     causal: bool
     window_left: int
     soft_cap: float
     scale: float
+    latent: bool = False
+    # Number of keys chosen for each query token; 0 if it attends to all.
+    top_k: int = 0
+    # Why no peer takes the case, or None.
+    refused: str | None = None
     requests: list = field(default_factory=list)
     pool_pages: int = 0
 
@@ -32,6 +45,19 @@ class Case:
     def kv_lens(self):
         return [kv_len for _, kv_len, _ in self.requests]
 
+    @property
+    def in_rows(self):
+        """Whether keys are in rows of 656 bytes, with their scales."""
+        return self.latent and self.kv_dtype == "f8e4m3" and (self.head_dim, self.head_dim_v) == (576, 512)
+
+    @property
+    def words(self):
+        """The heads in words, as the command's results have them."""
+        dims = f"{self.head_dim}" if self.head_dim_v == self.head_dim else f"{self.head_dim}/{self.head_dim_v}"
+        latent = " latent" if self.latent else ""
+        of_keys = "" if self.kv_dtype == self.dtype else f", KV {self.kv_dtype}"
+        return f"{self.heads}/{self.kv_heads} × {dims}{latent} {self.dtype}{of_keys}"
+
     def visible(self, q_len, kv_len, index):
         """First and one past the last key that a query of a request sees."""
         position = kv_len - q_len + index
@@ -39,9 +65,35 @@ class Case:
         begin = 0 if self.window_left < 0 else max(position - self.window_left, 0)
         return min(begin, end), end
 
+    def chosen(self):
+        """For each query token, its chosen keys as positions in its request: one of each of `top_k` equal ranges."""
+        token = 0
+        for q_len, kv_len, _ in self.requests:
+            for index in range(q_len):
+                _, end = self.visible(q_len, kv_len, index)
+                yield [_pick(token, at, end, self.top_k) for at in range(self.top_k)] if end > self.top_k else range(end)
+                token += 1
+
+    def slots(self):
+        """For each query token, the places of its chosen keys in the pool: `page × page_size + offset`."""
+        owners = (pages for q_len, _, pages in self.requests for _ in range(q_len))
+        for pages, keys in zip(owners, self.chosen(), strict=True):
+            yield [pages[key // self.page_size] * self.page_size + key % self.page_size for key in keys]
+
+    def key_bytes(self):
+        """Bytes of a token's keys and values."""
+        if self.in_rows:
+            return ROW_BYTES
+        values = 0 if self.latent else self.head_dim_v
+        return (self.head_dim + values) * self.kv_heads * BYTES[self.kv_dtype]
+
     def work(self):
         """Bytes that must move, each key and value once, and operations on visible pairs."""
-        element = {"bf16": 2, "f16": 2, "f32": 4}[self.dtype]
+        pairs, tokens = self._chosen_work() if self.top_k else self._work()
+        rows = sum(self.q_lens) * self.heads * (self.head_dim + self.head_dim_v) * BYTES[self.dtype]
+        return rows + tokens * self.key_bytes(), pairs * 2 * (self.head_dim + self.head_dim_v) * self.heads
+
+    def _work(self):
         read = {}
         pairs = 0
         for q_len, kv_len, pages in self.requests:
@@ -52,9 +104,21 @@ class Case:
             for at in range(first, len(pages)):
                 tokens = min(self.page_size, kv_len - at * self.page_size)
                 read[pages[at]] = max(tokens, read.get(pages[at], 0))
-        rows = 2 * sum(self.q_lens) * self.heads * self.head_dim * element
-        keys = 2 * sum(read.values()) * self.kv_heads * self.head_dim * element
-        return rows + keys, pairs * 4 * self.head_dim * self.heads
+        return pairs, sum(read.values())
+
+    def _chosen_work(self):
+        pairs, read = 0, set()
+        for slots in self.slots():
+            pairs += len(slots)
+            read.update(slots)
+        return pairs, len(read)
+
+
+def _pick(token, at, keys, top_k):
+    """A key of the range `at` of `top_k` equal ranges of the first `keys` keys, the same in the command."""
+    first, end = at * keys // top_k, (at + 1) * keys // top_k
+    mixed = (token * top_k + at) * 2654435761 % (1 << 32) >> 8
+    return first + mixed % (end - first)
 
 
 def load(path):
@@ -63,27 +127,51 @@ def load(path):
         file = json.load(source)
     if not isinstance(file, dict):
         raise ValueError(f"{path} is not a workload file of docs/guide/workloads.md")
-    return [_case({**file, "name": None, **case}) for case in file.get("cases", [file])]
+    return [_case(_merged(file, case)) for case in file.get("cases", [file])]
+
+
+def _merged(file, case):
+    """A case with the fields that it leaves out from the file, also within the variant."""
+    variant = {**(file.get("variant") or {}), **(case.get("variant") or {})}
+    return {**file, "name": None, **case, "variant": variant}
+
+
+def _refused(fields, requests):
+    """Why no peer takes a case, or None."""
+    variant = fields["variant"]
+    given = [f"variant.{name}" for name in VARIANTS if variant.get(name)]
+    given += ["pages_by_head"] if fields.get("pages_by_head") else []
+    given += ["branches"] if any(request.get("branches") for request in requests) else []
+    return f"no peer takes {', '.join(given)}" if given else None
 
 
 def _case(fields):
-    variant = fields.get("variant") or {}
+    variant = fields["variant"]
+    requests = fields.get("requests") or []
     head_dim = fields["head_dim"]
-    if fields.get("head_dim_v", head_dim) != head_dim or fields.get("kv_dtype", None):
-        raise ValueError(f"{fields['name']}: head_dim_v and kv_dtype are not supported by the peers")
+    head_dim_v = fields.get("head_dim_v", head_dim)
+    latent = fields.get("latent", False)
+    dtype = fields.get("dtype", "bf16")
+    # As in DeepSeek's models, whose keys have 128 elements besides those with positions before they are compressed.
+    scaled_by = 128 + head_dim - head_dim_v if latent else head_dim
     case = Case(
         name=fields["name"] or "unnamed",
         heads=fields["heads"],
         kv_heads=fields["kv_heads"],
         head_dim=head_dim,
-        dtype=fields.get("dtype", "bf16"),
+        head_dim_v=head_dim_v,
+        dtype=dtype,
+        kv_dtype=fields.get("kv_dtype") or dtype,
         page_size=fields.get("page_size", 16),
-        causal=variant.get("causal", True),
+        causal=True if variant.get("causal") is None else variant["causal"],
         window_left=-1 if variant.get("window_left") is None else variant["window_left"],
         soft_cap=variant.get("logits_soft_cap") or 0.0,
-        scale=variant.get("sm_scale") or head_dim**-0.5,
+        scale=variant.get("sm_scale") or scaled_by**-0.5,
+        latent=latent,
+        top_k=fields.get("top_k") or 0,
+        refused=_refused(fields, requests),
     )
-    for request in fields.get("requests") or []:
+    for request in requests:
         for _ in range(request.get("count", 1)):
             pages = _extend(case, [], request["kv_len"])
             case.requests.append((request["q_len"], request["kv_len"], pages))

@@ -63,6 +63,7 @@ fn case() -> Case {
             tokens_per_level: vec![512, 256, 100],
         }),
         by_head: None,
+        top_k: None,
     }
 }
 

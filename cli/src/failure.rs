@@ -8,7 +8,7 @@ use tandem_attn::{
 use tandem_schedule::ScheduleError;
 use thiserror::Error;
 
-use crate::table::visible;
+use crate::{backend::meter::MeterError, table::visible};
 
 /// Why a subcommand failed.
 #[derive(Debug, Error)]
@@ -133,6 +133,12 @@ pub(crate) fn in_flags(message: &str) -> String {
             "use `KvScales::One`",
             "leave --token-scales out, or give --kv-dtype f8e4m3",
         )
+}
+
+impl From<MeterError> for Failure {
+    fn from(error: MeterError) -> Self {
+        Self::Backend(error.to_string())
+    }
 }
 
 impl From<ScheduleError> for Failure {

@@ -123,7 +123,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut planner = args.planning.planner();
     let mut report = String::new();
     for case in &cases {
-        let batch = case.batch()?;
+        if args.dealing.gpus > 1 {
+            case.refuse_chosen("leave --gpus out")?;
+        }
+        let batch = match case.chosen()? {
+            Some(chosen) => chosen.planned,
+            None => case.batch()?,
+        };
         if args.dealing.gpus > 1 {
             report += &on_several(args, case, &batch, &device)?;
             continue;

@@ -7,10 +7,9 @@ use tandem_attn::plan::BatchLimits;
 use tandem_schedule::{
     Limits,
     attention::Overlap,
-    chunk::ChunkSize,
     cost::CostModel,
     metrics::Report,
-    policy::{self, PolicyOptions},
+    policy,
     sim::{AttentionSource, Simulation, simulate_with},
     trace::Trace,
 };
@@ -29,16 +28,20 @@ mod window;
 
 use limits::requests;
 pub use machine::Machine;
-pub(crate) use machine::{at_least_1, hardware, models, page_tokens, positive, read_trace};
-use machine::{at_most, not_negative};
+use machine::not_negative;
+pub(crate) use machine::{
+    at_least_1, at_most, hardware, models, page_tokens, positive, read_trace,
+};
 #[cfg(feature = "engine")]
 pub(crate) use machine::{correction, described, is_file};
-pub(crate) use policies::expected;
-use policies::parts;
+pub(crate) use policies::Name;
+#[cfg(feature = "engine")]
+pub(crate) use policies::{Policies, shares_blocks};
 use table::{file, heading, table};
 
 const EXAMPLES: &str = "\
-A policy may end in +pod: prefill and decode attention then share the GPU instead of taking turns.
+A policy may end in +pod: prefill and decode attention then share the GPU instead of taking turns. With --plan it may
+end in +unpacked: each request then reads its shared prefix separately.
 
 Examples:
   tandem serve-sim --model llama-3-8b --device h200 --trace mooncake_conversation.jsonl
@@ -144,6 +147,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     args.check_effects()?;
     let cost = args.machine.cost()?;
     let trace = args.trace()?;
+    args.check_shared(&trace)?;
     args.check_size(&cost, &trace)?;
     let mut reports = Vec::new();
     for name in &args.policy {
@@ -201,28 +205,23 @@ impl Args {
     }
 
     fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {
-        let (policy_name, pod) = parts(name)?;
-        let cost = cost.clone().with_overlap(match pod {
+        let parts = Name::of(name)?;
+        let cost = cost.clone().with_overlap(match parts.pod {
             true => Overlap::pod(cost.cache_type()),
             false => Overlap::Serial,
         });
-        let expected = expected(trace, self.batch);
-        let options = PolicyOptions {
-            chunk: match self.chunk.unwrap_or(512) {
-                0 => ChunkSize::adaptive(cost.clone(), expected),
-                tokens => ChunkSize::Fixed(tokens),
-            },
-            target_ns: self.target_ms.unwrap_or(50.0) * 1e6,
-            cost: cost.clone(),
-        };
-        let policy = policy::by_name(policy_name, &options)?;
+        let options = self.policies().options(&cost, trace);
+        let policy = policy::by_name(parts.policy, &options)?;
         let stages = cost.parallel().pipeline;
-        let limits = self.limits(policy_name, &cost, trace);
+        let limits = self.limits(&parts, &cost, trace);
         let mut simulation = Simulation::with_policy(&cost, limits, policy);
         simulation.page_size = self.page_size;
         simulation.ahead = self.ahead;
         if self.plan {
-            simulation.attention = AttentionSource::Planner;
+            simulation.attention = match parts.unpacked {
+                true => AttentionSource::Unpacked,
+                false => AttentionSource::Planner,
+            };
         }
         if self.svg.is_some() {
             simulation.timeline = 0..chart::MOST_SPANS / u64::from(stages);
@@ -241,18 +240,17 @@ impl Args {
     }
 
     /// The limits of a policy's steps.
-    fn limits(&self, policy: &str, cost: &CostModel, trace: &Trace) -> Limits {
+    fn limits(&self, policy: &Name<'_>, cost: &CostModel, trace: &Trace) -> Limits {
         let lengths = trace.arrivals.iter().map(|arrival| {
             let request = &arrival.request;
             request.prompt.len().saturating_add(request.max_new_tokens)
         });
         let longest = lengths.max().unwrap_or(0);
-        let whole = matches!(policy, "prefill-first" | "orca");
         // In a pipeline, the batch is divided among the stages.
         let step_requests = self.batch.div_ceil(cost.parallel().pipeline);
         let workspace = BatchLimits::decodes(step_requests, longest, self.page_size);
         Limits {
-            step_tokens: if whole {
+            step_tokens: if policy.is_whole() {
                 self.budget.max(longest)
             } else {
                 self.budget
@@ -315,13 +313,34 @@ mod tests {
         );
     }
 
+    #[test]
+    fn prefixes_that_are_not_packed_take_longer() {
+        let directory = tempfile::tempdir().unwrap();
+        let trace = directory.path().join("t.jsonl");
+        let mut lines = String::new();
+        for request in 0..40 {
+            lines += &format!(
+                "{{\"timestamp\": 0, \"input_length\": 4100, \"output_length\": 60, \"hash_ids\": [0, 1, 2, 3, 4, 5, 6, 7, {}]}}\n",
+                100 + request
+            );
+        }
+        std::fs::write(&trace, lines).unwrap();
+        let args = parse(&format!("--plan --trace {}", trace.display()));
+        let (cost, trace) = (args.machine.cost().unwrap(), args.trace().unwrap());
+        args.check_shared(&trace).unwrap();
+        let tbt = |name: &str| args.simulate(name, &cost, &trace).unwrap().tbt.mean();
+        let (packed, unpacked) = (tbt("sarathi-serve"), tbt("sarathi-serve+unpacked"));
+        assert!(unpacked > packed, "{unpacked} {packed}");
+    }
+
     /// As in the engine: 1 GiB of converted keys and values with 8 heads of 128.
     #[test]
     fn chunks_over_caches_of_8_bits_have_a_limit_of_keys() {
         let most = |line: &str| {
             let args = parse(line);
             let (cost, trace) = (args.machine.cost().unwrap(), args.trace().unwrap());
-            args.limits("sarathi-serve", &cost, &trace).chunk_keys
+            args.limits(&Name::of("sarathi-serve").unwrap(), &cost, &trace)
+                .chunk_keys
         };
         assert_eq!(most("--prompt 30000"), u32::MAX);
         assert_eq!(most("--prompt 30000 --cache-type e4m3"), 262_144);
@@ -339,6 +358,11 @@ mod tests {
         assert!(reason("--model gpt-5").contains("gpt-5"));
         assert!(reason("--device h800").contains("h800"));
         assert!(reason("--policy fifo").contains("fifo"));
+        assert!(reason("--policy orca+fast").contains("no +fast"));
+        assert!(reason("--policy orca+unpacked").contains("--plan"));
+        let said = reason("--policy orca+unpacked --plan --no-prefix-cache");
+        assert!(said.contains("no request shares a prefix"), "{said}");
+        assert!(reason("--policy orca+unpacked --plan").contains("no blocks"));
         assert!(reason("--tensor 3").starts_with("32 query heads cannot be divided among 3 GPUs"));
         assert!(reason("--pipeline 99").starts_with("32 layers cannot be divided among 99 stages"));
         let said = reason("--device a100 --cache-type e4m3");

@@ -213,6 +213,8 @@ pub struct Tensors {
     /// Scales of keys and of values, one for each token and KV head, in the layout of the pools; none if there are
     /// none.
     pub token_scales: Option<[Vec<f32>; 2]>,
+    /// The keys of each query token as places in the pool, for a plan that does not name them; −1 is none.
+    pub indices: Option<Vec<i32>>,
 }
 
 /// A view of the pools of a specification: one pool if it is latent.
@@ -293,6 +295,7 @@ impl Tensors {
             },
             layout,
             token_scales: None,
+            indices: None,
         })
     }
 

@@ -126,6 +126,7 @@ pub fn timelines(
     cta: u32,
     planning: &Planning,
 ) -> Result<Vec<Timeline>, Failure> {
+    case.refuse_chosen("leave top_k out to trace it")?;
     let rows =
         |q_len: u32| (u64::from(q_len) * u64::from(case.spec.group())).next_multiple_of(TILE_ROWS);
     let scores: u64 = case

@@ -333,6 +333,38 @@ fn a_trace_is_replayed_beside_its_simulation() {
     // The CPU computes a step while the host waits.
     assert_eq!(window["ahead"], false);
 
+    // The flags of single policies are those of the simulator.
+    let flags = serve(&[
+        "--requests",
+        "6",
+        "--prompt",
+        "40",
+        "--generated",
+        "5",
+        "--prefix",
+        "32",
+        "--correction",
+        "calibration.json",
+        "--policy",
+        "sarathi,decode-priority",
+        "--chunk",
+        "16",
+        "--target-ms",
+        "5",
+        "--no-prefix-cache",
+        "--json",
+        "flags.json",
+    ]);
+    assert_eq!(flags.code, 0, "{}", flags.stderr);
+    let flags: serde_json::Value = serde_json::from_str(&read("flags.json")).unwrap();
+    assert_eq!(flags["chunk"], 16);
+    assert_eq!(flags["prefix_cache"], false);
+    for policy in flags["policies"].as_array().unwrap() {
+        // Each prompt is computed whole, the common part too.
+        assert_eq!(policy["measured"]["prompt_tokens"], 6 * 40);
+        assert_eq!(policy["measured"]["finished"], 6);
+    }
+
     for (wrong, reason) in [
         (&["--policy", "orca+fast"][..], "there is no +fast"),
         (

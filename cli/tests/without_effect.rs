@@ -38,6 +38,9 @@ fn flags_of_serving_need_it() {
         "--seed 2",
         "--policy orca",
         "--budget 64",
+        "--chunk 64",
+        "--target-ms 9",
+        "--no-prefix-cache",
         "--batch 2",
         "--cache 640",
         "--page-size 8",
@@ -62,6 +65,7 @@ fn flags_of_measuring_do_not_go_with_serving() {
         "w.json",
         "--suite mla",
         "--check 3",
+        "--energy",
         "--pod serial",
         "--gpus 2",
     ] {
@@ -104,6 +108,16 @@ fn generating_has_no_batch() {
 #[test]
 fn flags_of_serving_change_something() {
     for (line, texts) in [
+        ("--chunk 256", ["--chunk is for", "add sarathi"]),
+        ("--target-ms 9", ["--target-ms is for", "decode-priority"]),
+        (
+            "--policy sarathi --chunk 2000",
+            ["--chunk 2000", "1024 tokens of a step"],
+        ),
+        (
+            "--policy orca+unpacked --no-prefix-cache",
+            ["no request shares a prefix", "--no-prefix-cache"],
+        ),
         ("--seed 2", ["--rate", "--load"]),
         ("--prefix 30", ["--prefix 30", "a multiple of 16"]),
         ("--backend cpu --wait", ["--wait", "--backend gpu"]),
@@ -175,7 +189,7 @@ fn flags_of_simulations_need_what_they_change() {
             ["--chunk 4096", "the 2048 tokens of a step"],
         ),
         ("--policy fifo --chunk 64", ["\"fifo\"", "known: sarathi"]),
-        ("--policy orca+unpacked", ["+unpacked", "+pod"]),
+        ("--policy orca+unpacked", ["+unpacked", "--plan"]),
         ("--policy orca+pod+pod", ["+pod+pod", "may end in +pod"]),
     ] {
         refused(&format!("serve-sim --requests 2 {line}"), &texts);
@@ -231,4 +245,33 @@ fn what_there_is_instead_is_named() {
         said.stdout
     );
     assert!(!said.stdout.contains('…'), "{}", said.stdout);
+}
+
+#[test]
+fn energy_is_of_gpus() {
+    refused(
+        "bench w.json --energy --backend cpu",
+        &["--energy is for NVIDIA GPUs"],
+    );
+    refused("bench w.json --energy --gpus 2", &["--energy"]);
+}
+
+/// A sparse batch is planned everywhere, and runs where its indices are.
+#[test]
+fn chosen_keys_are_not_replaced_by_others() {
+    const CHOSEN: &str = r#"{"heads": 4, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "latent": true, "kv_dtype": "f8e4m3",
+        "top_k": 3, "requests": [{"q_len": 1, "kv_len": 9}]}"#;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("w.json"), CHOSEN).unwrap();
+    let said = run(directory.path(), &["plan", "w.json", "--device", "h200"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let arguments = "bench w.json --backend cpu --seconds 0";
+    let arguments: Vec<_> = arguments.split_whitespace().collect();
+    let said = run(directory.path(), &arguments);
+    assert_eq!(said.code, 1, "{}", said.stdout);
+    assert!(said.stderr.contains("top_k"), "{}", said.stderr);
+    let arguments = ["plan", "w.json", "--device", "h200", "--gpus", "2"];
+    let said = run(directory.path(), &arguments);
+    assert_eq!(said.code, 2, "{}", said.stdout);
+    assert!(said.stderr.contains("top_k of 3"), "{}", said.stderr);
 }

@@ -128,6 +128,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             v,
             layout,
             token_scales: None,
+            indices: None,
         },
         unread: unread(&file),
         unread_metadata: metadata.unread(),

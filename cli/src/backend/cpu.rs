@@ -82,6 +82,11 @@ impl Backend for CpuBackend {
         plan: &'a Plan,
         tensors: &'a Tensors,
     ) -> Result<Box<dyn Loaded + 'a>, Failure> {
+        if tensors.indices.is_some() {
+            return Err(Failure::Input(
+                "the CPU reads no keys that are chosen in the memory of a GPU (top_k): give --backend gpu".to_owned(),
+            ));
+        }
         let heads = plan.total_q as usize * plan.spec.q_heads as usize;
         let out = Tensor::zeros(plan.spec.out_dtype, heads * plan.spec.head_dim_v as usize)?;
         Ok(Box::new(LoadedOnCpu {

@@ -1,8 +1,9 @@
 //! Backend for the first NVIDIA GPU.
 
 mod handles;
+mod nvml;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tandem_attn::{
     exec::gpu::{
@@ -14,7 +15,7 @@ use tandem_attn::{
     variants::Slopes,
 };
 
-use super::{Backend, Ceilings, Loaded, Machine, Results, place::of_gpu};
+use super::{Backend, Ceilings, Loaded, Machine, Results, meter::Meter, place::of_gpu};
 use crate::{
     Failure,
     tensors::{self, Tensor, Tensors},
@@ -179,6 +180,10 @@ impl Backend for GpuBackend {
         })
     }
 
+    fn meter(&self) -> Result<Box<dyn Meter>, Failure> {
+        Ok(Box::new(nvml::Nvml::of_context()?))
+    }
+
     fn load<'a>(
         &'a mut self,
         plan: &'a Plan,
@@ -245,6 +250,10 @@ impl Backend for GpuBackend {
             sinks: tensors::sinks(spec)
                 .map(|sinks| Memory::new(&Tensor::F32(sinks)))
                 .transpose()?,
+            indices: match &tensors.indices {
+                Some(indices) => Some((Memory::of(indices)?, indices.len())),
+                None => None,
+            },
             slopes: tensors::slopes(spec)
                 .map(|slopes| Memory::new(&Tensor::F32(slopes)))
                 .transpose()?,
@@ -264,14 +273,17 @@ struct LoadedOnGpu<'a> {
     _scales: Vec<Memory>,
     sinks: Option<Memory>,
     slopes: Option<Memory>,
+    /// The chosen keys, and their number.
+    indices: Option<(Memory, usize)>,
     pool: KvPool,
     out: Memory,
     lse: Memory,
     backend: &'a GpuBackend,
 }
 
-impl Loaded for LoadedOnGpu<'_> {
-    fn run(&mut self, flush: bool) -> Result<Duration, Failure> {
+impl LoadedOnGpu<'_> {
+    /// Queues a run.
+    fn queue(&mut self, stream: StreamHandle) -> Result<(), Failure> {
         let spec = &self.plan.spec;
         let [tokens, heads, dim_qk, dim_v] = [
             self.plan.total_q,
@@ -288,6 +300,9 @@ impl Loaded for LoadedOnGpu<'_> {
         if let Some(sinks) = &self.sinks {
             tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
         }
+        if let Some((indices, len)) = &self.indices {
+            tensors = tensors.with_indices(DeviceArray::new(indices.address(), *len));
+        }
         let slopes = self.slopes.as_ref().map(|slopes| Slopes {
             address: slopes.address(),
         });
@@ -295,10 +310,27 @@ impl Loaded for LoadedOnGpu<'_> {
             tensors = tensors.with_own(slopes);
         }
         let GpuBackend { gpu, .. } = self.backend;
-        self.backend.time(flush, |stream| {
-            // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
-            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(of_gpu)
-        })
+        // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
+        unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(of_gpu)
+    }
+}
+
+impl Loaded for LoadedOnGpu<'_> {
+    fn run(&mut self, flush: bool) -> Result<Duration, Failure> {
+        let backend = self.backend;
+        backend.time(flush, |stream| self.queue(stream))
+    }
+
+    fn run_on(&mut self, runs: u32) -> Result<Duration, Failure> {
+        let stream = self.backend.stream.handle;
+        let begin = Instant::now();
+        let queued = (0..runs).try_for_each(|_| self.queue(stream));
+        // SAFETY: the handle is alive.
+        let done = ok("cuStreamSynchronize", unsafe {
+            libcuda::cuStreamSynchronize(stream)
+        });
+        queued.and(done)?;
+        Ok(begin.elapsed())
     }
 
     fn read(&mut self, bytes: u64) -> Option<Result<Duration, Failure>> {

@@ -5,6 +5,7 @@ mod ceilings;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
+pub mod meter;
 mod place;
 
 use std::time::Duration;
@@ -118,6 +119,16 @@ pub trait Backend {
     /// If the hardware fails.
     fn ceilings(&mut self) -> Result<Ceilings, Failure>;
 
+    /// What reads the energy of this device.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if it is no GPU, [`Failure::Backend`] if NVML is missing or too old.
+    fn meter(&self) -> Result<Box<dyn meter::Meter>, Failure> {
+        Err(Failure::Input(
+            "--energy is for NVIDIA GPUs: leave it out, or give --backend gpu".to_owned(),
+        ))
+    }
+
     /// Loads a plan and its tensors to the device.
     ///
     /// # Errors
@@ -136,6 +147,14 @@ pub trait Loaded {
     /// # Errors
     /// If the run fails.
     fn run(&mut self, flush: bool) -> Result<Duration, Failure>;
+
+    /// Runs so many times without a pause, and returns the time from the first to the end of the last.
+    ///
+    /// # Errors
+    /// If a run fails.
+    fn run_on(&mut self, runs: u32) -> Result<Duration, Failure> {
+        (0..runs).map(|_| self.run(false)).sum()
+    }
 
     /// Reads this many bytes of the keys as fast as possible after a flush. `None` if that is no useful comparison.
     ///

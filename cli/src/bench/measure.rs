@@ -10,10 +10,10 @@ use tandem_attn::{
     problem::{Batch, Spec},
 };
 
-use super::{CaseResult, Settings, Stats};
+use super::{CaseResult, Settings, Stats, energy};
 use crate::{
     Failure,
-    backend::{Backend, Loaded},
+    backend::{Backend, Loaded, meter::Meter},
     check,
     table::scaled,
     tensors::Tensors,
@@ -31,6 +31,7 @@ pub(super) fn case(
     backend: &mut dyn Backend,
     case: &Case,
     settings: &Settings,
+    meter: Option<&mut (dyn Meter + 'static)>,
 ) -> Result<CaseResult, Failure> {
     let spec = &case.spec;
     let batch = case.batch()?;
@@ -50,6 +51,7 @@ pub(super) fn case(
         flushed: None,
         warm: None,
         read: None,
+        energy: None,
         errors: None,
         skipped: None,
     };
@@ -61,7 +63,7 @@ pub(super) fn case(
         ));
         return Ok(result);
     }
-    match measured(backend, case, settings, &batch, &mut result) {
+    match measured(backend, case, settings, (&batch, meter), &mut result) {
         // If this backend does not support a case or the machine lacks memory for it, the other cases still run.
         Err(Failure::Input(reason)) => result.skipped = Some(reason),
         other => other?,
@@ -74,17 +76,19 @@ fn measured(
     backend: &mut dyn Backend,
     case: &Case,
     settings: &Settings,
-    batch: &Batch,
+    (batch, meter): (&Batch, Option<&mut (dyn Meter + 'static)>),
     result: &mut CaseResult,
 ) -> Result<(), Failure> {
     let spec = &case.spec;
     let device = backend.device();
+    let chosen = case.chosen()?;
+    let planned = chosen.as_ref().map_or(batch, |chosen| &chosen.planned);
     let mut planner = Planner::with_rules(settings.rules);
     let mut plan = Plan::empty(*spec);
     let mut times = Vec::with_capacity(PLAN_RUNS);
     for _ in 0..PLAN_RUNS {
         let begin = Instant::now();
-        planner.plan_into(spec, batch, &device, &settings.options, &mut plan)?;
+        planner.plan_into(spec, planned, &device, &settings.options, &mut plan)?;
         times.push(microseconds(begin.elapsed()));
     }
     result.plan = Some(Stats::of(times));
@@ -93,6 +97,7 @@ fn measured(
     if settings.token_scales {
         tensors = tensors.with_token_scales(spec, SEED)?;
     }
+    tensors.indices = chosen.map(|chosen| chosen.indices);
     let mut loaded = backend.load(&plan, &tensors)?;
     loaded.run(false)?;
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
@@ -102,6 +107,10 @@ fn measured(
         first?;
         let read = || loaded.read(bytes).expect("it was read before");
         result.read = Some(repeat_with(read, settings.time)?);
+    }
+    if let Some(meter) = meter {
+        let run = &mut |runs| loaded.run_on(runs);
+        result.energy = Some(energy::measure(meter, settings.time, run)?);
     }
     if settings.check > 0 {
         let results = loaded.results()?;
@@ -246,6 +255,7 @@ mod tests {
     fn what_a_backend_does_not_take_is_left_out() {
         let settings = Settings {
             token_scales: false,
+            energy: false,
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),
@@ -261,7 +271,7 @@ mod tests {
                 r#"{{"heads": 4, "kv_heads": 2, "head_dim": {dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
             );
             let cases = workload::parse("test", &text).unwrap();
-            let result = case(&mut Picky, &cases[0], &settings).unwrap();
+            let result = case(&mut Picky, &cases[0], &settings, None).unwrap();
             let said = result.skipped.as_deref().unwrap_or_default();
             assert!(said.contains(reason), "{said}");
             assert!(result.times().is_none());

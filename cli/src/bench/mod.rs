@@ -1,5 +1,6 @@
 //! `tandem bench`: speed relative to the limits of the hardware, and exactness.
 
+mod energy;
 mod measure;
 #[cfg(feature = "cuda")]
 mod ranks;
@@ -17,6 +18,7 @@ use tandem_attn::{
 };
 use tandem_papers::{flashinfer, pat};
 
+pub use energy::Energy;
 #[cfg(feature = "emulator")]
 pub(crate) use measure::Work;
 pub use report::render;
@@ -43,6 +45,7 @@ Examples:
   tandem bench --suite pod --pod serial          # what running side by side saves
   tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save
   tandem bench --suite prefill --kv-dtype f8e4m3 --compute f8
+  tandem bench --suite mla --energy              # joules of a run
   tandem bench --suite ranks --gpus 2            # what a second GPU brings
   tandem bench --serve --trace arxiv.csv --load 0.9 --start 700 --window 25";
 
@@ -82,6 +85,9 @@ pub struct Args {
     /// Query tokens to compare with attention in f64; 0 for none [default: 16]
     #[arg(long, value_name = "TOKENS")]
     check: Option<u32>,
+    /// Measure the energy of a run on an NVIDIA GPU, through NVML: at least a second of repeated runs for each case
+    #[arg(long)]
+    energy: bool,
     #[command(flatten)]
     planning: Planning,
     #[command(flatten)]
@@ -300,6 +306,8 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// Whether each token and KV head of the cache has a scale.
     pub token_scales: bool,
+    /// Whether the energy of runs is measured.
+    pub energy: bool,
 }
 
 /// Measures cases and the limits of the hardware. Benchmarks share this with the command.
@@ -313,12 +321,13 @@ pub fn measure(
     mut progress: impl FnMut(&Case),
 ) -> Result<ResultFile, Failure> {
     let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let mut meter = settings.energy.then(|| backend.meter()).transpose()?;
     let ceilings = backend.ceilings()?;
     let results: Result<Vec<CaseResult>, Failure> = cases
         .iter()
         .map(|case| {
             progress(case);
-            measure::case(backend, case, settings)
+            measure::case(backend, case, settings, meter.as_deref_mut())
         })
         .collect();
     Ok(ResultFile {
@@ -351,6 +360,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             // With several GPUs, results are compared with those of one GPU.
             (args.check.is_some(), "--check"),
             (args.max_memory.is_some(), "--max-memory"),
+            (args.energy, "--energy"),
         ];
         if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
             return Err(Failure::Input(format!(
@@ -378,6 +388,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         options: args.planning.options(),
         rules: args.planning.rules(),
         token_scales: args.token_scales,
+        energy: args.energy,
         // A flag cannot exceed the free memory, because allocations would fail.
         memory_bytes: args
             .max_memory

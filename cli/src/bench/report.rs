@@ -49,6 +49,7 @@ pub fn render(file: &ResultFile) -> String {
     }
     text += &table.render();
     text += &left_out;
+    text += &energies(file);
     text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
              % limit: the least time by the read and multiply-add limits, over the time taken.\n";
     text += match with_read {
@@ -59,6 +60,37 @@ pub fn render(file: &ResultFile) -> String {
     };
     text +=
         "error: of outputs and LSEs, sampled against f64, as a share of what rounding allows.\n";
+    text
+}
+
+/// Energy of the runs as a table of its own; empty if none was measured.
+fn energies(file: &ResultFile) -> String {
+    let mut table = Table::new(["energy of a run", "mJ", "W", "pJ/FLOP", "pJ/B", "runs"]);
+    let mut from_power = false;
+    let mut any = false;
+    for result in &file.results {
+        let Some(energy) = result.energy else {
+            continue;
+        };
+        any = true;
+        from_power |= energy.from_power;
+        table.push([
+            name(result),
+            digits(1e3 * energy.joules),
+            digits(energy.watts),
+            digits(energy.picojoules_per(result.flops)),
+            digits(energy.picojoules_per(result.bytes)),
+            energy.runs.to_string(),
+        ]);
+    }
+    if !any {
+        return String::new();
+    }
+    let mut text = format!("\n{}", table.render());
+    text += "mJ: of one run with warm caches; W: while runs follow each other. Both are of the whole board.\n";
+    if from_power {
+        text += "This GPU counts no energy: power was read between runs, which is less exact.\n";
+    }
     text
 }
 
@@ -128,5 +160,63 @@ impl Units {
             flops,
             flops_name,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Ceilings, Machine},
+        bench::{Energy, Stats, results},
+    };
+
+    #[test]
+    fn energy_has_a_table_of_its_own() {
+        let text = r#"{"case": "one", "implementation": "tandem", "heads": "1/1 × 64 bf16", "page_size": 16, "requests": 1,
+            "query_tokens": 1, "bytes": 1000000000, "flops": 2000000000, "plan": null, "flushed": null, "warm": null,
+            "errors": null, "skipped": null}"#;
+        let mut result: CaseResult = serde_json::from_str(text).unwrap();
+        result.warm = Some(Stats::of(vec![100.0]));
+        let mut file = ResultFile {
+            format: results::FORMAT.to_owned(),
+            program: "tandem".to_owned(),
+            date: String::new(),
+            machine: Machine {
+                backend: "gpu".to_owned(),
+                name: "GPU".to_owned(),
+                details: String::new(),
+            },
+            ceilings: Ceilings {
+                read_bytes_per_s: 4e12,
+                copy_bytes_per_s: 4e12,
+                flops_per_s: 8e14,
+                flops_from_description: false,
+            },
+            options: Vec::new(),
+            results: vec![result],
+        };
+        assert!(!render(&file).contains("energy"));
+        file.results[0].energy = Some(Energy {
+            joules: 0.05,
+            watts: 512.0,
+            runs: 20_480,
+            seconds: 2.0,
+            from_power: true,
+        });
+        let text = render(&file);
+        let row: Vec<_> = text
+            .lines()
+            .skip_while(|line| !line.starts_with("energy"))
+            .nth(1)
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        // 0.05 J for 10⁹ bytes are 50 pJ for each.
+        assert_eq!(row, ["one", "50.0", "512", "25.0", "50.0", "20480"]);
+        assert!(text.contains("counts no energy"), "{text}");
+        let written = file.to_json();
+        let read: ResultFile = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, file);
     }
 }

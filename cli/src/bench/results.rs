@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_attn::plan::pod::PodMode;
 
-use super::Stats;
+use super::{Energy, Stats};
 use crate::{
     Failure,
     backend::{Ceilings, Machine},
@@ -72,6 +72,9 @@ pub struct CaseResult {
     /// Time to read the same number of bytes as fast as possible with flushed caches, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Stats>,
+    /// Energy of a run with warm caches, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
     /// Sampled errors against f64; none if they were not requested.
     pub errors: Option<Errors>,
     /// The reason why there are no times.

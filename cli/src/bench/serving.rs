@@ -7,7 +7,7 @@ use crate::{
     backend::Place,
     cache_type,
     output::Force,
-    serve_sim::{at_least_1, hardware, models, page_tokens, positive},
+    serve_sim::{at_least_1, at_most, hardware, models, page_tokens, positive},
 };
 
 /// Serves a trace with a model of random weights and compares the times with a simulation.
@@ -17,7 +17,7 @@ use crate::{
 #[group(
     id = "serving",
     conflicts_with_all = [
-        "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "packing", "split",
+        "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "energy", "packing", "split",
         "decode_tile", "merge", "pod", "gpus", "deal",
     ]
 )]
@@ -90,6 +90,15 @@ pub struct Args {
     /// Maximum tokens in a step; policies that compute whole prompts get room for the longest
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1, requires = "serve")]
     pub budget: u32,
+    /// Chunk of the policy sarathi, including its decodes; 0: adapt to the finished requests [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = at_most, requires = "serve")]
+    pub chunk: Option<u32>,
+    /// Target time between tokens of the policy decode-priority [default: 50]
+    #[arg(long, value_name = "MS", value_parser = positive, requires = "serve")]
+    pub target_ms: Option<f64>,
+    /// Compute every prompt from its first token, without a prefix cache
+    #[arg(long, requires = "serve")]
+    pub no_prefix_cache: bool,
     /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1, requires = "serve")]
     pub batch: u32,

@@ -26,7 +26,7 @@ use tandem_schedule::{
 };
 
 use self::{
-    policies::Choices,
+    policies::planning,
     requests::{check_lengths, longest, trace},
 };
 use super::Room;
@@ -35,7 +35,7 @@ use crate::{
     backend::Place,
     bench::serving::Args,
     output::{self, Files, Force},
-    serve_sim::{chart, correction, described, is_file, table},
+    serve_sim::{Name, chart, correction, described, is_file, table},
 };
 
 /// Default capacity of the KV cache on the CPU, in tokens.
@@ -67,9 +67,7 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     let (description, architecture) = model(&args.model, longest(&whole))?;
     let cost = CostModel::new(&description, &hardware(&args.device)?, Parallel::default())?;
     let cost = cost.with_cache_type(args.cache_type.into())?;
-    for name in &args.policy {
-        Choices::of(name)?.policy(args, &cost, &trace)?;
-    }
+    args.policies().check()?;
     let gpu = place.gpu()?;
     if args.wait && gpu.is_none() {
         return Err(Failure::Input(
@@ -120,7 +118,7 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     };
     let mut trace = match args.start {
         Some(start_s) => {
-            let choices = Choices::of(BASE)?;
+            let choices = Name::of(BASE)?;
             let simulation = args.simulation(&choices, &corrected, &trace, &*backend)?;
             standing_at(&trace, simulation, start_s)?
         }
@@ -251,7 +249,7 @@ fn capacity(
     for arrival in &mut trace.arrivals {
         arrival.at_s = 0.0;
     }
-    let choices = Choices::of(BASE)?;
+    let choices = Name::of(BASE)?;
     let simulation = args.simulation(&choices, cost, &trace, backend)?;
     Ok(simulate(&trace, simulation)?.requests_per_s())
 }
@@ -265,12 +263,12 @@ fn serve(
     mut backend: Box<dyn Backend>,
     bar: &ProgressBar,
 ) -> Result<(Box<dyn Backend>, Replay), Failure> {
-    let choices = Choices::of(name)?;
-    backend.plan_with(choices.planning())?;
+    let choices = Name::of(name)?;
+    backend.plan_with(planning(&choices))?;
     warm_up(&mut *backend)?;
-    let policy = choices.policy(args, cost, trace)?;
+    let policy = args.policy(&choices, cost, trace)?;
     let ahead = args.ahead(&*backend);
-    let engine = Engine::with_policy(backend, choices.limits(args, trace), policy)?;
+    let engine = Engine::with_policy(backend, args.limits(&choices, trace), policy)?;
     let mut engine = engine.running_ahead(ahead);
     let progress = &mut |left| bar.set_position(left as u64);
     let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
@@ -286,7 +284,7 @@ fn predict(
     trace: &Trace,
     backend: &dyn Backend,
 ) -> Result<Report, Failure> {
-    let choices = Choices::of(name)?;
+    let choices = Name::of(name)?;
     let cost = cost.clone().with_overlap(match choices.pod {
         true => Overlap::pod(cost.cache_type()),
         false => Overlap::Serial,

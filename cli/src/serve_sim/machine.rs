@@ -120,7 +120,7 @@ pub(crate) fn is_file(name: &str) -> bool {
 const MOST: u32 = 1 << 24;
 
 /// Parses a count that may be 0.
-pub(super) fn at_most(text: &str) -> Result<u32, String> {
+pub(crate) fn at_most(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(count @ 0..=MOST) => Ok(count),
         _ => Err(format!("give a whole number up to {MOST}")),

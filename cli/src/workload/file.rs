@@ -8,7 +8,7 @@ use tandem_attn::{
     variants::ALIBI,
 };
 
-use super::{ByHead, Case, DTYPES, Requests, Tree, json};
+use super::{ByHead, Case, DTYPES, Requests, Tree, chosen, json};
 use crate::{Failure, table::visible};
 
 /// Maximum number of query tokens of a batch with draft trees: each token needs a mask of 64 bits.
@@ -32,6 +32,7 @@ struct Fields {
     kv_dtype: Option<Dtype>,
     page_size: Option<u32>,
     pages_by_head: Option<u32>,
+    top_k: Option<u32>,
     layout: Option<Layout>,
     variant: Option<Variant>,
     requests: Option<Vec<Requests>>,
@@ -285,9 +286,14 @@ impl Fields {
             requests,
             tree: self.tree.clone(),
             by_head: None,
+            top_k: None,
         };
         if let Some(pages) = self.pages_by_head.or(file.pages_by_head) {
             case.choose_by_head(pages)?;
+        }
+        if let Some(k) = self.top_k.or(file.top_k) {
+            chosen::check(&case, k)?;
+            case.top_k = Some(k);
         }
         case.name = match &self.name {
             Some(name) => visible(name, false),

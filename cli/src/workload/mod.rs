@@ -3,10 +3,13 @@
 //! `docs/guide/workloads.md` documents the JSON format. Files with the cases of the PAT, POD and FastTree papers can be
 //! read, too.
 
+mod chosen;
 mod file;
 pub(crate) mod json;
 mod layout;
 mod papers;
+
+pub use chosen::Chosen;
 
 use std::path::Path;
 
@@ -74,6 +77,8 @@ pub struct Case {
     pub tree: Option<Tree>,
     /// If set, each KV head of a model reads its own pages, and `spec` describes one head.
     pub by_head: Option<ByHead>,
+    /// If set, this number of keys is chosen for each query token, by indices in the memory of the GPU.
+    pub top_k: Option<u32>,
 }
 
 /// How each head chooses its pages.
@@ -131,11 +136,59 @@ const MAX_REQUESTS: u64 = 1 << 20;
 const MAX_TOKENS: u64 = i32::MAX as u64;
 
 impl Case {
-    /// The batch, with page tables on shuffled pages.
+    /// The batch, with page tables on shuffled pages. If keys are chosen, it has these as pages of one token: the same as
+    /// [`chosen`](Self::chosen) describes, with keys that the host knows.
     ///
     /// # Errors
     /// [`Failure::Input`] that names the case and the reason.
     pub fn batch(&self) -> Result<Batch, Failure> {
+        let batch = self.with_all_keys()?;
+        let Some(k) = self.top_k else {
+            return Ok(batch);
+        };
+        let table = &batch.parts[0].table;
+        let tokens = table.pool_pages * table.page_size;
+        let indices = self.indices(&batch, k)?;
+        Ok(Batch::of_indices(k, &indices, tokens)?)
+    }
+
+    /// What a GPU is given to plan and to run if keys are chosen; none if they are not.
+    ///
+    /// # Errors
+    /// As [`batch`](Self::batch).
+    pub fn chosen(&self) -> Result<Option<Chosen>, Failure> {
+        let Some(k) = self.top_k else {
+            return Ok(None);
+        };
+        let batch = self.with_all_keys()?;
+        Ok(Some(Chosen {
+            planned: Batch::of_top_k(batch.total_q(), k)?,
+            indices: self.indices(&batch, k)?,
+        }))
+    }
+
+    /// The chosen keys as places in the pool.
+    fn indices(&self, batch: &Batch, k: u32) -> Result<Vec<i32>, Failure> {
+        let table = &batch.parts[0].table;
+        let of_pool = u64::from(table.pool_pages) * u64::from(table.page_size);
+        let count = self.tokens().saturating_mul(k.into());
+        if count > MAX_TOKENS || of_pool > MAX_TOKENS {
+            return Err(Failure::Input(format!(
+                "case {:?}: top_k: {count} keys of a pool of {of_pool} tokens: give at most {MAX_TOKENS} of both",
+                self.name
+            )));
+        }
+        // Indices, and the pages of a batch that is made of them.
+        memory::check(
+            &format!("case {:?}", self.name),
+            16 * count,
+            "make it smaller",
+        )?;
+        Ok(chosen::indices(&self.spec, batch, k))
+    }
+
+    /// The batch in which each query token sees all keys.
+    fn with_all_keys(&self) -> Result<Batch, Failure> {
         let wrong = |reason: String| Failure::Input(format!("case {:?}: {reason}", self.name));
         self.spec
             .check()
@@ -381,7 +434,7 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
+    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix, keys chosen by indices.
     Mla,
     /// Sinks and windows as in gpt-oss, and trees and chains of drafted tokens.
     Variants,

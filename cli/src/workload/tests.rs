@@ -20,13 +20,13 @@ fn every_suite_is_sound() {
     for (suite, count) in [
         (Suite::Quick, 4),
         (Suite::Decode, 26),
-        (Suite::Prefill, 14),
+        (Suite::Prefill, 17),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
         (Suite::Variants, 27),
-        (Suite::Mla, 26),
+        (Suite::Mla, 30),
         (Suite::Decode8, 12),
-        (Suite::All, 193),
+        (Suite::All, 200),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
@@ -292,5 +292,59 @@ fn errors_of_a_case_have_its_line_and_its_field() {
         let error = error(case);
         assert!(error.starts_with("test:4: cases[1]: "), "{error}");
         assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn chosen_keys_are_visible_and_the_same_for_host_and_device() {
+    let text = |fields: &str| {
+        format!(
+            r#"{{"heads": 4, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "latent": true,
+                "page_size": 4, {fields}}}"#
+        )
+    };
+    let requests = r#""requests": [{"q_len": 2, "kv_len": 30}, {"q_len": 1, "kv_len": 5}]"#;
+    let case = one(&text(&format!(
+        r#""top_k": 8, "kv_dtype": "f8e4m3", {requests}"#
+    )));
+    let whole = one(&text(requests)).batch().unwrap();
+    let table = &whole.parts[0].table;
+    let chosen = case.chosen().unwrap().unwrap();
+    assert_eq!((chosen.planned.requests(), chosen.indices.len()), (3, 24));
+    assert_eq!(chosen.planned.kv_len(2), 8);
+    let batch = case.batch().unwrap();
+    batch.check(&case.spec).unwrap();
+    let known = &batch.parts[0].table;
+    assert_eq!(
+        (known.page_size, known.pool_pages),
+        (1, table.pool_pages * 4)
+    );
+    // The first of two new tokens does not see the second.
+    for (token, request, seen, count) in [(0, 0, 29, 8), (1, 0, 30, 8), (2, 1, 5, 5)] {
+        let places: HashSet<u32> = (0..seen)
+            .map(|key: u32| table.pages(request)[key as usize / 4] * 4 + key % 4)
+            .collect();
+        let indices = &chosen.indices[token * 8..][..8];
+        let there = indices.iter().filter(|&&index| index != -1);
+        let there: Vec<_> = there.map(|&index| index as u32).collect();
+        assert!(
+            there.iter().all(|place| places.contains(place)),
+            "{there:?}"
+        );
+        assert_eq!(there.iter().collect::<HashSet<_>>().len(), count);
+        assert_eq!(known.pages(token), there);
+    }
+    assert!(one(&text(requests)).chosen().unwrap().is_none());
+    for (fields, given) in [
+        (r#""top_k": 0, "kv_dtype": "f8e4m3""#, "top_k is 0"),
+        (r#""top_k": 8"#, "in f8e4m3"),
+        (
+            r#""top_k": 8, "kv_dtype": "f8e4m3", "variant": {"window_left": 3}"#,
+            "no window",
+        ),
+    ] {
+        let error = parse("test", &text(&format!("{fields}, {requests}")));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(given), "{error}");
     }
 }

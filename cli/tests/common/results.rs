@@ -65,6 +65,7 @@ fn result(index: usize) -> CaseResult {
         flushed: Some(times(middle)),
         warm: Some(times(middle - 4.0)),
         read: None,
+        energy: None,
         errors: Some(Errors {
             tokens: 16,
             out: 1e-3,

@@ -46,7 +46,12 @@ impl Memory {
     }
 
     pub fn new(tensor: &Tensor) -> Result<Self, Failure> {
-        let bytes = tensor.bytes();
+        Self::of(tensor.bytes())
+    }
+
+    /// Memory with these values.
+    pub fn of<T: Pod>(values: &[T]) -> Result<Self, Failure> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
         let memory = Self::of_bytes(bytes.len())?;
         if !bytes.is_empty() {
             let from = bytes.as_ptr().cast::<c_void>();

@@ -143,6 +143,7 @@ fn render(file: &RanksFile) -> String {
 
 /// Measures a case with all shardings.
 fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksResult>, Failure> {
+    case.refuse_chosen("leave --gpus out")?;
     let (spec, batch) = (&case.spec, case.batch()?);
     let halves = [spec.q_dtype, spec.kv_dtype, spec.out_dtype];
     if spec.latent || spec.variant.sinks || halves.iter().any(|dtype| *dtype != Dtype::BF16) {

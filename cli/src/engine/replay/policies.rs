@@ -3,94 +3,71 @@
 use tandem_attn::plan::{PackRule, PlanOptions, pod::PodMode};
 use tandem_engine::{Backend, Limits};
 use tandem_schedule::{
-    chunk::ChunkSize,
     cost::CostModel,
-    policy::{self, Policy, PolicyOptions},
+    policy::{self, Policy},
     sim::{AttentionSource, Simulation},
     trace::Trace,
 };
 
-use super::requests::{longest, shares_blocks};
-use crate::{Failure, bench::serving::Args, serve_sim::expected};
+use super::requests::longest;
+use crate::{
+    Failure,
+    bench::serving::Args,
+    serve_sim::{Name, Policies, shares_blocks},
+};
 
-/// The parts of a policy's name.
-pub(super) struct Choices<'a> {
-    policy: &'a str,
-    pub pod: bool,
-    unpacked: bool,
+/// How the kernels of a policy are planned.
+pub(super) fn planning(name: &Name<'_>) -> PlanOptions {
+    PlanOptions::default()
+        .with_pod(if name.pod {
+            PodMode::Auto
+        } else {
+            PodMode::Serial
+        })
+        .with_packing(if name.unpacked {
+            PackRule::Off
+        } else {
+            PackRule::Fastest
+        })
 }
 
-impl<'a> Choices<'a> {
-    pub(super) fn of(name: &'a str) -> Result<Self, Failure> {
-        let mut parts = name.split('+');
-        let mut choices = Self {
-            policy: parts.next().unwrap_or_default(),
-            pod: false,
-            unpacked: false,
-        };
-        for part in parts {
-            match part {
-                "pod" => choices.pod = true,
-                "unpacked" => choices.unpacked = true,
-                _ => {
-                    return Err(Failure::Input(format!(
-                        "{name}: there is no +{part}; a policy may end in +pod or +unpacked"
-                    )));
-                }
-            }
+impl Args {
+    /// The policies with their flags.
+    pub(super) fn policies(&self) -> Policies<'_> {
+        Policies {
+            names: &self.policy,
+            chunk: self.chunk,
+            target_ms: self.target_ms,
+            budget: self.budget,
+            batch: self.batch,
+            prefix_cache: !self.no_prefix_cache,
         }
-        Ok(choices)
-    }
-
-    /// Whether the policy computes prompts whole.
-    fn is_whole(&self) -> bool {
-        matches!(self.policy, "prefill-first" | "orca")
-    }
-
-    pub(super) fn planning(&self) -> PlanOptions {
-        PlanOptions::default()
-            .with_pod(if self.pod {
-                PodMode::Auto
-            } else {
-                PodMode::Serial
-            })
-            .with_packing(if self.unpacked {
-                PackRule::Off
-            } else {
-                PackRule::Fastest
-            })
     }
 
     pub(super) fn policy(
         &self,
-        args: &Args,
+        name: &Name<'_>,
         cost: &CostModel,
         trace: &Trace,
     ) -> Result<Box<dyn Policy>, Failure> {
-        let expected = expected(trace, args.batch);
-        let options = PolicyOptions {
-            chunk: ChunkSize::adaptive(cost.clone(), expected),
-            target_ns: 50e6,
-            cost: cost.clone(),
-        };
-        Ok(policy::by_name(self.policy, &options)?)
+        let options = self.policies().options(cost, trace);
+        Ok(policy::by_name(name.policy, &options)?)
     }
 
-    pub(super) fn limits(&self, args: &Args, trace: &Trace) -> Limits {
+    pub(super) fn limits(&self, name: &Name<'_>, trace: &Trace) -> Limits {
         Limits {
-            step_tokens: match self.is_whole() {
-                true => args.budget.max(longest(trace)),
-                false => args.budget,
+            step_tokens: match name.is_whole() {
+                true => self.budget.max(longest(trace)),
+                false => self.budget,
             },
-            step_requests: args.batch,
-            running: args.batch,
-            spare_pages: args.batch,
+            step_requests: self.batch,
+            running: self.batch,
+            spare_pages: self.batch,
+            prefix_cache: !self.no_prefix_cache,
             ..Limits::default()
         }
     }
-}
 
-impl Args {
     /// Whether each step is composed before the tokens of the last one are known.
     pub(super) fn ahead(&self, backend: &dyn Backend) -> bool {
         backend.is_asynchronous() && !self.wait
@@ -100,35 +77,35 @@ impl Args {
     pub(super) fn most_tokens(&self, trace: &Trace) -> Result<u32, Failure> {
         let mut most = self.budget.max(self.batch);
         for name in &self.policy {
-            most = most.max(Choices::of(name)?.limits(self, trace).step_tokens);
+            most = most.max(self.limits(&Name::of(name)?, trace).step_tokens);
         }
         Ok(most)
     }
 
     /// Whether a policy reads shared prefixes separately. Then the simulations must see shared prefixes, too.
     fn compares_packing(&self) -> bool {
-        let unpacked = |name: &String| Choices::of(name).is_ok_and(|choices| choices.unpacked);
+        let unpacked = |name: &String| Name::of(name).is_ok_and(|name| name.unpacked);
         self.policy.iter().any(unpacked)
     }
 
     pub(super) fn simulation<'a>(
         &self,
-        choices: &Choices<'_>,
+        name: &Name<'_>,
         cost: &'a CostModel,
         trace: &Trace,
         backend: &dyn Backend,
     ) -> Result<Simulation<'a>, Failure> {
-        let policy = choices.policy(self, cost, trace)?;
+        let policy = self.policy(name, cost, trace)?;
         let limits = Limits {
             chunk_keys: backend.chunk_keys(),
-            ..choices.limits(self, trace)
+            ..self.limits(name, trace)
         };
         let mut simulation = Simulation::with_policy(cost, limits, policy);
         simulation.page_size = backend.page_size();
         simulation.pages = Some(backend.pages());
         simulation.ahead = self.ahead(backend);
         if self.prefix.is_some() || self.compares_packing() && shares_blocks(trace) {
-            simulation.attention = match choices.unpacked {
+            simulation.attention = match name.unpacked {
                 true => AttentionSource::Unpacked,
                 false => AttentionSource::Planner,
             };

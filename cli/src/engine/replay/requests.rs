@@ -84,12 +84,6 @@ pub(super) fn trace(args: &Args) -> Result<Trace, Failure> {
     Ok(trace)
 }
 
-/// Whether the trace says which blocks of its prompts are equal.
-pub(super) fn shares_blocks(trace: &Trace) -> bool {
-    let mut arrivals = trace.arrivals.iter();
-    arrivals.any(|arrival| matches!(arrival.request.prompt, Prompt::Blocks { .. }))
-}
-
 /// Numbers of tokens of the requests, prompt and answer.
 fn lengths(trace: &Trace) -> impl Iterator<Item = u32> {
     trace.arrivals.iter().map(|arrival| {

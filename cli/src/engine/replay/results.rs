@@ -57,6 +57,12 @@ struct File<'a> {
     window_s: Option<f64>,
     seed: Option<u64>,
     budget: u32,
+    /// Tokens of a chunk of sarathi, if they were given; 0: adaptive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_ms: Option<f64>,
+    prefix_cache: bool,
     batch: u32,
     page_size: u32,
     cache_type: CacheType,
@@ -221,6 +227,9 @@ impl Results<'_> {
             window_s: args.window,
             seed: self.rate.map(|_| args.seed.unwrap_or(1)),
             budget: args.budget,
+            chunk: args.chunk,
+            target_ms: args.target_ms,
+            prefix_cache: !args.no_prefix_cache,
             batch: args.batch,
             page_size: args.page_size,
             cache_type: self.cost.cache_type(),

@@ -1,0 +1,141 @@
+"""What peers share: how they are refused, how their packages are found, and the tables of a batch."""
+
+import os
+from types import SimpleNamespace
+
+
+class Absent(Exception):
+    """The package is not there."""
+
+
+class Unsupported(Exception):
+    """The peer does not take this case."""
+
+
+WORKSPACE_BYTES = 384 << 20
+
+
+def flashinfer_package():
+    """FlashInfer."""
+    try:
+        import flashinfer
+    except Exception as error:  # a broken installation raises more than ImportError
+        raise Absent(f"flashinfer does not import: {error}") from error
+    return flashinfer
+
+
+def flash_mla_package():
+    """FlashMLA."""
+    try:
+        import flash_mla
+    except Exception as error:
+        raise Absent(f"flash_mla does not import: {error}") from error
+    return flash_mla
+
+
+def workspace(device):
+    """Memory for FlashInfer's partial results."""
+    import torch
+
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+# Where FlashAttention-3's Python module is not there, but a library with its operators is.
+FA3_LIBRARY = "FLASH_ATTN_3_LIBRARY"
+
+
+def flash_attention_3():
+    """The forward function of a ragged batch on pages, by keywords.
+
+    `qv` is the part of the queries that is multiplied with the values, for latent attention.
+    """
+    import torch
+
+    library = os.environ.get(FA3_LIBRARY)
+    if not library:
+        try:
+            import flash_attn_interface
+        except Exception as error:
+            raise Absent(f"flash_attn_interface does not import: {error}") from error
+        return flash_attn_interface.flash_attn_with_kvcache
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise Absent(f"{library} does not load: {error}") from error
+    operator = torch.ops.flash_attn_3.fwd.default
+    return by_keywords(operator, operator._schema.arguments)
+
+
+def by_keywords(operator, known):
+    """The operator with the keywords of `flash_attn_with_kvcache`. `known` are the arguments of its schema."""
+    defaults = {argument.name: argument.default_value for argument in known if argument.has_default_value()}
+    nothing = {argument.name: None for argument in known}
+
+    def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, causal, qv=None, **others):
+        if qv is not None:
+            if "q_v" not in nothing:
+                raise Unsupported(f"the library in {FA3_LIBRARY} has no q_v")
+            others["q_v"] = qv
+        return operator(**{
+            **nothing, **defaults, **others, "q": q, "k": k_cache, "v": v_cache, "seqused_k": cache_seqlens,
+            "page_table": page_table, "is_causal": causal,
+            "window_size_left": window_size[0], "window_size_right": window_size[1],
+        })
+
+    return call
+
+
+def table(case, requests, device):
+    """FlashInfer's arrays for some of the requests, in host memory as its plan functions want them."""
+    import torch
+
+    def running(lengths):
+        sums = [0]
+        for length in lengths:
+            sums.append(sums[-1] + length)
+        return torch.tensor(sums, dtype=torch.int32)
+
+    return SimpleNamespace(
+        qo_indptr=running([q for q, _, _ in requests]),
+        kv_indptr=running([len(pages) for _, _, pages in requests]),
+        indices=torch.tensor([p for _, _, pages in requests for p in pages], dtype=torch.int32, device=device),
+        last=torch.tensor([(kv - 1) % case.page_size + 1 for _, kv, _ in requests], dtype=torch.int32),
+        kv_lens=torch.tensor([kv for _, kv, _ in requests], dtype=torch.int32),
+    )
+
+
+def page_lists(case, device):
+    """The pages of each request as rows of one width, and the number of its keys."""
+    import torch
+
+    longest = max(len(pages) for _, _, pages in case.requests)
+    rows = torch.zeros(len(case.requests), longest, dtype=torch.int32)
+    for row, (_, _, ids) in enumerate(case.requests):
+        rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return rows.to(device), torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
+
+
+def one_length(case):
+    """The query tokens and the keys of each request, if these are the same for all."""
+    (q_len, kv_len, _), *rest = case.requests
+    if any((q, kv) != (q_len, kv_len) for q, kv, _ in rest):
+        raise Unsupported("takes requests of one length")
+    return q_len, kv_len
+
+
+def own_keys_and_values(case, one_dimension=True):
+    """Refuses what peers for keys and values of their own do not take."""
+    if case.latent:
+        raise Unsupported("takes no latent keys")
+    if case.kv_dtype != case.dtype:
+        raise Unsupported(f"takes keys of the queries' type, not {case.kv_dtype} with {case.dtype}")
+    if one_dimension and case.head_dim_v != case.head_dim:
+        raise Unsupported(f"takes keys and values of one dimension, not {case.head_dim} and {case.head_dim_v}")
+
+
+def latent_keys(case):
+    """Refuses what peers for latent keys do not take."""
+    if not case.latent:
+        raise Unsupported("takes latent keys only")
+    if case.soft_cap or case.window_left >= 0:
+        raise Unsupported("takes plain attention only")

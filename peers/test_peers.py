@@ -1,0 +1,316 @@
+"""Tests that need no GPU: python3 -m unittest discover peers
+
+Without PyTorch the tests of page tables and refusals run. With it (for the CPU is enough) so do peers, on stand-ins for
+packages that compute what these document.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import sys
+import tempfile
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import common
+import implementations
+import workload
+from common import Absent, Unsupported
+
+SUITES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli", "suites")
+MLA = {"heads": 4, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "latent": True}
+WITH_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def cases(**fields):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(fields, file)
+        file.flush()
+        return workload.load(file.name)
+
+
+def one(**fields):
+    (case,) = cases(**fields)
+    return case
+
+
+def refusal(name, case):
+    """Why a peer refuses a case. It says so before it looks for its package or at tensors."""
+    try:
+        implementations.PEERS[name](case, SimpleNamespace(q=SimpleNamespace(device="cpu")))
+    except Unsupported as reason:
+        return str(reason)
+    except (Absent, ImportError, AttributeError):
+        pass
+    return None
+
+
+class Workloads(unittest.TestCase):
+    def test_every_suite_is_read(self):
+        for name in sorted(os.listdir(SUITES)):
+            found = workload.load(os.path.join(SUITES, name))
+            self.assertEqual(len(found), len({case.name for case in found}), name)
+
+    def test_latent_keys_are_read_once(self):
+        case = one(**MLA, page_size=64, requests=[{"q_len": 1, "kv_len": 100, "count": 2}])
+        rows = 2 * 4 * (576 + 512) * 2
+        self.assertEqual(case.work(), (rows + 200 * 576 * 2, 200 * 2 * (576 + 512) * 4))
+        self.assertEqual(case.scale, 192**-0.5)
+        self.assertEqual(case.words, "4/1 × 576/512 latent bf16")
+        in_rows = one(**MLA, kv_dtype="f8e4m3", requests=[{"q_len": 1, "kv_len": 100, "count": 2}])
+        self.assertEqual(in_rows.work()[0], rows + 200 * 656)
+
+    def test_values_may_be_shorter_than_keys(self):
+        case = one(heads=4, kv_heads=2, head_dim=192, head_dim_v=128, requests=[{"q_len": 3, "kv_len": 3}])
+        self.assertEqual(case.work(), (3 * (4 + 2) * 320 * 2, 6 * 2 * 320 * 4))
+
+    def test_variants_of_a_file_are_those_of_its_cases(self):
+        (case,) = cases(
+            heads=2, kv_heads=1, head_dim=64, variant={"causal": False, "window_left": 7},
+            cases=[{"variant": {"window_left": None}, "requests": [{"q_len": 1, "kv_len": 9}]}],
+        )
+        self.assertEqual((case.causal, case.window_left), (False, -1))
+
+    def test_what_no_peer_computes_is_refused(self):
+        few = {"heads": 2, "kv_heads": 1, "head_dim": 64}
+        plain = {"q_len": 5, "kv_len": 9}
+        self.assertIsNone(one(**few, requests=[plain]).refused)
+        for fields, says in [
+            ({"variant": {"sinks": True}, "requests": [plain]}, "variant.sinks"),
+            ({"variant": {"rotary": {"theta": 1e4}}, "requests": [plain]}, "variant.rotary"),
+            ({"requests": [{**plain, "branches": 2}]}, "branches"),
+            ({"pages_by_head": 2, "requests": [plain]}, "pages_by_head"),
+        ]:
+            self.assertIn(says, one(**few, **fields).refused)
+
+    def test_chosen_keys_are_visible_and_different(self):
+        requests = [{"q_len": 2, "kv_len": 30}, {"q_len": 1, "kv_len": 5}]
+        case = one(**MLA, kv_dtype="f8e4m3", top_k=8, page_size=4, requests=requests)
+        first, second, short = (list(keys) for keys in case.chosen())
+        for keys, end in ((first, 29), (second, 30)):
+            self.assertEqual(len(set(keys)), 8)
+            self.assertTrue(all(0 <= key < end for key in keys))
+        self.assertEqual(short, [0, 1, 2, 3, 4])
+        pages = case.requests[0][2]
+        self.assertEqual(next(iter(case.slots()))[3], pages[first[3] // 4] * 4 + first[3] % 4)
+
+
+class Refusals(unittest.TestCase):
+    def test_peers_take_the_keys_that_they_read(self):
+        latent = one(**MLA, page_size=64, requests=[{"q_len": 1, "kv_len": 100}])
+        other = one(heads=4, kv_heads=2, head_dim=64, requests=[{"q_len": 1, "kv_len": 1}])
+        of_latent = {"flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"}
+        for name in implementations.PEERS:
+            if name.endswith(("-serial", "-streams", "-pod")):
+                continue
+            refusing, taken = (other, latent) if name in of_latent else (latent, other)
+            with self.subTest(name):
+                self.assertIn("latent", refusal(name, refusing) or "")
+                self.assertIsNone(refusal(name, taken))
+
+    def test_reasons_name_what_is_taken(self):
+        decode = [{"q_len": 1, "kv_len": 100}]
+        chosen = one(**MLA, kv_dtype="f8e4m3", top_k=9, requests=decode)
+        self.assertIn("whole contexts", refusal("fa3-mla", chosen))
+        self.assertIn("whole contexts", refusal("flashinfer-mla", chosen))
+        wide = {"heads": 4, "kv_heads": 4, "head_dim": 192, "head_dim_v": 128, "requests": [{"q_len": 9, "kv_len": 9}]}
+        self.assertIn("192 and 128", refusal("sdpa-fa2", one(**wide)))
+        self.assertIn("192 and 128", refusal("flashinfer-fa3", one(**wide)))
+        self.assertIsNone(refusal("fa3-dense", one(**wide)))
+        eight_bits = one(heads=4, kv_heads=4, head_dim=64, kv_dtype="f8e4m3", requests=decode)
+        self.assertIn("f8e4m3", refusal("fa3", eight_bits))
+
+    def test_absent_packages_are_named(self):
+        with mock.patch.dict(sys.modules, {"flash_mla": None, "flashinfer": None, "flash_attn_interface": None}):
+            for find in (common.flash_mla_package, common.flashinfer_package):
+                with self.assertRaises(Absent):
+                    find()
+
+    def test_operators_get_the_keywords_of_the_function(self):
+        given = {}
+
+        def argument(name, default=None):
+            return SimpleNamespace(name=name, default_value=default, has_default_value=lambda: True)
+
+        names = ["q", "k", "v", "q_v", "seqused_k", "page_table", "is_causal", "softcap"]
+        names += ["window_size_left", "window_size_right"]
+        known = [argument(name) for name in names]
+        call = common.by_keywords(lambda **values: given.update(values), known)
+        rest = {"cache_seqlens": 4, "page_table": 5, "window_size": (-1, 0), "causal": True}
+        call(1, 2, 3, qv=6, softcap=0.0, **rest)
+        self.assertEqual(set(given), set(names))
+        self.assertEqual((given["k"], given["q_v"], given["seqused_k"], given["is_causal"]), (2, 6, 4, True))
+        old = common.by_keywords(lambda **_: None, [one for one in known if one.name != "q_v"])
+        with self.assertRaises(Unsupported):
+            old(1, 2, 3, qv=6, **rest)
+
+
+def attention(q, k, v, scale, end):
+    """What packages document: queries of one request on its first keys, by query token. q is token, head, dimension."""
+    import torch
+
+    out = []
+    for row, seen in zip(q.double(), end, strict=True):
+        weights = torch.softmax(row @ k[:seen].double().T * scale, dim=-1)
+        out.append(weights @ v[:seen].double())
+    return torch.stack(out)
+
+
+def ends(q_len, kv_len, causal):
+    return [kv_len - q_len + index + 1 if causal else kv_len for index in range(q_len)]
+
+
+class StandIns:
+    """Stand-ins for the packages, as their documentation describes the calls."""
+
+    @staticmethod
+    def flash_attn_with_kvcache(
+        q, k_cache, v_cache, *, qv, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
+        window_size, softcap,
+    ):
+        import torch
+
+        assert window_size == (-1, -1) and not softcap
+        out = []
+        for request, (first, last) in enumerate(zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], strict=True)):
+            assert last - first <= max_seqlen_q
+            kv_len = cache_seqlens[request]
+            k, v = (pool[page_table[request]].reshape(-1, pool.shape[-1])[:kv_len] for pool in (k_cache, v_cache))
+            whole, keys = torch.cat([qv, q], dim=-1)[first:last], torch.cat([v, k], dim=-1)
+            out.append(attention(whole, keys, v, softmax_scale, ends(int(last - first), int(kv_len), causal)))
+        return torch.cat(out).to(q.dtype)
+
+    @staticmethod
+    def get_mla_metadata(cache_seqlens, rows, kv_heads, heads=None, is_fp8=False, topk=None):
+        assert kv_heads == 1 and rows >= 1
+        return SimpleNamespace(topk=topk), None
+
+    @staticmethod
+    def flash_mla_with_kvcache(
+        q, k_cache, block_table, cache_seqlens, head_dim_v, metadata, splits, softmax_scale=None, causal=False,
+        is_fp8_kvcache=False, indices=None,
+    ):
+        import torch
+
+        if is_fp8_kvcache:
+            assert not causal and k_cache.shape[1:] == (64, 1, 656) and metadata.topk == indices.shape[-1]
+            rows = k_cache.view(torch.uint8).reshape(-1, 656)
+            scales = rows[:, 512:528].contiguous().view(torch.float32)
+            numbers = rows[:, :512].contiguous().view(torch.float8_e4m3fn).float().view(-1, 4, 128)
+            rest = rows[:, 528:].contiguous().view(torch.bfloat16).float()
+            pool = torch.cat([(numbers * scales[..., None]).view(-1, 512), rest], dim=1)
+            lists = [[i for i in row.tolist() if i >= 0] for row in indices.flatten(0, 1)]
+            found = [
+                attention(one[None], pool[keys], pool[keys][:, :head_dim_v], softmax_scale, [len(keys)])
+                for one, keys in zip(q.flatten(0, 1), lists, strict=True)
+            ]
+            return torch.cat(found).to(q.dtype).view(*q.shape[:3], head_dim_v), None
+        assert k_cache.shape[1:] == (64, 1, 576)
+        found = []
+        for request, one in enumerate(q):
+            kv_len = int(cache_seqlens[request])
+            keys = k_cache[block_table[request]].reshape(-1, 576)[:kv_len]
+            found.append(attention(one, keys, keys[:, :head_dim_v], softmax_scale, ends(len(one), kv_len, causal)))
+        return torch.stack(found).to(q.dtype), None
+
+    class BatchMLAPagedAttentionWrapper:
+        def __init__(self, workspace, backend):
+            assert backend == "fa3"
+
+        def plan(
+            self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal,
+            sm_scale, q_data_type, kv_data_type,
+        ):
+            assert (head_dim_ckv, head_dim_kpe) == (512, 64)
+            self.planned = (qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size, causal, sm_scale)
+
+        def run(self, q_nope, q_pe, ckv_cache, kpe_cache):
+            import torch
+
+            starts, firsts, pages, lengths, page_size, causal, scale = self.planned
+            assert ckv_cache.shape[1] == page_size
+            out = []
+            for request in range(len(lengths)):
+                ids, kv_len = pages[firsts[request] : firsts[request + 1]], int(lengths[request])
+                v, rope = (pool[ids].reshape(-1, pool.shape[-1])[:kv_len] for pool in (ckv_cache, kpe_cache))
+                tokens = slice(starts[request], starts[request + 1])
+                q = torch.cat([q_nope[tokens], q_pe[tokens]], dim=-1)
+                out.append(attention(q, torch.cat([v, rope], dim=-1), v, scale, ends(len(q), kv_len, causal)))
+            return torch.cat(out).to(q_nope.dtype)
+
+
+@unittest.skipUnless(WITH_TORCH, "no PyTorch")
+class Results(unittest.TestCase):
+    """Peers give right results, or rather get the arguments with which their packages would."""
+
+    def check(self, name, **fields):
+        import torch
+
+        from tensors import errors, random_tensors
+
+        case = one(**fields)
+        tensors = random_tensors(torch, case, "cpu")
+        mla = SimpleNamespace(BatchMLAPagedAttentionWrapper=StandIns.BatchMLAPagedAttentionWrapper)
+        modules = {
+            "flash_mla": StandIns, "flashinfer": SimpleNamespace(mla=mla), "flash_attn_interface": StandIns,
+        }
+        with mock.patch.dict(sys.modules, modules), mock.patch.object(common, "WORKSPACE_BYTES", 16):
+            out = implementations.PEERS[name](case, tensors)()
+        found = errors(torch, case, tensors, out)
+        self.assertLess(found["out_of_bound"], 1, (name, fields))
+        # The comparison notices a wrong scale.
+        case.scale *= 1.5
+        self.assertGreater(errors(torch, case, tensors, out)["out_of_bound"], 1)
+
+    def test_latent_decodes(self):
+        decodes = [{"q_len": 1, "kv_len": 100, "count": 2}, {"q_len": 1, "kv_len": 7}]
+        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"):
+            self.check(name, **MLA, page_size=64, requests=decodes)
+
+    def test_latent_chunks(self):
+        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"):
+            self.check(name, **MLA, page_size=64, requests=[{"q_len": 3, "kv_len": 70, "count": 2}])
+
+    def test_shared_prefixes(self):
+        tree = {"nodes_per_level": [1, 3], "tokens_per_level": [64, 9]}
+        for name in ("flashinfer-mla", "fa3-mla", "sdpa-mla"):
+            self.check(name, **MLA, page_size=16, tree=tree)
+
+    def test_rows_with_scales(self):
+        for name in ("flashmla", "sdpa-mla"):
+            self.check(name, **MLA, kv_dtype="f8e4m3", page_size=16, requests=[{"q_len": 2, "kv_len": 70, "count": 2}])
+
+    def test_chosen_keys(self):
+        requests = [{"q_len": 1, "kv_len": 70, "count": 3}, {"q_len": 1, "kv_len": 7}]
+        for name in ("flashmla", "sdpa-mla"):
+            self.check(name, **MLA, kv_dtype="f8e4m3", page_size=64, top_k=20, requests=requests)
+
+    def test_rows_hold_the_keys_that_are_compared(self):
+        import torch
+
+        from tensors import random_tensors
+
+        case = one(**MLA, kv_dtype="f8e4m3", requests=[{"q_len": 1, "kv_len": 40}])
+        tensors = random_tensors(torch, case, "cpu")
+        self.assertEqual(tensors.rows.shape, (64, 656))
+        self.assertEqual(tensors.latent.shape, (3, 16, 576))
+        self.assertTrue(math.isclose(tensors.latent[..., 512:].abs().max().item(), 1, abs_tol=0.1))
+
+    def test_long_keys_with_short_values(self):
+        import torch
+
+        from tensors import errors, random_tensors
+
+        # cuDNN needs a GPU, so the kernel is PyTorch's own.
+        peer = implementations.sdpa("MATH", one_dimension=False)
+        case = one(heads=4, kv_heads=4, head_dim=192, head_dim_v=128, requests=[{"q_len": 20, "kv_len": 20, "count": 2}])
+        tensors = random_tensors(torch, case, "cpu")
+        self.assertLess(errors(torch, case, tensors, peer(case, tensors)())["out_of_bound"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
