@@ -134,3 +134,57 @@ fn a_text_ends_with_the_token_of_the_tokenizer_if_the_model_names_none() {
     let (_, said) = drawn(folder, seed, &["--ignore-end"]);
     assert!(!said.contains(warning), "{said}");
 }
+
+/// As many models' `generation_config.json` have it.
+#[test]
+fn a_model_says_how_its_tokens_are_drawn() {
+    let copy = copied("qwen2");
+    let folder = copy.path().to_str().unwrap();
+    let write = |fields: &Value| {
+        fs::write(
+            copy.path().join("generation_config.json"),
+            fields.to_string(),
+        )
+        .unwrap();
+    };
+    let said = |more: &[&str]| {
+        let said = generate(folder, more);
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        said
+    };
+    let drawn = said(&["--temperature", "20", "--seed", "5"]).stdout;
+    let greedy = said(&[]).stdout;
+    assert_ne!(drawn, greedy);
+    write(
+        &json!({"do_sample": true, "temperature": 20.0, "repetition_penalty": 1.05, "eos_token_id": 1}),
+    );
+    let by_file = said(&["--seed", "5"]);
+    assert_eq!(by_file.stdout, drawn);
+    assert!(
+        by_file.stderr.contains(
+            "generation_config.json has repetition_penalty = 1.05, which is not implemented"
+        ),
+        "{}",
+        by_file.stderr
+    );
+    let without = said(&["--generation-config", "none"]);
+    assert_eq!(without.stdout, greedy);
+    assert!(
+        !without.stderr.contains("repetition_penalty"),
+        "{}",
+        without.stderr
+    );
+    assert_eq!(said(&["--temperature", "0"]).stdout, greedy);
+    write(&json!({"do_sample": false, "temperature": 20.0}));
+    assert_eq!(said(&[]).stdout, greedy);
+    write(&json!({"temperature": -1.0}));
+    let wrong = generate(folder, &[]);
+    assert!(
+        wrong.code == 2
+            && wrong
+                .stderr
+                .contains("generation_config.json: the temperature of the sampling is -1"),
+        "{}",
+        wrong.stderr
+    );
+}

@@ -7,7 +7,7 @@ use tandem_attn::{
     step::{Draw, Sampling},
 };
 use tandem_schedule::{
-    CacheType, Composer, Limits, Request, RequestId, Sampled, ScheduleError, Step, StepInputs,
+    CacheType, Composer, Limits, Request, RequestId, Sampled, Step, StepInputs,
     policy::{Policy, SarathiServe},
 };
 
@@ -411,7 +411,8 @@ impl Engine {
         Ok(report)
     }
 
-    /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of `chunk` tokens.
+    /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of `chunk` tokens: of fewer if a step of
+    /// the backend has less room for tokens, or for rows of logits.
     ///
     /// # Errors
     /// [`Error::Busy`] if there are too few free pages or requests are under way; [`Error::Token`], [`Error::TooLong`];
@@ -428,7 +429,9 @@ impl Engine {
         }
         let table: Vec<u32> = (0..needed as u32).collect();
         let mut logits = Vec::with_capacity(tokens.len() * self.backend.architecture().vocabulary);
-        let chunk = chunk.clamp(1, self.backend.step_tokens() as usize);
+        // Each token has a row of logits.
+        let most = self.backend.step_tokens().min(self.backend.step_requests());
+        let chunk = chunk.clamp(1, most as usize);
         for (index, ids) in tokens.chunks(chunk).enumerate() {
             let first = (index * chunk) as u32;
             let end = first + ids.len() as u32;
@@ -443,16 +446,7 @@ impl Engine {
                 logits: Vec::new(),
                 awaited: Vec::new(),
             };
-            let most = self.backend.step_requests() as usize;
             let rows: Vec<u32> = (0..ids.len() as u32).collect();
-            if rows.len() > most {
-                return Err(ScheduleError::Limit {
-                    name: "the requests of a step",
-                    got: most as u64,
-                    least: rows.len() as u64,
-                }
-                .into());
-            }
             let draw = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
             let work = Work {
                 inputs: &inputs,

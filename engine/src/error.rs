@@ -9,8 +9,13 @@ pub(crate) fn unread(bytes: &[u8], error: &dyn std::fmt::Display) -> String {
     match bytes.starts_with(b"version https://git-lfs") {
         true => "this is a pointer of Git LFS and not the file: `git lfs pull` in the folder fetches it, and `hf download` the model"
             .to_owned(),
-        false => error.to_string(),
+        false => damaged(error),
     }
+}
+
+/// Why a file of a model cannot be used as it is, and what to do.
+pub(crate) fn damaged(error: &dyn std::fmt::Display) -> String {
+    format!("{error}: correct the file, or download it again")
 }
 
 /// Why a model cannot be loaded or a step cannot be computed.
@@ -18,7 +23,9 @@ pub(crate) fn unread(bytes: &[u8], error: &dyn std::fmt::Display) -> String {
 #[non_exhaustive]
 pub enum Error {
     /// A file that does not exist or cannot be read.
-    #[error("cannot read {}: {error}", path.display())]
+    #[error(
+        "cannot read {}: {error}: give the folder of a whole model, whose files this program may read", path.display()
+    )]
     Read {
         /// The file.
         path: PathBuf,
@@ -62,7 +69,10 @@ pub enum Error {
         model_type: String,
     },
     /// A weight that no file contains.
-    #[error("the model's files have no tensor {name}")]
+    #[error(
+        "the model's files have no tensor {name}, which a model with this config.json has: download what is missing, or \
+         correct config.json"
+    )]
     NoTensor {
         /// Its name.
         name: String,
@@ -77,7 +87,10 @@ pub enum Error {
         name: String,
     },
     /// A weight whose shape contradicts the configuration.
-    #[error("tensor {name} has the shape {got:?}, but config.json says {expected:?}")]
+    #[error(
+        "tensor {name} has the shape {got:?}, but config.json says {expected:?}: they are of different models; download both \
+         again, or correct config.json"
+    )]
     TensorShape {
         /// Its name.
         name: String,
@@ -101,7 +114,9 @@ pub enum Error {
         tokens: u32,
     },
     /// A text or a token that the tokenizer rejects.
-    #[error("the tokenizer: {reason}")]
+    #[error(
+        "the tokenizer: {reason}: change the text, or download tokenizer.json again if it takes none"
+    )]
     Tokenizer {
         /// The reason.
         reason: String,
@@ -110,13 +125,16 @@ pub enum Error {
     #[error("the model has no chat template: give a plain prompt")]
     NoChatTemplate,
     /// A conversation that the model's chat template rejects, or an invalid template.
-    #[error("the chat template: {reason}")]
+    #[error("the chat template: {reason}: change the messages, or give a plain prompt")]
     ChatTemplate {
         /// The message of the template engine.
         reason: String,
     },
     /// A token id outside of the model's vocabulary.
-    #[error("token {got} is outside the model's vocabulary of {vocabulary} tokens")]
+    #[error(
+        "token {got} is outside the model's vocabulary of {vocabulary} tokens: give ids below that, from the model's own \
+         tokenizer"
+    )]
     Token {
         /// The id.
         got: u32,
@@ -184,7 +202,10 @@ pub enum Error {
     )]
     NoCublasLt,
     /// A call of cuBLASLt that failed.
-    #[error("{call} of cuBLASLt failed for a product of {m} × {k} by {k} × {n}: {status}")]
+    #[error(
+        "{call} of cuBLASLt failed for a product of {m} × {k} by {k} × {n}: {status}: check that the GPU has free memory, and \
+         that the library is not newer than the driver (`tandem doctor`)"
+    )]
     CublasLt {
         /// The call.
         call: &'static str,
@@ -198,7 +219,10 @@ pub enum Error {
         status: String,
     },
     /// A call of the driver that failed.
-    #[error("{call} failed: {status}")]
+    #[error(
+        "{call} failed: {status}: earlier work on the GPU may be the cause, so load the model again; if it fails again, \
+         compute-sanitizer names that work"
+    )]
     Cuda {
         /// The call.
         call: &'static str,
@@ -229,7 +253,7 @@ pub enum Error {
     )]
     NoPlans,
     /// A wait for a step when none is under way.
-    #[error("no step is under way")]
+    #[error("no step is under way: begin one first")]
     NoStep,
     /// Attention, or the steps around it.
     #[error(transparent)]

@@ -38,6 +38,7 @@ mod engine;
 mod error;
 mod family;
 pub mod replay;
+mod sampling;
 #[cfg(feature = "serve")]
 pub mod serve;
 mod text;
@@ -50,6 +51,7 @@ pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};
 pub use error::Error;
 pub use family::Family;
+pub use sampling::{GenerationConfig, SamplingOptions};
 pub use tandem_attn::step::Sampling;
 pub use tandem_schedule::{CacheType, Limits, RequestId};
 pub use text::{Message, Text, TextStream};

@@ -11,7 +11,10 @@ use tokenizers::Tokenizer;
 
 pub use chat::Message;
 
-use crate::{Error, error::unread};
+use crate::{
+    Error,
+    error::{damaged, unread},
+};
 use chat::ChatTemplate;
 use settings::Settings;
 
@@ -51,7 +54,7 @@ impl Text {
         let settings: Settings = match optional(&path)? {
             None => Settings::default(),
             Some(text) => {
-                serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?
+                serde_json::from_str(&text).map_err(|error| malformed(damaged(&error)))?
             }
         };
         settings.apply(&mut tokenizer).map_err(malformed)?;

@@ -15,7 +15,10 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
-use crate::{Error, error::unread};
+use crate::{
+    Error,
+    error::{damaged, unread},
+};
 
 /// Source of a model's weights.
 #[derive(Debug)]
@@ -73,8 +76,8 @@ impl Weights {
             false => vec![folder.join(SINGLE)],
             true => {
                 let text = fs::read(&index).map_err(|error| read_error(&index, error))?;
-                let read: Index =
-                    serde_json::from_slice(&text).map_err(|error| malformed(&index, error))?;
+                let read: Index = serde_json::from_slice(&text)
+                    .map_err(|error| malformed(&index, damaged(&error)))?;
                 let mut names: Vec<_> = read.weight_map.into_values().collect();
                 names.sort_unstable();
                 names.dedup();
@@ -82,7 +85,9 @@ impl Weights {
                 if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
                     return Err(malformed(
                         &index,
-                        format!("{name:?} is not the name of a file"),
+                        format!(
+                            "{name:?} is not the name of a file in this folder: give one without slashes"
+                        ),
                     ));
                 }
                 names.iter().map(|name| folder.join(name)).collect()
@@ -326,7 +331,7 @@ fn read_error(path: &Path, error: std::io::Error) -> Error {
 
 fn not_whole(bytes: &[u8], error: &SafeTensorError) -> String {
     let error = format!(
-        "this is no whole safetensors file of {} bytes ({error}): download it again",
+        "this is no whole safetensors file of {} bytes ({error})",
         bytes.len()
     );
     unread(bytes, &error)

@@ -368,7 +368,7 @@ fn conversations_are_rendered_as_by_transformers() {
         .unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "the chat template: roles must take turns"
+        "the chat template: roles must take turns: change the messages, or give a plain prompt"
     );
 }
 

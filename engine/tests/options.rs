@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{folder, options};
-use tandem_engine::{Architecture, CpuBackend, Error, Weights};
+use common::{engine, expected, folder, on_cpu, options};
+use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Weights, Work};
 
 /// As kernels and page tables take them.
 #[test]
@@ -23,4 +23,32 @@ fn pages_of_no_or_too_many_tokens_are_refused() {
             "{said}"
         );
     }
+}
+
+/// A backend for steps of up to 16 tokens and 4 rows of logits.
+struct Small(Box<dyn Backend>);
+
+impl Backend for Small {
+    common::of_the_backend_within!(but limits);
+
+    fn step_tokens(&self) -> u32 {
+        16
+    }
+
+    fn step_requests(&self) -> u32 {
+        4
+    }
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        assert!(work.inputs.tokens.len() <= 16 && work.rows.len() <= 4);
+        self.0.begin(work)
+    }
+}
+
+#[test]
+fn chunks_of_logits_are_as_small_as_a_step_of_the_backend() {
+    let prompt = expected("llama3").prompt;
+    let right = engine("llama3", Limits::default()).logits(&prompt, 4);
+    let mut small = Engine::new(Box::new(Small(on_cpu("llama3"))), Limits::default()).unwrap();
+    assert!(small.logits(&prompt, 48).unwrap() == right.unwrap());
 }

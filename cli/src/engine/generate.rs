@@ -43,8 +43,9 @@ pub struct Args {
 /// # Errors
 /// [`Failure::Input`] for an invalid model or prompt, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let sampling = args.sampling.sampling()?;
-    let text = Text::read(args.model.folder()?)?;
+    let folder = args.model.folder()?;
+    let sampling = args.sampling.sampling(args.model.usual_sampling()?)?;
+    let text = Text::read(folder)?;
     let prompt = prompt(args, &text)?;
     let mut stream = match args.chat {
         false => TextStream::after(&text, &prompt)?,

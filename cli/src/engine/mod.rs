@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::{Error as AttentionError, problem::Dtype};
 use tandem_engine::{
-    Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, Limits, Sampling,
-    Text, Weights,
+    Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, GenerationConfig,
+    Limits, Sampling, SamplingOptions, Text, Weights,
 };
 use tandem_schedule::ScheduleError;
 
@@ -45,6 +45,18 @@ pub struct ModelArgs {
     /// Random numbers instead of the weights: for measurements
     #[arg(long)]
     random_weights: bool,
+    /// Whether the model's generation_config.json says how tokens are drawn where a request, or a flag, does not
+    #[arg(long, value_enum, default_value = "auto")]
+    generation_config: GenerationFile,
+}
+
+/// Which defaults the model's `generation_config.json` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum GenerationFile {
+    /// temperature, top_p, top_k, min_p and do_sample.
+    Auto,
+    /// Only eos_token_id, which ends texts.
+    None,
 }
 
 impl ModelArgs {
@@ -71,6 +83,22 @@ impl ModelArgs {
             architecture.ends.extend(text.end());
         }
         Ok(architecture)
+    }
+
+    /// How the model's files say that tokens are drawn. Warns of what they ask for and is not implemented.
+    fn usual_sampling(&self) -> Result<SamplingOptions, Failure> {
+        if self.generation_config == GenerationFile::None {
+            return Ok(SamplingOptions::default());
+        }
+        let file = GenerationConfig::read(&self.model)?;
+        if !file.unsupported.is_empty() {
+            eprintln!(
+                "generation_config.json has {}, which is not implemented: texts are written without it. Remove it from the \
+                 file, or give --generation-config none, which takes only eos_token_id from there",
+                visible(&file.unsupported.join(", "), false)
+            );
+        }
+        Ok(file.sampling)
     }
 
     /// Loads the model for so many requests in a step, so many that wait, and so many tokens of a request. Shows the progress by
@@ -182,16 +210,18 @@ impl Room {
 /// Sampling parameters.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SamplingArgs {
-    /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Sample from this number of most likely tokens; 0: from all [default: 0]
+    /// Above 1 flattens, below 1 sharpens the distribution of the next token; 0: always the most likely token [default: that
+    /// of the model's generation_config.json, else 0]
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Sample from this number of most likely tokens; 0: from all [default: the model's, else 0]
     #[arg(long)]
     top_k: Option<u32>,
-    /// Sample from the most likely tokens whose probabilities sum to this value [default: 1]
+    /// Sample from the most likely tokens whose probabilities sum to this value [default: the model's, else 1]
     #[arg(long)]
     top_p: Option<f32>,
-    /// Sample from tokens whose probability is at least this fraction of the most likely token's [default: 0]
+    /// Sample from tokens whose probability is at least this fraction of the most likely token's [default: the model's,
+    /// else 0]
     #[arg(long)]
     min_p: Option<f32>,
     /// Equal seeds give equal texts [default: 0]
@@ -200,9 +230,11 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// Options that are not given are the usual ones of the model.
+    ///
     /// # Errors
     /// [`Failure::Input`] if sampling options are given although temperature 0 does not sample.
-    fn sampling(self) -> Result<Sampling, Failure> {
+    fn sampling(self, usual: SamplingOptions) -> Result<Sampling, Failure> {
         let Self {
             temperature,
             top_k,
@@ -216,20 +248,20 @@ impl SamplingArgs {
             ("--min-p", min_p.is_some()),
             ("--seed", seed.is_some()),
         ];
+        let options = SamplingOptions {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+        };
+        let sampling = options.or(usual).sampling(0.0, seed.unwrap_or(0));
         let first = given.iter().find(|(_, given)| *given);
-        if let Some((option, _)) = first.filter(|_| temperature == 0.0) {
+        if let Some((option, _)) = first.filter(|_| sampling.temperature == 0.0) {
             return Err(Failure::Input(format!(
                 "{option} says how a token is drawn, and without --temperature none is: the likeliest is taken. Give \
                  --temperature, 1 for the model's own probabilities"
             )));
         }
-        let sampling = Sampling {
-            temperature,
-            top_k: top_k.unwrap_or(0),
-            top_p: top_p.unwrap_or(1.0),
-            min_p: min_p.unwrap_or(0.0),
-            seed: seed.unwrap_or(0),
-        };
         // As for the first token.
         let checked = sampling.draw(0);
         checked.map_err(|error| Failure::Input(error.to_string()))?;
@@ -245,7 +277,7 @@ impl From<Error> for Failure {
                 too_little_memory([bytes, free, total], instead)
             }
             Error::Attention(error) => error.into(),
-            Error::Read { path, error } => Self::Read { path, error },
+            Error::Read { .. } => Self::Input(visible(&error.to_string(), false)),
             Error::Schedule(ScheduleError::PoolTooSmall { wanted, total }) => Self::Input(format!(
                 "the request needs {wanted} pages of the KV cache, which has {total}: give a larger --cache or fewer tokens"
             )),

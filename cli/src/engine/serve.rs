@@ -157,6 +157,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     options.receive = Duration::from_secs(args.receive_timeout.into());
     options.hosts.clone_from(&args.allow_host);
     options.api_key = api_key;
+    options.sampling = args.model.usual_sampling()?;
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());
     let (stop, stopped) = tokio::sync::oneshot::channel();

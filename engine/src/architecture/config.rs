@@ -22,10 +22,10 @@ use self::{
 use super::{Architecture, AttentionKind};
 use crate::{
     Error,
+    error::damaged,
     family::{FAMILIES, Traits, Window},
+    sampling::FILE as GENERATION,
 };
-
-const GENERATION: &str = "generation_config.json";
 
 pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
     let text = |name: &str| {
@@ -100,7 +100,7 @@ fn json<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Error> {
 fn malformed(path: &Path, error: &serde_json::Error) -> Error {
     Error::Malformed {
         path: path.to_owned(),
-        reason: error.to_string(),
+        reason: damaged(error),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     fields::{self, Fields, Idle},
     refusal::Refusal,
 };
-use crate::{Error, Generation, Message, Sampling, Text};
+use crate::{Error, Generation, Message, SamplingOptions, Text};
 
 /// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,8 @@ pub(super) struct Parameters {
     pub choices: u32,
     max_tokens: Option<u32>,
     pub min_tokens: u32,
-    sampling: Sampling,
+    sampling: SamplingOptions,
+    seed: u64,
     ignore_ends: bool,
     stop_tokens: Vec<u32>,
     pub stop: Vec<String>,
@@ -94,10 +95,10 @@ impl Parameters {
         let apart = (choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Generation {
             max_new_tokens: self.max_tokens.unwrap_or(usual.min(left)),
-            sampling: Sampling {
-                seed: self.sampling.seed.wrapping_add(apart),
-                ..self.sampling
-            },
+            sampling: self
+                .sampling
+                .or(most.usual)
+                .sampling(1.0, self.seed.wrapping_add(apart)),
             ignore_ends: self.ignore_ends,
             min_new_tokens: self.min_tokens,
             stop_tokens: self.stop_tokens.clone(),
@@ -106,8 +107,10 @@ impl Parameters {
     }
 }
 
-/// What a request may have at most.
+/// What a request may have at most, and has if it does not say.
 pub(super) struct Most {
+    /// How tokens are drawn. What is open here is as in OpenAI's interface.
+    pub usual: SamplingOptions,
     /// Tokens of a prompt and its answer together.
     pub request_tokens: u32,
     /// Tokens of a chat's answer if the request gives no maximum.
@@ -222,21 +225,19 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         stop_tokens: fields
             .take("stop_token_ids", &ids, stop_tokens)?
             .unwrap_or_default(),
-        sampling: Sampling {
-            temperature: fields.number("temperature")?.unwrap_or(1.0),
-            top_k: fields
-                .take(
-                    "top_k",
-                    "give a number of tokens, or -1 or 0 for all",
-                    top_k,
-                )?
-                .unwrap_or(0),
-            top_p: fields.number("top_p")?.unwrap_or(1.0),
-            min_p: fields.number("min_p")?.unwrap_or(0.0),
-            seed: fields
-                .take("seed", "give a whole number of 64 bits", Value::as_i64)?
-                .map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
+        sampling: SamplingOptions {
+            temperature: fields.number("temperature")?,
+            top_k: fields.take(
+                "top_k",
+                "give a number of tokens, or -1 or 0 for all",
+                top_k,
+            )?,
+            top_p: fields.number("top_p")?,
+            min_p: fields.number("min_p")?,
         },
+        seed: fields
+            .take("seed", "give a whole number of 64 bits", Value::as_i64)?
+            .map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
         stop: fields.take("stop", &stop, stops)?.unwrap_or_default(),
         stream,
         include_usage: include_usage.unwrap_or(false),

@@ -67,6 +67,7 @@ impl Server {
         let cache = u64::from(pool.pages()) * u64::from(pool.page_size());
         let usual = ANSWER_TOKENS.min(cache / 4).max(1) as u32;
         let most = Most {
+            usual: options.sampling,
             request_tokens: engine.request_tokens(),
             answer_tokens: options.answer_tokens.unwrap_or(usual),
         };

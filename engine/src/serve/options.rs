@@ -2,11 +2,16 @@
 
 use std::{fmt, hint::black_box, time::Duration};
 
+use crate::SamplingOptions;
+
 /// Limits of a server, and who may use it.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The model's name in the interface.
     pub name: String,
+    /// How tokens are drawn where a request does not say. What this leaves open is as in OpenAI's interface: temperature 1,
+    /// from all tokens.
+    pub sampling: SamplingOptions,
     /// Maximum number of open connections; more wait to be accepted.
     pub connections: usize,
     /// Maximum number of bytes of a request's body.
@@ -32,9 +37,10 @@ pub struct ServeOptions {
 impl ServeOptions {
     /// Default limits, and no key.
     #[must_use]
-    pub const fn new(name: String) -> Self {
+    pub fn new(name: String) -> Self {
         Self {
             name,
+            sampling: SamplingOptions::default(),
             connections: 1024,
             body_bytes: 4 << 20,
             receive: Duration::from_secs(30),

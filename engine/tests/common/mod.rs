@@ -242,6 +242,17 @@ pub fn copied_pages_hold_the_same_bits(backend: &mut dyn Backend) {
 #[allow(unused_macros, reason = "as above")]
 macro_rules! of_the_backend_within {
     () => {
+        $crate::common::of_the_backend_within!(but limits);
+
+        fn step_tokens(&self) -> u32 {
+            self.0.step_tokens()
+        }
+
+        fn step_requests(&self) -> u32 {
+            self.0.step_requests()
+        }
+    };
+    (but limits) => {
         fn name(&self) -> String {
             self.0.name()
         }
@@ -260,14 +271,6 @@ macro_rules! of_the_backend_within {
 
         fn cache_type(&self) -> tandem_engine::CacheType {
             self.0.cache_type()
-        }
-
-        fn step_tokens(&self) -> u32 {
-            self.0.step_tokens()
-        }
-
-        fn step_requests(&self) -> u32 {
-            self.0.step_requests()
         }
 
         fn is_asynchronous(&self) -> bool {

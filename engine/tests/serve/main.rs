@@ -9,5 +9,6 @@ mod choices;
 mod clients;
 mod ends;
 mod limits;
+mod model_files;
 mod refusals;
 mod server;

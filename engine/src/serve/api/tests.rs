@@ -1,4 +1,5 @@
 use super::*;
+use crate::Sampling;
 
 fn parsed(kind: Kind, field: &str, value: Value) -> Result<Asked, String> {
     let mut body = match kind {
@@ -109,6 +110,7 @@ fn prompts_are_one_or_several() {
 #[test]
 fn choices_have_seeds_of_their_own() {
     let most = Most {
+        usual: SamplingOptions::default(),
         request_tokens: 100,
         answer_tokens: 10,
     };
