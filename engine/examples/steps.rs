@@ -45,7 +45,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     options.step_tokens = CHUNK;
     options.step_requests = requests;
     options.cache_type = cache_type;
-    options.cache_tokens = requests * (keys + 2 * STEPS + 32) + CHUNK;
+    options.cache_tokens = Some(requests * (keys + 2 * STEPS + 32) + CHUNK);
     let backend = GpuBackend::load(gpu, a, &Weights::random(1), &options, &mut |_| ())?;
     let limits = Limits {
         step_tokens: CHUNK,

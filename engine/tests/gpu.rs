@@ -64,9 +64,13 @@ fn backend_of(
 }
 
 fn backend_with(gpu: Gpu, folder: &Path, mut options: GpuOptions) -> Box<dyn Backend> {
+    options.cache_tokens = Some(1024);
+    loaded(gpu, folder, options)
+}
+
+fn loaded(gpu: Gpu, folder: &Path, options: GpuOptions) -> Box<dyn Backend> {
     let architecture = Architecture::read(folder).expect("a fixture");
     let weights = Weights::open(folder).expect("a fixture");
-    options.cache_tokens = 1024;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
     Box::new(backend.expect("a fixture"))
 }
@@ -355,5 +359,23 @@ fn greedy_text_is_that_of_transformers_where_the_lead_is_clear() {
             [right.greedy],
             "{family}"
         );
+    }
+}
+
+/// The requests of a step can use no more than a fraction of the memory.
+#[test]
+fn caches_have_room_for_the_longest_requests_of_a_step() {
+    for cache_type in CacheType::ALL {
+        let Some(gpu) = gpu() else { return };
+        if !cache_types(&gpu).contains(&cache_type) {
+            continue;
+        }
+        let mut options = GpuOptions::default();
+        options.cache_type = cache_type;
+        let backend = loaded(gpu, &folder("llama3"), options);
+        let longest = backend.architecture().positions;
+        assert_eq!(backend.pages() * backend.page_size(), 64 * longest);
+        let engine = Engine::new(backend, Limits::default()).expect("sound limits");
+        assert_eq!(engine.request_tokens(), longest);
     }
 }

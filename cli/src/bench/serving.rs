@@ -102,7 +102,8 @@ pub struct Args {
     /// Maximum number of requests that hold pages
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1, requires = "serve")]
     pub batch: u32,
-    /// Capacity of the KV cache in tokens [default: what the hardware of --device has left next to the weights; 65536 on the CPU]
+    /// Capacity of the KV cache in tokens [default: on a GPU 9/10 of the memory that is free after the weights, as
+    /// far as the requests of a step can use it; on the CPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
     /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU

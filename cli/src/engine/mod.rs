@@ -34,7 +34,8 @@ pub struct ModelArgs {
     model: PathBuf,
     #[command(flatten)]
     place: Place,
-    /// Capacity of the KV cache in tokens, for all requests together [default: 4096, on a GPU 65536]
+    /// Capacity of the KV cache in tokens, for all requests together [default: on a GPU 9/10 of the memory that is free after
+    /// the weights, as far as the requests of a step can use it; on the CPU 4096]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
     #[command(flatten)]
@@ -170,11 +171,12 @@ impl Room {
         let style = style.expect("the template is sound").progress_chars("=> ");
         let bar = ProgressBar::new(architecture.layers.len() as u64).with_style(style);
         let progress = &mut |done| bar.set_position(done as u64);
+        let on_gpu = gpu.is_some();
         let backend: Box<dyn Backend> = match gpu {
             #[cfg(feature = "cuda")]
             Some(gpu) => {
                 let mut options = tandem_engine::GpuOptions::default();
-                options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
+                options.cache_tokens = self.cache;
                 options.page_size = self.page_size;
                 options.cache_type = self.cache_type;
                 options.step_tokens = self.step_tokens;
@@ -203,6 +205,10 @@ impl Room {
             }
         };
         bar.finish_and_clear();
+        if on_gpu && self.cache.is_none() {
+            let tokens = u64::from(backend.pages()) * u64::from(backend.page_size());
+            eprintln!("the KV cache has room for {tokens} tokens; --cache gives it another size");
+        }
         Ok(backend)
     }
 }

@@ -76,12 +76,8 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
                 .to_owned(),
         ));
     }
-    let usual = match &gpu {
-        Some(_) => cost.pages(args.page_size).saturating_mul(args.page_size),
-        None => CPU_CACHE,
-    };
     let room = Room {
-        cache: Some(args.cache.unwrap_or(usual)),
+        cache: args.cache.or(gpu.is_none().then_some(CPU_CACHE)),
         page_size: args.page_size,
         cache_type: cost.cache_type(),
         step_tokens: args.most_tokens(&trace)?,
@@ -92,7 +88,10 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
         Some(_) => Some(place.open()?.ceilings()?),
         None => None,
     };
+    let positions = architecture.positions;
     let mut backend = room.backend(gpu, architecture, &Weights::random(1))?;
+    let fitting = backend.pages().saturating_mul(backend.page_size());
+    check_lengths(&trace, positions, Some(fitting))?;
     let device = backend.name();
 
     let bar = bar();

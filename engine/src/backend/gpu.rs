@@ -7,6 +7,7 @@
 
 mod blas;
 mod buffers;
+mod capacity;
 mod graphs;
 mod kinds;
 mod logits;
@@ -40,8 +41,9 @@ use store::OnDevice;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuOptions {
-    /// Capacity of the KV cache in tokens.
-    pub cache_tokens: u32,
+    /// Capacity of the KV cache in tokens. By default 9/10 of the memory that is free once the weights, the workspaces and the
+    /// buffers are loaded, but no more than the requests of a step can use. [`Backend::pages`] says what that is.
+    pub cache_tokens: Option<u32>,
     /// Tokens in a page, at most 128.
     pub page_size: u32,
     /// How keys and values are stored. 8-bit caches need a Hopper GPU, heads of 64, 128 or 256, and pages of a multiple of
@@ -59,7 +61,7 @@ pub struct GpuOptions {
 impl Default for GpuOptions {
     fn default() -> Self {
         Self {
-            cache_tokens: 65_536,
+            cache_tokens: None,
             page_size: 16,
             cache_type: CacheType::Auto,
             step_tokens: 1024,
@@ -104,22 +106,26 @@ impl GpuBackend {
         options: &GpuOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let (a, options) = (&architecture, *options);
+        let (a, mut options) = (&architecture, *options);
         sizes::check(a)?;
         check_page_size(options.page_size)?;
         for kind in &a.kinds {
             pools::check(&gpu.device(), &kind.spec, options.cache_type)?;
         }
         let blas = Blas::new(&gpu)?;
-        let mut pools = Pools::new(&gpu, a, &options)?;
+        // Loading takes minutes, so what does not fit is refused before.
+        capacity::check(a, &options, capacity::memory(&gpu)?)?;
         let planning = PlanOptions::default();
         let kinds = kinds(&gpu, a, &options, planning)?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
+        let buffers = Buffers::new(&gpu, a, &options)?;
+        let tokens = capacity::tokens(a, &options, capacity::memory(&gpu)?);
+        options.cache_tokens = Some(tokens);
+        let mut pools = Pools::new(&gpu, a, &options, tokens)?;
         if weights.are_random() {
             pools.fill(&gpu, weights, &mut store)?;
         }
-        let buffers = Buffers::new(&gpu, a, &options)?;
         gpu.make_current()?;
         let slots = Slots::new(buffers.input_words(), options.step_requests as usize)?;
         drop(store);

@@ -34,9 +34,9 @@ pub(super) fn kinds(
     kinds.collect()
 }
 
-/// The largest steps of decodes.
+/// The largest steps of decodes. Requests are no longer than the model's positions, whatever the caches hold.
 pub(super) fn limits(a: &Architecture, options: &GpuOptions) -> BatchLimits {
-    let longest = options.cache_tokens.min(a.positions);
+    let longest = options.cache_tokens.unwrap_or(u32::MAX).min(a.positions);
     BatchLimits::decodes(options.step_requests, longest, options.page_size)
 }
 
@@ -62,7 +62,7 @@ fn plans(
             // Decodes convert no keys. Prefills convert prefixes, where they read these for decodes; those of windows they do not.
             let reads_prefixes = launches.has_prefills() && spec.variant.window_left.is_none();
             limits = limits.with_prefill_keys(match reads_prefixes {
-                true => PREFIX_KEYS.min(options.cache_tokens),
+                true => PREFIX_KEYS.min(options.cache_tokens.unwrap_or(u32::MAX)),
                 false => 0,
             });
             of_workspace.launches = Some(launches);

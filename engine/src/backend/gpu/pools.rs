@@ -55,10 +55,15 @@ impl Numbers {
 
 impl Pools {
     /// Allocates pools for all layers of a model.
-    pub(super) fn new(gpu: &Gpu, a: &Architecture, options: &GpuOptions) -> Result<Self, Error> {
+    pub(super) fn new(
+        gpu: &Gpu,
+        a: &Architecture,
+        options: &GpuOptions,
+        tokens: u32,
+    ) -> Result<Self, Error> {
         let (cache_type, page_size) = (options.cache_type, options.page_size);
         let spec = cache_type.spec(*a.spec());
-        let pages = options.cache_tokens.div_ceil(page_size);
+        let pages = tokens.div_ceil(page_size);
         let rows = pages as usize * (page_size * spec.kv_heads) as usize;
         let elements = rows * spec.head_dim_qk as usize;
         let side = || -> Result<Side, tandem_attn::Error> {

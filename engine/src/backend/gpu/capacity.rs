@@ -1,0 +1,110 @@
+//! How many tokens the caches hold.
+
+use cudarc::driver::result::mem_get_info;
+use tandem_attn::{Error as AttentionError, exec::gpu::Gpu, problem::Dtype};
+
+use super::{GpuOptions, buffers::cuda};
+use crate::{Architecture, Error};
+
+/// Of this many parts of the free memory, caches leave one: for CUDA graphs, and for the device's other programs.
+const PARTS: u64 = 10;
+/// Memory is allocated in pieces of this size; each layer has up to four allocations.
+const PIECE: u64 = 2 << 20;
+/// Slots are numbers of 32 bits, the largest of which stands for none.
+const MOST: u64 = 1 << 31;
+
+/// Free memory and all memory of a GPU, in bytes.
+pub(super) fn memory(gpu: &Gpu) -> Result<[u64; 2], Error> {
+    gpu.make_current()?;
+    let (free, total) = mem_get_info().map_err(|error| cuda("cuMemGetInfo", &error))?;
+    Ok([free as u64, total as u64])
+}
+
+fn bytes_per_token(a: &Architecture, options: &GpuOptions) -> u64 {
+    a.kv_bytes_per_token(options.cache_type, Dtype::BF16)
+}
+
+/// Refuses caches that are asked for and do not fit beside the weights.
+pub(super) fn check(
+    a: &Architecture,
+    options: &GpuOptions,
+    [free, total]: [u64; 2],
+) -> Result<(), Error> {
+    let tokens = u64::from(options.cache_tokens.unwrap_or(0));
+    let caches = tokens.saturating_mul(bytes_per_token(a, options));
+    let bytes = caches.saturating_add(2 * a.weights());
+    let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
+    match bytes <= free {
+        true => Ok(()),
+        false => Err(AttentionError::OutOfMemory { bytes, free, total }.into()),
+    }
+}
+
+/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded; at least a
+/// page.
+pub(super) fn tokens(a: &Architecture, options: &GpuOptions, [free, _]: [u64; 2]) -> u32 {
+    if let Some(tokens) = options.cache_tokens {
+        return tokens;
+    }
+    let page = u64::from(options.page_size);
+    let rounding = 4 * PIECE * a.layers.len() as u64;
+    let fit = free.saturating_sub(rounding) / PARTS * (PARTS - 1) / bytes_per_token(a, options);
+    let longest = u64::from(a.positions).next_multiple_of(page);
+    let useful = longest.saturating_mul(options.step_requests.into());
+    let pages = fit.min(useful).min(MOST) / page;
+    (pages.max(1) * page) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_schedule::{CacheType, ModelDescription};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn llama() -> Architecture {
+        let model = ModelDescription::named("llama-3-8b").expect("known");
+        Architecture::described(&model, 8192).expect("gated")
+    }
+
+    #[test]
+    fn caches_take_most_of_the_memory_that_is_left() {
+        let (a, mut options) = (llama(), GpuOptions::default());
+        let fit = |options: &GpuOptions, free: u64| tokens(&a, options, [free, 141 * GIB]);
+        // 128 KiB for each token: 9/10 of 8 GiB less 256 MiB.
+        let wide = fit(&options, 8 * GIB);
+        assert_eq!(wide, 57_136);
+        options.cache_type = CacheType::E4m3;
+        assert!(fit(&options, 8 * GIB).abs_diff(2 * wide) <= 16);
+        options.cache_type = CacheType::Auto;
+        // No more than all requests of a step can use.
+        assert_eq!(fit(&options, 1000 * GIB), 64 * 8192);
+        options.step_requests = 1;
+        assert_eq!(fit(&options, 120 * GIB), 8192);
+        (options.step_requests, options.page_size) = (u32::MAX, 7);
+        let most = fit(&options, u64::MAX);
+        assert!(most.is_multiple_of(7) && most > (1 << 31) - 7 && most <= 1 << 31);
+        assert_eq!(fit(&options, 0), 7, "a page");
+        options.cache_tokens = Some(1000);
+        assert_eq!(fit(&options, 0), 1000);
+    }
+
+    #[test]
+    fn caches_that_do_not_fit_are_refused_before_the_weights_are_read() {
+        let (a, mut options) = (llama(), GpuOptions::default());
+        let memory = [24 * GIB, 24 * GIB];
+        check(&a, &options, memory).expect("16 GB of weights");
+        options.cache_tokens = Some(60_000);
+        check(&a, &options, memory).expect("8 GB more");
+        options.cache_tokens = Some(90_000);
+        let refused = check(&a, &options, memory).unwrap_err().to_string();
+        let bytes = 2 * a.weights() + (90_000 << 17);
+        assert!(
+            refused.starts_with(&format!("{bytes} bytes do not fit")),
+            "{refused}"
+        );
+        options.cache_tokens = Some(u32::MAX);
+        assert!(check(&a, &options, memory).is_err());
+    }
+}
