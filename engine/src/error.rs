@@ -130,6 +130,14 @@ pub enum Error {
         /// The message of the template engine.
         reason: String,
     },
+    /// A part of a conversation that the model's chat template does not write.
+    #[error(
+        "the model's chat template does not write {what}: leave it out, or give a template that does"
+    )]
+    NotInTemplate {
+        /// The part.
+        what: String,
+    },
     /// A token id outside of the model's vocabulary.
     #[error(
         "token {got} is outside the model's vocabulary of {vocabulary} tokens: give ids below that, from the model's own \

@@ -54,5 +54,5 @@ pub use family::Family;
 pub use sampling::{GenerationConfig, SamplingOptions};
 pub use tandem_attn::step::Sampling;
 pub use tandem_schedule::{CacheType, Limits, RequestId};
-pub use text::{Message, Text, TextStream};
+pub use text::{ChatOptions, Message, Text, TextStream};
 pub use weights::{Weight, Weights};

@@ -3,13 +3,15 @@
 mod chat;
 mod date;
 mod settings;
+mod tojson;
 
 use std::{fs, io, path::Path};
 
+use serde::Serialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-pub use chat::Message;
+pub use chat::{ChatOptions, Message};
 
 use crate::{
     Error,
@@ -127,8 +129,21 @@ impl Text {
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
+        self.encode_chat_with(messages, &ChatOptions::default())
+    }
+
+    /// Like [`encode_chat`](Self::encode_chat), with tools and variables of the template, and messages that may have more
+    /// fields than [`Message`]: `tool_calls`, or a `content` that is `null`.
+    ///
+    /// # Errors
+    /// As [`encode_chat`](Self::encode_chat); [`Error::NotInTemplate`].
+    pub fn encode_chat_with(
+        &self,
+        messages: &[impl Serialize],
+        options: &ChatOptions,
+    ) -> Result<Vec<u32>, Error> {
         // The template writes all special tokens, including the first.
-        self.encode(&self.render(messages)?, false)
+        self.encode(&self.render_with(messages, options)?, false)
     }
 
     /// Renders a conversation with the chat template.
@@ -136,8 +151,20 @@ impl Text {
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`].
     pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
+        self.render_with(messages, &ChatOptions::default())
+    }
+
+    /// Like [`render`](Self::render), with what [`encode_chat_with`](Self::encode_chat_with) takes.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render); [`Error::NotInTemplate`].
+    pub fn render_with(
+        &self,
+        messages: &[impl Serialize],
+        options: &ChatOptions,
+    ) -> Result<String, Error> {
         let template = self.template.as_ref().ok_or(Error::NoChatTemplate)?;
-        template.render(messages)
+        template.render(messages, options)
     }
 }
 

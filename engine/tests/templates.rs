@@ -1,0 +1,111 @@
+//! Renders chat templates with the constructs that models' templates use, and compares with what Jinja renders in the
+//! environment of `transformers`. `fixtures/templates.py` makes both.
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::folder;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tandem_engine::{ChatOptions, Error, Text};
+
+/// A template, and conversations with what it writes of them.
+#[derive(Deserialize)]
+struct Made {
+    template: String,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    messages: Vec<Value>,
+    tools: Vec<Value>,
+    variables: Map<String, Value>,
+    rendered: Option<String>,
+    refused: Option<String>,
+}
+
+/// A tokenizer with a template.
+fn with_template(template: &str) -> (tempfile::TempDir, Text) {
+    let copy = tempfile::tempdir().expect("writable");
+    let to = copy.path();
+    fs::copy(
+        folder("qwen2").join("tokenizer.json"),
+        to.join("tokenizer.json"),
+    )
+    .expect("writable");
+    let special = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}});
+    fs::write(to.join("tokenizer_config.json"), special.to_string()).expect("writable");
+    fs::write(to.join("chat_template.jinja"), template).expect("writable");
+    let text = Text::read(to).unwrap_or_else(|error| panic!("{template}: {error}"));
+    (copy, text)
+}
+
+#[test]
+fn templates_are_rendered_as_by_jinja() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates.json");
+    let made: Vec<Made> = serde_json::from_slice(&fs::read(path).expect("a fixture")).unwrap();
+    let mut wrong = String::new();
+    for Made { template, cases } in made {
+        let (_folder, text) = with_template(&template);
+        for case in cases {
+            let options = ChatOptions {
+                tools: case.tools,
+                variables: case.variables,
+            };
+            let got = text.render_with(&case.messages, &options);
+            let right = match (&got, &case.rendered, &case.refused) {
+                (Ok(got), Some(right), None) => got == right,
+                (Err(Error::ChatTemplate { reason }), None, Some(right)) => reason == right,
+                _ => false,
+            };
+            if !right {
+                let expected = case.rendered.or(case.refused).unwrap_or_default();
+                wrong += &format!("{template}\n  gives {got:?}\n  not {expected:?}\n\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn what_a_template_leaves_out_is_refused() {
+    let plain = "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}{{ tone }}";
+    let refused = |template: &str, messages: Value, options: &ChatOptions| {
+        let (_folder, text) = with_template(template);
+        let messages = messages.as_array().unwrap();
+        let error = text.render_with(messages, options).unwrap_err();
+        assert!(matches!(error, Error::NotInTemplate { .. }), "{error:?}");
+        error.to_string()
+    };
+    let variables = |given: Value| ChatOptions {
+        variables: given.as_object().unwrap().clone(),
+        ..ChatOptions::default()
+    };
+    let user = json!([{"role": "user", "content": "a"}]);
+    let given = variables(json!({"tone": "b"}));
+    let (_folder, text) = with_template(plain);
+    let rendered = text.render_with(user.as_array().unwrap(), &given);
+    assert_eq!(rendered.unwrap(), "ab");
+    assert_eq!(
+        refused(
+            plain,
+            user.clone(),
+            &variables(json!({"enable_thinking": false}))
+        ),
+        "the model's chat template does not write a variable enable_thinking (it has tone): leave it out, or give a template \
+         that does"
+    );
+    // The program's own variables are not the caller's.
+    refused(plain, user.clone(), &variables(json!({"messages": []})));
+    let with_tools = ChatOptions {
+        tools: vec![json!({"type": "function"})],
+        ..ChatOptions::default()
+    };
+    refused(plain, user, &with_tools);
+    let tool = json!([{"role": "tool", "content": "a"}]);
+    refused(plain, tool, &ChatOptions::default());
+    let call = json!([{"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "weather"}}]}]);
+    refused(plain, call, &ChatOptions::default());
+}
