@@ -188,3 +188,45 @@ fn a_model_says_how_its_tokens_are_drawn() {
         wrong.stderr
     );
 }
+
+/// As Qwen 3's template has it.
+#[test]
+fn variables_of_a_chat_template_are_given() {
+    let copy = copied("qwen2");
+    let template = "{{ messages[0].content }}{% if enable_thinking is defined and enable_thinking is false %}!{% endif %}";
+    fs::write(copy.path().join("chat_template.jinja"), template).unwrap();
+    let chat = |more: &[&str]| {
+        let chat = ["--chat", "--chat-template-kwargs"];
+        generate(copy.path().to_str().unwrap(), &[&chat[..], more].concat())
+    };
+    let tokens = |json: &str| {
+        let said = chat(&[json]);
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        said.stderr
+            .split_once(" tokens read")
+            .unwrap()
+            .0
+            .parse::<u32>()
+            .unwrap()
+    };
+    let [thinking, not] = [
+        "{\"enable_thinking\": true}",
+        "{\"enable_thinking\": false}",
+    ]
+    .map(tokens);
+    assert_eq!(not, thinking + 1);
+    for (json, part) in [
+        (
+            "{\"other\": 1}",
+            "does not write a variable other (it has enable_thinking)",
+        ),
+        ("[1]", "give a JSON object"),
+    ] {
+        let said = chat(&[json]);
+        assert!(
+            said.code == 2 && said.stderr.contains(part),
+            "{}",
+            said.stderr
+        );
+    }
+}

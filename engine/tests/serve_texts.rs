@@ -201,3 +201,53 @@ fn messages_of_developers_are_in_the_prompt() {
         assert_eq!(developer, system);
     });
 }
+
+/// The answer to a chat ends its template's text, so a template that writes what it gets shows in the number of its tokens.
+#[test]
+fn tools_and_variables_are_in_the_prompt() {
+    let copy = tempfile::tempdir().expect("writable");
+    let to = copy.path();
+    fs::copy(
+        folder("qwen2").join("tokenizer.json"),
+        to.join("tokenizer.json"),
+    )
+    .expect("writable");
+    let template = "{% for m in messages %}{{ m.content or m.tool_calls[0].function | tojson }};{% endfor %}{{ tools | tojson }}{% if \
+                    enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}";
+    fs::write(to.join("chat_template.jinja"), template).expect("writable");
+    let text = Text::read(to).expect("sound");
+    let function = json!({"name": "weather", "arguments": "{\"place\": \"Bern\"}"});
+    let mut asked = json!({
+        "messages": [
+            {"role": "user", "content": "How is it?"},
+            {"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": function}]},
+            {"role": "tool", "content": "rain"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "weather"}}],
+        "chat_template_kwargs": {"enable_thinking": false}, "max_tokens": 1, "temperature": 0,
+    });
+    let rendered = "How is it?;{\"name\": \"weather\", \"arguments\": {\"place\": \"Bern\"}};rain;[{\"type\": \"function\", \
+                    \"function\": {\"name\": \"weather\"}}]<think></think>";
+    let right = text.encode(rendered, false).expect("bytes").len();
+    serving("qwen2", to, |address| {
+        let path = "/v1/chat/completions";
+        let chat: Value = serde_json::from_str(&post(address, path, &asked)).unwrap();
+        assert_eq!(chat["usage"]["prompt_tokens"], right);
+        asked["chat_template_kwargs"] = json!({"thinking": false});
+        let (head, body) = answer(address, &format!("POST {path}"), &asked.to_string());
+        assert!(head.contains(" 400 "), "{head}");
+        assert!(
+            body.contains("a variable thinking (it has enable_thinking)"),
+            "{body}"
+        );
+    });
+    // The fixture's own template writes no tools.
+    serving("qwen2", &folder("qwen2"), |address| {
+        asked["chat_template_kwargs"] = Value::Null;
+        let (head, body) = answer(address, "POST /v1/chat/completions", &asked.to_string());
+        assert!(
+            head.contains(" 400 ") && body.contains("does not write tools"),
+            "{body}"
+        );
+    });
+}

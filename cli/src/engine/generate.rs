@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
+use serde_json::{Map, Value};
+use tandem_engine::{ChatOptions, Event, Finish, Generation, Message, Text, TextStream};
 
 use super::{ModelArgs, SamplingArgs, warn_of_no_end};
 use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
@@ -12,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   tandem generate Qwen3-0.6B \"Attention is\"
   tandem generate Llama-3.1-8B-Instruct --chat \"Explain paged attention in two sentences.\" --max-new-tokens 200
+  tandem generate Qwen3-0.6B --chat --chat-template-kwargs '{\"enable_thinking\": false}' \"How large is a page?\"
   tandem generate gemma-3-1b-it --chat --temperature 0.8 --top-p 0.95 --seed 7 - < question.txt";
 
 /// Let a model continue a prompt: Llama 3, Qwen 2.5 and 3, Mistral, Gemma 3.
@@ -28,6 +30,9 @@ pub struct Args {
     /// System message at the beginning of the conversation
     #[arg(long, requires = "chat")]
     system: Option<String>,
+    /// Variables of the chat template, such as {"enable_thinking": false} of Qwen 3's
+    #[arg(long, value_name = "JSON", requires = "chat", value_parser = object)]
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// Maximum number of tokens to generate
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_1)]
     max_new_tokens: u32,
@@ -36,6 +41,12 @@ pub struct Args {
     /// Continue after a token that ends the text: for measurements
     #[arg(long)]
     ignore_end: bool,
+}
+
+fn object(json: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(json).map_err(|error| {
+        format!("{error}: give a JSON object, such as {{\"enable_thinking\": false}}")
+    })
 }
 
 /// Runs the subcommand.
@@ -123,7 +134,11 @@ fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
                 .iter()
                 .map(|content| message("system", content.clone()));
             let messages: Vec<_> = system.chain([message("user", content)]).collect();
-            text.encode_chat(&messages)?
+            let options = ChatOptions {
+                variables: args.chat_template_kwargs.clone().unwrap_or_default(),
+                ..ChatOptions::default()
+            };
+            text.encode_chat_with(&messages, &options)?
         }
     };
     if tokens.is_empty() {

@@ -1,5 +1,6 @@
 //! Requests in OpenAI's format. A field that would change the text and is not implemented is refused.
 
+mod chat;
 mod messages;
 
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use super::{
     fields::{self, Fields, Idle},
     refusal::Refusal,
 };
-use crate::{Error, Generation, Message, SamplingOptions, Text};
+use crate::{ChatOptions, Error, Generation, SamplingOptions, Text};
 
 /// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +37,15 @@ impl Asked {
 pub(super) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
-    Chat(Vec<Message>),
+    Chat(Vec<Value>, ChatOptions),
 }
 
 /// Bytes that chat templates write around a message: about 50 in Llama 3's, less in the others.
 const FRAME: usize = 64;
+
+fn json_bytes(value: &Value) -> usize {
+    value.to_string().len()
+}
 
 impl Prompt {
     /// Bytes of text to tokenize; for a chat, about as many as its template writes.
@@ -48,10 +53,15 @@ impl Prompt {
         match self {
             Self::Text(prompt) => prompt.len(),
             Self::Tokens(_) => 0,
-            Self::Chat(messages) => messages
-                .iter()
-                .map(|Message { role, content }| role.len() + content.len() + FRAME)
-                .sum(),
+            Self::Chat(messages, options) => {
+                let bytes = |message: &Value| {
+                    let of = |field: &str| message[field].as_str().map_or(0, str::len);
+                    let calls = message.get("tool_calls").map_or(0, json_bytes);
+                    of("role") + of("content") + calls + FRAME
+                };
+                let tools = options.tools.iter().map(json_bytes);
+                messages.iter().map(bytes).chain(tools).sum()
+            }
         }
     }
 
@@ -59,7 +69,7 @@ impl Prompt {
         match self {
             Self::Text(prompt) => text.encode(&prompt, true),
             Self::Tokens(tokens) => Ok(tokens),
-            Self::Chat(messages) => text.encode_chat(&messages),
+            Self::Chat(messages, options) => text.encode_chat_with(&messages, &options),
         }
     }
 }
@@ -180,7 +190,8 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         (Kind::Chat, None, Some(messages)) => {
             let messages = (0..).zip(messages);
             let messages = messages.map(|(index, value)| messages::parse(index, value));
-            vec![Prompt::Chat(messages.collect::<Result<_, _>>()?)]
+            let messages = messages.collect::<Result<_, _>>()?;
+            vec![Prompt::Chat(messages, chat::options(&mut fields)?)]
         }
         (Kind::Completion, None, None) => {
             return Err(Refusal::of("prompt", format!("prompt is missing: {rule}")));

@@ -142,7 +142,7 @@ pub(super) fn idle(kind: Kind, name: &str) -> Idle {
         "suffix" => json!(""),
         "logit_bias" => json!({}),
         "tools" | "functions" => json!([]),
-        // Tools themselves are refused, so that these choices have no effect.
+        // Completions have no tools, so that these choices have no effect.
         "tool_choice" | "function_call" => {
             return Idle::Values(vec![json!("none"), json!("auto")]);
         }

@@ -1,17 +1,17 @@
 //! The messages of a chat.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::super::refusal::Refusal;
-use crate::{
-    Message,
-    serve::fields::{self, Fields, Idle},
+use super::chat;
+use crate::serve::{
+    fields::{self, Fields, Idle},
+    refusal::Refusal,
 };
 
-/// A role that all chat templates know. Many templates leave out the message of another role and give no error.
+/// A role that chat templates know. Many templates leave out the message of another role and give no error.
 fn role(value: &Value) -> Option<String> {
     match value.as_str()? {
-        role @ ("system" | "user" | "assistant") => Some(role.to_owned()),
+        role @ ("system" | "user" | "assistant" | "tool") => Some(role.to_owned()),
         // OpenAI's newer name.
         "developer" => Some("system".to_owned()),
         _ => None,
@@ -19,7 +19,7 @@ fn role(value: &Value) -> Option<String> {
 }
 
 /// The message of a chat at an index.
-pub(super) fn parse(index: usize, value: Value) -> Result<Message, Refusal> {
+pub(super) fn parse(index: usize, value: Value) -> Result<Value, Refusal> {
     let name = format!("messages[{index}]");
     let Value::Object(message) = value else {
         let value = fields::shown(&value);
@@ -27,15 +27,33 @@ pub(super) fn parse(index: usize, value: Value) -> Result<Message, Refusal> {
         return Err(Refusal::of(name, message));
     };
     let mut fields = Fields::new(format!("{name}."), message);
-    let rule = "give \"system\", \"user\" or \"assistant\"";
+    let rule = "give \"system\", \"user\", \"assistant\" or \"tool\"";
     let role = fields.need("role", rule, role)?;
     let rule = "give a text or a list of text parts";
-    let content = match fields.need("content", rule, |value| Some(value.clone()))? {
-        Value::String(text) => text,
+    let rule_of_calls = "give a list of calls, in a message of the assistant";
+    let calls = fields.take("tool_calls", rule_of_calls, |value| {
+        let calls = value.as_array()?;
+        (calls.is_empty() || role == "assistant").then(|| calls.clone())
+    })?;
+    let calls = calls.filter(|calls| !calls.is_empty());
+    let call = fields.take(
+        "tool_call_id",
+        "give a text, in a message of a tool",
+        |value| fields::text(value).filter(|_| role == "tool"),
+    )?;
+    let given = |value: &Value| Some(value.clone());
+    let content = match calls {
+        // A message that calls tools need not say anything.
+        Some(_) => fields.take("content", rule, given)?,
+        None => Some(fields.need("content", rule, given)?),
+    };
+    let content = match content.unwrap_or_default() {
+        Value::Null => Value::Null,
+        Value::String(text) => text.into(),
         Value::Array(parts) => {
             let parts = parts.into_iter().enumerate();
             let text = parts.map(|(at, part)| text_of(&format!("{name}.content[{at}]"), part));
-            text.collect::<Result<_, _>>()?
+            text.collect::<Result<String, _>>()?.into()
         }
         other => {
             let (name, other) = (fields.full("content"), fields::shown(&other));
@@ -48,7 +66,14 @@ pub(super) fn parse(index: usize, value: Value) -> Result<Message, Refusal> {
         "name" => Idle::Any,
         _ => Idle::Empty,
     })?;
-    Ok(Message { role, content })
+    let mut message = json!({"role": role, "content": content});
+    if let Some(calls) = calls {
+        message["tool_calls"] = chat::calls(&format!("{name}.tool_calls"), calls)?;
+    }
+    if let Some(call) = call {
+        message["tool_call_id"] = call.into();
+    }
+    Ok(message)
 }
 
 /// The text of a part of a message.
@@ -89,10 +114,10 @@ mod tests {
             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
         ]});
         let asked = api::parse(Kind::Chat, body.to_string().as_bytes(), "tiny").unwrap();
-        let [Prompt::Chat(messages)] = &asked.prompts[..] else {
+        let [Prompt::Chat(messages, _)] = &asked.prompts[..] else {
             panic!("a chat");
         };
-        let roles: Vec<_> = messages.iter().map(|message| &message.role[..]).collect();
+        let roles: Vec<_> = messages.iter().map(|message| &message["role"]).collect();
         assert_eq!(roles, ["system", "system", "user", "assistant"]);
     }
 }

@@ -222,13 +222,13 @@ fn errors_have_the_field_and_its_value() {
             Kind::Chat,
             "messages",
             json!([{"role": "User", "content": "a"}]),
-            "messages[0].role is \"User\": give \"system\", \"user\" or \"assistant\"",
+            "messages[0].role is \"User\": give \"system\", \"user\", \"assistant\" or \"tool\"",
         ),
         (
             Kind::Chat,
             "messages",
-            json!([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]),
-            "messages[1].role is \"tool\": give \"system\", \"user\" or \"assistant\"",
+            json!([{"role": "user", "content": "a"}, {"role": "function", "content": "b"}]),
+            "messages[1].role is \"function\": give \"system\", \"user\", \"assistant\" or \"tool\"",
         ),
         (
             Kind::Chat,
@@ -246,7 +246,7 @@ fn errors_have_the_field_and_its_value() {
             Kind::Chat,
             "tool_choice",
             json!("required"),
-            "tool_choice is \"required\", and only \"none\" or \"auto\" is implemented",
+            "tool_choice is \"required\": give \"auto\" or \"none\": a model's calls are its text here, and none is forced",
         ),
         (
             Kind::Completion,
@@ -376,17 +376,17 @@ fn errors_of_drawing_name_their_field() {
 fn chats_are_as_long_as_what_their_template_writes() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
     let text = Text::read(&folder).unwrap();
-    let message = |role: &str, content: &str| Message {
-        role: role.to_owned(),
-        content: content.to_owned(),
-    };
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
     for messages in [
         vec![message(&"r".repeat(100_000), "x")],
         vec![message("user", &"x".repeat(100_000))],
         vec![message("user", ""); 10_000],
     ] {
-        let rendered = text.render(&messages).unwrap().len();
-        let counted = Prompt::Chat(messages).text_bytes();
+        let rendered = text
+            .render_with(&messages, &ChatOptions::default())
+            .unwrap()
+            .len();
+        let counted = Prompt::Chat(messages, ChatOptions::default()).text_bytes();
         assert!(
             rendered > 64 << 10 && counted >= rendered - 200,
             "{counted} of {rendered}"
