@@ -35,6 +35,8 @@ pub struct Architecture {
     pub qk_norm: bool,
     /// Projections of queries, keys and values have biases.
     pub qkv_bias: bool,
+    /// The projection after attention has a bias.
+    pub out_bias: bool,
     /// Whether the outputs of attention and of the feed-forward part are normalised.
     pub norms_after: bool,
     /// Activation of the feed-forward gate.

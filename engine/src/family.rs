@@ -29,6 +29,8 @@ pub(crate) struct Traits {
     pub model_type: &'static str,
     /// Whether the projections of queries, keys and values have biases.
     pub qkv_bias: bool,
+    /// Whether `attention_bias` in `config.json` adds biases to all four projections of attention.
+    pub attention_bias: bool,
     /// Whether each head of queries and keys has an RMSNorm.
     pub qk_norm: bool,
     /// Whether norms multiply by `1 + w` instead of `w`.
@@ -78,6 +80,7 @@ const PLAIN: Traits = Traits {
     family: Family::Llama,
     model_type: "llama",
     qkv_bias: false,
+    attention_bias: true,
     qk_norm: false,
     norm_adds_one: false,
     norms_after: false,
@@ -106,9 +109,10 @@ const WITH_WINDOW: Defaults = Defaults {
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[Traits] = &[
     PLAIN,
-    Traits { family: Family::Mistral, model_type: "mistral", window: Window::All, defaults: WITH_WINDOW, ..PLAIN },
+    Traits { family: Family::Mistral, model_type: "mistral", attention_bias: false, window: Window::All, defaults: WITH_WINDOW, ..PLAIN },
     Traits {
-        family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, window: Window::Upper, defaults: WITH_WINDOW, ..PLAIN
+        family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, attention_bias: false, window: Window::Upper,
+        defaults: WITH_WINDOW, ..PLAIN
     },
     Traits {
         family: Family::Qwen3, model_type: "qwen3", qk_norm: true, window: Window::Upper, defaults: WITH_WINDOW, ..PLAIN

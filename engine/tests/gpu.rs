@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{
     FAMILIES, ODD_VOCABULARY, answers, expected, expected_text, folder, nearness, odd_logits,
-    of_folder, of_odd_vocabulary,
+    of_folder, of_odd_vocabulary, reference,
 };
 use tandem_attn::{
     Error as AttentionError,
@@ -377,5 +377,36 @@ fn caches_have_room_for_the_longest_requests_of_a_step() {
         assert_eq!(backend.pages() * backend.page_size(), 64 * longest);
         let engine = Engine::new(backend, Limits::default()).expect("sound limits");
         assert_eq!(engine.request_tokens(), longest);
+    }
+}
+
+/// The bias after attention is added by the product, in launched steps and in graphs.
+#[test]
+fn biases_and_partial_rotary_embeddings_are_those_of_the_formulas() {
+    let all = ["q_proj", "k_proj", "v_proj", "o_proj"];
+    for (part, turned, biases) in [(0.5, 32, &[][..]), (1.0, 64, &all), (0.25, 16, &all)] {
+        let change = |config: &mut serde_json::Value| {
+            config["rope_parameters"] = serde_json::json!({
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part,
+            });
+            config["attention_bias"] = (!biases.is_empty()).into();
+        };
+        let model = reference::changed(&folder("llama3"), change, biases);
+        let prompt = expected("llama3").prompt;
+        let right = reference::logits(model.path(), turned, &prompt);
+        for graphs in [false, true] {
+            let Some(gpu) = gpu() else { return };
+            let backend = backend_of(gpu, model.path(), 64, CacheType::Auto, graphs);
+            let mut engine = Engine::new(backend, Limits::default()).expect("sound limits");
+            for chunk in [48, 13, 1] {
+                let got = engine.logits(&prompt, chunk).unwrap();
+                let near = nearness(&got, &right, engine.architecture().vocabulary);
+                assert!(
+                    near.least_cosine > 0.9995,
+                    "{part}, {chunk}: {}",
+                    near.least_cosine
+                );
+            }
+        }
     }
 }

@@ -202,6 +202,7 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
             rule: "give a number from 0 to 1".to_owned(),
         });
     }
+    let out_bias = traits.attention_bias && config.attention_bias == Some(true);
     let vocabulary = need("vocab_size", config.vocab_size.or(defaults.vocabulary))?;
     let intermediate = need("intermediate_size", config.intermediate_size)?;
     Ok(Architecture {
@@ -216,7 +217,8 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
             false => RmsNorm::new(eps),
         },
         qk_norm: traits.qk_norm,
-        qkv_bias: traits.qkv_bias,
+        qkv_bias: traits.qkv_bias || out_bias,
+        out_bias,
         norms_after: traits.norms_after,
         activation: traits.activation,
         embedding_scale: match traits.scales_embedding {

@@ -271,6 +271,11 @@ impl Buffers {
             a.hidden,
             &mut self.branch,
         );
+        if let Some(bias) = &layer.out_bias {
+            for row in self.branch.chunks_exact_mut(a.hidden) {
+                row.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+            }
+        }
         watch.mark(Part::Out);
         self.norm_branch(a, layer.norm_attention_out.as_deref())?;
         self.norm(a, &layer.norm_feed, true)?;

@@ -71,6 +71,7 @@ pub(super) struct Layer<M> {
     /// Norm weights of the query heads and of the key heads.
     pub qk_norm: Option<[M; 2]>,
     pub out: M,
+    pub out_bias: Option<M>,
     pub norm_attention_out: Option<M>,
     pub norm_feed: M,
     /// The gate's rows, then those of the values that it multiplies.
@@ -197,6 +198,10 @@ impl<M> Layer<M> {
                 ]),
             },
             out: stacked(&[("self_attn.o_proj.weight", hidden)], Some(q))?,
+            out_bias: match a.out_bias {
+                false => None,
+                true => Some(stacked(&[("self_attn.o_proj.bias", hidden)], None)?),
+            },
             norm_attention_out: match a.norms_after {
                 false => None,
                 true => Some(stacked(&[(after, hidden)], None)?),

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
+pub mod reference;
+
 use std::{
     fs,
     ops::Range,

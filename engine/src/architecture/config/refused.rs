@@ -21,11 +21,11 @@ pub(super) fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Err
             "use the model in BF16",
         );
     }
-    if config.attention_bias == Some(true) && !traits.qkv_bias {
+    if config.attention_bias == Some(true) && !traits.qkv_bias && !traits.attention_bias {
         return refuse(
             "attention_bias",
             "true".to_owned(),
-            "supported: no biases, except Qwen 2's biases of Q, K and V",
+            "this family has no biases of attention",
         );
     }
     if config.mlp_bias == Some(true) {
@@ -47,21 +47,6 @@ pub(super) fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Err
             "final_logit_softcapping",
             cap.to_string(),
             "supported: logits without a cap",
-        );
-    }
-    let in_rope = config.rope_parameters.iter().flat_map(|new| {
-        let kinds = [&new.full_attention, &new.sliding_attention];
-        kinds.into_iter().flatten().chain([&new.all])
-    });
-    let turned = in_rope
-        .chain(&config.rope_scaling)
-        .map(|fields| fields.partial_rotary_factor);
-    let mut turned = turned.chain([config.partial_rotary_factor]).flatten();
-    if let Some(part) = turned.find(|&part| part != 1.0) {
-        return refuse(
-            "partial_rotary_factor",
-            part.to_string(),
-            "these families turn whole heads",
         );
     }
     let names: &[&str] = match traits.activation {

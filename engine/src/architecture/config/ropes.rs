@@ -54,6 +54,24 @@ pub(super) fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[
     Ok(ropes)
 }
 
+/// Elements of a head that are turned: the first ones.
+fn turned(config: &Config, head_dim: u32, fields: &RopeFields) -> Result<u32, Error> {
+    let part = fields.partial_rotary_factor;
+    let part = part.or(config.partial_rotary_factor).unwrap_or(1.0);
+    // Rounded down, as in `transformers`.
+    let turned = (f64::from(head_dim) * part) as u32;
+    match part <= 1.0 && turned > 0 && turned.is_multiple_of(2) {
+        true => Ok(turned),
+        false => Err(Error::Unsupported {
+            field: "partial_rotary_factor",
+            got: part.to_string(),
+            rule: format!(
+                "give the part of the {head_dim} elements of a head that is turned: an even number of them"
+            ),
+        }),
+    }
+}
+
 fn rope(
     config: &Config,
     traits: &Traits,
@@ -113,5 +131,6 @@ fn rope(
         }
     };
     let theta = fields.rope_theta.unwrap_or(traits.defaults.rope_theta);
-    Ok(Rope::new(head_dim, theta).with_scaling(scaling))
+    let turned = turned(config, head_dim, fields)?;
+    Ok(Rope::new(turned, theta).with_scaling(scaling))
 }

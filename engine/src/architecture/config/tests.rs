@@ -111,6 +111,14 @@ fn what_would_be_computed_wrongly_is_refused() {
             "the model has mlp_bias = true; supported: feed-forward parts without biases",
         ),
         (
+            refused(
+                &LLAMA
+                    .replace("\"llama\"", "\"mistral\"")
+                    .replace("\"attention_bias\": false", "\"attention_bias\": true"),
+            ),
+            "the model has attention_bias = true; this family has no biases of attention",
+        ),
+        (
             with("\"hidden_size\": 4096, ", ""),
             "config.json has no hidden_size, and models of type \"llama\" have no default for it: add the field",
         ),
@@ -227,16 +235,6 @@ fn old_rope_fields_beside_the_new_ones_count() {
         )),
         (1_000_000.0, RopeScaling::Linear { factor: 4.0 })
     );
-    // As version 5 writes it, and as earlier versions did.
-    for part in [
-        "\"rope_parameters\": {\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5}",
-        "\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5",
-    ] {
-        assert_eq!(
-            refused(&llama(part)),
-            "the model has partial_rotary_factor = 0.5; these families turn whole heads"
-        );
-    }
 }
 
 #[test]

@@ -7,8 +7,13 @@ use std::{collections::HashMap, ffi::c_void, ptr::from_ref};
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{
-        self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-        cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+        self,
+        cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+        cublasLtMatmulDescAttributes_t::{
+            CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE,
+            CUBLASLT_MATMUL_DESC_TRANSA,
+        },
         cublasLtMatmulPreference_t,
         cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         cublasLtMatrixLayout_t, cudaDataType,
@@ -34,7 +39,7 @@ pub(super) struct Blas {
 // SAFETY: any thread may use the handle and the descriptors, one at a time; `&mut self` ensures that.
 unsafe impl Send for Blas {}
 
-/// `out = x · wᵀ`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`, `out` is `[rows, outputs]`.
+/// `out = x · wᵀ + bias`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`, `out` is `[rows, outputs]`, `bias` is `[outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub rows: usize,
@@ -44,6 +49,8 @@ pub(super) struct Shape {
     pub out_stride: usize,
     /// Whether results are in f32; otherwise they are in bf16, like the inputs.
     pub in_f32: bool,
+    /// Whether there is a bias, of the type of the results.
+    pub biased: bool,
 }
 
 /// Descriptors of a shape, and the algorithm chosen for it. An enqueued product no longer needs them.
@@ -63,6 +70,24 @@ impl Drop for Multiply {
     fn drop(&mut self) {
         // SAFETY: it was created with the value, and nothing else has it.
         let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+impl Multiply {
+    /// Sets the bias of the next products.
+    ///
+    /// # Safety
+    /// The descriptor is one for products with a bias, and no other thread uses it.
+    unsafe fn add(&self, bias: DevicePtr) -> Result<(), CublasError> {
+        // SAFETY: the attribute has the size that the library documents.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                self.0,
+                CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                from_ref(&bias).cast(),
+                size_of_val(&bias),
+            )
+        }
     }
 }
 
@@ -105,12 +130,13 @@ impl Blas {
     /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// The matrices have the given shape, are dense but for the stride of `out`, are in device memory, and stay there until
+    /// The matrices have the given shape, `bias` is there if the shape says so, are dense but for the stride of `out`, are in device memory, and stay there until
     /// the work on `stream` is done. The context of `stream` is current.
     pub(super) unsafe fn multiply(
         &mut self,
         shape: Shape,
         [x, w, out]: [DevicePtr; 3],
+        bias: Option<DevicePtr>,
         stream: Stream,
     ) -> Result<(), Error> {
         if shape.rows == 0 {
@@ -124,6 +150,12 @@ impl Blas {
                     .map_err(|error| shape.error("choosing an algorithm", error))?,
             ),
         };
+        debug_assert_eq!(shape.biased, bias.is_some());
+        if let Some(bias) = bias {
+            // SAFETY: the descriptor lives in `self`; a product that is enqueued has copied it.
+            unsafe { product.multiply.add(bias) }
+                .map_err(|error| shape.error("cublasLtMatmulDescSetAttribute", error))?;
+        }
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [of_w, of_x, of_out] = product.layouts.each_ref().map(|layout| layout.0);
         let pointer = |address: DevicePtr| address as *const c_void;
@@ -181,6 +213,7 @@ impl Product {
             outputs,
             out_stride,
             in_f32,
+            biased,
         } = shape;
         let (element, result_element) = match in_f32 {
             true => (cudaDataType::CUDA_R_16BF, cudaDataType::CUDA_R_32F),
@@ -209,6 +242,15 @@ impl Product {
                 from_ref(&TRANSPOSED).cast(),
                 size_of_val(&TRANSPOSED),
             )?;
+            if biased {
+                let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+                result::set_matmul_desc_attribute(
+                    multiply.0,
+                    CUBLASLT_MATMUL_DESC_EPILOGUE,
+                    from_ref(&epilogue).cast(),
+                    size_of_val(&epilogue),
+                )?;
+            }
             result::set_matmul_pref_attribute(
                 preference.0,
                 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,

@@ -106,16 +106,30 @@ impl Step<'_> {
         outputs: usize,
         out: &DeviceBuffer<bf16>,
     ) -> Result<(), Error> {
+        self.multiply_add(x, w, None, inputs, outputs, out)
+    }
+
+    fn multiply_add(
+        &mut self,
+        x: &DeviceBuffer<bf16>,
+        w: &DeviceBuffer<bf16>,
+        bias: Option<&DeviceBuffer<bf16>>,
+        inputs: usize,
+        outputs: usize,
+        out: &DeviceBuffer<bf16>,
+    ) -> Result<(), Error> {
         let shape = Shape {
             rows: self.tokens,
             inputs,
             outputs,
             out_stride: outputs,
             in_f32: false,
+            biased: bias.is_some(),
         };
         let matrices = [x, w, out].map(DeviceBuffer::address);
+        let bias = bias.map(DeviceBuffer::address);
         // SAFETY: see above.
-        unsafe { self.blas.multiply(shape, matrices, self.stream) }
+        unsafe { self.blas.multiply(shape, matrices, bias, self.stream) }
     }
 
     /// Adds the output of the last branch, if there is one, to the residual. Normalises the sum.
@@ -179,7 +193,14 @@ impl Step<'_> {
                 .run(workspace, &q, &[pool], &out, None, self.stream)?;
         }
         self.mark(Part::Attention)?;
-        self.multiply(&b.attention, &layer.out, a.q_width(), a.hidden, &b.branch)?;
+        self.multiply_add(
+            &b.attention,
+            &layer.out,
+            layer.out_bias.as_ref(),
+            a.q_width(),
+            a.hidden,
+            &b.branch,
+        )?;
         self.mark(Part::Out)?;
         self.norm_branch(layer.norm_attention_out.as_ref())
     }
@@ -233,6 +254,7 @@ impl Step<'_> {
             outputs: a.vocabulary,
             out_stride: logits::stride(a.vocabulary),
             in_f32: true,
+            biased: false,
         };
         let matrices: [DevicePtr; 3] = [wanted.address, head.address(), b.logits.address()];
         let logits = b
@@ -243,7 +265,7 @@ impl Step<'_> {
         unsafe {
             self.gpu
                 .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
-            self.blas.multiply(shape, matrices, self.stream)?;
+            self.blas.multiply(shape, matrices, None, self.stream)?;
         }
         self.mark(Part::Head)?;
         let ids = DeviceArray::new(b.sampled.address(), rows);
