@@ -230,3 +230,43 @@ fn variables_of_a_chat_template_are_given() {
         );
     }
 }
+
+#[test]
+fn pages_have_the_size_that_is_asked_for() {
+    let folder = model("llama3");
+    let usual = generate(&folder, &[]);
+    for size in ["1", "7", "128"] {
+        let said = generate(&folder, &["--page-size", size]);
+        assert_eq!(
+            (said.code, &said.stdout),
+            (0, &usual.stdout),
+            "{}",
+            said.stderr
+        );
+    }
+    for size in ["0", "129"] {
+        let said = generate(&folder, &["--page-size", size]);
+        assert!(
+            said.code == 2 && said.stderr.contains("--page-size"),
+            "{}",
+            said.stderr
+        );
+    }
+    let cached = |cache: &str| generate(&folder, &["--page-size", "4", "--cache", cache]);
+    assert_eq!(cached("8").code, 0);
+    let said = cached("4").stderr;
+    assert!(
+        said.contains("needs 2 pages of the KV cache, which has 1"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_cpu_has_no_number() {
+    let said = generate(&model("llama3"), &["--device", "1"]);
+    assert!(
+        said.code == 2 && said.stderr.contains("--device is for GPUs"),
+        "{}",
+        said.stderr
+    );
+}

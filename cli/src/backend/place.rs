@@ -41,6 +41,22 @@ impl Place {
         Ok(Box::new(CpuBackend::new()))
     }
 
+    /// The GPU with this number, if one is given, else as [`gpu`](Self::gpu).
+    #[cfg(feature = "engine")]
+    pub(crate) fn gpu_of(self, number: Option<u32>) -> Result<Option<Gpu>, Failure> {
+        let Some(number) = number else {
+            return self.gpu();
+        };
+        if self.choice()? == Choice::Cpu {
+            return Err(Failure::Input(
+                "--device is for GPUs: leave it out, or give --backend gpu".to_owned(),
+            ));
+        }
+        // Who names a GPU wants no CPU instead.
+        let backend = Choice::Gpu;
+        Self { backend, ..self }.of_number(number)
+    }
+
     /// The choice of these flags. Who lets the driver compile wants a GPU.
     fn choice(self) -> Result<Choice, Failure> {
         match self.backend {
@@ -57,11 +73,21 @@ impl Place {
     /// of the GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu(self) -> Result<Option<Gpu>, Failure> {
+        self.of_number(0)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of_number(self, number: u32) -> Result<Option<Gpu>, Failure> {
         match self.choice()? {
-            Choice::Gpu => Ok(Some(self.open_gpu(0)?)),
-            Choice::Auto => if_there(self.open_gpu(0)),
+            Choice::Gpu => Ok(Some(self.open_gpu(number)?)),
+            Choice::Auto => if_there(self.open_gpu(number)),
             Choice::Cpu | Choice::Emulated => Ok(None),
         }
+    }
+
+    #[cfg(all(feature = "engine", not(feature = "cuda")))]
+    fn of_number(self, _number: u32) -> Result<Option<Gpu>, Failure> {
+        self.gpu()
     }
 
     #[cfg(not(feature = "cuda"))]

@@ -20,12 +20,9 @@ use crate::{
     cache_type,
     failure::too_little_memory,
     memory,
-    serve_sim::at_least_1,
+    serve_sim::{at_least_1, page_tokens},
     table::visible,
 };
-
-/// Tokens in a page of the KV cache.
-const PAGE_SIZE: u32 = 16;
 
 /// A model, its backend, and the sizes of its cache and steps.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,10 +31,16 @@ pub struct ModelArgs {
     model: PathBuf,
     #[command(flatten)]
     place: Place,
+    /// Number of the GPU, as `nvidia-smi -L` and CUDA_VISIBLE_DEVICES count them [default: 0]
+    #[arg(long, value_name = "NUMBER")]
+    device: Option<u32>,
     /// Capacity of the KV cache in tokens, for all requests together [default: on a GPU 9/10 of the memory that is free after
     /// the weights, as far as the requests of a step can use it; on the CPU 4096]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
+    /// Tokens in a page of the KV cache
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
+    page_size: u32,
     #[command(flatten)]
     cache_type: cache_type::Flag,
     /// Maximum tokens in a step; longer prompts are computed in chunks
@@ -117,12 +120,12 @@ impl ModelArgs {
         };
         let room = Room {
             cache: self.cache,
-            page_size: PAGE_SIZE,
+            page_size: self.page_size,
             cache_type: self.cache_type.into(),
             step_tokens: self.budget,
             step_requests: batch,
         };
-        let backend = room.backend(self.place.gpu()?, architecture, &weights);
+        let backend = room.backend(self.place.gpu_of(self.device)?, architecture, &weights);
         let limits = Limits {
             step_tokens: self.budget,
             step_requests: batch,
