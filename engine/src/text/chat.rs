@@ -152,32 +152,39 @@ impl ChatTemplate {
     }
 }
 
-/// Refuses messages that the template left out: many templates write only the roles that they know.
+/// Refuses messages that the template left out: many templates write only the roles that they know. The first of each role,
+/// and the first call, stand for the others.
 fn check_written(messages: &[Value], rendered: &str) -> Result<(), Error> {
     let left_out = |what: String| Err(Error::NotInTemplate { what });
     let field = |of: &Value, name: &str| of.get_attr(name).unwrap_or_default();
+    let mut known: BTreeSet<_> = ROLES.map(str::to_owned).into();
     for message in messages {
-        let (role, content) = (field(message, "role"), field(message, "content"));
+        let role = field(message, "role");
         let role = role.as_str().unwrap_or_default();
+        if known.contains(role) {
+            continue;
+        }
+        known.insert(role.to_owned());
+        let content = field(message, "content");
         let content = content.as_str().unwrap_or_default().trim();
         // Some templates write results of tools as JSON.
         let json = serde_json::Value::from(content).to_string();
-        let written = rendered.contains(content) || rendered.contains(json.trim_matches('"'));
-        if !ROLES.contains(&role) && !written {
+        if !rendered.contains(content) && !rendered.contains(json.trim_matches('"')) {
             return left_out(format!("messages of role {role:?}"));
         }
-        for call in field(message, "tool_calls")
-            .try_iter()
-            .into_iter()
-            .flatten()
-        {
-            let name = field(&field(&call, "function"), "name");
-            if !rendered.contains(name.as_str().unwrap_or_default()) {
-                return left_out("tool_calls".to_owned());
-            }
-        }
     }
-    Ok(())
+    let mut calls = messages.iter().flat_map(|message| {
+        let calls = field(message, "tool_calls").try_iter();
+        calls.into_iter().flatten().next()
+    });
+    let name = calls
+        .next()
+        .map(|call| field(&field(&call, "function"), "name"));
+    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
+    match rendered.contains(name) {
+        true => Ok(()),
+        false => left_out("tool_calls".to_owned()),
+    }
 }
 
 /// Without `{% generation %}` and `{% endgeneration %}`, which mark for training what a model writes, and write nothing.

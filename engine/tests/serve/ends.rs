@@ -38,7 +38,7 @@ fn an_engine_that_fails_ends_its_server() {
     let causes: [(Cause, &str); 2] = [
         (
             || Error::NoStep,
-            "the engine has failed: no step is under way",
+            "the engine has failed: no step is under way: begin one first",
         ),
         (
             || panic!("on purpose"),
