@@ -129,6 +129,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// engine.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
+    let sampling = args.model.usual_sampling()?;
     let api_key = api_key(args.api_key_file.as_ref())?;
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
@@ -157,7 +158,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     options.receive = Duration::from_secs(args.receive_timeout.into());
     options.hosts.clone_from(&args.allow_host);
     options.api_key = api_key;
-    options.sampling = args.model.usual_sampling()?;
+    options.sampling = sampling;
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());
     let (stop, stopped) = tokio::sync::oneshot::channel();
