@@ -198,9 +198,6 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     fn visit_item_mod(&mut self, _: &'ast syn::ItemMod) {}
 }
 
-/// Where files still are in circles: what runs on a GPU is prepared, kept and launched by files that know each other.
-const LEFT_OUT: &str = "exec/gpu/";
-
 /// The file that defines what a path in a module leads to; none for modules and for names of other crates.
 fn resolve(modules: &Modules, at: &[String], path: &[String], depth: u32) -> Option<String> {
     let mut at = at.to_vec();
@@ -288,10 +285,9 @@ fn circle(arrows: &Arrows) -> Option<Vec<String>> {
 
 #[test]
 fn files_are_in_no_circle() {
-    let mut arrows = arrows(&library());
-    arrows.retain(|file, _| !file.starts_with(LEFT_OUT));
+    let arrows = arrows(&library());
     let count: usize = arrows.values().map(BTreeMap::len).sum();
-    assert!(count > 300, "only {count} imports are seen");
+    assert!(count > 1000, "only {count} imports are seen");
     if let Some(circle) = circle(&arrows) {
         let next = circle.iter().cycle().skip(1);
         let ties = circle.iter().zip(next).map(|(from, to)| {

@@ -1,7 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
 mod mapped;
-pub(super) mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -13,10 +12,11 @@ use kernels_gpu::{
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates,
     maps::{Maps, ShapeId},
-    prefill_rows::vectors_of,
     registry::check_serves,
-    steps::{Parameters, Step},
+    steps::{DecodeShapes, Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
+    vectors::vectors_of,
+    walk::Walk,
 };
 use crate::{
     Error,
@@ -24,7 +24,6 @@ use crate::{
     problem::{Dtype, Padding, Quantity, Spec},
 };
 use mapped::{Mapped, overlapping};
-use walk::Walk;
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
@@ -63,17 +62,6 @@ pub struct DecodeCall<'a> {
     pub record: Option<DeviceArray<LaunchRecord>>,
     /// Further inputs of the spec's variant and the batch.
     pub extras: Extras,
-}
-
-/// The shapes of a launch's tensor maps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DecodeShapes {
-    /// Shapes of keys and of values; none if these are read row by row.
-    pub(super) maps: Option<[ShapeId; 2]>,
-    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
-    pub(super) unpadded: bool,
-    /// Whether the outputs are, too: then no launch of the run writes padded ones.
-    pub(super) writes_unpadded: bool,
 }
 
 /// How a launch is divided.

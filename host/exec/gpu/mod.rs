@@ -49,6 +49,7 @@
 //! queued. Errors of the work itself are reported by the next call that waits for it.
 
 mod append;
+mod by_rows;
 #[cfg(feature = "unstable")]
 mod calls;
 mod captured;
@@ -57,7 +58,6 @@ mod ceilings;
 mod conversion;
 mod copy_pages;
 mod decode;
-mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
@@ -68,6 +68,7 @@ mod latent;
 mod latent_656;
 mod latent_parts;
 mod launch;
+mod launch_key;
 mod launch_plan;
 mod launch_set;
 #[cfg(feature = "unstable")]
@@ -80,7 +81,6 @@ mod pad;
 mod pod;
 mod pool;
 mod prefill;
-mod prefill_rows;
 mod quantise;
 #[cfg(feature = "unstable")]
 mod ranks;
@@ -93,6 +93,8 @@ mod step;
 mod steps;
 mod tensor;
 mod tensor_map;
+mod vectors;
+mod walk;
 mod workspace;
 
 #[cfg(all(feature = "cudarc", feature = "unstable"))]
@@ -132,7 +134,7 @@ unstable! {
     use driver::DevicePtr;
     use embedded::{Image, MODULES, Module};
     use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
-    use launch_set::LaunchKey;
+    use launch_key::LaunchKey;
     use merge::PartialStates;
     use module::Compiling;
     use pool::RopePart;
