@@ -27,7 +27,7 @@ fn report() -> BTreeMap<(&'static str, &'static str), [u32; 2]> {
 }
 
 #[test]
-fn what_is_compiled_is_the_registry() {
+fn the_static_report_has_the_kernels_of_the_registry() {
     let compiled: BTreeSet<_> = report().into_keys().collect();
     let of_arch = |arch, entry: &Entry| match entry.kernel.info().arch {
         Arch::Sm80 => true,
