@@ -304,6 +304,24 @@ fn check_circles(sources_of: &str) {
     }
 }
 
+/// The groups of modules in the executor's `mod.rs` stand in their order.
+#[test]
+fn groups_of_the_gpu_executor_use_those_before_them() {
+    let declared = include_str!("../../host/exec/gpu/mod.rs").split("\n\n");
+    let groups: Vec<&str> = declared.collect();
+    let group = |file: &str| {
+        let name = file.strip_prefix("exec/gpu/")?.split(['/', '.']).next()?;
+        let line = format!("mod {name};");
+        let has = |group: &&str| group.lines().any(|other| other == line);
+        groups.iter().position(has)
+    };
+    for (from, to) in arrows(&modules("host")) {
+        let later = |to: &String| group(to) > group(&from) && group(&from).is_some();
+        let wrong = to.iter().find(|(to, _)| later(to));
+        assert!(wrong.is_none(), "{from} is in a group before {wrong:?}");
+    }
+}
+
 #[test]
 fn plans_and_caches_know_no_executor() {
     let arrows = arrows(&modules("host"));
