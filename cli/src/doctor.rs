@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_models_need_is_said_to_be_needed() {
+    fn cublas_is_needed_by_the_commands_of_models() {
         let cublas = libraries(true).remove(0);
         let needed = cublas
             .advice

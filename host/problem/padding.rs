@@ -106,7 +106,29 @@ impl Spec {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// Kernels for single KV heads have these dimensions.
+    #[test]
+    fn heads_are_padded_to_those_of_the_next_kernel() {
+        use kernels_gpu::registry::{KERNELS, Op};
+        let decodes = KERNELS.iter().filter(|row| row.op == Op::Decode);
+        let alone = decodes.filter(|row| row.kv_heads == 1 && !row.latent);
+        let dims: BTreeSet<_> = alone.map(|row| row.head_dim).collect();
+        for dim in (16..=256).step_by(16) {
+            let next = *dims
+                .range(dim..)
+                .next()
+                .expect("kernels of 256 are the widest");
+            let padded = Spec::new(4, 2, dim).on_kernels().head_dim_qk;
+            assert!(
+                padded == next || padded == dim && Padding::of_row(dim).is_none(),
+                "{dim}: {padded}"
+            );
+        }
+    }
 
     #[test]
     fn slabs_cover_heads_and_no_more() {

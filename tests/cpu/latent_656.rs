@@ -154,7 +154,7 @@ fn appended_keys_are_those_that_are_read() {
 }
 
 #[test]
-fn what_is_no_row_of_656_bytes_is_refused() {
+fn pools_of_other_rows_than_656_bytes_are_refused() {
     let rows = [0.0_f32; 576];
     let rows = TensorRef::new(&rows, [1, 576]).unwrap();
     let mut pool = vec![F8E4M3(0); 4 * ROW];

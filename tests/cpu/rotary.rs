@@ -107,7 +107,7 @@ fn parts_with_keys_behind_them_are_the_whole() {
 }
 
 #[test]
-fn what_has_no_positions_is_refused() {
+fn rotary_embeddings_where_positions_are_not_known_are_refused() {
     let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 10_000.0));
     let wide = spec.with_rotary(Rope::new(66, 10_000.0));
     let dims = StepError::RopeDim {

@@ -142,7 +142,7 @@ fn queries_may_have_their_heads_before_their_tokens() {
 }
 
 #[test]
-fn what_does_not_go_with_the_plan_is_named_and_nothing_is_written() {
+fn tensors_that_do_not_fit_the_plan_are_named_and_nothing_is_written() {
     let mut problem = tiny(&Spec::new(4, 2, 16).with_dtype(Dtype::F32).non_causal());
     problem.batch.qo_indptr = vec![0, 2];
     problem.batch.parts[0].q_indptr = vec![0, 2];

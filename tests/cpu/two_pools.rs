@@ -121,7 +121,7 @@ fn pages_of_one_token_are_the_same_memory() {
 }
 
 #[test]
-fn what_are_no_two_pools_of_latent_keys_is_refused() {
+fn pools_that_are_no_pair_of_latent_parts_are_refused() {
     let mut table = PageTable::new(2, 2);
     table.push(&[1], 2);
     let batch = Batch::new(vec![0, 1], table);

@@ -504,8 +504,8 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
 
 /// Streams that do not block would not wait for what is on its way.
 #[test]
-fn what_is_written_is_there_when_the_call_returns() {
-    if !with_young_driver(what_is_written_is_there_when_the_call_returns) {
+fn writes_to_the_device_are_done_when_the_call_returns() {
+    if !with_young_driver(writes_to_the_device_are_done_when_the_call_returns) {
         return;
     }
     let copying = libcuda::symbol(c"fake_copying").expect("it is the fake driver");

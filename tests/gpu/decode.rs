@@ -295,8 +295,8 @@ fn decode_is_the_reference() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
-    let Some(gpu) = common::gpu("what_is_wrong_is_said") else {
+fn decodes_of_head_dimensions_without_a_kernel_are_refused() {
+    let Some(gpu) = common::gpu("decodes_of_head_dimensions_without_a_kernel_are_refused") else {
         return;
     };
     let spec = Spec::new(8, 2, 96);

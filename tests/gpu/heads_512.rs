@@ -176,7 +176,7 @@ fn prompts_are_decodes_of_64_rows() {
 
 /// What the kernels do not have is refused before anything runs.
 #[test]
-fn what_heads_of_512_lack_is_refused_by_the_planner() {
+fn soft_caps_and_fused_merges_of_heads_of_512_are_refused() {
     let device = tandem_attn::plan::DeviceDescription::named("h200").unwrap();
     let options = PlanOptions::default();
     let refused = |spec: &Spec, page_size, options: &PlanOptions| {

@@ -262,8 +262,8 @@ fn a_graph_reads_the_two_pools_of_each_layer() {
 }
 
 #[test]
-fn what_cannot_be_done_with_two_pools_is_refused() {
-    let Some(gpu) = common::gpu("what_cannot_be_done_with_two_pools_is_refused") else {
+fn pools_that_are_no_pair_of_latent_parts_are_refused() {
+    let Some(gpu) = common::gpu("pools_that_are_no_pair_of_latent_parts_are_refused") else {
         return;
     };
     let spec = Spec::latent(16, 512, 64);

@@ -359,7 +359,7 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn what_passes_computes_the_batch(
+    fn plans_that_pass_the_verifier_compute_the_batch(
         mut problem in problem(), array in 0u32..5, at in any::<prop::sample::Index>(), value in any::<u32>(),
     ) {
         problem.spec = problem.spec.with_dtype(Dtype::F32);

@@ -15,7 +15,7 @@ fn plan_on(name: &str, spec: &Spec, batch: &Batch, split: SplitMode) -> Plan {
 }
 
 #[test]
-fn who_merges_is_chosen_by_tiles_and_merges() {
+fn the_merge_mode_is_chosen_by_tiles_and_merges() {
     let spec = Spec::new(32, 8, 128);
     let plan = |queries: &[u32], len: u32, split: SplitMode| {
         let pages = len.div_ceil(16);
@@ -44,7 +44,7 @@ fn who_merges_is_chosen_by_tiles_and_merges() {
 
 /// A merge has the rows of a KV head's query heads. If these are many, CTAs that merge last are late.
 #[test]
-fn who_merges_depends_on_the_rows_of_a_merge() {
+fn the_merge_mode_depends_on_the_rows_of_a_merge() {
     for (q_heads, kv_heads, head_dim, mode) in [
         (16, 8, 128, MergeMode::Fused),
         (32, 8, 128, MergeMode::Fused),

@@ -332,7 +332,7 @@ fn shared_prefixes_stay_shared() {
 }
 
 #[test]
-fn what_cannot_be_distributed_is_refused_with_what_can() {
+fn variants_that_cannot_be_sharded_are_refused_with_what_can() {
     let batch = hybrid(&[(40, 400)]);
     let spec = Spec::new(32, 8, 128);
     let refused = |spec: &Spec, batch: &Batch, sharding: Sharding| {

@@ -1,4 +1,4 @@
-//! How the files of the library depend on each other: in no circle, and plans and caches know no executor.
+//! How the files of the library and of the kernels depend on each other: in no circle, and plans know no executor.
 //!
 //! A file depends on the file that defines a name which it imports or writes with its path; re-exports on the way do
 //! not count, nor does what a module's own parents define. Tests inside files are left out, and so is what stands in the
@@ -52,8 +52,9 @@ pub(super) fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-fn library() -> Modules {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("host");
+/// The modules of a crate whose sources are in this folder.
+fn modules(sources_of: &str) -> Modules {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(sources_of);
     let mut files = Vec::new();
     sources(&root, &mut files);
     let mut modules = Modules::new();
@@ -198,9 +199,6 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     fn visit_item_mod(&mut self, _: &'ast syn::ItemMod) {}
 }
 
-/// Where files still are in circles: what runs on a GPU is prepared, kept and launched by files that know each other.
-const LEFT_OUT: &str = "exec/gpu/";
-
 /// The file that defines what a path in a module leads to; none for modules and for names of other crates.
 fn resolve(modules: &Modules, at: &[String], path: &[String], depth: u32) -> Option<String> {
     let mut at = at.to_vec();
@@ -288,23 +286,42 @@ fn circle(arrows: &Arrows) -> Option<Vec<String>> {
 
 #[test]
 fn files_are_in_no_circle() {
-    let mut arrows = arrows(&library());
-    arrows.retain(|file, _| !file.starts_with(LEFT_OUT));
-    let count: usize = arrows.values().map(BTreeMap::len).sum();
-    assert!(count > 300, "only {count} imports are seen");
-    if let Some(circle) = circle(&arrows) {
+    for sources_of in ["host", "kernels-gpu/src"] {
+        let arrows = arrows(&modules(sources_of));
+        let count: usize = arrows.values().map(BTreeMap::len).sum();
+        assert!(count > 900, "only {count} imports of {sources_of} are seen");
+        let circle = circle(&arrows).unwrap_or_default();
         let next = circle.iter().cycle().skip(1);
         let ties = circle.iter().zip(next).map(|(from, to)| {
             let name = &arrows[from][to];
             format!("{from} uses {name} of {to}")
         });
-        panic!("{}", ties.collect::<Vec<_>>().join("\n"));
+        let ties: Vec<_> = ties.collect();
+        assert!(ties.is_empty(), "{}", ties.join("\n"));
+    }
+}
+
+/// The groups of modules in the executor's `mod.rs` stand in their order.
+#[test]
+fn groups_of_the_gpu_executor_use_those_before_them() {
+    let declared = include_str!("../../host/exec/gpu/mod.rs").split("\n\n");
+    let groups: Vec<&str> = declared.collect();
+    let group = |file: &str| {
+        let name = file.strip_prefix("exec/gpu/")?.split(['/', '.']).next()?;
+        let line = format!("mod {name};");
+        let has = |group: &&str| group.lines().any(|other| other == line);
+        groups.iter().position(has)
+    };
+    for (from, to) in arrows(&modules("host")) {
+        let wrong = to.iter().find(|(to, _)| group(to) > group(&from));
+        let wrong = wrong.filter(|_| group(&from).is_some());
+        assert_eq!(wrong, None, "{from} is in an earlier group");
     }
 }
 
 #[test]
 fn plans_and_caches_know_no_executor() {
-    let arrows = arrows(&library());
+    let arrows = arrows(&modules("host"));
     let known = arrows.iter().flat_map(|(from, to)| {
         let executors = to.iter().filter(|(to, _)| to.starts_with("exec/"));
         executors.map(move |(to, name)| (from, format!("{from} uses {name} of {to}")))

@@ -1,5 +1,5 @@
-//! The kernels are written down once: what the static report has, what device descriptions say and what plans name
-//! follow the registry.
+//! The kernels are written down once: what the static report has, what is built, what device descriptions say and what
+//! plans name follow the registry.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ fn report() -> BTreeMap<(&'static str, &'static str), [u32; 2]> {
 }
 
 #[test]
-fn what_is_compiled_is_the_registry() {
+fn the_static_report_has_the_kernels_of_the_registry() {
     let compiled: BTreeSet<_> = report().into_keys().collect();
     let of_arch = |arch, entry: &Entry| match entry.kernel.info().arch {
         Arch::Sm80 => true,
@@ -41,6 +41,25 @@ fn what_is_compiled_is_the_registry() {
         .into_iter()
         .map(|(arch, name)| (arch, name.to_string()));
     assert_eq!(compiled.collect::<BTreeSet<_>>(), entries.collect());
+}
+
+/// The build and cargo know families by their names alone.
+#[test]
+fn families_are_modules_and_features() {
+    let families: BTreeSet<_> = entries().map(|entry| entry.family.name()).collect();
+    let build = include_str!("../../build/modules.rs").lines();
+    let modules = build.filter_map(|line| line.strip_prefix("    (\"")?.split('"').next());
+    assert_eq!(modules.collect::<BTreeSet<_>>(), families);
+    let manifest = include_str!("../../kernels-gpu/Cargo.toml").split("\n[");
+    let features = manifest.filter_map(|section| section.strip_prefix("features]\n"));
+    let features = features
+        .flat_map(str::lines)
+        .filter_map(|line| line.split_once(" = "));
+    // Two features are no families: serialisation, and what variants instantiate.
+    let of_families = features
+        .map(|(name, _)| name)
+        .filter(|name| !["serde", "hooks"].contains(name));
+    assert_eq!(of_families.collect::<BTreeSet<_>>(), families);
 }
 
 /// The compiler kept within what rows say, and spilled nothing but a little where a row is at its limit.

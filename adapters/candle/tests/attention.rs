@@ -297,7 +297,7 @@ fn packed_sequences_are_candles_attention() -> Result<()> {
 }
 
 #[test]
-fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
+fn tensors_that_do_not_go_together_are_refused_and_nothing_is_written() -> Result<()> {
     let attention = Attention::new(&Device::Cpu)?;
     let says = |result: Result<Tensor>, words: &str| {
         let error = result.unwrap_err().to_string();

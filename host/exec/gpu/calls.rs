@@ -1,5 +1,7 @@
 //! Calls of single kernels, for tests and benchmarks.
 
+use std::ptr;
+
 use kernels_gpu::abi::MergeRow;
 
 use super::{
@@ -30,7 +32,7 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         let step = self.prepare_decode(kernel, call, &mut Maps::default())?;
         // SAFETY: the caller vouches for what the parameters point to.
-        unsafe { self.launch_step(&step, stream) }
+        unsafe { step.make(ptr::null(), stream) }
     }
 
     /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
@@ -60,7 +62,7 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         match self.prepare_prefill(kernel, call, &mut Maps::default())? {
             // SAFETY: the caller's promise.
-            Some(step) => unsafe { self.launch_step(&step, stream) },
+            Some(step) => unsafe { step.make(ptr::null(), stream) },
             None => Ok(()),
         }
     }
@@ -96,6 +98,6 @@ impl Gpu {
         let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None, None)?;
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller vouches for what the parameters point to.
-        unsafe { self.launch_step(&step, stream) }
+        unsafe { step.make(ptr::null(), stream) }
     }
 }

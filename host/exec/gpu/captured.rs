@@ -9,10 +9,8 @@ use std::{
 };
 
 use super::{
-    KvPool, LaunchSet, RunTensors,
-    driver::Stream,
-    launch_plan::PartNeeds,
-    launch_set::{LaunchKey, LaunchSubset},
+    KvPool, LaunchSet, RunTensors, driver::Stream, launch_key::LaunchKey, launch_plan::PartNeeds,
+    launch_set::LaunchSubset,
 };
 use crate::Error;
 

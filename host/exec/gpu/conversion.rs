@@ -3,31 +3,11 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use kernels_gpu::{
-    abi::{
-        ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, ScaleParams, TurnParams,
-        WidenParams, WorkItem,
-    },
-    common::cache,
-    divisor::Divisor,
-    passes::{turn::PIECES, widen::NUMBERS},
-    registry::Op,
-};
+use kernels_gpu::abi::{ConvertedPage, WorkItem};
 
-use super::{
-    DeviceArray, Gpu, KvPool, KvScales, Workspace,
-    prefill::describes_values,
-    prefill_rows::vectors_of,
-    registry::element,
-    steps::{Parameters, Step, check_pool},
-};
-use crate::{
-    Error,
-    plan::{
-        Plan,
-        conversion::{converted_pages, first_to_last, keys_of_row_block},
-    },
-    problem::{Compute, Dtype, KvLayout},
+use crate::plan::{
+    Plan,
+    conversion::{converted_pages, first_to_last, keys_of_row_block},
 };
 
 /// The pages, launch after launch, in the order in which tiles need them.
@@ -122,133 +102,6 @@ impl Conversion {
         }
         self.pages.push(new);
         new.page
-    }
-}
-
-/// The kernel's number for the element type of a pool.
-pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
-    match dtype {
-        Dtype::F8E4M3 => Ok(cache::E4M3),
-        Dtype::F8E5M2 => Ok(cache::E5M2),
-        got => Err(Error::Dtype {
-            tensor: "the KV pool",
-            got,
-            expected: "F8E4M3 or F8E5M2",
-        }),
-    }
-}
-
-impl Workspace {
-    /// The pool of converted keys and values. It has no pages if the plan has no prefills.
-    pub(super) fn converted_pool(&self) -> KvPool {
-        let spec = match self.spec.compute {
-            Compute::F16 => self.spec.with_kv_dtype(self.spec.on_kernels().q_dtype),
-            Compute::F8 => self.spec,
-        };
-        let [k, v, ..] = self.converted();
-        KvPool::new(
-            &spec,
-            KvLayout::Hnd,
-            ConvertedPage::KEYS,
-            self.bound.converted_pages,
-            k,
-            v,
-        )
-    }
-
-    /// Makes a prefill convert the pages of an 8-bit pool that its launch lists.
-    pub(super) fn convert_for(
-        &self,
-        params: &mut PrefillParams,
-        pool: &KvPool,
-        pages: Range<u32>,
-        tokens: usize,
-    ) -> Result<(), Error> {
-        params.attention.scales = pool.scales.parameters(&self.spec, pool, tokens)?;
-        params.convert = self.conversion_of(pool, pages)?;
-        Ok(())
-    }
-
-    /// The parameters that convert entries of the list.
-    fn conversion_of(&self, pool: &KvPool, pages: Range<u32>) -> Result<ConvertParams, Error> {
-        check_pool(pool)?;
-        pool.check_dtype(&self.spec)?;
-        let [to_k, to_v, done, control] = self.converted();
-        let [k_strides, v_strides] = vectors_of(pool, self.spec.kv_heads)?;
-        Ok(ConvertParams {
-            k: pool.k,
-            v: pool.v,
-            to_k,
-            to_v,
-            list: self.conversions().address,
-            page_ids: self.page_ids().address,
-            done,
-            control,
-            k_strides,
-            v_strides,
-            page_size: Divisor::new(pool.k_strides.page_size),
-            first_page: pages.start,
-            pages: pages.len() as u32,
-            format: match self.spec.rotary {
-                Some(_) => cache::BITS16,
-                None => format(pool.dtype)?,
-            },
-            reserved: [0; 2],
-        })
-    }
-}
-
-impl Gpu {
-    /// The launch that widens the keys of a prefill, each by the scale of its token if tokens have scales.
-    pub(super) fn prepare_widen(
-        &self,
-        workspace: &Workspace,
-        pool: &KvPool,
-        pages: Range<u32>,
-        record: Option<DeviceArray<LaunchRecord>>,
-        tokens: usize,
-    ) -> Result<Step, Error> {
-        let spec = &workspace.spec.on_kernels();
-        let pieces = pages.len() as u32 * spec.kv_heads * 2;
-        let params = WidenParams {
-            convert: workspace.conversion_of(pool, pages)?,
-            scales: match pool.scales {
-                KvScales::Token { .. } => pool.scales.parameters(spec, pool, tokens)?,
-                _ => ScaleParams::default(),
-            },
-            record: record.map_or(0, |record| record.address),
-            kv_heads: Divisor::new(spec.kv_heads),
-            vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),
-        };
-        let kernel = self.pass(Op::Widen, element(spec.q_dtype))?;
-        Ok(self.step(kernel, pieces, Parameters::Widen(params)))
-    }
-}
-
-impl Gpu {
-    /// The launch that applies the rotary embedding to the keys of a prefill.
-    pub(super) fn prepare_turn(
-        &self,
-        workspace: &Workspace,
-        pool: &KvPool,
-        pages: Range<u32>,
-        record: Option<DeviceArray<LaunchRecord>>,
-    ) -> Result<Step, Error> {
-        let spec = &workspace.spec;
-        let pieces = (pages.len() as u32).saturating_mul(PIECES);
-        let mut convert = workspace.conversion_of(pool, pages)?;
-        if describes_values(pool, spec) {
-            convert.to_v = 0;
-        }
-        let params = TurnParams {
-            convert,
-            rotary: workspace.rotary(),
-            record: record.map_or(0, |record| record.address),
-            kv_heads: spec.kv_heads,
-            lanes_log: (spec.head_dim_qk / 16).trailing_zeros(),
-        };
-        let kernel = self.pass(Op::Turn, element(spec.kv_dtype))?;
-        Ok(self.step(kernel, pieces, Parameters::Turn(params)))
     }
 }
 

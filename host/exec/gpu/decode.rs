@@ -1,7 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
 mod mapped;
-pub(super) mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -13,10 +12,11 @@ use kernels_gpu::{
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates,
     maps::{Maps, ShapeId},
-    prefill_rows::vectors_of,
     registry::check_serves,
-    steps::{Parameters, Step},
+    steps::{DecodeShapes, Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
+    vectors::vectors_of,
+    walk::Walk,
 };
 use crate::{
     Error,
@@ -24,12 +24,11 @@ use crate::{
     problem::{Dtype, Padding, Quantity, Spec},
 };
 use mapped::{Mapped, overlapping};
-use walk::Walk;
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 128, 256 or 512, latent ones of 576 and 512, or by kernels for pairs of KV heads 80 or 96.
+    /// The heads, of the kernel's dimensions.
     pub spec: &'a Spec,
     /// How the launch is divided.
     pub tile: DecodeTile,
@@ -47,7 +46,7 @@ pub struct DecodeCall<'a> {
     pub q: &'a DeviceTensor<3>,
     /// Keys and values, of the queries' type or of 8 bits; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
-    /// As `q`. Heads of 80 or 96 elements have 128 columns: elements from the 64th on are in the last columns.
+    /// As `q`. Heads of a dimension that is no multiple of 64 have 128 columns: elements from the 64th on are in the last columns.
     pub out: &'a DeviceTensor<3>,
     /// `[tokens, q_heads]` F32, dense, natural log, if wanted.
     pub lse: Option<&'a DeviceTensor<2>>,
@@ -63,17 +62,6 @@ pub struct DecodeCall<'a> {
     pub record: Option<DeviceArray<LaunchRecord>>,
     /// Further inputs of the spec's variant and the batch.
     pub extras: Extras,
-}
-
-/// The shapes of a launch's tensor maps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DecodeShapes {
-    /// Shapes of keys and of values; none if these are read row by row.
-    pub(super) maps: Option<[ShapeId; 2]>,
-    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
-    pub(super) unpadded: bool,
-    /// Whether the outputs are, too: then no launch of the run writes padded ones.
-    pub(super) writes_unpadded: bool,
 }
 
 /// How a launch is divided.
@@ -205,9 +193,8 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
         });
     }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-    let built = matches!(dim, 64 | 128 | 256 | 512) || dim == row.head_dim as usize;
-    if !spec.latent && (!built || value_dim != dim) {
-        let rule = "64, 128, 256 or 512, the same for keys and values, or by kernels of pairs of KV heads 80 or 96";
+    if !spec.latent && [dim, value_dim] != [row.head_dim as usize; 2] {
+        let rule = format!("{} for keys and values, as in {}", row.head_dim, row.name);
         return Err(extent("the pool", "elements in a head", dim, rule));
     }
     let columns = match spec.latent {

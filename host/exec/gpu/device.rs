@@ -1,6 +1,6 @@
 //! The device description of a GPU.
 
-use super::Gpu;
+use super::{Gpu, LaunchSet};
 use crate::{Error, plan::DeviceDescription, problem::Spec};
 
 /// The description that fits a GPU best, by its name and compute capability.
@@ -39,7 +39,14 @@ impl Gpu {
     /// specification; [`Error::NoVariant`] or [`Error::NoInstance`] for a variant that the GPU was not opened with, or that lacks kernels.
     pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
         self.device().supports(spec)?;
-        self.check_hooks(spec)
+        let Some(name) = spec.variant.hooks else {
+            return Ok(());
+        };
+        self.hooks(name)?;
+        for key in LaunchSet::all(&self.device(), spec)?.keys() {
+            self.hooked(name, key.kernel.info())?;
+        }
+        Ok(())
     }
 }
 

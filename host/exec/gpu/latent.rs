@@ -3,13 +3,14 @@
 use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 
 use super::{
-    DecodeCall, Gpu, KvPool, RopePart,
-    decode::{attention, walk::Walk},
-    maps::{MapShape, Maps, ShapeId},
+    DecodeCall, Gpu,
+    decode::attention,
+    maps::{MapShape, Maps},
     module::Kernel,
-    prefill_rows::vectors,
-    steps::{Parameters, Step},
-    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
+    steps::{LatentShapes, Parameters, Step},
+    tensor::{COUNTED, fits},
+    vectors::vectors,
+    walk::Walk,
 };
 use crate::{
     Error,
@@ -17,34 +18,10 @@ use crate::{
     exec::apart::check_pool,
     kv::latent_parts::rope_dim,
     problem::{Quantity, Spec},
-    tensor::ShapeError,
 };
-
-/// The shapes of a launch's tensor maps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LatentShapes {
-    pub(super) q: ShapeId,
-    /// Shapes of the two halves of the keys, if they are loaded by tensor maps.
-    pub(super) halves: Option<[ShapeId; 2]>,
-    /// Likewise the shape of the pool of what only the keys have, if there is one.
-    pub(super) rope: Option<ShapeId>,
-}
 
 /// Bytes of an element.
 const ELEMENT: u64 = 2;
-
-/// Checks that keys and values are the same pool: values are read as a part of the keys.
-pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
-    match (pool.k, pool.k_strides) == (pool.v, pool.v_strides) {
-        true => Ok(()),
-        false => Err(ShapeError::NotLatent { part: 0 }.into()),
-    }
-}
-
-/// Checks what making a tensor map would check, of a pool of so many pages.
-pub(super) fn check_rope_address(rope: &RopePart, pages: u32) -> Result<(), Error> {
-    check_address("the rope pool", rope.pool, pages == 0, VECTOR_BYTES)
-}
 
 impl Gpu {
     /// The launch of a call that passed the checks of all decodes.
@@ -55,7 +32,7 @@ impl Gpu {
         maps: &mut Maps,
     ) -> Result<Step, Error> {
         let (row, spec) = (kernel.info, call.spec);
-        check_latent(call.pool)?;
+        call.pool.check_is_one()?;
         if call.arrivals.is_some() {
             let rule = format!("0: {} leaves merges to others", row.name);
             return Err(extent("arrivals", "counters", call.merges.len, rule));

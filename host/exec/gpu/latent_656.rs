@@ -12,9 +12,9 @@ use super::{
     DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     launch::Launch,
     pool::pool_slots,
-    prefill_rows::vectors,
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
+    vectors::vectors,
 };
 use crate::{
     Error,

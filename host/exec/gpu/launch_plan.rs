@@ -11,8 +11,8 @@ use kernels_gpu::{
 
 use super::{
     conversion::Conversion,
-    launch_set::{LaunchKey, pairs},
-    run::has_own_heads,
+    launch_key::{LaunchKey, pairs},
+    registry::has_own_heads,
 };
 use crate::{
     Error,

@@ -8,32 +8,15 @@ use kernels_gpu::{
 };
 
 pub(super) use self::subset::LaunchSubset;
-use super::launch_plan::{GroupLaunch, LaunchPlan};
+use super::{
+    launch_key::{LaunchKey, pairs},
+    launch_plan::{GroupLaunch, LaunchPlan},
+};
 use crate::{
     Error,
     plan::{DeviceDescription, MergeMode, Plan, PlanOptions, SplitMode, tiles::TileTable},
     problem::Spec,
 };
-
-/// Identifies an attention launch of a run, for all plans. A captured graph has one launch for each key
-/// of its [`LaunchSet`], or for those that a plan needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaunchKey {
-    /// The kernel.
-    pub kernel: KernelId,
-    /// Query heads that share a tile.
-    pub pack: u32,
-    /// The part of the batch: parts have their own page pools.
-    pub part: u32,
-}
-
-impl LaunchKey {
-    /// The launch in words, for errors.
-    pub(super) fn words(&self) -> String {
-        let Self { kernel, pack, part } = self;
-        format!("of {kernel} for part {part} with {pack} query heads in a tile")
-    }
-}
 
 /// The key of a launch for part 0. None if the device is not a GPU: then there is no kernel.
 fn of_part_0(kernel: Option<KernelId>, pack: u32) -> Option<LaunchKey> {
@@ -273,21 +256,6 @@ impl LaunchSet {
         }
         needed
     }
-}
-
-/// The pairs of a prefill and a decode of a run that one kernel can run together.
-pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
-    let of = |op, part| {
-        let wanted = move |key: &LaunchKey| key.kernel.info().op == op && key.part == part;
-        keys.iter().position(wanted)
-    };
-    let parts = keys
-        .iter()
-        .map(|key| key.part)
-        .max()
-        .map_or(0, |last| last + 1);
-    let pair = |part| Some([of(Op::Prefill, part)?, of(Op::Decode, part)?]);
-    (0..parts).filter_map(pair).collect()
 }
 
 #[cfg(test)]

@@ -48,52 +48,67 @@
 //! All calls check their arguments before they launch anything. They return as soon as the work is
 //! queued. Errors of the work itself are reported by the next call that waits for it.
 
-mod append;
-#[cfg(feature = "unstable")]
-mod calls;
-mod captured;
-#[cfg(feature = "unstable")]
-mod ceilings;
-mod conversion;
-mod copy_pages;
-mod decode;
-mod decode_rows;
-mod device;
+// Each group imports only from itself and from those before it.
+
+// The driver: contexts, streams and events, loaded modules, a launch.
 mod driver;
 mod embedded;
+mod launch;
+mod module;
+mod resources;
+mod tensor_map;
+
+// Which kernels there are, and which of them a plan needs.
+mod conversion;
+mod launch_key;
+mod launch_plan;
+mod launch_set;
+mod registry;
+
+// Arguments: tensors, pools, scales, and the tensor maps that describe them.
+mod latent_parts;
+mod maps;
+mod pool;
+mod scales;
+mod tensor;
+mod vectors;
+mod walk;
+
+// Launches of single kernels: their checks and parameters.
+mod by_rows;
+mod decode;
+mod latent;
+mod merge;
+mod pod;
+mod prefill;
+mod steps;
+
+// Runs of whole plans, and graphs of them.
+mod captured;
+mod device;
 mod in_f32;
 mod indices;
 mod inspect;
-mod latent;
+mod memory;
+mod pad;
+mod run;
+mod workspace;
+
+// Calls without a plan.
+mod append;
+#[cfg(feature = "unstable")]
+mod calls;
+#[cfg(feature = "unstable")]
+mod ceilings;
+mod copy_pages;
 mod latent_656;
-mod latent_parts;
-mod launch;
-mod launch_plan;
-mod launch_set;
 #[cfg(feature = "unstable")]
 mod loops;
-mod maps;
-mod memory;
-mod merge;
-mod module;
-mod pad;
-mod pod;
-mod pool;
-mod prefill;
-mod prefill_rows;
 mod quantise;
 #[cfg(feature = "unstable")]
 mod ranks;
-mod registry;
-mod resources;
-mod run;
-mod scales;
 #[cfg(feature = "unstable")]
 mod step;
-mod steps;
-mod tensor;
-mod tensor_map;
-mod workspace;
 
 #[cfg(all(feature = "cudarc", feature = "unstable"))]
 pub mod cudarc;
@@ -132,7 +147,7 @@ unstable! {
     use driver::DevicePtr;
     use embedded::{Image, MODULES, Module};
     use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
-    use launch_set::LaunchKey;
+    use launch_key::LaunchKey;
     use merge::PartialStates;
     use module::Compiling;
     use pool::RopePart;

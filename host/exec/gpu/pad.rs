@@ -8,7 +8,7 @@
 use std::{ops::Range, ptr};
 
 use kernels_gpu::{
-    abi::{KvStrides, PadParams},
+    abi::PadParams,
     divisor::Divisor,
     passes::pad::{CHUNK, THREADS},
     registry::{Element, Op},
@@ -17,82 +17,14 @@ use kernels_gpu::{
 use super::{
     DeviceTensor, Gpu, RunTensors, Stream, Workspace,
     launch::Launch,
-    maps::MapShape,
     steps::Unpadded,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{
     Error,
-    checks::{check_same, extent},
-    problem::{Dtype, Padding, Quantity},
+    checks::check_same,
+    problem::{Padding, Quantity},
 };
-
-/// The tensor map of a pool whose heads are padded. A place is a head of a page.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PaddedPool {
-    padding: Padding,
-    strides: KvStrides,
-    /// Places of a page.
-    pub(super) places_per_page: u32,
-    /// Number of all places. Reads behind them give zeros.
-    pub(super) places: u32,
-}
-
-impl PaddedPool {
-    pub(super) fn new(padding: Padding, strides: &KvStrides, pages: u32) -> Result<Self, Error> {
-        let wrong = |dimension, got: u32, rule: &str| Error::Stride {
-            tensor: "the pool",
-            dimension,
-            got: got as usize,
-            rule: rule.into(),
-        };
-        let page_size = strides.page_size;
-        if page_size == 0 || !page_size.is_multiple_of(8) {
-            let got = page_size as usize;
-            let rule = "a multiple of 8, where heads have no kernel of their dimension";
-            return Err(extent("the pool", "tokens in a page", got, rule));
-        }
-        if strides.head == 0 || !strides.page.is_multiple_of(strides.head) {
-            let rule = "a multiple of that between heads";
-            return Err(wrong("pages", strides.page, rule));
-        }
-        let places_per_page = strides.page / strides.head;
-        let places = pages as usize * places_per_page as usize;
-        Ok(Self {
-            padding,
-            strides: *strides,
-            places_per_page,
-            places: fits(Quantity::Pool("pages × heads of a page"), places, COUNTED)?,
-        })
-    }
-
-    pub(super) fn shape(&self, dtype: Dtype, box_tokens: u32) -> MapShape {
-        let bytes = |elements: u32| u64::from(elements) * 2;
-        let Padding {
-            dim,
-            kernel_dim,
-            slabs,
-            step,
-        } = self.padding;
-        MapShape {
-            dtype,
-            dims: [
-                dim.min(64).into(),
-                8,
-                slabs.into(),
-                (self.strides.page_size / 8).into(),
-                self.places.max(1).into(),
-            ],
-            strides: [
-                bytes(self.strides.token),
-                bytes(step),
-                8 * bytes(self.strides.token),
-                bytes(self.strides.head),
-            ],
-            box_dims: [64, 8, kernel_dim / 64, box_tokens / 8, 1],
-        }
-    }
-}
 
 /// Queries or outputs of a run, and their padded form.
 struct Pad<'a> {

@@ -1,10 +1,10 @@
 //! A page pool in device memory, and the layout of its pages.
 
-use kernels_gpu::abi::KvStrides;
+use kernels_gpu::abi::{KvStrides, ScaleParams};
 
 use super::{
     DevicePtr, DeviceTensor, KvScales,
-    tensor::{COUNTED, fits},
+    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
@@ -12,6 +12,7 @@ use crate::{
     exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_head},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Quantity, Spec},
+    tensor::ShapeError,
 };
 
 /// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
@@ -149,6 +150,30 @@ impl KvPool {
     /// Checks that its elements have the specification's type.
     pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
         check_same("the KV pool", self.dtype, "the spec's KV", spec.kv_dtype)
+    }
+
+    /// Checks what making a tensor map would check.
+    pub(super) fn check_addresses(&self) -> Result<(), Error> {
+        check_address("the key pool", self.k, self.pages == 0, VECTOR_BYTES)?;
+        check_address("the value pool", self.v, self.pages == 0, VECTOR_BYTES)
+    }
+
+    /// Checks that keys and values are the same pool: values are read as a part of the keys.
+    pub(super) fn check_is_one(&self) -> Result<(), Error> {
+        match (self.k, self.k_strides) == (self.v, self.v_strides) {
+            true => Ok(()),
+            false => Err(ShapeError::NotLatent { part: 0 }.into()),
+        }
+    }
+
+    /// Checks the scales for this number of query tokens, and makes the kernel parameters.
+    pub(super) fn scale_parameters(
+        &self,
+        spec: &Spec,
+        tokens: usize,
+    ) -> Result<ScaleParams, Error> {
+        let extents = [self.pages, self.k_strides.page_size];
+        self.scales.parameters(spec, self.dtype, extents, tokens)
     }
 
     /// Checks that no rows overlap, for calls that write them.

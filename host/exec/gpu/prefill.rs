@@ -11,12 +11,12 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates,
-    maps::{Maps, ShapeId},
-    pad::PaddedPool,
-    prefill_rows::vectors_of,
+    maps::Maps,
     registry::check_serves,
-    steps::{Parameters, Step},
+    steps::{Parameters, PrefillShapes, Source, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
+    vectors::vectors_of,
+    walk::PaddedPool,
 };
 use crate::{
     Error,
@@ -106,33 +106,6 @@ impl Gpu {
     }
 }
 
-/// The shapes of a launch's tensor maps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shapes {
-    pub(super) q: ShapeId,
-    pub(super) out: ShapeId,
-    /// Shapes of keys and values, if they are loaded by pages.
-    pub(super) pages: Option<[ShapeId; 2]>,
-    /// Where keys and values are.
-    pub(super) source: Source,
-    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
-    pub(super) unpadded: bool,
-}
-
-/// Where a prefill finds keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// In the pool of the run.
-    Pool,
-    /// In the workspace: the prefill itself converts those of the run's pool.
-    Converted,
-    /// In the workspace: a launch before the prefill widened them, and multiplied each by its scale if these are `by_token`.
-    Widened { by_token: bool },
-    /// In the workspace: a launch before the prefill rotated the keys. Values are in the run's pool, unless `values`
-    /// says that they were copied along.
-    Turned { values: bool },
-}
-
 /// Whether tensor maps describe the values of a pool where they are.
 pub(super) fn describes_values(pool: &KvPool, spec: &Spec) -> bool {
     heads_in_token(&pool.v_strides, spec, spec.head_dim_v).is_some()
@@ -220,7 +193,7 @@ fn parameters(
     call: &PrefillCall<'_>,
     row: &KernelInfo,
     maps: &mut Maps,
-) -> Result<(PrefillParams, Shapes), Error> {
+) -> Result<(PrefillParams, PrefillShapes), Error> {
     check(call)?;
     let (pool, spec) = (call.pool, call.spec);
     let values = call.extras.values.as_ref().unwrap_or(pool);
@@ -316,7 +289,7 @@ fn parameters(
         values_apart: call.extras.values.is_some().into(),
     };
     let source = Source::Pool;
-    let shapes = Shapes {
+    let shapes = PrefillShapes {
         q,
         out,
         pages,

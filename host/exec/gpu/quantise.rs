@@ -9,10 +9,9 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
-    conversion::format,
     launch::Launch,
     pool::{pool_slots, pool_strides},
-    registry::element,
+    registry::{element, format},
     scales::{KEYS, VALUES},
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
@@ -213,7 +212,7 @@ fn parameters(
     slots.check_address("slots", 4)?;
     let mode = mode(scales, pool)?;
     check_own_values(spec, "append_rows_quantised with the keys alone")?;
-    let of_scales = pool.scales.parameters(spec, pool, tokens)?;
+    let of_scales = pool.scale_parameters(spec, tokens)?;
     pool.check_apart(spec)?;
     let ScaleParams {
         of_token,

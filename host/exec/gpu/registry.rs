@@ -2,21 +2,19 @@
 
 use kernels_gpu::{
     Hooks, HooksName,
+    common::cache,
     registry::{Arch, Element, Family, KernelId, KernelInfo, Op},
     variants::BUILT_IN,
 };
 
 use super::{
     Gpu, GpuBuilder,
-    launch::Launch,
-    launch_set::LaunchSet,
     module::{Kernel, Modules},
-    steps::{Parameters, Step},
 };
 use crate::{
     Error,
     plan::dims,
-    problem::{Dtype, Spec},
+    problem::{Dtype, Padding, Spec},
 };
 
 /// Every kernel that the GPU's architecture and memory allow.
@@ -131,19 +129,6 @@ impl Gpu {
         })
     }
 
-    /// Checks that the variant of a specification has a kernel for each launch that plans of one part can have: planning
-    /// does not know which kernels variants of the program have.
-    pub(super) fn check_hooks(&self, spec: &Spec) -> Result<(), Error> {
-        let Some(name) = spec.variant.hooks else {
-            return Ok(());
-        };
-        self.hooks(name)?;
-        for key in LaunchSet::all(&self.device(), spec)?.keys() {
-            self.hooked(name, key.kernel.info())?;
-        }
-        Ok(())
-    }
-
     /// The kernel of a variant that replaces a kernel with a soft cap.
     pub(super) fn hooked(&self, name: HooksName, row: &KernelInfo) -> Result<Kernel, Error> {
         let tile = |row: &KernelInfo| {
@@ -171,20 +156,6 @@ impl Gpu {
             arch: self.arch(),
         })
     }
-
-    /// A launch of `ctas` CTAs, but at most as many as are resident at the same time: a further CTA would begin its
-    /// first unit only when the others have done the rest. It is for part 0, until the caller says otherwise.
-    pub(super) fn step(&self, kernel: &Kernel, ctas: u32, parameters: Parameters) -> Step {
-        let most = self.multiprocessors * kernel.ctas_per_sm;
-        let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
-        launch.shared = kernel.info.shared_bytes;
-        Step {
-            kernel: *kernel,
-            launch,
-            part: 0,
-            parameters,
-        }
-    }
 }
 
 /// The element of outputs of a type.
@@ -196,6 +167,24 @@ pub(super) const fn element(dtype: Dtype) -> Element {
         Dtype::F8E4M3 => Element::E4m3,
         Dtype::F8E5M2 => Element::E5m2,
     }
+}
+
+/// The kernel's number for the element type of a pool.
+pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
+    match dtype {
+        Dtype::F8E4M3 => Ok(cache::E4M3),
+        Dtype::F8E5M2 => Ok(cache::E5M2),
+        got => Err(Error::Dtype {
+            tensor: "the KV pool",
+            got,
+            expected: "F8E4M3 or F8E5M2",
+        }),
+    }
+}
+
+/// Whether a kernel was compiled for these heads, which other kernels pad.
+pub(super) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
+    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
 /// Checks that an attention kernel was compiled for these heads and elements.

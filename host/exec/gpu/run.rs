@@ -1,17 +1,17 @@
 //! Running a whole plan on the GPU, and the checks before its launches.
 
+mod conversions;
 mod decodes;
 mod making;
 mod prefills;
 
 use self::making::Making;
-pub(super) use self::prefills::has_own_heads;
 use super::{
     DeviceTensor, Gpu, KvPool, Stream, Workspace, captured,
     driver::Current,
     indices::check_indices,
     launch_set::LaunchSet,
-    steps::{Run, RunTensors, check_own, check_sinks},
+    steps::{Run, RunTensors, Step, check_own, check_sinks},
 };
 use crate::{
     Error,
@@ -155,10 +155,48 @@ impl Gpu {
         } = making;
         workspace.one_table |= one_table;
         if made.is_ok() {
-            run.arrange(self, workspace, tensors);
+            run.arrange(self, &workspace.launch_plan, workspace.captured(), tensors);
         }
         (workspace.run, workspace.maps) = (run, maps);
         made
+    }
+
+    /// Launches a run on the caller's stream, or also on a second stream that forks from it and joins it again.
+    ///
+    /// # Safety
+    /// - The memory of the workspace's run is valid, and stays so until the work on the stream is done.
+    /// - The stream is one of this context, which is current.
+    pub(super) unsafe fn launch_run(
+        &self,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let run = &workspace.run;
+        let (before, rest) = run.steps.split_at(run.before);
+        let (first, rest) = rest.split_at(run.first);
+        let (aside, behind) = rest.split_at(run.aside);
+        let own = run.own.as_ptr().cast();
+        let launch = |steps: &[Step], stream| {
+            let mut steps = steps.iter();
+            // SAFETY: the caller's promises; the kernel's variant has as many bytes of its own.
+            steps.try_for_each(|step| unsafe { step.make(own, stream) })
+        };
+        if aside.is_empty() {
+            return launch(run.steps.as_slice(), stream);
+        }
+        launch(before, stream)?;
+        let (lane, done) = (workspace.lane.raw(), &workspace.done);
+        // SAFETY: the caller's promises.
+        unsafe {
+            workspace.fork.record(stream)?;
+            workspace.fork.hold(lane)?;
+        }
+        let launched = launch(first, stream).and_then(|()| launch(aside, lane));
+        // Also after an error: later work on the caller's stream must wait for the work on the second stream.
+        // SAFETY: as above.
+        let joined = unsafe { done.record(lane).and_then(|()| done.hold(stream)) };
+        launched.and(joined)?;
+        launch(behind, stream)
     }
 }
 

@@ -6,14 +6,14 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, KvPool,
+    DeviceArray, DeviceTensor,
     tensor::{COUNTED, fits},
 };
 use crate::{
     Error,
     checks::check_least,
     kv::check_in_row,
-    problem::{Quantity, Spec},
+    problem::{Dtype, Quantity, Spec},
     tensor::ShapeError,
 };
 
@@ -63,29 +63,35 @@ pub enum KvScales {
 }
 
 impl KvScales {
-    /// Checks the scales for a pool and this number of query tokens, and makes the kernel parameters.
+    /// Checks the scales for a pool of these pages and tokens in a page, and for this number of query tokens, and makes the kernel parameters.
     pub(super) fn parameters(
         &self,
         spec: &Spec,
-        pool: &KvPool,
+        dtype: Dtype,
+        [pages, page_size]: [u32; 2],
         tokens: usize,
     ) -> Result<ScaleParams, Error> {
-        if !matches!(self, Self::One) && pool.dtype.bytes() != 1 {
-            return Err(ShapeError::Scaled { dtype: pool.dtype }.into());
+        if !matches!(self, Self::One) && dtype.bytes() != 1 {
+            return Err(ShapeError::Scaled { dtype }.into());
         }
         let (heads, of_spec) = (spec.kv_heads as usize, "in the specification");
         match self {
             Self::One => Ok(ScaleParams::default()),
             Self::InRow => {
-                check_in_row(spec, pool.dtype)?;
+                check_in_row(spec, dtype)?;
                 Ok(ScaleParams::default())
             }
             Self::Token { k, v } => {
-                let page_size = pool.k_strides.page_size as usize;
                 for (name, tensor) in [(KEYS, k), (VALUES, v)] {
                     let of_pool = "in the pool";
-                    tensor.check_extent(name, "pages", 0, pool.pages as usize, of_pool)?;
-                    tensor.check_extent(name, "tokens in a page", 1, page_size, of_pool)?;
+                    tensor.check_extent(name, "pages", 0, pages as usize, of_pool)?;
+                    tensor.check_extent(
+                        name,
+                        "tokens in a page",
+                        1,
+                        page_size as usize,
+                        of_pool,
+                    )?;
                     tensor.check_extent(name, "KV heads", 2, heads, of_spec)?;
                 }
                 let token = |tensor: &DeviceTensor<3>| {
@@ -249,14 +255,15 @@ fn pair<const RANK: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::{Dtype, KvLayout};
 
     /// Kernels count the scales of all requests, and of a page, in 32 bits.
     #[test]
     fn all_scales_can_be_counted() {
         let spec = Spec::new(8, 8, 128).with_kv_dtype(Dtype::F8E4M3);
-        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 100, 1 << 20, 1 << 20);
-        let check = |scales: KvScales| scales.parameters(&spec, &pool, 4).map(drop);
+        let check = |scales: KvScales| {
+            let parameters = scales.parameters(&spec, Dtype::F8E4M3, [100, 16], 4);
+            parameters.map(drop)
+        };
         let of_requests = |stride| {
             let k = DeviceTensor::new(1 << 20, Dtype::F32, [4, 8]).with_stride(0, stride);
             let of_token = DeviceArray::new(1 << 20, 4);

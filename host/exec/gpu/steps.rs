@@ -5,15 +5,16 @@ mod extras;
 mod step;
 mod tensors;
 
-use std::ptr;
-
 pub use self::{extras::Extras, tensors::RunTensors};
 pub(super) use self::{
     extras::{check_own, check_sinks},
-    step::{Parameters, Step, check_pool},
+    step::{DecodeShapes, LatentShapes, Parameters, PrefillShapes, Source, Step},
     tensors::Unpadded,
 };
-use super::{DeviceTensor, Gpu, KvPool, Stream, Workspace, maps::Maps, tensor::VECTOR_BYTES};
+use super::{
+    DeviceTensor, Gpu, KvPool, launch::Launch, launch_plan::LaunchPlan, maps::Maps, module::Kernel,
+    tensor::VECTOR_BYTES,
+};
 use crate::{Error, plan::pod::PodMode, problem::Spec};
 
 /// The launches of a workspace's runs, kept from layer to layer: only addresses change there.
@@ -23,13 +24,13 @@ pub(super) struct Run {
     pub(super) steps: Vec<Step>,
     /// The first `before` steps run on the caller's stream. Of those after them, `first` steps run there, too, and the next
     /// `aside` steps on a second stream. The rest is launched after both.
-    before: usize,
-    first: usize,
-    aside: usize,
+    pub(super) before: usize,
+    pub(super) first: usize,
+    pub(super) aside: usize,
     /// The tensors that the steps were made for. None if there are no steps.
     tensors: Option<OwnedTensors>,
     /// The data of the variant's hooks.
-    own: Vec<u8>,
+    pub(super) own: Vec<u8>,
     /// The number of the [`Gpu`] whose kernels the steps launch.
     gpu: u64,
 }
@@ -149,8 +150,13 @@ impl Run {
     }
 
     /// Orders the steps, which were made for these tensors, and divides them between the streams.
-    pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
-        let (captured, launch_plan) = (workspace.captured(), &workspace.launch_plan);
+    pub(super) fn arrange(
+        &mut self,
+        gpu: &Gpu,
+        launch_plan: &LaunchPlan,
+        captured: bool,
+        tensors: &RunTensors<'_>,
+    ) {
         let concurrent =
             |step: &Step| step.is_co_resident_decode() || step.is_decode() && !captured;
         // Prefills and decodes overlap if the plan says so; in a captured graph, if the decode kernels are made for it.
@@ -229,63 +235,23 @@ impl Run {
 }
 
 impl Gpu {
-    /// Launches a run on the caller's stream, or also on a second stream that forks from it and joins it again.
-    ///
-    /// # Safety
-    /// - The memory of the workspace's run is valid, and stays so until the work on the stream is done.
-    /// - The stream is one of this context, which is current.
-    pub(super) unsafe fn launch_run(
-        &self,
-        workspace: &Workspace,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let run = &workspace.run;
-        let (before, rest) = run.steps.split_at(run.before);
-        let (first, rest) = rest.split_at(run.first);
-        let (aside, behind) = rest.split_at(run.aside);
-        let own = run.own.as_ptr().cast();
-        let launch = |steps: &[Step], stream| {
-            let mut steps = steps.iter();
-            // SAFETY: the caller's promises; parameters are those of the step's kernel, and its variant has as many bytes
-            // of its own.
-            steps.try_for_each(|step| unsafe {
-                step.launch
-                    .make(&step.kernel, [step.parameters(), own], stream)
-            })
-        };
-        if aside.is_empty() {
-            return launch(run.steps.as_slice(), stream);
+    /// A launch of `ctas` CTAs, but at most as many as are resident at the same time: a further CTA would begin its
+    /// first unit only when the others have done the rest. It is for part 0, until the caller says otherwise.
+    pub(super) fn step(&self, kernel: &Kernel, ctas: u32, parameters: Parameters) -> Step {
+        let most = self.multiprocessors * kernel.ctas_per_sm;
+        let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
+        launch.shared = kernel.info.shared_bytes;
+        Step {
+            kernel: *kernel,
+            launch,
+            part: 0,
+            parameters,
         }
-        launch(before, stream)?;
-        let (lane, done) = (workspace.lane.raw(), &workspace.done);
-        // SAFETY: the caller's promises.
-        unsafe {
-            workspace.fork.record(stream)?;
-            workspace.fork.hold(lane)?;
-        }
-        let launched = launch(first, stream).and_then(|()| launch(aside, lane));
-        // Also after an error: later work on the caller's stream must wait for the work on the second stream.
-        // SAFETY: as above.
-        let joined = unsafe { done.record(lane).and_then(|()| done.hold(stream)) };
-        launched.and(joined)?;
-        launch(behind, stream)
     }
 
     /// Whether the kernels support dependent launches: they signal when others may start, and wait for those before
     /// them.
     pub(super) fn overlaps(&self) -> bool {
         self.arch() == "sm_90a"
-    }
-
-    /// A single launch, in the current context, which is this GPU's.
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch).
-    pub(super) unsafe fn launch_step(&self, step: &Step, stream: Stream) -> Result<(), Error> {
-        // SAFETY: the caller's promises; parameters are those of the step's kernel.
-        unsafe {
-            step.launch
-                .make(&step.kernel, [step.parameters(), ptr::null()], stream)
-        }
     }
 }

@@ -14,8 +14,8 @@ use super::{
     launch_plan::LaunchPlan,
     launch_set::{LaunchSet, LaunchSubset},
     maps::Maps,
+    registry::has_own_heads,
     resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
-    run::has_own_heads,
     steps::Run,
 };
 use crate::{

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_masks_has_the_same_tile_if_there_is_such() {
+    fn kernels_with_masks_have_the_same_tile_if_there_is_one() {
         let tile = |row: &KernelInfo| (row.rows, row.keys, row.co_resident);
         let mut co_resident = 0;
         for id in KernelId::all().filter(|id| !id.info().extras) {

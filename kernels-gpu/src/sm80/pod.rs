@@ -272,7 +272,7 @@ mod device {
                         shape: shape.decode,
                         warp,
                     };
-                    let alone = decode::mainloop::Team {
+                    let alone = decode::unit::Team {
                         first: warp,
                         size: 1,
                     };

@@ -317,8 +317,8 @@ fn warpgroups_without_rows_let_tiles_pass() {
 }
 
 #[test]
-fn what_no_kernel_was_made_for_is_said() {
-    let Some(gpu) = gpu("what_no_kernel_was_made_for_is_said") else {
+fn prefills_of_head_dimensions_without_a_kernel_are_refused() {
+    let Some(gpu) = gpu("prefills_of_head_dimensions_without_a_kernel_are_refused") else {
         return;
     };
     let spec = Spec::new(8, 2, 96);

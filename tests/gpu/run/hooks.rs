@@ -189,8 +189,8 @@ fn weights_that_add_up_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_a_softmax_alone_has_is_refused() {
-    let Some(gpu) = hopper("what_a_softmax_alone_has_is_refused") else {
+fn sinks_without_a_softmax_are_refused() {
+    let Some(gpu) = hopper("sinks_without_a_softmax_are_refused") else {
         return;
     };
     let (spec, batch) = (Spec::new(8, 2, 128).with_hooks(&SIGMOID), batch(16, 2));
@@ -222,8 +222,8 @@ fn what_a_softmax_alone_has_is_refused() {
 }
 
 #[test]
-fn what_a_variant_lacks_is_refused() {
-    let Some(gpu) = hopper("what_a_variant_lacks_is_refused") else {
+fn heads_and_caches_without_a_kernel_of_the_variant_are_refused() {
+    let Some(gpu) = hopper("heads_and_caches_without_a_kernel_of_the_variant_are_refused") else {
         return;
     };
     let batch = batch(16, 2);

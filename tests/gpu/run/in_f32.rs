@@ -206,8 +206,8 @@ fn graphs_write_outputs_in_f32() {
 }
 
 #[test]
-fn what_f32_does_not_go_with_is_refused() {
-    let Some(gpu) = hopper("what_f32_does_not_go_with_is_refused") else {
+fn f32_queries_and_outputs_without_a_kernel_are_refused() {
+    let Some(gpu) = hopper("f32_queries_and_outputs_without_a_kernel_are_refused") else {
         return;
     };
     let batch = batch(16, 2);

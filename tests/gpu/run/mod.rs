@@ -373,8 +373,9 @@ fn damage_on_the_device_is_named() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_before_anything_runs() {
-    let Some(gpu) = hopper("what_does_not_fit_is_said_before_anything_runs") else {
+fn tensors_that_do_not_fit_the_plan_are_refused_before_anything_runs() {
+    let Some(gpu) = hopper("tensors_that_do_not_fit_the_plan_are_refused_before_anything_runs")
+    else {
         return;
     };
     let spec = Spec::new(8, 2, 128);

@@ -230,8 +230,8 @@ fn trees_are_turned_by_their_places() {
 }
 
 #[test]
-fn what_no_kernel_turns_is_refused() {
-    let Some(gpu) = hopper("what_no_kernel_turns_is_refused") else {
+fn rotary_embeddings_without_a_kernel_are_refused() {
+    let Some(gpu) = hopper("rotary_embeddings_without_a_kernel_are_refused") else {
         return;
     };
     let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 1e4));

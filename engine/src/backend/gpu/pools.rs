@@ -214,7 +214,7 @@ pub(super) fn check(
         return refused(error.to_string());
     }
     // Decode kernels take prompts of other heads: each tile converts the keys again.
-    if !matches!(spec.head_dim_qk, 64 | 128 | 256) {
+    if !LaunchSet::all(device, &spec)?.has_prefills() {
         return refused(format!(
             "prompts with heads of {} in 8 bits would be several times as slow as in 16",
             spec.head_dim_qk

@@ -178,7 +178,7 @@ fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
 }
 
 #[test]
-fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() {
+fn wrong_rows_of_one_tensor_are_refused_and_nothing_is_written() {
     let fails = |rows: &TensorRef<'_, 3>, slots: &[i64]| {
         let mut pool = [7.0_f32; 2 * 4 * 2 * 16];
         let to = TensorMut::new(&mut pool, [2, 4, 2, 16]).unwrap();

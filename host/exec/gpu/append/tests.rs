@@ -62,7 +62,7 @@ fn heads_that_follow_each_other_are_one_row() {
 }
 
 #[test]
-fn what_is_not_on_16_bytes_goes_by_8() {
+fn rows_that_are_not_on_16_bytes_are_copied_by_8() {
     let mut call = Call::good();
     call.k.address = A + 8;
     assert_eq!(call.check().unwrap().1, 8);

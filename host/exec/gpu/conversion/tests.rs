@@ -8,7 +8,7 @@ use crate::{
         DeviceDescription, Kernel, PlanOptions, Planner, SplitMode, conversion::most_pages,
         pod::PodMode,
     },
-    problem::{Batch, PageTable, Part, Spec},
+    problem::{Batch, Dtype, PageTable, Part, Spec},
 };
 
 #[test]

@@ -2,18 +2,15 @@
 
 use kernels_gpu::{abi::KvStrides, registry::KernelInfo};
 
-use super::{
-    DecodeCall,
-    walk::{Walk, slab},
-};
+use super::DecodeCall;
 use crate::{
     Error,
     checks::extent,
     exec::gpu::{
         KvPool,
         maps::{BOX_TOKENS, MapShape},
-        pad::PaddedPool,
         tensor::{COUNTED, fits},
+        walk::{PaddedPool, Walk, slab},
     },
     problem::{Padding, Quantity, Spec},
 };

@@ -2,14 +2,12 @@
 
 use kernels_gpu::registry::Arch;
 
-use super::{
-    making::{Making, on, place},
-    prefills::has_own_heads,
-};
+use super::making::{Making, on, place};
 use crate::{
     Error,
     exec::gpu::{
-        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch, steps::Step,
+        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch,
+        registry::has_own_heads, steps::Step,
     },
 };
 

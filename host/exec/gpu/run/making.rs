@@ -9,8 +9,8 @@ use crate::{
     Error,
     exec::gpu::{
         DeviceArray, Gpu, KvPool, RunTensors, Workspace,
+        launch_key::LaunchKey,
         launch_plan::GroupLaunch,
-        launch_set::LaunchKey,
         maps::Maps,
         steps::{Extras, Parameters, Step},
     },

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::registry::{Arch, KernelId, Op};
+use kernels_gpu::registry::{Arch, Op};
 
 use super::making::{Making, on, place};
 use crate::{
@@ -10,11 +10,12 @@ use crate::{
     exec::gpu::{
         KvPool, KvScales, PrefillCall,
         launch_plan::GroupLaunch,
-        prefill::{Source, describes_values},
-        steps::{Extras, Parameters, Step},
+        prefill::describes_values,
+        registry::has_own_heads,
+        steps::{Extras, Parameters, Source, Step},
     },
     plan::pod::PodMode,
-    problem::{Compute, Padding, Spec},
+    problem::{Compute, Spec},
 };
 
 impl Making<'_> {
@@ -126,14 +127,15 @@ impl Making<'_> {
                 }
             } else if by_token(&workspace.spec, pool) {
                 shapes.source = Source::Widened { by_token: true };
-            } else if self.widens(launch) {
-                shapes.source = Source::Widened { by_token: false };
-                let (scales, tokens) = (&pool.scales, tensors.q.shape[0]);
-                params.attention.scales = scales.parameters(&workspace.spec, pool, tokens)?;
             } else {
-                shapes.source = Source::Converted;
-                let pages = self.converted(launch);
-                workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
+                let tokens = tensors.q.shape[0];
+                params.attention.scales = pool.scale_parameters(&workspace.spec, tokens)?;
+                if self.widens(launch) {
+                    shapes.source = Source::Widened { by_token: false };
+                } else {
+                    shapes.source = Source::Converted;
+                    params.convert = workspace.conversion_of(pool, self.converted(launch))?;
+                }
             }
         }
         let resident = workspace.launch_plan.resident.prefill;
@@ -182,11 +184,6 @@ impl Making<'_> {
         };
         Ok(Some(Step { part, ..step }))
     }
-}
-
-/// Whether a kernel was compiled for these heads, which other kernels pad.
-pub(in crate::exec::gpu) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
-    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
 /// Whether a launch before the prefills multiplies keys by the scales of their tokens.

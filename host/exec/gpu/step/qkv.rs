@@ -274,7 +274,7 @@ impl Target {
         let bytes = VECTOR * pool.dtype.bytes();
         check_address("the key pool", pool.k, tokens == 0, bytes)?;
         check_address("the value pool", pool.v, tokens == 0, bytes)?;
-        let of_scales = pool.scales.parameters(spec, pool, tokens)?;
+        let of_scales = pool.scale_parameters(spec, tokens)?;
         Ok(Self {
             strides: [in_vectors(pool.k_strides)?, in_vectors(pool.v_strides)?],
             scales: of_scales,

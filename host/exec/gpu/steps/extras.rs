@@ -107,7 +107,7 @@ impl Extras {
                 COUNTED,
             )?,
             variant: spec.variant_params(),
-            scales: pool.scales.parameters(spec, pool, q.shape[0])?,
+            scales: pool.scale_parameters(spec, q.shape[0])?,
             sinks: self.sinks.map_or(0, |sinks| sinks.address),
             ancestors: self.ancestors.map_or(0, |ancestors| ancestors.address),
             ..AttentionParams::default()

@@ -11,13 +11,10 @@ use super::RunTensors;
 use crate::{
     Error,
     exec::gpu::{
-        DeviceTensor, KvPool,
-        decode::DecodeShapes,
-        latent::{LatentShapes, check_latent, check_rope_address},
+        DeviceTensor, KvPool, Stream,
         launch::Launch,
-        maps::Maps,
+        maps::{Maps, ShapeId},
         module::Kernel,
-        prefill::{Shapes, Source},
         tensor::{VECTOR_BYTES, check_address},
     },
     problem::Spec,
@@ -25,21 +22,21 @@ use crate::{
 
 /// A launch that was checked and waits for its turn.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::exec::gpu) struct Step {
-    pub(in crate::exec::gpu) kernel: Kernel,
-    pub(in crate::exec::gpu) launch: Launch,
+pub struct Step {
+    pub kernel: Kernel,
+    pub launch: Launch,
     /// The part of the batch, which has a pool of its own.
-    pub(in crate::exec::gpu) part: usize,
-    pub(in crate::exec::gpu) parameters: Parameters,
+    pub part: usize,
+    pub parameters: Parameters,
 }
 
 /// The parameters of a kernel, and the shapes of the tensor maps in them.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::exec::gpu) enum Parameters {
+pub enum Parameters {
     Decode(DecodeParams, DecodeShapes),
     Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
-    Prefill(PrefillParams, Shapes),
+    Prefill(PrefillParams, PrefillShapes),
     PrefillRows(GatherPrefillParams),
     /// Widens the keys for the prefill after it.
     Widen(WidenParams),
@@ -50,16 +47,64 @@ pub(in crate::exec::gpu) enum Parameters {
     Merge(MergeParams),
 }
 
+/// The shapes of a decode's tensor maps.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeShapes {
+    /// Shapes of keys and of values; none if these are read row by row.
+    pub maps: Option<[ShapeId; 2]>,
+    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
+    pub unpadded: bool,
+    /// Whether the outputs are, too: then no launch of the run writes padded ones.
+    pub writes_unpadded: bool,
+}
+
+/// The shapes of the tensor maps of latent attention.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentShapes {
+    pub q: ShapeId,
+    /// Shapes of the two halves of the keys, if they are loaded by tensor maps.
+    pub halves: Option<[ShapeId; 2]>,
+    /// Likewise the shape of the pool of what only the keys have, if there is one.
+    pub rope: Option<ShapeId>,
+}
+
+/// The shapes of a prefill's tensor maps.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillShapes {
+    pub q: ShapeId,
+    pub out: ShapeId,
+    /// Shapes of keys and values, if they are loaded by pages.
+    pub pages: Option<[ShapeId; 2]>,
+    /// Where keys and values are.
+    pub source: Source,
+    /// Whether the queries are those of [`RunTensors::unpadded`](super::RunTensors), if there are any.
+    pub unpadded: bool,
+}
+
+/// Where a prefill finds keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the pool of the run.
+    Pool,
+    /// In the workspace: the prefill itself converts those of the run's pool.
+    Converted,
+    /// In the workspace: a launch before the prefill widened them, and multiplied each by its scale if these are `by_token`.
+    Widened { by_token: bool },
+    /// In the workspace: a launch before the prefill rotated the keys. Values are in the run's pool, unless `values`
+    /// says that they were copied along.
+    Turned { values: bool },
+}
+
 impl Step {
     /// Updates the launch for tensors that differ only in their addresses.
-    pub(super) fn follow(
+    pub fn follow(
         &mut self,
         spec: &Spec,
         tensors: &RunTensors<'_>,
         maps: &mut Maps,
     ) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
-        let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
+        let scales = pool.scale_parameters(spec, tensors.q.shape[0])?;
         match &mut self.parameters {
             Parameters::Decode(params, shapes) => {
                 params.attention.scales = scales;
@@ -70,7 +115,7 @@ impl Step {
                         params.v_map = maps.at("the value pool", pool.v, v)?;
                     }
                     Some(_) => (),
-                    None => check_pool(pool)?,
+                    None => pool.check_addresses()?,
                 }
                 point(&mut params.attention, tensors, pool);
                 params.attention.q = tensors.of_launch(shapes.unpadded)[0].address;
@@ -79,7 +124,7 @@ impl Step {
                 }
             }
             Parameters::Latent(params, shapes) => {
-                check_latent(pool)?;
+                pool.check_is_one()?;
                 let known = &params.attention;
                 if known.q != tensors.q.address {
                     params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
@@ -90,7 +135,7 @@ impl Step {
                         params.right_map = maps.at("the pool", pool.k, right)?;
                     }
                     Some(_) => (),
-                    None => check_pool(pool)?,
+                    None => pool.check_addresses()?,
                 }
                 if let Some(rope) = pool.rope {
                     match shapes.rope {
@@ -98,7 +143,12 @@ impl Step {
                             params.rope_map = maps.at("the rope pool", rope.pool, shape)?;
                         }
                         Some(_) => (),
-                        None => check_rope_address(&rope, pool.pages)?,
+                        None => check_address(
+                            "the rope pool",
+                            rope.pool,
+                            pool.pages == 0,
+                            VECTOR_BYTES,
+                        )?,
                     }
                     params.rope = rope.pool;
                 }
@@ -129,11 +179,11 @@ impl Step {
                                 params.v_map = maps.at("the value pool", pool.v, v)?;
                             }
                             Some(_) => (),
-                            None => check_pool(pool)?,
+                            None => pool.check_addresses()?,
                         }
                     }
                     Source::Converted => {
-                        check_pool(pool)?;
+                        pool.check_addresses()?;
                         params.attention.scales = scales;
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
@@ -156,7 +206,7 @@ impl Step {
                 }
             }
             Parameters::Widen(params) => {
-                check_pool(pool)?;
+                pool.check_addresses()?;
                 // Other scales are applied by the prefill.
                 if params.scales != ScaleParams::default() {
                     params.scales = scales;
@@ -164,19 +214,19 @@ impl Step {
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::Turn(params) => {
-                check_pool(pool)?;
+                pool.check_addresses()?;
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::DecodeRows(params) => {
-                check_pool(pool)?;
+                pool.check_addresses()?;
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::PrefillRows(params) => {
-                check_pool(pool)?;
+                pool.check_addresses()?;
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::Pod(params) => {
-                check_pool(pool)?;
+                pool.check_addresses()?;
                 point(&mut params.prefill.attention, tensors, pool);
                 point(&mut params.decode.attention, tensors, pool);
             }
@@ -189,7 +239,17 @@ impl Step {
         Ok(())
     }
 
-    pub(super) const fn parameters(&self) -> *const c_void {
+    /// Launches it in the current context, which is that of its kernel. `own` is the data of the variant's hooks.
+    ///
+    /// # Safety
+    /// - The memory in its parameters is valid, and stays so until the work on the stream is done.
+    /// - `own` has as many bytes as the variant of its kernel has of its own.
+    pub unsafe fn make(&self, own: *const c_void, stream: Stream) -> Result<(), Error> {
+        // SAFETY: the caller's promises; parameters are those of the step's kernel.
+        unsafe { (self.launch).make(&self.kernel, [self.parameters(), own], stream) }
+    }
+
+    const fn parameters(&self) -> *const c_void {
         match &self.parameters {
             Parameters::Decode(params, _) => (&raw const *params).cast(),
             Parameters::Latent(params, _) => (&raw const *params).cast(),
@@ -203,7 +263,7 @@ impl Step {
         }
     }
 
-    pub(super) const fn is_prefill(&self) -> bool {
+    pub const fn is_prefill(&self) -> bool {
         let parameters = &self.parameters;
         matches!(
             parameters,
@@ -211,7 +271,7 @@ impl Step {
         )
     }
 
-    pub(super) const fn is_decode(&self) -> bool {
+    pub const fn is_decode(&self) -> bool {
         let parameters = &self.parameters;
         matches!(
             parameters,
@@ -220,16 +280,16 @@ impl Step {
     }
 
     /// Whether it widens keys for a prefill.
-    pub(super) const fn widens_keys(&self) -> bool {
+    pub const fn widens_keys(&self) -> bool {
         matches!(self.parameters, Parameters::Widen(_))
     }
 
-    pub(super) const fn is_merge(&self) -> bool {
+    pub const fn is_merge(&self) -> bool {
         matches!(self.parameters, Parameters::Merge(_))
     }
 
     /// Whether it reads queries whose heads are padded, if any are.
-    pub(super) const fn reads_padded(&self) -> bool {
+    pub const fn reads_padded(&self) -> bool {
         match &self.parameters {
             Parameters::Decode(_, shapes) => !shapes.unpadded,
             Parameters::Prefill(_, shapes) => !shapes.unpadded,
@@ -242,12 +302,12 @@ impl Step {
     }
 
     /// Whether it is a decode that can write outputs whose heads are not padded, if others are.
-    pub(in crate::exec::gpu) const fn can_write_unpadded(&self) -> bool {
+    pub const fn can_write_unpadded(&self) -> bool {
         matches!(&self.parameters, Parameters::Decode(_, shapes) if shapes.unpadded)
     }
 
     /// Makes such a decode write these outputs.
-    pub(in crate::exec::gpu) fn write_unpadded(&mut self, out: &DeviceTensor<3>) {
+    pub fn write_unpadded(&mut self, out: &DeviceTensor<3>) {
         if let Parameters::Decode(params, shapes) = &mut self.parameters {
             params.attention.out = out.address;
             // The stride was checked where outputs are unpadded.
@@ -258,7 +318,7 @@ impl Step {
     }
 
     /// Whether it writes outputs whose heads are padded, if any are.
-    pub(super) const fn writes_padded(&self) -> bool {
+    pub const fn writes_padded(&self) -> bool {
         match &self.parameters {
             Parameters::Decode(_, shapes) => !shapes.writes_unpadded,
             Parameters::Widen(_) | Parameters::Turn(_) => false,
@@ -267,7 +327,7 @@ impl Step {
     }
 
     /// Decodes that leave most of each SM to a prefill.
-    pub(super) const fn is_co_resident_decode(&self) -> bool {
+    pub const fn is_co_resident_decode(&self) -> bool {
         self.is_decode() && self.kernel.info.co_resident
     }
 }
@@ -279,10 +339,4 @@ fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) 
     params.out = tensors.out.address;
     params.lse = tensors.lse.map_or(0, |lse| lse.address);
     params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
-}
-
-/// Checks what making a tensor map would check.
-pub(in crate::exec::gpu) fn check_pool(pool: &KvPool) -> Result<(), Error> {
-    check_address("the key pool", pool.k, pool.pages == 0, VECTOR_BYTES)?;
-    check_address("the value pool", pool.v, pool.pages == 0, VECTOR_BYTES)
 }

@@ -18,8 +18,8 @@ use cuda_std::{mma, shared, warp};
 
 use super::{
     KEYS,
-    products::{KEY_BLOCKS, LaneOffsets, Logits, column},
-    tile::{Chunk, Rows},
+    products::column,
+    tile::{Chunk, KEY_BLOCKS, LaneOffsets, Logits, Rows},
 };
 use crate::{
     abi::RotaryParams,

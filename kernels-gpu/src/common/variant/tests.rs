@@ -72,7 +72,7 @@ fn f32_and_f64_run_the_same_formula() {
 }
 
 #[test]
-fn what_is_not_there_costs_nothing() {
+fn hooks_that_are_not_implemented_are_left_out() {
     const { assert!(!Standard::<false>::TRANSFORMS_LOGITS && Standard::<true>::TRANSFORMS_LOGITS) };
     const { assert!(!Standard::<true>::MASKS && !Standard::<true>::TRANSFORMS_QUERY) };
     const { assert!(!Sigmoid::SOFTMAX) };

@@ -84,36 +84,11 @@ pub const FEW: Shape = Shape {
 };
 
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{FEW, LONG, MANY, Shape, THREADS};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($output:ident $element:literal { $($what:ident: $shape:ident;)* }) => {
-            &[$(KernelInfo {
-                element: Element::$output,
-                ..row(concat!("merge_", stringify!($what), "_", $element), $shape)
-            }),*]
-        };
-    }
-
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
-    /// See the macro `f32_table`.
-    pub const F32_ROWS: &[KernelInfo] = f32_table!(rows);
-
-    const fn row(name: &'static str, shape: Shape) -> KernelInfo {
-        KernelInfo {
-            threads: THREADS,
-            registers: registers(THREADS, shape.blocks),
-            ..KernelInfo::new(name, Family::Passes, Arch::Sm80, Op::Merge(shape))
-        }
-    }
-}
-#[cfg(not(target_arch = "nvptx64"))]
 pub use rows::{F32_ROWS, ROWS};
 
 #[cfg(target_arch = "nvptx64")]
 mod kernels;
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows;
 #[cfg(target_arch = "nvptx64")]
 mod slots;

@@ -4,8 +4,7 @@ use cuda_std::{prelude::*, shared};
 
 use super::{
     Shared,
-    mainloop::{ROW_BLOCKS, Team},
-    unit::{self, Unit},
+    unit::{self, ROW_BLOCKS, Team, Unit},
 };
 use crate::{
     abi::{GatherDecodeParams, NO_MERGE},

@@ -7,15 +7,19 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::{ROWS, Shared, epilogue::finish, load, load::Found, unit, unit::Unit};
+use super::{
+    Shared,
+    epilogue::finish,
+    load::{self, Found},
+    unit::{self, ROW_BLOCKS, Team, Unit},
+};
 use crate::{
     abi::GatherDecodeParams,
     common::{
         cache::{BITS16, Stored},
         decode::{
             KEYS,
-            products::LaneOffsets,
-            tile::{Keys, Rows},
+            tile::{Keys, LaneOffsets, Rows},
         },
         half::Half,
         policy::Policies,
@@ -24,34 +28,6 @@ use crate::{
 };
 
 const WARP: u32 = warp::FULL_MASK;
-
-/// Blocks of 8 rows in a tile.
-pub(super) const ROW_BLOCKS: usize = ROWS as usize / 8;
-
-/// The warps that share a unit.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Team {
-    /// The first of them in the CTA.
-    pub first: u32,
-    /// Their number: one, or all warps of the CTA.
-    pub size: u32,
-}
-
-impl Team {
-    /// A barrier of the team: CTA-wide, or `syncwarp` for a single warp.
-    ///
-    /// # Safety
-    /// Whole warps, all of the team.
-    #[inline(always)]
-    pub(super) unsafe fn sync(self) {
-        if self.size > 1 {
-            thread::sync_threads();
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { warp::sync_warp(WARP) };
-        }
-    }
-}
 
 /// Works until no unit is left.
 ///

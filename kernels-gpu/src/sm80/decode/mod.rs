@@ -16,7 +16,7 @@ mod load;
 #[cfg(target_arch = "nvptx64")]
 pub(super) mod mainloop;
 #[cfg(target_arch = "nvptx64")]
-mod unit;
+pub(super) mod unit;
 
 pub use crate::common::decode::KEYS;
 

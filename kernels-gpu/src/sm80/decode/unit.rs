@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 
-use super::Shared;
+use super::{ROWS, Shared};
 use crate::{
     abi::{GatherDecodeParams, QueryRow, WorkItem},
     common::{
@@ -10,6 +10,34 @@ use crate::{
         variant::Variant,
     },
 };
+
+/// Blocks of 8 rows in a tile.
+pub(super) const ROW_BLOCKS: usize = ROWS as usize / 8;
+
+/// The warps that share a unit.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Team {
+    /// The first of them in the CTA.
+    pub first: u32,
+    /// Their number: one, or all warps of the CTA.
+    pub size: u32,
+}
+
+impl Team {
+    /// A barrier of the team: CTA-wide, or `syncwarp` for a single warp.
+    ///
+    /// # Safety
+    /// Whole warps, all of the team.
+    #[inline(always)]
+    pub(super) unsafe fn sync(self) {
+        if self.size > 1 {
+            thread::sync_threads();
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { warp::sync_warp(warp::FULL_MASK) };
+        }
+    }
+}
 
 /// A unit, uniform over the lanes.
 #[derive(Clone, Copy)]

@@ -6,9 +6,9 @@ use cuda_std::{async_copy, mbarrier, misc, ptr};
 use super::{
     super::by_rows::{Column, Rows, place},
     layout::{KEYS, Layout},
-    load::{Loader, Seen},
+    load::Loader,
     place::Place,
-    unit::{Descriptor, Unit},
+    unit::{Descriptor, Seen, Unit},
 };
 use crate::common::cache;
 

@@ -3,7 +3,10 @@
 
 use cuda_std::{shared, warp};
 
-use super::{layout::Layout, mainloop::Consumer};
+use super::{
+    layout::Layout,
+    mainloop::{Consumer, SHARE_STEPS, Weights},
+};
 use crate::common::{
     cache::Cache,
     decode::tile::Rows,
@@ -11,23 +14,6 @@ use crate::common::{
 };
 
 const ALL: u32 = warp::FULL_MASK;
-
-/// Shares per lane in [`Weights::of`].
-const SHARE_STEPS: usize = 3;
-
-/// The result of [`Consumer::weights`].
-pub(super) struct Weights<const ROW_BLOCKS: usize> {
-    of: [[f32; SHARE_STEPS]; ROW_BLOCKS],
-    lse: [f32; ROW_BLOCKS],
-}
-
-impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
-    /// For a warp that is alone with its unit.
-    pub const NONE: Self = Self {
-        of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
-        lse: [f32::NEG_INFINITY; ROW_BLOCKS],
-    };
-}
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>

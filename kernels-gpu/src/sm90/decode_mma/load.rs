@@ -4,10 +4,9 @@ use cuda_std::{async_copy, mbarrier, prelude::*, tma};
 
 use super::{
     layout::{IDS, KEYS, Layout, known_ahead, loaders},
-    open::Opening,
     place::Place,
     queries::load_queries,
-    unit::{Descriptor, Unit},
+    unit::{Descriptor, Seen, Unit},
 };
 use crate::{
     abi::{DecodeParams, KvStrides, WorkItem},
@@ -32,40 +31,18 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, 
     pub lane: u32,
 }
 
-/// The keys of a unit that all of its rows see: chunks that lie within need no mask.
+/// A CTA's first unit, and the piece of it that this lane loads before the unit is listed.
 #[derive(Clone, Copy)]
-pub(super) struct Seen {
-    begin: u32,
-    end: u32,
-}
-
-impl Seen {
-    /// `position` is the smallest of the unit's query tokens. With a window the range counts as empty: all chunks are
-    /// masked.
-    #[inline(always)]
-    pub fn new<V: Variant>(
-        p: &DecodeParams,
-        variant: &V,
-        position: i32,
-        begin: u32,
-        end: u32,
-    ) -> Self {
-        let windowed = p.attention.variant.window_left != i32::MAX;
-        let (_, high) = variant.visible_keys(position);
-        let high = p.attention.seen_by_all(high);
-        let end = if windowed {
-            0
-        } else {
-            high.saturating_add(1).clamp(0, end as i32) as u32
-        };
-        Self { begin, end }
-    }
-
-    /// Whether the chunk at position `first` has keys that some row does not see.
-    #[inline(always)]
-    pub const fn mask(self, first: u32) -> bool {
-        first < self.begin || first + KEYS > self.end
-    }
+pub(super) struct Opening {
+    pub item: WorkItem,
+    pub head: u32,
+    /// Chunks of the unit; 0 if there is none.
+    pub chunks: u32,
+    /// The lane's chunk, counted among those that this loader opens with.
+    pub nth: u32,
+    /// The page of the lane's piece, if it has one.
+    pub page: u32,
+    pub mine: bool,
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>

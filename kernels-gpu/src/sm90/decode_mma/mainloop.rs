@@ -4,7 +4,6 @@ use cuda_std::{barrier, mbarrier, misc, warp};
 
 use super::{
     super::meet,
-    combine::Weights,
     config::per_lane,
     layout::{KEYS, Layout},
     place::Place,
@@ -15,9 +14,8 @@ use crate::{
     common::{
         cache::{self, Cache, Stored},
         decode::{
-            products::LaneOffsets,
             results::Results,
-            tile::{Chunk, Keys, Rows, Sharers},
+            tile::{Chunk, Keys, LaneOffsets, Rows, Sharers},
         },
         divisor::Divisor,
         half::Half,
@@ -44,6 +42,23 @@ pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const
     pub warp: u32,
     /// Lane in the warp.
     pub lane: u32,
+}
+
+/// Shares per lane in [`Weights::of`].
+pub(super) const SHARE_STEPS: usize = 3;
+
+/// The result of [`Consumer::weights`].
+pub(super) struct Weights<const ROW_BLOCKS: usize> {
+    pub of: [[f32; SHARE_STEPS]; ROW_BLOCKS],
+    pub lse: [f32; ROW_BLOCKS],
+}
+
+impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
+    /// For a warp that is alone with its unit.
+    pub const NONE: Self = Self {
+        of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
+        lse: [f32::NEG_INFINITY; ROW_BLOCKS],
+    };
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>

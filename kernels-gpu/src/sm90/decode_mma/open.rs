@@ -4,29 +4,15 @@ use cuda_std::{mbarrier, prelude::*, tma};
 
 use super::{
     layout::{KEYS, Layout, known_ahead},
-    load::{Loader, Seen},
-    unit::Descriptor,
+    load::{Loader, Opening},
+    unit::{Descriptor, Seen},
 };
 use crate::{
-    abi::{DecodeParams, WorkItem},
+    abi::DecodeParams,
     common::{cache, decode::produce::Header, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
-
-/// A CTA's first unit, and the piece of it that this lane loads before the unit is listed.
-#[derive(Clone, Copy)]
-pub(super) struct Opening {
-    item: WorkItem,
-    head: u32,
-    /// Chunks of the unit; 0 if there is none.
-    chunks: u32,
-    /// The lane's chunk, counted among those that this loader opens with.
-    nth: u32,
-    /// The page of the lane's piece, if it has one.
-    page: u32,
-    mine: bool,
-}
 
 /// The CTA's first unit; empty if it has none.
 ///

@@ -3,6 +3,7 @@
 use cuda_std::shared;
 
 use super::layout::KEYS;
+use crate::{abi::DecodeParams, common::variant::Variant};
 
 /// A unit: an item and a KV head.
 #[derive(Clone, Copy, Debug)]
@@ -160,5 +161,41 @@ impl Descriptor {
             masked: bits >> 9 & 1 != 0,
             exit: bits >> 10 & 1 != 0,
         }
+    }
+}
+
+/// The keys of a unit that all of its rows see: chunks that lie within need no mask.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    begin: u32,
+    end: u32,
+}
+
+impl Seen {
+    /// `position` is the smallest of the unit's query tokens. With a window the range counts as empty: all chunks are
+    /// masked.
+    #[inline(always)]
+    pub fn new<V: Variant>(
+        p: &DecodeParams,
+        variant: &V,
+        position: i32,
+        begin: u32,
+        end: u32,
+    ) -> Self {
+        let windowed = p.attention.variant.window_left != i32::MAX;
+        let (_, high) = variant.visible_keys(position);
+        let high = p.attention.seen_by_all(high);
+        let end = if windowed {
+            0
+        } else {
+            high.saturating_add(1).clamp(0, end as i32) as u32
+        };
+        Self { begin, end }
+    }
+
+    /// Whether the chunk at position `first` has keys that some row does not see.
+    #[inline(always)]
+    pub const fn mask(self, first: u32) -> bool {
+        first < self.begin || first + KEYS > self.end
     }
 }

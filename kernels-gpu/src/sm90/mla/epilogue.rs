@@ -3,6 +3,7 @@
 use core::f32::consts::LN_2;
 
 use cuda_std::{
+    barrier,
     math::{lg2, rcp},
     ptr, shared, warp, wgmma,
 };
@@ -10,7 +11,6 @@ use cuda_std::{
 use super::{
     super::mma::{first_float, store_floats, store_halves},
     config::VALUE_DIM,
-    mainloop::meet,
     products::O,
     shared::{Shared, Unit, Units},
 };
@@ -22,6 +22,24 @@ use crate::{
         state::{sink_of, with_sink},
     },
 };
+
+/// Four named barriers of [`meet`].
+const BOTH: u32 = 5;
+
+/// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own, at which the other arrives:
+/// so none waits for a barrier that it has left.
+///
+/// # Safety
+/// All threads of both consumers come here, with `time` 0 and 1 alternately: a thread may still be in one barrier when
+/// another thread arrives at the next.
+#[inline(always)]
+unsafe fn meet(c: u32, time: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        barrier::bar_arrive(BOTH + 2 * time + (c ^ 1), 256);
+        barrier::bar_sync(BOTH + 2 * time + c, 256);
+    }
+}
 
 /// Writes half of the columns of the warp's 16 rows, to the output or to partial states.
 ///

@@ -6,9 +6,8 @@ use super::{
     super::{pipeline::Pipeline, uniform},
     config::{CONSUMERS, FEEDERS, QUERY_SLABS, REGISTERS, query_slabs},
     epilogue::finish,
-    load::QueryPlace as _,
     products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply, slabs},
-    shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
+    shared::{QueryPlace as _, Shared, Unit, Units, WEIGHTS_CHUNK},
     visible::{clear, hide, is_whole},
 };
 use crate::{
@@ -23,25 +22,9 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 
 /// Named barriers. `WEIGHTS_READY` + owner: a block's weights are stored (the owner arrives, the other waits).
-/// `CONSUMER` + consumer: its four warps. `BOTH`: four barriers of [`meet`].
+/// `CONSUMER` + consumer: its four warps.
 const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
-const BOTH: u32 = 5;
-
-/// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own, at which the other arrives:
-/// so none waits for a barrier that it has left.
-///
-/// # Safety
-/// All threads of both consumers come here, with `time` 0 and 1 alternately: a thread may still be in one barrier when
-/// another thread arrives at the next.
-#[inline(always)]
-pub(super) unsafe fn meet(c: u32, time: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        barrier::bar_arrive(BOTH + 2 * time + (c ^ 1), 256);
-        barrier::bar_sync(BOTH + 2 * time + c, 256);
-    }
-}
 
 #[inline(always)]
 fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {

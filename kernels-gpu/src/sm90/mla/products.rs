@@ -11,8 +11,7 @@ use super::{
         uniform,
     },
     config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM},
-    load::QueryPlace as _,
-    shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
+    shared::{QueryPlace as _, Shared, Unit, Units, WEIGHTS_CHUNK},
 };
 use crate::{abi::LatentParams, common::half::Half};
 

@@ -3,13 +3,10 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, Offsets, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes, query_slabs,
-    under_way,
+    CONSUMERS, Offsets, QUERY_SLABS, Ring, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, half_bytes,
+    query_slabs, under_way,
 };
-use super::{
-    keys_16::Keys,
-    load::{Parts, QueryPlace},
-};
+use super::keys_16::Keys;
 pub(super) use crate::sm90::unit::Unit;
 use crate::{
     abi::QueryRow,
@@ -86,6 +83,70 @@ pub(super) trait Units: Copy {
     unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the unit has the token, and its barrier completed.
         QueryRow::from_words(unsafe { shared::load_u32x4(self.row(slot, token)) })
+    }
+}
+
+/// Shared memory with a ring of `STAGES` stages for parts of blocks. A part has some slabs of 64 columns, of all keys of
+/// a block: groups of 8 keys; within a group the slabs follow each other.
+pub(super) trait Parts<const STAGES: u32>: Units {
+    /// Parts of a block, which take stages in turn.
+    const PARTS: u32;
+    /// The first slab of the first part.
+    const FIRST_SLAB: u32;
+    /// Slabs of a part.
+    const PART_SLABS: u32;
+    /// Parts under way at most, if TMA loads them. See [`load`](super::load).
+    const UNDER_WAY: u32;
+    /// The tensor map of the parts. If the last slab has a pool of its own, the last part has other maps.
+    const MAP: usize;
+    /// Whether the last part has the last slab of the keys, which is no part of the values.
+    const HAS_ROPE: bool = Self::FIRST_SLAB + Self::PARTS * Self::PART_SLABS == QUERY_SLABS;
+
+    /// The keys of a stage.
+    fn keys(self, stage: u32) -> u32;
+    /// A stage's keys have arrived.
+    fn full(self, stage: u32) -> u32;
+    /// The products that read a stage are done.
+    fn free(self, stage: u32) -> u32;
+}
+
+/// Shared memory with the queries of a unit.
+pub(super) trait QueryPlace: Units {
+    /// Slabs of 64 columns in shared memory.
+    const SLABS: u32;
+    /// Offset of the first.
+    const QUERIES_AT: u32 = 0;
+
+    /// The first slab; each slab holds all rows.
+    #[inline(always)]
+    fn queries(self) -> u32 {
+        self.base() + Self::QUERIES_AT
+    }
+    /// The unit's queries have arrived.
+    #[inline(always)]
+    fn queries_full(self) -> u32 {
+        Self::RING.barrier(self.base(), 6)
+    }
+    /// The consumers have finished reading the queries.
+    #[inline(always)]
+    fn queries_free(self) -> u32 {
+        Self::RING.barrier(self.base(), 7)
+    }
+
+    /// Zeroes the queries, as tiles may lack rows.
+    ///
+    /// # Safety
+    /// All `threads` of the CTA come here, and then meet at a CTA-wide barrier; the queries are not used before.
+    #[inline(always)]
+    unsafe fn clear_queries(self, threads: u32) {
+        let mut at = thread::thread_idx_x() * 16;
+        while at < Self::SLABS * (Self::ROWS * 128) {
+            // SAFETY: inside the queries; the caller's promise.
+            unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
+            at += threads * 16;
+        }
+        // Order these stores before the bulk copies of queries.
+        fence::proxy_async_shared();
     }
 }
 

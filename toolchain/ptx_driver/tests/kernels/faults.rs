@@ -115,7 +115,7 @@ fn harmless(lines: &[&str], at: usize, change: Change) -> Option<&'static str> {
         && waits_for_the_end
     {
         return Some(
-            "the next unit is claimed too early: who_is_busy_leaves_units_to_others shows it",
+            "the next unit is claimed too early: busy_ctas_leave_units_to_others shows it",
         );
     }
     if !matches!(change, Change::Remove) {

@@ -138,8 +138,8 @@ fn copies_as_late_as_can_be() {
 }
 
 #[test]
-fn who_is_busy_leaves_units_to_others() {
-    let Some(text) = child("who_is_busy_leaves_units_to_others", "log=1") else {
+fn busy_ctas_leave_units_to_others() {
+    let Some(text) = child("busy_ctas_leave_units_to_others", "log=1") else {
         scenarios::run_claims();
         return;
     };

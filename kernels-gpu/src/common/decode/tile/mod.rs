@@ -9,16 +9,52 @@ mod weigh;
 use cuda_std::{barrier, shared, warp};
 
 use self::scales::TokenScales;
-use super::{
-    KEYS,
-    products::{LaneOffsets, Logits},
-};
+use super::KEYS;
 use crate::{
     abi::QueryRow,
     common::{cache::Cache, state::Softmax, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
+
+/// Blocks of 16 keys in a chunk.
+pub(super) const KEY_BLOCKS: usize = KEYS as usize / 16;
+
+/// S of a chunk: `[key / 16][row / 8]`, each with key `k` of columns `2t`, `2t + 1`, then the same of key `k + 8`.
+pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
+
+/// P of a chunk, as B operand of the product with the values.
+pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
+
+/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a line. Column `c` of the line is at
+/// the *address* XOR `32 · c`, because the swizzle turns steps along a row into that.
+#[derive(Clone, Copy)]
+pub struct LaneOffsets {
+    pub(super) k: u32,
+    pub(super) v: u32,
+    pub(super) row_bytes: u32,
+}
+
+impl LaneOffsets {
+    /// For keys of `row_bytes` bytes.
+    #[inline(always)]
+    pub fn new(lane: u32, row_bytes: u32) -> Self {
+        let (matrix, row) = (lane / 8, lane % 8);
+        let group = row_bytes * 8;
+        let (line, swizzle) = if row_bytes < 128 {
+            (row * 64, row / 2)
+        } else {
+            (row * 128, row)
+        };
+        // K: matrices 1 and 3 hold the next 8 keys, matrices 2 and 3 the next 16 bytes. V, which is loaded transposed,
+        // has these the other way round.
+        Self {
+            k: (matrix % 2) * group + line + ((matrix / 2) ^ swizzle) * 16,
+            v: (matrix / 2) * group + line + ((matrix % 2) ^ swizzle) * 16,
+            row_bytes,
+        }
+    }
+}
 
 /// A chunk in shared memory.
 #[derive(Clone, Copy)]

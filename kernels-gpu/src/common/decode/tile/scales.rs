@@ -5,10 +5,7 @@ use cuda_std::{
     shared,
 };
 
-use super::{
-    super::{KEYS, products::KEY_BLOCKS},
-    Chunk, Keys,
-};
+use super::{super::KEYS, Chunk, KEY_BLOCKS, Keys};
 use crate::common::cache::scale_of_value;
 
 /// The scales of a lane's keys in a chunk, and of their values.

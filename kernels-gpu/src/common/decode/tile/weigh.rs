@@ -2,11 +2,7 @@
 
 use cuda_std::{misc, mma, warp};
 
-use super::{
-    super::products::{KEY_BLOCKS, Logits, Weights},
-    Keys, Rows,
-    scales::TokenScales,
-};
+use super::{KEY_BLOCKS, Keys, Logits, Rows, Weights, scales::TokenScales};
 use crate::common::{
     cache::Cache,
     half::Half,

@@ -8,9 +8,8 @@ use cuda_std::{
 
 use super::{
     config::state_pitch,
-    mainloop::{CONSUMERS, THREADS},
     products::Tile,
-    shared::{Shared, Unit},
+    shared::{CONSUMERS, Shared, THREADS, Unit},
     softmax::Softmax,
 };
 use crate::{

@@ -9,17 +9,13 @@ use super::{
     products::{Tile, keys_queries, values_weights},
     products_8,
     scales::take_scales,
-    shared::{Shared, Unit},
+    shared::{CONSUMERS, Shared, THREADS, Unit},
     softmax::{Softmax, hide, largest, rescale},
 };
 use crate::{
     abi::DecodeParams,
     common::{softmax::SLACK, variant::Variant},
 };
-
-/// The named barrier of the consumers, and its threads.
-pub(super) const CONSUMERS: u32 = 1;
-pub(super) const THREADS: u32 = 128;
 
 /// Works through all units: blocks of `KEYS` · 64 keys, head dimension `SLABS` · 64.
 ///

@@ -7,6 +7,10 @@ use super::PREFETCH_BYTES;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
 use crate::sm90::arrivals;
 
+/// The named barrier of the consumers, and its threads.
+pub(super) const CONSUMERS: u32 = 1;
+pub(super) const THREADS: u32 = 128;
+
 /// A unit of work, as the scheduler warp describes it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {

@@ -3,9 +3,8 @@
 use cuda_std::{barrier, shared, warp};
 
 use super::{
-    mainloop::{CONSUMERS, THREADS},
     products::Tile,
-    shared::{Shared, Unit},
+    shared::{CONSUMERS, Shared, THREADS, Unit},
 };
 use crate::{
     abi::DecodeParams,

@@ -12,7 +12,7 @@ use super::{
     },
     PREFETCH_DISTANCE,
     masks::Mode,
-    runs::Walk,
+    runs::{TOKENS, Walk},
     scales,
     shared::{Shared, Unit},
 };
@@ -20,9 +20,6 @@ use crate::{
     abi::{DecodeParams, WorkItem},
     common::{cache, policy::Policies, variant::Variant},
 };
-
-/// Keys of a piece: as many as have one mask.
-pub(super) const TOKENS: u32 = 8;
 
 /// Steps of [`KEYS`] keys whose page ids are looked up ahead. More would take too many registers.
 const AHEAD: usize = 2;

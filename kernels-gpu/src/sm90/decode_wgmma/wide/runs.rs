@@ -3,7 +3,6 @@
 use cuda_std::{misc, ptr, shared, warp};
 
 use super::{
-    by_rows,
     masks::Mode,
     shared::{Shared, Unit},
 };
@@ -13,6 +12,9 @@ use crate::{
 };
 
 const WARP: u32 = warp::FULL_MASK;
+
+/// Keys of a piece where keys are loaded one by one: as many as have one mask.
+pub(super) const TOKENS: u32 = 8;
 
 /// A run of keys of one page table. It covers whole pieces of the unit's keys.
 #[derive(Clone, Copy)]
@@ -88,7 +90,7 @@ pub(super) unsafe fn list_runs(
     let (joint, group) = (item.is_joint(), p.attention.group);
     let runs = if joint { item.merge } else { 1 };
     let tokens = if p.loads_rows() {
-        by_rows::TOKENS
+        TOKENS
     } else {
         p.piece_tokens
     };

@@ -15,8 +15,7 @@ use crate::{
     sm90::{
         mla::{
             config::{FEEDERS, SLABS as HALF_SLABS},
-            load::{Parts as _, QueryPlace as _},
-            shared::{Unit, Units as _},
+            shared::{Parts as _, QueryPlace as _, Unit, Units as _},
             swapped::{
                 CONSUMER, Outputs, Swapped as _, WEIGHTS_READY, adopt, adopt_sums, hide, renew,
                 take,

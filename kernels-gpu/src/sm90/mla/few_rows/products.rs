@@ -13,7 +13,7 @@ use crate::{
     common::half::Half,
     sm90::{
         mla::{
-            load::{Parts as _, QueryPlace as _},
+            shared::{Parts as _, QueryPlace as _},
             swapped::{Outputs, TILES},
         },
         uniform,

@@ -8,8 +8,8 @@ use crate::{
     common::{decode::produce::Header, variant::Variant},
     sm90::{
         mla::{
-            load::{QueryPlace as _, bring_queries, claim},
-            shared::Units as _,
+            load::{bring_queries, claim},
+            shared::{QueryPlace as _, Units as _},
             swapped::{NONE, Swapped as _},
             visible::seen,
         },

@@ -9,8 +9,7 @@ use crate::sm90::{
     mla::{
         config::Ring,
         keys_16::Keys,
-        load::{Parts, QueryPlace},
-        shared::Units,
+        shared::{Parts, QueryPlace, Units},
         swapped::Swapped,
     },
 };

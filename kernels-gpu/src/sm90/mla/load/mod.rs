@@ -6,7 +6,6 @@
 
 mod keys_656;
 mod pages;
-mod parts;
 mod policy;
 mod rows;
 mod rows_656;
@@ -14,6 +13,5 @@ mod scheduler;
 
 pub(super) use keys_656::{Places, load_656};
 pub(super) use pages::load;
-pub(super) use parts::Parts;
 pub(super) use rows::{Share, load_rows, load_rows_of_two};
-pub(super) use scheduler::{QueryPlace, bring_queries, claim, claim_with_queries};
+pub(super) use scheduler::{bring_queries, claim, claim_with_queries};

@@ -7,8 +7,11 @@ use cuda_std::{
 };
 
 use super::{
-    super::{super::pipeline::Pipeline, PREFETCH_DISTANCE, shared::Unit},
-    parts::Parts,
+    super::{
+        super::pipeline::Pipeline,
+        PREFETCH_DISTANCE,
+        shared::{Parts, Unit},
+    },
     policy::Policies,
 };
 use crate::abi::LatentParams;

@@ -3,8 +3,11 @@
 use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
 
 use super::{
-    super::{PREFETCH_DISTANCE, config::QUERY_SLABS, shared::Unit},
-    parts::Parts,
+    super::{
+        PREFETCH_DISTANCE,
+        config::QUERY_SLABS,
+        shared::{Parts, Unit},
+    },
     policy::Policies,
 };
 use crate::abi::LatentParams;

@@ -1,7 +1,7 @@
 //! The scheduler warp: claims units, writes their descriptions and rows, and loads their queries.
 
 use cuda_std::{
-    fence, mbarrier, shared, thread,
+    mbarrier, shared, thread,
     tma::{self, TensorMap},
     warp,
 };
@@ -9,7 +9,7 @@ use cuda_std::{
 use super::super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    shared::{Unit, Units},
+    shared::{QueryPlace, Unit, Units},
 };
 use crate::{abi::LatentParams, common::decode::produce::Header};
 
@@ -71,46 +71,6 @@ pub(in crate::sm90::mla) unsafe fn claim<U: Units>(
             Unit::NONE.store(s.unit(slots.stage));
         }
         mbarrier::arrive(s.unit_full(slots.stage));
-    }
-}
-
-/// Shared memory with the queries of a unit.
-pub(in crate::sm90::mla) trait QueryPlace: Units {
-    /// Slabs of 64 columns in shared memory.
-    const SLABS: u32;
-    /// Offset of the first.
-    const QUERIES_AT: u32 = 0;
-
-    /// The first slab; each slab holds all rows.
-    #[inline(always)]
-    fn queries(self) -> u32 {
-        self.base() + Self::QUERIES_AT
-    }
-    /// The unit's queries have arrived.
-    #[inline(always)]
-    fn queries_full(self) -> u32 {
-        Self::RING.barrier(self.base(), 6)
-    }
-    /// The consumers have finished reading the queries.
-    #[inline(always)]
-    fn queries_free(self) -> u32 {
-        Self::RING.barrier(self.base(), 7)
-    }
-
-    /// Zeroes the queries, as tiles may lack rows.
-    ///
-    /// # Safety
-    /// All `threads` of the CTA come here, and then meet at a CTA-wide barrier; the queries are not used before.
-    #[inline(always)]
-    unsafe fn clear_queries(self, threads: u32) {
-        let mut at = thread::thread_idx_x() * 16;
-        while at < Self::SLABS * (Self::ROWS * 128) {
-            // SAFETY: inside the queries; the caller's promise.
-            unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
-            at += threads * 16;
-        }
-        // Order these stores before the bulk copies of queries.
-        fence::proxy_async_shared();
     }
 }
 

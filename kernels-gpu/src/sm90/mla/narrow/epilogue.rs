@@ -9,9 +9,8 @@ use cuda_std::{
 
 use super::{
     config::{TEAMS, WARPS, WEIGHTS_OF_BLOCK},
-    mainloop::Outputs,
     places::Place,
-    shared::Shared,
+    shared::{BOTH, Outputs, Shared},
     weigh::{Rows, of_four},
 };
 use crate::{
@@ -29,9 +28,6 @@ use crate::{
         },
     },
 };
-
-/// Named barrier of both teams: for the sums, for the exchanged halves of rows, and for the next unit's queries.
-pub(super) const BOTH: u32 = 1 + 2 * TEAMS;
 
 /// Merges both teams' outputs of a unit. Each lane writes 16 columns of one row: team 0 the upper 8 rows, team 1 the
 /// lower

@@ -4,10 +4,10 @@ use cuda_std::{barrier, convert, fence, mbarrier, misc, mma, shared, thread};
 
 use super::{
     config::{FRAGMENT_BYTES, ROWS_OF_TILE, TEAMS, WARPS, WEIGHTS_BYTES},
-    epilogue::{BOTH, finish},
+    epilogue::finish,
     places::{Place, Places},
     queries::bring,
-    shared::Shared,
+    shared::{BOTH, Outputs, Products, Shared, WEIGHTS_READY},
     weigh::{Block, Rows},
 };
 use crate::{
@@ -28,21 +28,12 @@ use crate::{
     },
 };
 
-/// A lane's outputs: per 16 columns two fragments of 16 rows, one of the even and one of the odd columns.
-pub(super) type Outputs = [[f32; 4]; 8];
-
 /// A lane's unconverted values of 16 keys: of each 16 columns, two columns of four keys.
 type Values = [[u32; 4]; 2];
 
 /// Steps of 16 keys per block, and the number of steps by which values are read ahead.
 const STEPS: usize = BLOCK as usize / 16;
 const AHEAD: usize = 4;
-
-/// Named barriers of a team: all warps have stored their row maxima; the weights are stored.
-pub(super) const SAID_ALL: u32 = 1;
-pub(super) const WEIGHTS_READY: u32 = 1 + TEAMS;
-/// Named barriers of each pair of warps: partial logits are exchanged.
-pub(super) const PAIR: u32 = BOTH + 1;
 
 /// Works through all units.
 ///
@@ -135,14 +126,6 @@ pub(super) unsafe fn consume<V: Variant, const STAGES: u32>(
             units += 1;
         }
     }
-}
-
-/// Products of two rows and two keys over half of the columns, in fragment order.
-#[derive(Clone, Copy)]
-pub(super) struct Products {
-    /// Per group of columns, without scales.
-    pub columns: [[f32; 4]; GROUPS as usize / 2],
-    pub rope: [f32; 4],
 }
 
 /// Multiplies half of the columns of the queries and of two groups of 8 keys, so a fragment of the queries is read once

@@ -3,7 +3,7 @@
 use cuda_std::misc;
 
 use super::{
-    config::{TEAMS, WARPS, WEIGHTS_OF_BLOCK},
+    config::{FRAGMENT_BYTES, FRAGMENTS_OF_HALF, TEAMS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK},
     shared::Shared,
 };
 use crate::sm90::mla::{
@@ -69,6 +69,22 @@ impl Place {
     #[inline(always)]
     pub fn key(self) -> u32 {
         self.warp * 8 + self.lane % 4 * 2
+    }
+}
+
+impl<const STAGES: u32> Shared<STAGES> {
+    /// A lane's fragments of a warp's half of the columns.
+    #[inline(always)]
+    pub fn queries_of(self, place: Place) -> u32 {
+        self.queries(place.lane) + place.half() * FRAGMENTS_OF_HALF as u32 * FRAGMENT_BYTES
+    }
+    /// Where the warps of a pair exchange partial logits: per lane 16 bytes for each warp of the team. They lie where
+    /// that warp later stores its weights.
+    #[inline(always)]
+    pub fn parts(self, place: Place, number: u32) -> u32 {
+        self.weights(place.team, 0, 0)
+            + number / TEAMS % 2 * WEIGHTS_OF_BLOCK
+            + place.lane * WEIGHTS_BYTES
     }
 }
 

@@ -1,11 +1,8 @@
 //! Shared-memory addresses of units, rows, queries, keys, weights and mbarriers.
 
-use super::{
-    config::{
-        FRAGMENT_BYTES, FRAGMENTS_OF_HALF, Offsets, ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS,
-        THREADS, UNDER_WAY, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
-    },
-    places::Place,
+use super::config::{
+    Offsets, ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS, THREADS, UNDER_WAY, WARPS, WEIGHTS_BYTES,
+    WEIGHTS_OF_BLOCK,
 };
 use crate::sm90::{
     arrivals,
@@ -16,6 +13,25 @@ use crate::sm90::{
         shared::Units,
     },
 };
+
+/// A lane's outputs: per 16 columns two fragments of 16 rows, one of the even and one of the odd columns.
+pub(super) type Outputs = [[f32; 4]; 8];
+
+/// Products of two rows and two keys over half of the columns, in fragment order.
+#[derive(Clone, Copy)]
+pub(super) struct Products {
+    /// Per group of columns, without scales.
+    pub columns: [[f32; 4]; GROUPS as usize / 2],
+    pub rope: [f32; 4],
+}
+
+/// Named barriers of a team: all warps have stored their row maxima; the weights are stored.
+pub(super) const SAID_ALL: u32 = 1;
+pub(super) const WEIGHTS_READY: u32 = 1 + TEAMS;
+/// Named barriers of each pair of warps: partial logits are exchanged.
+pub(super) const PAIR: u32 = BOTH + 1;
+/// Named barrier of both teams: for the sums, for the exchanged halves of rows, and for the next unit's queries.
+pub(super) const BOTH: u32 = 1 + 2 * TEAMS;
 
 /// Shared addresses, with `STAGES` places for 32 keys each.
 #[derive(Clone, Copy)]
@@ -49,19 +65,6 @@ impl<const STAGES: u32> Shared<STAGES> {
     #[inline(always)]
     pub fn queries(self, lane: u32) -> u32 {
         self.base + Self::AT.queries + lane * 16
-    }
-    /// A lane's fragments of a warp's half of the columns.
-    #[inline(always)]
-    pub fn queries_of(self, place: Place) -> u32 {
-        self.queries(place.lane) + place.half() * FRAGMENTS_OF_HALF as u32 * FRAGMENT_BYTES
-    }
-    /// Where the warps of a pair exchange partial logits: per lane 16 bytes for each warp of the team. They lie where
-    /// that warp later stores its weights.
-    #[inline(always)]
-    pub fn parts(self, place: Place, number: u32) -> u32 {
-        self.weights(place.team, 0, 0)
-            + number / TEAMS % 2 * WEIGHTS_OF_BLOCK
-            + place.lane * WEIGHTS_BYTES
     }
     /// The 64 weights, 16 bits each, of a row for a group of columns.
     #[inline(always)]

@@ -14,9 +14,8 @@ use cuda_std::{
 
 use super::{
     config::{ROWS_OF_TILE, WARPS, WEIGHTS_BYTES},
-    mainloop::{Outputs, PAIR, Products, SAID_ALL},
     places::Place,
-    shared::Shared,
+    shared::{Outputs, PAIR, Products, SAID_ALL, Shared},
 };
 use crate::{
     common::{

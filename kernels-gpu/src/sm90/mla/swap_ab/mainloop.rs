@@ -18,8 +18,8 @@ use crate::{
         mla::{
             config::{FEEDERS, VALUE_DIM},
             keys_656::{BLOCK, GROUPS, KEYS, PARTS, ROW_BYTES},
-            load::{Places as _, QueryPlace as _},
-            shared::{Unit, Units as _},
+            load::Places as _,
+            shared::{QueryPlace as _, Unit, Units as _},
             swapped::{
                 BOTH, CONSUMER, Swapped as _, WEIGHTS_READY, adopt, adopt_sums, hide, renew, take,
             },

@@ -8,8 +8,8 @@ use crate::sm90::{
     mla::{
         config::{QUERY_SLABS, Ring, SLAB_BYTES, TILE_ROWS},
         keys_656::{KEYS, LOADERS},
-        load::{Places, QueryPlace},
-        shared::Units,
+        load::Places,
+        shared::{QueryPlace, Units},
         swapped::Swapped,
     },
 };

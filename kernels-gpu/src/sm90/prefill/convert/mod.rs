@@ -17,7 +17,10 @@ use cuda_std::{
     prelude::*,
 };
 
-pub(super) use self::{converter::Converter, piece::Piece};
+pub(super) use self::{
+    converter::Converter,
+    piece::{NOWHERE, Piece},
+};
 use super::{f8::lay_out, shared::Shared};
 use crate::{
     abi::{ConvertParams, ConvertedPage, PrefillParams},
@@ -28,9 +31,6 @@ const WARP: u32 = warp::FULL_MASK;
 
 /// Keys of a piece, and tokens of a converted page.
 const PAGE: u32 = ConvertedPage::KEYS;
-
-/// The place of a token that does not exist; it is filled with zeros.
-pub(super) const NOWHERE: u32 = u32::MAX;
 
 /// The first key of a tile from which on all keys, or values, are converted; `known` is the previous answer. Each call
 /// reads the flags of 32 pieces, one per lane.

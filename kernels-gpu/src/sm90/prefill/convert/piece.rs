@@ -7,11 +7,14 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::{super::shared::Shared, NOWHERE, PAGE, WARP};
+use super::{super::shared::Shared, PAGE, WARP};
 use crate::{
     abi::PrefillParams,
     common::{cache, half::Half},
 };
+
+/// The place of a token that does not exist; it is filled with zeros.
+pub(in crate::sm90::prefill) const NOWHERE: u32 = u32::MAX;
 
 /// A piece: the index of its flag, and per lane the offsets of two of its tokens in the pool, in vectors of 16 bytes.
 #[derive(Clone, Copy)]

@@ -1,59 +1,15 @@
-//! Prefill by kernels that load keys and values row by row.
+//! Strides of pools whose rows are loaded one by one, in vectors of 16 bytes.
 
-use kernels_gpu::{
-    abi::{GatherPrefillParams, KvStrides},
-    divisor::Divisor,
-};
+use kernels_gpu::abi::KvStrides;
 
 use super::{
-    Gpu, KvPool, PrefillCall,
-    module::Kernel,
-    prefill::{attention, check},
-    steps::{Parameters, Step},
+    KvPool,
     tensor::{VECTOR_BYTES, check_address},
 };
 use crate::{
     Error,
-    checks::extent,
     problem::{Dtype, Quantity, Spec},
 };
-
-impl Gpu {
-    pub(super) fn prepare_prefill_rows(
-        &self,
-        kernel: &Kernel,
-        call: &PrefillCall<'_>,
-    ) -> Result<Step, Error> {
-        let mut parameters = parameters(call, kernel.info.rows)?;
-        let ctas = parameters.attention.units;
-        parameters.attention.leave_to_record(call.items.len);
-        Ok(self.step(kernel, ctas, Parameters::PrefillRows(parameters)))
-    }
-}
-
-/// Checks the call and makes the parameters of the launch.
-fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, Error> {
-    check(call)?;
-    let (spec, pool, pack) = (call.spec, call.pool, call.pack);
-    if pack > rows {
-        let (got, rule) = (pack as usize, format!("at most {rows}"));
-        return Err(extent("rows of a tile", "packed query heads", got, rule));
-    }
-    let tile_tokens = rows / pack;
-    let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
-    let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
-    Ok(GatherPrefillParams {
-        attention: attention(call, cuts)?,
-        k_vectors,
-        v_vectors,
-        page_size: Divisor::new(pool.k_strides.page_size),
-        pack: Divisor::new(pack),
-        cuts: Divisor::new(cuts),
-        heads: Divisor::new(spec.q_heads / pack),
-        heads_per_kv_head: Divisor::new(spec.group() / pack),
-        tile_tokens,
-    })
-}
 
 /// [`vectors`] of a pool's keys, and of its values.
 pub(super) fn vectors_of(pool: &KvPool, kv_heads: u32) -> Result<[KvStrides; 2], Error> {

@@ -1,0 +1,89 @@
+//! Prefill and decode by kernels that load keys and values row by row.
+
+use kernels_gpu::{
+    abi::{GatherDecodeParams, GatherPrefillParams},
+    divisor::Divisor,
+};
+
+use super::{
+    DecodeCall, Gpu, PrefillCall, decode,
+    module::Kernel,
+    prefill,
+    steps::{Parameters, Step},
+    vectors::vectors_of,
+};
+use crate::{Error, checks::extent};
+
+impl Gpu {
+    /// Checks the call and makes its launch.
+    pub(super) fn prepare_prefill_rows(
+        &self,
+        kernel: &Kernel,
+        call: &PrefillCall<'_>,
+    ) -> Result<Step, Error> {
+        prefill::check(call)?;
+        let (spec, pool, pack) = (call.spec, call.pool, call.pack);
+        let rows = kernel.info.rows;
+        if pack > rows {
+            let (got, rule) = (pack as usize, format!("at most {rows}"));
+            return Err(extent("rows of a tile", "packed query heads", got, rule));
+        }
+        let tile_tokens = rows / pack;
+        let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
+        let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
+        let mut parameters = GatherPrefillParams {
+            attention: prefill::attention(call, cuts)?,
+            k_vectors,
+            v_vectors,
+            page_size: Divisor::new(pool.k_strides.page_size),
+            pack: Divisor::new(pack),
+            cuts: Divisor::new(cuts),
+            heads: Divisor::new(spec.q_heads / pack),
+            heads_per_kv_head: Divisor::new(spec.group() / pack),
+            tile_tokens,
+        };
+        let ctas = parameters.attention.units;
+        parameters.attention.leave_to_record(call.items.len);
+        Ok(self.step(kernel, ctas, Parameters::PrefillRows(parameters)))
+    }
+
+    /// The launch of a [`Gpu::decode`] that was checked.
+    pub(super) fn prepare_decode_rows(
+        &self,
+        kernel: &Kernel,
+        call: &DecodeCall<'_>,
+    ) -> Result<Step, Error> {
+        let DecodeCall {
+            spec, tile, pool, ..
+        } = *call;
+        let (group, rows) = (spec.group(), kernel.info.rows);
+        if group > rows {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: format!("{group} query heads per KV head with the instructions of Ampere"),
+                there: "at most 16",
+            });
+        }
+        // Items that are larger than a tile are cut.
+        let tile_tokens = rows / group;
+        let cuts = (tile.rows / group).div_ceil(tile_tokens);
+        let attention = decode::attention(call, cuts)?;
+        let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
+        let mut parameters = GatherDecodeParams {
+            attention,
+            k_vectors,
+            v_vectors,
+            page_size: Divisor::new(pool.k_strides.page_size),
+            group: Divisor::new(group),
+            kv_heads: Divisor::new(spec.kv_heads),
+            cuts: Divisor::new(cuts),
+            tile_tokens,
+            team: 1,
+            long: tile.long.into(),
+            reserved: 0,
+        };
+        let ctas = parameters.attention.units;
+        parameters.attention.leave_to_record(call.items.len);
+        Ok(self.step(kernel, ctas, Parameters::DecodeRows(parameters)))
+    }
+}
