@@ -16,8 +16,7 @@ pub(crate) struct Padding {
 }
 
 impl Padding {
-    /// None if kernels have this head dimension, or if it cannot be padded: slabs must start at multiples of 16 bytes,
-    /// at equal distances.
+    /// None if kernels have this head dimension, or if it is no multiple of 16.
     pub(crate) const fn of(spec: &Spec) -> Option<Self> {
         let dim = spec.head_dim_qk;
         if spec.head_dim_v != dim || dim == 0 || !dim.is_multiple_of(16) || dim > 256 {
@@ -30,12 +29,25 @@ impl Padding {
             _ => 256,
         };
         match Self::of_row(dim) {
-            Some(row) => Some(Self { kernel_dim, ..row }),
-            None => None,
+            Some(row) if spec.kv_dtype.bytes() > 1 => Some(Self { kernel_dim, ..row }),
+            // Loaders copy row by row: keys of 8 bits, and 224 and 240, which have no equal slabs.
+            _ => Some(Self {
+                dim,
+                kernel_dim,
+                slabs: dim.div_ceil(64),
+                step: 64,
+            }),
         }
     }
 
-    /// The padding of a row of one or several heads, in as many slabs as it needs.
+    /// Whether the last of several slabs has fewer columns. Tensor maps do not read such heads: the box would contain bytes of
+    /// the next head.
+    pub(crate) const fn is_cut(&self) -> bool {
+        self.slabs > 1 && (self.slabs - 1) * self.step + 64 > self.dim
+    }
+
+    /// The padding of a row of one or several heads, in as many slabs as it needs, which contain no other column. None if
+    /// these would not start at multiples of 16 bytes and equal distances.
     pub(crate) const fn of_row(dim: u32) -> Option<Self> {
         let slabs = dim.div_ceil(64);
         let step = if slabs == 1 {
@@ -132,20 +144,36 @@ mod tests {
 
     #[test]
     fn slabs_cover_heads_and_no_more() {
-        let mut refused = Vec::new();
+        let (mut cut, mut whole) = (Vec::new(), Vec::new());
         for dim in (16..=256).step_by(16) {
             match Padding::of(&Spec::new(4, 2, dim)) {
                 Some(padding) => {
                     let end = (padding.slabs - 1) * padding.step + 64;
+                    if padding.is_cut() {
+                        cut.push(dim);
+                        assert_eq!((padding.step, padding.slabs), (64, dim.div_ceil(64)));
+                        continue;
+                    }
                     assert!(end == dim || padding.slabs == 1 && dim < 64, "{padding:?}");
                     assert!(padding.slabs * 64 <= padding.kernel_dim);
                     if padding.slabs == 2 {
                         assert_eq!(dim + padding.gap(), padding.kernel_dim);
                     }
                 }
-                None => refused.push(dim),
+                None => whole.push(dim),
             }
         }
-        assert_eq!(refused, [64, 128, 224, 240, 256]);
+        assert_eq!(whole, [64, 128, 256]);
+        assert_eq!(cut, [224, 240]);
+    }
+
+    #[test]
+    fn slabs_of_8_bits_start_at_vectors() {
+        for dim in (16..=256).step_by(16) {
+            let spec = Spec::new(4, 2, dim).with_kv_dtype(Dtype::F8E4M3);
+            if let Some(padding) = Padding::of(&spec) {
+                assert_eq!((padding.step, padding.slabs), (64, dim.div_ceil(64)));
+            }
+        }
     }
 }

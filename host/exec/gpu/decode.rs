@@ -312,7 +312,7 @@ fn parameters(
         v_vectors,
         slabs: slabs.slabs,
         slab_step: vectors(slabs.step),
-        slab_vectors: vectors(slabs.dim.min(64)),
+        vectors: vectors(slabs.dim),
         half_per_head: mapping.steps[0],
         page_per_page: mapping.steps[1],
         page_per_head: mapping.steps[2],

@@ -35,8 +35,8 @@ pub struct DecodeParams {
     pub slabs: u32,
     /// Vectors from one slab of a key to the next.
     pub slab_step: u32,
-    /// Vectors of a slab.
-    pub slab_vectors: u32,
+    /// Vectors of a key: the last slab may have fewer than the others.
+    pub vectors: u32,
     /// Step of the coordinate in the third dimension per head.
     pub half_per_head: u32,
     /// Step of the coordinate in the fifth dimension per page.

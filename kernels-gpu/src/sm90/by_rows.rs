@@ -90,7 +90,8 @@ impl Column {
         let mut valid = [0; LINES];
         let mut line = 0;
         while line < rows.lines() {
-            if any && slab + line * slabs < p.slabs && in_slab < p.slab_vectors {
+            let slab = slab + line * slabs;
+            if any && slab < p.slabs && slab * p.slab_step + in_slab < p.vectors {
                 valid[line as usize] = VECTOR;
             }
             line += 1;

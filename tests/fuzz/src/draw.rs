@@ -118,7 +118,10 @@ impl Draw {
             (true, 1) => Spec::new(kv_heads * group.min(8), kv_heads, 256),
             (true, 2) => Spec::new(kv_heads * group.min(8), kv_heads, 192).with_head_dim_v(128),
             (true, 3 | 4) => {
-                let dim = one(rng, &[16, 32, 48, 80, 96, 112, 144, 160, 176, 192, 208]);
+                let dim = one(
+                    rng,
+                    &[16, 32, 48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240],
+                );
                 Spec::new(kv_heads * group.min(8), kv_heads, dim)
             }
             (true, n) => Spec::new(

@@ -544,7 +544,7 @@ fn padded_heads_of_8_bits_are_the_reference() {
     let Some(gpu) = gpu("padded_heads_of_8_bits_are_the_reference") else {
         return;
     };
-    let dims = prop::sample::select(&[16_u32, 48, 80, 96, 112, 160, 192, 208]);
+    let dims = prop::sample::select(&[16_u32, 48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240]);
     let mut runner = proptest::test_runner::TestRunner::new(cases(60));
     runner
         .run(&(case(30, 4), dims), |(mut case, dim)| {

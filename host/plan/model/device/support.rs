@@ -200,18 +200,7 @@ impl DeviceDescription {
         if spec.latent {
             return self.check_latent(spec);
         }
-        // If there are no prefill kernels for a cache, decode kernels run the prefills.
-        let rows = |op| {
-            let rows = runnable(self, op).map(|id| id.info());
-            rows.filter(|row| !row.products_of_8_bits || spec.compute == Compute::F8)
-        };
-        let of_cache = |row: &&KernelInfo| row.cache.is_some() == (spec.kv_dtype.bytes() == 1);
-        let op = match rows(Op::Prefill).any(|row| of_cache(&row)) {
-            true => Op::Prefill,
-            false => Op::Decode,
-        };
-        let prompts = rows(Op::Decode).filter(|row| row.takes_prompts && !row.latent);
-        let prefills = rows(op).chain(prompts).filter(of_cache);
+        let prefills = self.rows_for_prompts(spec);
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }
@@ -239,7 +228,7 @@ impl DeviceDescription {
                 },
             });
         }
-        let padded = padded_up_to(spec, prefills.clone());
+        let padded = self.padded_up_to(spec);
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
@@ -262,6 +251,44 @@ impl DeviceDescription {
                 false => list(there.iter().map(|&(qk, v)| dims(qk, v))) + &padded,
             },
         })
+    }
+
+    /// The kernels that prompts of such a specification may run on: prefills, or decodes if no prefill reads such a cache or pads
+    /// such heads.
+    fn rows_for_prompts(&self, spec: &Spec) -> impl Iterator<Item = &'static KernelInfo> + Clone {
+        let (compute, of_8_bits) = (spec.compute, spec.kv_dtype.bytes() == 1);
+        let cut = Padding::of(spec).is_some_and(|padding| padding.is_cut());
+        let rows = move |op| {
+            let rows = runnable(self, op).map(|id| id.info());
+            rows.filter(move |row| {
+                row.cache.is_some() == of_8_bits
+                    && (!row.products_of_8_bits || compute == Compute::F8)
+            })
+        };
+        let op = match rows(Op::Prefill).next() {
+            Some(_) => Op::Prefill,
+            None => Op::Decode,
+        };
+        let prompts = rows(Op::Decode).filter(move |row| (row.takes_prompts || cut) && !row.latent);
+        rows(op).chain(prompts)
+    }
+
+    /// Names the head dimensions that kernels serve with heads padded by the library: an unbroken row of multiples of 16.
+    fn padded_up_to(&self, spec: &Spec) -> String {
+        let served = |dim: &u32| {
+            let of_dim = Spec {
+                head_dim_qk: *dim,
+                head_dim_v: *dim,
+                ..*spec
+            };
+            let mut rows = self.rows_for_prompts(&of_dim);
+            rows.any(|row| serves(row, &of_dim))
+        };
+        let multiples = (1..=Spec::MAX_HEAD_DIM / 16).map(|count| 16 * count);
+        match multiples.take_while(served).last() {
+            Some(last) => format!(", and all multiples of 16 up to {last}"),
+            None => String::new(),
+        }
     }
 
     fn check_latent(&self, spec: &Spec) -> Result<(), Unsupported> {
@@ -324,23 +351,6 @@ impl DeviceDescription {
                 None => list(tiles),
             },
         })
-    }
-}
-
-/// Names the head dimensions that kernels serve with heads padded by the library: an unbroken row of multiples of 16.
-fn padded_up_to<'a>(spec: &Spec, kernels: impl Iterator<Item = &'a KernelInfo> + Clone) -> String {
-    let served = |dim: &u32| {
-        let of_dim = Spec {
-            head_dim_qk: *dim,
-            head_dim_v: *dim,
-            ..*spec
-        };
-        kernels.clone().any(|row| serves(row, &of_dim))
-    };
-    let multiples = (1..=Spec::MAX_HEAD_DIM / 16).map(|count| 16 * count);
-    match multiples.take_while(served).last() {
-        Some(last) => format!(", and all multiples of 16 up to {last}"),
-        None => String::new(),
     }
 }
 

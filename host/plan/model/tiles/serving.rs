@@ -53,12 +53,11 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
 }
 
-/// Whether a kernel can pad heads: of 16 bits by tensor maps, of 8 bits if it copies them row by row.
+/// Whether a kernel can pad heads: row by row, or by tensor maps those of 16 bits whose slabs are whole.
 fn pads(row: &KernelInfo, padding: &Padding) -> bool {
-    let by_vectors = padding.step.is_multiple_of(16);
     match row.loads {
-        Loads::PagesOrRows if row.op == Op::Decode => row.cache.is_none() || by_vectors,
-        Loads::Pages | Loads::PagesOrRows => row.cache.is_none(),
+        Loads::PagesOrRows if row.op == Op::Decode => true,
+        Loads::Pages | Loads::PagesOrRows => row.cache.is_none() && !padding.is_cut(),
         Loads::Rows => false,
     }
 }

@@ -45,6 +45,7 @@ macro_rules! entries {
         /// Logits per consumer thread and block.
         const LOGITS: usize = $rows * $keys / 128;
         const KEYS: $crate::sm90::mla::keys_16::Keys = $crate::sm90::mla::keys_16::Keys::$loads;
+        const BY_ROWS: bool = matches!(KEYS, $crate::sm90::mla::keys_16::Keys::Rows);
         /// See the module's documentation.
         ///
         /// # Safety
@@ -80,7 +81,9 @@ macro_rules! entries {
                 if thread < FEEDERS {
                     produce!(thread / 32, KEYS, $keys; p, variant, maps, s, first);
                 } else {
-                    consume::<half::$half, _, _, _, LOGITS, { LOGITS / 2 }>(&p, &variant, s);
+                    consume::<half::$half, _, _, _, LOGITS, { LOGITS / 2 }, BY_ROWS>(
+                        &p, &variant, s,
+                    );
                     // A grid that waits for the end of this one also relies on the end of the grid before it.
                     griddep::wait();
                 }

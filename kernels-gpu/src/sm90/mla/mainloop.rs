@@ -36,7 +36,7 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
 }
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block. `S` and `P` are a
-/// thread's logits and packed weight words of a block.
+/// thread's logits and packed weight words of a block. `BY_ROWS`: keys were copied one by one, with zeros outside of items.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.
@@ -48,6 +48,7 @@ pub(super) unsafe fn consume<
     const STAGES: u32,
     const S: usize,
     const P: usize,
+    const BY_ROWS: bool,
 >(
     p: &LatentParams,
     variant: &V,
@@ -74,6 +75,14 @@ pub(super) unsafe fn consume<
     // Number of blocks of all units so far. The lowest bit of a block's number is its owner.
     let mut next = 0;
 
+    macro_rules! arrived {
+        ($barrier:expr, $parity:expr) => {
+            mbarrier::wait($barrier, $parity);
+            if BY_ROWS {
+                fence::proxy_async_shared();
+            }
+        };
+    }
     macro_rules! release {
         ($barrier:expr) => {
             if lane == 0 {
@@ -155,9 +164,9 @@ pub(super) unsafe fn consume<
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
                     // Which consumer owns a block depends on timing. Both use this order of halves, so results are
                     // bit-identical.
-                    mbarrier::wait(s.full(stage, 0), parity);
+                    arrived!(s.full(stage, 0), parity);
                     multiply::<T, false, _, _, _>(s, &held, &mut logits, stage, 0);
-                    mbarrier::wait(s.full(stage, 1), parity);
+                    arrived!(s.full(stage, 1), parity);
                     multiply::<T, true, _, _, _>(s, &held, &mut logits, stage, 1);
                     wgmma::commit_group();
                     // Reloaded from shared memory for each block, to save registers.
@@ -222,14 +231,14 @@ pub(super) unsafe fn consume<
                         step += 1;
                     }
                     // Zero the values of keys outside the item: 0 · NaN is NaN.
-                    if not_all {
+                    if not_all && !BY_ROWS {
                         let unit = Unit::load(s.unit(slot));
                         let past = unit.kv_end.saturating_sub(begin);
                         let first = unit.kv_begin.saturating_sub(begin);
                         clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
-                    if not_all {
+                    if not_all && !BY_ROWS {
                         barrier::bar_sync(CONSUMER + c, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + c, 256);

@@ -216,7 +216,7 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
     }
 
     /// Initialises the barriers, and zeroes the queries, as tiles may lack rows. A stage is filled with one arrival by
-    /// TMA, or with one per lane that copies keys.
+    /// TMA, or with one of each lane for eight keys that it copies.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
@@ -224,7 +224,7 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
     pub unsafe fn init(self, keys: Keys) {
         let (loaders, [left, right]) = match keys {
             Keys::Pages => (2, [1; 2]),
-            Keys::Rows => (3, [2 * 32; 2]),
+            Keys::Rows => (3, [KEYS / 8 * 32; 2]),
         };
         // All lanes of the loaders and consumers.
         let all = loaders * 32 + CONSUMERS;

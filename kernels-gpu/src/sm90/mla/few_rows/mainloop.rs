@@ -27,7 +27,8 @@ use crate::{
     },
 };
 
-/// Works through all units, as the consumer of half of the columns and the owner of every other block.
+/// Works through all units, as the consumer of half of the columns and the owner of every other block. `BY_ROWS`: keys were
+/// copied one by one, with zeros outside of items.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.
@@ -39,6 +40,7 @@ pub(super) unsafe fn consume<
     const STAGES: u32,
     const N: usize,
     const H: usize,
+    const BY_ROWS: bool,
 >(
     p: &LatentParams,
     variant: &V,
@@ -91,7 +93,7 @@ pub(super) unsafe fn consume<
             while block < blocks {
                 let number = before + block;
                 if block % 2 == consumer {
-                    multiply::<T, _, _, _>(s, number, &mut logits);
+                    multiply::<T, _, _, _, BY_ROWS>(s, number, &mut logits);
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut logits);
                     if block + 2 >= blocks {
@@ -129,7 +131,7 @@ pub(super) unsafe fn consume<
                         fence::proxy_async_shared();
                         barrier::bar_sync(own_barrier, 128);
                     }
-                    if !whole {
+                    if !whole && !BY_ROWS {
                         // All warps have multiplied the keys.
                         let unit = Unit::load(s.unit(slot));
                         clear(s, number, thread, &unit, begin);

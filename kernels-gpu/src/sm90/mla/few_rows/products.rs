@@ -1,7 +1,7 @@
 //! The products. Keys and values are the A operand, queries and weights B, all in shared memory.
 
 use cuda_std::{
-    mbarrier,
+    fence, mbarrier,
     wgmma::{self, Accumulator, Descriptor, Swizzle},
 };
 
@@ -25,7 +25,13 @@ use crate::{
 /// # Safety
 /// A whole warpgroup comes here; the queries have arrived, and the logits are waited for.
 #[inline(always)]
-pub(super) unsafe fn multiply<T: Half, const ROWS: u32, const STAGES: u32, const N: usize>(
+pub(super) unsafe fn multiply<
+    T: Half,
+    const ROWS: u32,
+    const STAGES: u32,
+    const N: usize,
+    const BY_ROWS: bool,
+>(
     s: Shared<ROWS, STAGES>,
     number: u32,
     logits: &mut [f32; N],
@@ -39,6 +45,9 @@ pub(super) unsafe fn multiply<T: Half, const ROWS: u32, const STAGES: u32, const
         while part < PARTS {
             let (stage, parity) = s.stage(number, part);
             mbarrier::wait(s.full(stage), parity);
+            if BY_ROWS {
+                fence::proxy_async_shared();
+            }
             let keys = Descriptor::new(uniform(s.keys(stage)), 16, GROUP_BYTES, Swizzle::B128);
             wgmma::fence();
             let mut step = 0;

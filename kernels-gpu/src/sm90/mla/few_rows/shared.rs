@@ -95,7 +95,7 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     }
 
     /// Initialises the barriers, and zeroes the queries, as tiles may lack rows. A stage is filled with one arrival by
-    /// TMA, or with one per lane that copies keys.
+    /// TMA, or with one of each lane for eight keys that it copies.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
@@ -103,7 +103,7 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     pub unsafe fn init(self, keys: Keys) {
         let (loaders, filled) = match keys {
             Keys::Pages => (1, 1),
-            Keys::Rows => (PARTS, 32),
+            Keys::Rows => (PARTS, KEYS / 8 * 32),
         };
         // All lanes of the loaders and of the consumers.
         let all = loaders * 32 + CONSUMERS * 128;

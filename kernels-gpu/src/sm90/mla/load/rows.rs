@@ -1,6 +1,6 @@
 //! Loaders that copy key by key with `cp.async`, for pages that no tensor map can describe.
 
-use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
+use cuda_std::{async_copy, mbarrier, misc, ptr, warp};
 
 use super::{
     super::{
@@ -14,11 +14,6 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Blocks that a warp has in flight before it signals the first. Consumers of a ring of three blocks free a block only after
-/// they have seen the next one full, and a ring of seven or eight thirds has no room for a third block: more than one
-/// unsignalled block would deadlock.
-const UNSIGNALLED: u32 = 1;
-
 /// A key that does not exist.
 const NONE: u32 = u32::MAX;
 
@@ -29,8 +24,12 @@ const NONE: u32 = u32::MAX;
 /// Two keys at a time have addresses of their own, because an address's registers are not free before its last copy has read
 /// them.
 ///
+/// The copies of each turn arrive at `full` when they are complete; if a share is copied in two passes, those of every other
+/// turn, so that the number of arrivals is the same. One arrival for all copies of a block would do as well, but racecheck
+/// tracks no more than about a dozen copies to an arrival.
+///
 /// # Safety
-/// A whole warp comes here.
+/// A whole warp comes here; the barrier counts a lane once for eight keys.
 #[inline(always)]
 unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
     share: Share<S>,
@@ -38,6 +37,8 @@ unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
     rows: [u32; 2],
     first_lane: u32,
     target: u32,
+    full: u32,
+    two_passes: bool,
     mut copy: impl FnMut(u32, u64, u32),
 ) {
     let lane = warp::lane_id();
@@ -58,6 +59,10 @@ unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
         let valid = places.map(|place| if place == NONE { 0 } else { 16 });
         copy(target, addresses[0], valid[0]);
         copy((target ^ 4 * 16) + 4 * 128, addresses[1], valid[1]);
+        if !two_passes || index / 8 % 2 == 1 {
+            // SAFETY: the caller's promise.
+            unsafe { async_copy::mbarrier_arrive(full) };
+        }
         target += group;
         index += 8;
     }
@@ -115,16 +120,15 @@ pub(in crate::sm90::mla) unsafe fn load_rows_of_two<
     unsafe { load_shares(p, first, Some(second)) }
 }
 
-/// Loads key by key, 16 bytes per lane. Lanes arrive at a part's barrier when their copies are done and the next block is in
-/// flight. Copies that arrive by themselves are up to 18 % faster (docs/notes/mla.md), but racecheck does not follow them where
-/// consumers write to a stage.
+/// Loads key by key, 16 bytes per lane. Copies arrive at a part's barrier when they are complete, so all free stages are in
+/// flight. Consumers pass a proxy fence before they multiply what was copied.
 #[inline(always)]
 unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     p: &LatentParams,
     share: Share<S>,
     second: Option<Share<T>>,
 ) {
-    const { assert!(S::PARTS == T::PARTS && (1 + UNSIGNALLED) * S::PARTS <= STAGES) };
+    const { assert!(S::PARTS == T::PARTS) };
     let s = share.parts;
     let lane = warp::lane_id();
     let strides = p.attention.k_strides;
@@ -139,18 +143,6 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
     // Registers are scarce here, so stage and parity share one: a number below 2 · STAGES. That of slots is below 4.
     let mut slots = 0;
     let mut stages = STAGES + share.part;
-    // Signals that this lane's copies of a block, so many before the next one, are done and visible to wgmma.
-    let announce = |stages: u32, before: u32| {
-        let stage = (stages + STAGES - before * S::PARTS) % STAGES;
-        fence::proxy_async_shared();
-        // SAFETY: the barriers count all lanes.
-        unsafe {
-            mbarrier::arrive(s.full(stage));
-            if let Some(second) = second {
-                mbarrier::arrive(second.parts.full(stage));
-            }
-        }
-    };
     loop {
         let slot = slots % 2;
         // SAFETY: the full and free barriers order every access to a stage; a whole warp.
@@ -163,8 +155,10 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
         }
         let policy = Policies::new(p).of(unit.flags);
         // Each lane looks up the page of a key, or of two, one block ahead. A page id is not used before its block: that
-        // would stall on the load. Keys past the end become zeros.
+        // would stall on the load. Keys outside the item become zeros: a weight of 0 times their values could be NaN.
         let look_up = |at: u32| {
+            // Read again, here and below: to keep the unit takes registers. SAFETY: the slot is not free yet.
+            let unit = unsafe { Unit::load(s.unit(slot)) };
             if at >= unit.kv_end {
                 return 0;
             }
@@ -175,7 +169,9 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
         };
         // The place of a key in its pool, in units of 16 bytes.
         let row = |[per_page, per_token]: [u32; 2], page: u32, at: u32| {
-            if at >= unit.kv_end {
+            // SAFETY: the slot is not free yet.
+            let unit = unsafe { Unit::load(s.unit(slot)) };
+            if at < unit.kv_begin || at >= unit.kv_end {
                 return NONE;
             }
             let (_, in_page) = p.page_size.div_rem(at);
@@ -215,10 +211,6 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
                 let strides = [p.rope_page, p.rope_token].map(|elements| elements / 8);
                 find(strides, look_up_all(at), at)
             };
-            if unit.blocks - left > UNSIGNALLED {
-                async_copy::wait_group::<UNSIGNALLED>();
-                announce(stages, 1 + UNSIGNALLED);
-            }
             // SAFETY: as above; keys are where the lanes found them.
             unsafe {
                 copy(p, share, 0, rows, find_apart, stages, policy);
@@ -226,20 +218,12 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
                     copy(p, second, share.len(), rows, find_apart, stages, policy);
                 }
             }
-            async_copy::commit_group();
             stages += S::PARTS;
             if stages >= 2 * STAGES {
                 stages -= 2 * STAGES;
             }
             left -= 1;
         }
-        // Signal the last blocks now: the next unit may only come after the end of this one.
-        if unit.blocks > 1 {
-            async_copy::wait_group::<1>();
-            announce(stages, 2);
-        }
-        async_copy::wait_group::<0>();
-        announce(stages, 1);
         // SAFETY: as above.
         unsafe { mbarrier::arrive(s.unit_free(slot)) };
         slots = (slots + 1) % 4;
@@ -267,9 +251,15 @@ unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
     // Whether the last slab comes from a pool of its own.
     let apart = S::HAS_ROPE && first + slabs == QUERY_SLABS && p.apart != 0;
     let [stage, parity] = [stages % STAGES, stages / STAGES];
+    let full = s.full(stage);
     // SAFETY: the stage is free; the caller's promise.
     unsafe {
+        // The lanes' previous copies to the stage are complete when it is free; racecheck knows it only from a wait of their own.
+        let arrived = mbarrier::test_wait(full, parity);
         mbarrier::wait(s.free(stage), parity);
+        if !arrived {
+            mbarrier::wait(full, parity);
+        }
         let target = s.keys(stage);
         // Slab after slab; the loop over them is unrolled.
         each_key(
@@ -278,6 +268,8 @@ unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
             rows,
             first_lane,
             target,
+            full,
+            apart,
             |target, row, valid| {
                 let mut slab = 0;
                 while slab < slabs {
@@ -298,6 +290,8 @@ unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
                 rows,
                 first_lane,
                 target,
+                full,
+                true,
                 |target, row, valid| {
                     async_copy::copy_cg_hint_zfill(target, row as *const u8, valid, policy);
                 },
