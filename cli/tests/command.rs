@@ -350,9 +350,9 @@ fn what_no_kernel_does_is_not_planned() {
     for (from, to, flags, message) in [
         (
             "\"head_dim\": 64",
-            "\"head_dim\": 240",
+            "\"head_dim\": 272",
             &[][..],
-            "a head dimension of 240; supported: 64, 80, 96, 112, 128",
+            "a head dimension of 272; supported: 64, 80, 96, 112, 128",
         ),
         (
             "\"bf16\"",

@@ -87,7 +87,11 @@ impl Bound {
                 true => limits.query_tokens,
                 false => 0,
             },
-            converted_pages: match spec.converts() && !device.is_cpu() {
+            // No prefill converts padded heads.
+            converted_pages: match spec.converts()
+                && Padding::of(spec).is_none()
+                && !device.is_cpu()
+            {
                 // Every request has a last page in each part that may not be full.
                 true => {
                     let keys = wide(limits.prefill_keys);

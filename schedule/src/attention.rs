@@ -197,7 +197,9 @@ impl AttentionModel {
         let spec = &cache_type.spec(*spec);
         let rows = spec.group();
         let tiles = TileTable::new(device, spec, None);
-        let m = tiles.map_or(rows, |tiles| tiles.row_tile(1).max(1));
+        let m = tiles
+            .as_ref()
+            .map_or(rows, |tiles| tiles.row_tile(1).max(1));
         // Chunks are long, so the configuration of the longest queries applies.
         let prefill = device.prefill.by_q_len.last();
         let (prefill_m, pack) = prefill.map_or((64, 1), |step| {
@@ -210,11 +212,17 @@ impl AttentionModel {
                     .unwrap_or(1),
             )
         });
+        // Where no prefill was compiled for the heads, decodes take prompts, in their widest tiles.
+        let prefill = match tiles {
+            Ok(tiles) if !tiles.has_prefills() => (Kernel::Decode, tiles.widest().max(1), rows),
+            _ => (Kernel::Prefill, prefill_m, pack),
+        };
+        let time = |(kernel, m, pack)| KernelTime::new(device, spec, bytes, kernel, m, pack);
         Self {
             device: device.clone(),
             spec: *spec,
-            decode: KernelTime::new(device, spec, bytes, Kernel::Decode, m, rows),
-            prefill: KernelTime::new(device, spec, bytes, Kernel::Prefill, prefill_m, pack),
+            decode: time((Kernel::Decode, m, rows)),
+            prefill: time(prefill),
         }
     }
 

@@ -1,4 +1,5 @@
-//! How the files of the library and of the kernels depend on each other: in no circle, and plans know no executor.
+//! How the files of the library and of the kernels depend on each other: in no circle, and plans and caches know no
+//! executor.
 //!
 //! A file depends on the file that defines a name which it imports or writes with its path; re-exports on the way do
 //! not count, nor does what a module's own parents define. Tests inside files are left out, and so is what stands in the

@@ -1,6 +1,7 @@
 //! Heads whose dimension lies between those of the kernels.
 //!
-//! Keys and values stay in place: tensor maps read them in overlapping slabs, without a byte of a neighbouring head.
+//! Keys and values stay in place. Tensor maps read them in overlapping slabs, without a byte of a neighbouring head; loaders
+//! that copy row by row end the last slab with zeros.
 //! Queries are copied to padded heads before the run, and outputs are copied back after it. Kernels that were compiled
 //! for the head dimension read the given queries directly. They also write the given outputs directly, unless other
 //! launches write padded outputs of the same tokens. If all launches of a run are such, nothing is copied.

@@ -100,6 +100,7 @@ pub(super) struct PaddedPool {
 
 impl PaddedPool {
     pub(super) fn new(padding: Padding, strides: &KvStrides, pages: u32) -> Result<Self, Error> {
+        debug_assert!(!padding.is_cut(), "such heads are copied row by row");
         let wrong = |dimension, got: u32, rule: &str| Error::Stride {
             tensor: "the pool",
             dimension,

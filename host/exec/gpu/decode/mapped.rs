@@ -53,8 +53,8 @@ impl Mapped {
         let page_size = pool.k_strides.page_size;
         let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
         let padded = match padding {
-            Some(_) if pool.dtype.bytes() == 1 => {
-                let rule = "that of a kernel, with keys and values of 8 bits";
+            Some(padding) if padding.is_cut() || pool.dtype.bytes() == 1 => {
+                let rule = "that of a kernel, or with keys and values of 16 bits a multiple of 16 up to 208";
                 let got = spec.head_dim_qk as usize;
                 return Err(extent("the pool", "elements in a head", got, rule));
             }

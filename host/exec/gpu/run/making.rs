@@ -172,7 +172,8 @@ impl Making<'_> {
                     "head dimension {} in pages that are read row by row",
                     padding.dim
                 ),
-                there: "pages of a multiple of 8 tokens, with keys and values in one layout, on Hopper",
+                there: "kernels of Hopper; all but 224 and 240 take pages of a multiple of 8 tokens, with keys and values in one \
+                        layout",
             }),
             _ => Ok(()),
         }

@@ -26,7 +26,7 @@ impl DeviceDescription {
     /// any batch. Planning refuses the same specifications.
     ///
     /// This call does not know the page size. On a GPU, head dimension 512, and prompts with head dimensions between those of the
-    /// kernels (such as 48 or 160, not 80, 96 and 112), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
+    /// kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
     ///
     /// A CPU supports every [`Spec`] with `Compute::F16`.
     ///
@@ -35,8 +35,8 @@ impl DeviceDescription {
     ///
     /// let h200 = DeviceDescription::named("h200")?;
     /// h200.supports(&Spec::new(32, 8, 128))?;
-    /// let error = h200.supports(&Spec::new(32, 8, 240)).unwrap_err();
-    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 240"));
+    /// let error = h200.supports(&Spec::new(32, 8, 272)).unwrap_err();
+    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 272"));
     /// # Ok::<(), tandem_attn::plan::PlanError>(())
     /// ```
     ///

@@ -248,6 +248,13 @@ pub fn scenarios() -> Vec<Scenario> {
         },
         latent("latent, many units", 64, 64, LATENTS),
         latent("latent, many units of few heads", 16, 64, LATENTS),
+        latent("latent, many units on odd pages", 64, 12, LATENTS),
+        latent(
+            "latent, many units of few heads on odd pages",
+            16,
+            1,
+            LATENTS,
+        ),
         Scenario {
             kv_heads: 2,
             options: in_tiles(8),
@@ -261,6 +268,10 @@ pub fn scenarios() -> Vec<Scenario> {
             page: 3,
             kv_heads: 2,
             ..scenario("decode, many units on odd pages", 4, 64, MANY)
+        },
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decodes and a prompt, heads of 240", 4, 240, HYBRID)
         },
         scenario("prefill, many tiles", 2, 64, CHUNKS),
         Scenario {
