@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            21127797,
+            21132342,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            10066384,
+            10071504,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18267243,
+            18271574,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9527896,
+            9534040,
         )),
     },
     Module {
@@ -41,7 +41,7 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11559269,
+            11560244,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2532407,
+            2524099,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1113424,
+            1106256,
         )),
     },
     Module {
