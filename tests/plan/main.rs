@@ -18,6 +18,7 @@ mod fixed_splits;
 mod growing;
 mod hybrid;
 mod hybrid_forms;
+mod large_groups;
 mod merging;
 mod pat_trees;
 mod pieces;

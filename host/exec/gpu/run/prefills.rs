@@ -9,6 +9,7 @@ use crate::{
     Error,
     exec::gpu::{
         KvPool, KvScales, PrefillCall,
+        launch_key::no_records,
         launch_plan::GroupLaunch,
         prefill::describes_values,
         registry::has_own_heads,
@@ -64,11 +65,7 @@ impl Making<'_> {
         }
         // Ampere prefills read a record only in one kernel with the decodes.
         if of_ampere && arch.is_none() && captured {
-            return Err(Error::NoInstance {
-                kernel: "prefill",
-                asked: "a launch set with the instructions of Ampere".into(),
-                there: "the instructions of Hopper, or prefill and decode in one kernel",
-            });
+            return Err(no_records());
         }
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);

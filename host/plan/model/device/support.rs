@@ -28,6 +28,9 @@ impl DeviceDescription {
     /// This call does not know the page size. On a GPU, head dimension 512, and prompts with head dimensions between those of the
     /// kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
     ///
+    /// Decodes run as prefills if no decode kernel holds the query heads of a KV head. [`PlanError::NoTile`] names the largest number
+    /// where there is no prefill kernel.
+    ///
     /// A CPU supports every [`Spec`] with `Compute::F16`.
     ///
     /// ```
@@ -229,6 +232,7 @@ impl DeviceDescription {
             });
         }
         let padded = self.padded_up_to(spec);
+        let too_large = self.too_large(spec);
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
@@ -249,7 +253,7 @@ impl DeviceDescription {
             there: match there.is_empty() {
                 true => "none".into(),
                 false => list(there.iter().map(|&(qk, v)| dims(qk, v))) + &padded,
-            },
+            } + &too_large,
         })
     }
 
@@ -288,6 +292,23 @@ impl DeviceDescription {
         match multiples.take_while(served).last() {
             Some(last) => format!(", and all multiples of 16 up to {last}"),
             None => String::new(),
+        }
+    }
+
+    /// The shared memory that kernels for these prompts need, if that is all that the device lacks.
+    fn too_large(&self, spec: &Spec) -> String {
+        let of_prompts = KernelId::all().map(KernelId::info).filter(|row| {
+            (row.op == Op::Prefill || row.op == Op::Decode && row.takes_prompts)
+                && row.arch.runs_on(self.compute_capability)
+                && !row.stands_in
+                && serves(row, spec)
+        });
+        match of_prompts.map(|row| row.shared_bytes).min() {
+            Some(needed) if needed > self.shared_bytes_per_cta => format!(
+                " (kernels of these heads need {needed} bytes of shared memory for a CTA, {} has {})",
+                self.name, self.shared_bytes_per_cta
+            ),
+            _ => String::new(),
         }
     }
 
