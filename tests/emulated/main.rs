@@ -3,6 +3,7 @@
 #[path = "../common/adversarial.rs"]
 mod adversarial;
 mod calls;
+mod in_f32;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;
 mod logits;

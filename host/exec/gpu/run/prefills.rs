@@ -85,7 +85,8 @@ impl Making<'_> {
         let beside_padded = given.is_some_and(|given| given.out.is_none());
         let leaves_states = given.is_none() || beside_padded;
         if own_heads {
-            spec = workspace.spec;
+            spec.head_dim_qk = workspace.spec.head_dim_qk;
+            spec.head_dim_v = workspace.spec.head_dim_v;
             let padding = extras.padding.take().filter(|_| beside_padded);
             extras.gap = padding.map_or(0, |padding| padding.gap());
         }

@@ -12,7 +12,7 @@ use crate::{
             Choice, MOST_OF_TILE, TileTable, alone, decode_of_tile, has_hooks, runnable, serves,
         },
     },
-    problem::{Compute, Dtype, Padding, Spec},
+    problem::{Compute, Dtype, Spec},
     step::Pairing,
 };
 
@@ -92,7 +92,7 @@ impl DeviceDescription {
                 Dtype::F8E4M3 => is_cache && e4m3,
                 Dtype::F8E5M2 => is_cache && e5m2,
                 // F32 queries are rounded before the run, and merges write F32 outputs.
-                Dtype::F32 => !is_cache && Padding::of(spec).is_none(),
+                Dtype::F32 => !is_cache,
             };
             if !there_is {
                 let capped = is_cache && cap && of(Element::E5m2, false) && got == Dtype::F8E5M2;
@@ -107,10 +107,7 @@ impl DeviceDescription {
                         (true, true, true) => "BF16, F16, F8E4M3 or F8E5M2",
                         (true, true, false) => "BF16, F16 or F8E4M3",
                         (true, ..) => "BF16 or F16",
-                        _ if Padding::of(spec).is_none() => "BF16, F16 or F32",
-                        _ => {
-                            "BF16 or F16, the types for heads that are padded to the dimension of a kernel"
-                        }
+                        _ => "BF16, F16 or F32",
                     },
                 });
             }
