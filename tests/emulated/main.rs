@@ -7,6 +7,7 @@ mod in_f32;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;
 mod logits;
+mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
 mod plans;
