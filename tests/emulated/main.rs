@@ -10,6 +10,7 @@ mod logits;
 mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
+mod options;
 mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]

@@ -20,6 +20,7 @@ mod hybrid;
 mod hybrid_forms;
 mod large_groups;
 mod merging;
+mod options;
 mod pat_trees;
 mod pieces;
 mod planner;
