@@ -215,7 +215,7 @@ pub fn unlisted() -> Vec<String> {
     assert!(all.len() > 30, "{all:?}");
     let listed = |field: &str| {
         let is_it = |name: &&str| name.split([' ', ',']).next() == Some(field);
-        CONTAINERS.contains(&field) || names.iter().any(|name| is_it(name))
+        CONTAINERS.contains(&field) || names.iter().any(is_it)
     };
     all.into_iter().filter(|field| !listed(field)).collect()
 }
