@@ -1,5 +1,6 @@
 //! `tandem attend`: reads the tensors of a batch from a file, computes attention, and writes the outputs to a file.
 
+mod heads;
 mod tensors;
 
 use std::path::PathBuf;
@@ -28,8 +29,12 @@ Input tensors (the convention of FlashInfer):
   kv_indptr         [requests + 1]                 i32, first entry of each in kv_indices
   kv_indices        [...]                          i32, pages
   kv_last_page_len  [requests]                     i32
+Optional tensors, in f32, f16 or bf16:
+  sinks             [heads]                        logits of sinks, natural (gpt-oss)
+  alibi_slopes      [heads]                        a logit loses slope x distance (ALiBi)
+  k_scale, v_scale  [1] or [kv_heads]              factors of 8-bit keys and values
 Metadata, all optional: layout (NHD), causal (true), sm_scale (1/sqrt(d)), window_left (-1: none),
-logits_soft_cap (0: none).
+logits_soft_cap (0: none), k_scale and v_scale (1) for all heads.
 Output tensors: o [tokens, heads, d] as q, and lse [tokens, heads] in f32, natural log.";
 
 /// Maximum length of a list of tensors.

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
     Error,
-    kv::{KvScales, KvView, LATENT_656_BYTES},
+    kv::{KvScales, KvStrides, KvView, LATENT_656_BYTES},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
@@ -215,6 +215,19 @@ pub struct Tensors {
     pub token_scales: Option<[Vec<f32>; 2]>,
     /// The keys of each query token as places in the pool, for a plan that does not name them; −1 is none.
     pub indices: Option<Vec<i32>>,
+    /// Numbers of heads in the place of those that this program chooses.
+    pub given: Given,
+}
+
+/// Numbers of heads that an input file has.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// One for each query head.
+    pub sinks: Option<Vec<f32>>,
+    /// One for each query head.
+    pub slopes: Option<Vec<f32>>,
+    /// Scales of 8-bit keys and of 8-bit values: one for all, or one for each KV head.
+    pub scales: Option<[Vec<f32>; 2]>,
 }
 
 /// A view of the pools of a specification: one pool if it is latent.
@@ -296,6 +309,7 @@ impl Tensors {
             layout,
             token_scales: None,
             indices: None,
+            given: Given::default(),
         })
     }
 
@@ -317,11 +331,38 @@ impl Tensors {
         Ok(self)
     }
 
+    /// Sinks, if the specification has them: those that are given, or some that this program chooses.
+    #[must_use]
+    pub fn sinks(&self, spec: &Spec) -> Option<Vec<f32>> {
+        self.given.sinks.clone().or_else(|| sinks(spec))
+    }
+
+    /// Slopes, if the specification has linear biases, likewise.
+    #[must_use]
+    pub fn slopes(&self, spec: &Spec) -> Option<Vec<f32>> {
+        self.given.slopes.clone().or_else(|| slopes(spec))
+    }
+
     /// The scales of keys and values.
     #[must_use]
     pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
         let strides = self.layout.strides(page_size, spec.kv_heads, 1);
-        match &self.token_scales {
+        match (&self.given.scales, &self.token_scales) {
+            (Some([k, v]), _) => match (&k[..], &v[..]) {
+                (&[k], &[v]) => KvScales::Tensor { k, v },
+                (k, v) => KvScales::Head { k, v },
+            },
+            (None, token_scales) => self.scales_of_tokens(spec, token_scales, strides),
+        }
+    }
+
+    fn scales_of_tokens<'a>(
+        &self,
+        spec: &Spec,
+        token_scales: &'a Option<[Vec<f32>; 2]>,
+        strides: KvStrides,
+    ) -> KvScales<'a> {
+        match token_scales {
             None if has_rows_656(spec) => KvScales::InRow,
             None => KvScales::One,
             Some([k, v]) => KvScales::Token {
@@ -347,9 +388,9 @@ impl Tensors {
         with_keys_and_values!(&self.k, &self.v, |k, v| {
             let view = kv_view(spec, self.layout, page_size, k, v)
                 .with_scales(self.scales(spec, page_size));
-            let sinks = sinks(spec);
+            let sinks = self.sinks(spec);
             let heads = heads(&sinks);
-            let slopes = slopes(spec);
+            let slopes = self.slopes(spec);
             with_tensor!(q, q => match &slopes {
                 Some(slopes) => {
                     let alibi = alibi(spec, slopes);

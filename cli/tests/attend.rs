@@ -7,6 +7,7 @@ use std::{collections::HashMap, path::Path};
 use common::{files, run};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use tandem_attn::tensor::{Element, F8E4M3};
 
 const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
@@ -148,6 +149,8 @@ struct Variant {
     window_left: Option<usize>,
     cap: Option<f64>,
     scale: f64,
+    sinks: Option<[f64; HEADS]>,
+    slopes: Option<[f64; HEADS]>,
 }
 
 /// Outputs and LSEs by the definition: plain loops over the numbers of the file.
@@ -181,11 +184,14 @@ fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, 
                             .zip(k)
                             .map(|(&q, &k)| f64::from(q) * f64::from(k))
                             .sum();
-                        let logit = dot * variant.scale;
+                        let distance = position as f64 - key as f64;
+                        let bias = variant.slopes.map_or(0.0, |slopes| slopes[head] * distance);
+                        let logit = dot * variant.scale - bias;
                         variant.cap.map_or(logit, |cap| cap * (logit / cap).tanh())
                     })
                     .collect();
-                let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
+                let of_sink = variant.sinks.map_or(0.0, |sinks| sinks[head].exp());
+                let sum = of_sink + logits.iter().map(|logit| logit.exp()).sum::<f64>();
                 for dim in 0..DIM {
                     let terms = seen.iter().zip(&logits);
                     let total: f64 = terms
@@ -202,11 +208,20 @@ fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, 
 }
 
 fn check(layout: Layout, dtype: Dtype, metadata: &[(&str, &str)], variant: Variant) {
-    let directory = tempfile::tempdir().unwrap();
     let (input, numbers) = input(layout, dtype);
-    input
-        .with_metadata(metadata)
-        .write(&directory.path().join("in.safetensors"));
+    check_file(
+        layout,
+        dtype,
+        &input.with_metadata(metadata),
+        &numbers,
+        variant,
+    );
+}
+
+/// What the command computes from a file is attention over these numbers.
+fn check_file(layout: Layout, dtype: Dtype, input: &Input, numbers: &Numbers, variant: Variant) {
+    let directory = tempfile::tempdir().unwrap();
+    input.write(&directory.path().join("in.safetensors"));
     let said = run(
         directory.path(),
         &[
@@ -221,7 +236,7 @@ fn check(layout: Layout, dtype: Dtype, metadata: &[(&str, &str)], variant: Varia
     assert!(!said.stdout.contains("not read"), "{}", said.stdout);
     let bytes = std::fs::read(directory.path().join("out.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let (right_out, right_lse) = attention(layout, &numbers, variant);
+    let (right_out, right_lse) = attention(layout, numbers, variant);
     let o = file.tensor("o").unwrap();
     assert_eq!((o.dtype(), o.shape()), (dtype, &[9, HEADS, DIM][..]));
     let got: Vec<f64> = match dtype {
@@ -260,6 +275,8 @@ fn plain() -> Variant {
         window_left: None,
         cap: None,
         scale: 1.0 / (DIM as f64).sqrt(),
+        sinks: None,
+        slopes: None,
     }
 }
 
@@ -333,6 +350,99 @@ fn metadata_is_heeded() {
     }
 }
 
+const SINKS: [f32; HEADS] = [0.5, -2.0, 3.0, 1.0, 0.0, -0.25];
+const SLOPES: [f32; HEADS] = [0.5, 0.25, 0.125, 1.0, 0.0, 0.75];
+
+/// A tensor in f32.
+fn floats(values: &[f32]) -> (Dtype, Vec<usize>, Vec<u8>) {
+    (Dtype::F32, vec![values.len()], bytes_of(values, Dtype::F32))
+}
+
+#[test]
+fn sinks_and_slopes_are_heeded() {
+    let sinks = Some(SINKS.map(f64::from));
+    let slopes = Some(SLOPES.map(f64::from));
+    for (layout, dtype) in [(Layout::Nhd, Dtype::F32), (Layout::Hnd, Dtype::BF16)] {
+        for (has_sinks, has_slopes) in [(true, false), (false, true), (true, true)] {
+            let (mut file, numbers) = input(layout, dtype);
+            let mut variant = plain();
+            if has_sinks {
+                file.tensors.insert("sinks", floats(&SINKS));
+                variant.sinks = sinks;
+            }
+            if has_slopes {
+                // bf16 holds them exactly.
+                let (_, shape, _) = floats(&SLOPES);
+                let slopes_16 = (Dtype::BF16, shape, bytes_of(&SLOPES, Dtype::BF16));
+                file.tensors.insert("alibi_slopes", slopes_16);
+                variant.slopes = slopes;
+            }
+            check_file(layout, dtype, &file, &numbers, variant);
+        }
+    }
+}
+
+/// The file with 8-bit keys and values, and the numbers that these are.
+fn in_8_bits(layout: Layout) -> (Input, Numbers) {
+    let (mut file, mut numbers) = input(layout, Dtype::F32);
+    for (name, values) in [("k_cache", &mut numbers.k), ("v_cache", &mut numbers.v)] {
+        let stored: Vec<F8E4M3> = values.iter().map(|&x| F8E4M3::from_f32(x)).collect();
+        *values = stored.iter().map(|x| x.to_f32()).collect();
+        let (dtype, _, bytes) = file.tensors.get_mut(name).unwrap();
+        (*dtype, *bytes) = (Dtype::F8_E4M3, stored.iter().map(|x| x.0).collect());
+    }
+    (file, numbers)
+}
+
+/// Multiplies the keys or values of each KV head.
+fn multiply(layout: Layout, values: &mut [f32], scales: [f32; KV_HEADS]) {
+    for (row, values) in values.chunks_exact_mut(DIM).enumerate() {
+        let head = match layout {
+            Layout::Nhd => row % KV_HEADS,
+            Layout::Hnd => row / PAGE % KV_HEADS,
+        };
+        values.iter_mut().for_each(|x| *x *= scales[head]);
+    }
+}
+
+#[test]
+fn scales_are_heeded() {
+    for layout in [Layout::Nhd, Layout::Hnd] {
+        let check =
+            |tensors: &[(&'static str, &[f32])], metadata: &[(&str, &str)], scales: [_; 2]| {
+                let (file, mut numbers) = in_8_bits(layout);
+                let mut file = file.with_metadata(metadata);
+                for &(name, values) in tensors {
+                    file.tensors.insert(name, floats(values));
+                }
+                multiply(layout, &mut numbers.k, scales[0]);
+                multiply(layout, &mut numbers.v, scales[1]);
+                check_file(layout, Dtype::F32, &file, &numbers, plain());
+            };
+        check(&[], &[], [[1.0; 2]; 2]);
+        check(
+            &[],
+            &[("k_scale", "0.5"), ("v_scale", "0.25")],
+            [[0.5; 2], [0.25; 2]],
+        );
+        check(&[("k_scale", &[1.5])], &[], [[1.5; 2], [1.0; 2]]);
+        check(
+            &[("v_scale", &[0.5, 0.75])],
+            &[("k_scale", "2")],
+            [[2.0; 2], [0.5, 0.75]],
+        );
+        check(
+            &[("k_scale", &[0.25, 2.0]), ("v_scale", &[0.5, 0.125])],
+            &[],
+            [[0.25, 2.0], [0.5, 0.125]],
+        );
+    }
+    // Of 16 bits, a scale of 1 changes nothing.
+    let (mut file, numbers) = input(Layout::Nhd, Dtype::BF16);
+    file.tensors.insert("k_scale", floats(&[1.0, 1.0]));
+    check_file(Layout::Nhd, Dtype::BF16, &file, &numbers, plain());
+}
+
 /// Other programs keep their own results in the file.
 #[test]
 fn tensors_and_metadata_that_are_not_read_are_named() {
@@ -376,7 +486,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 28] = [
+    let slips: [Slip; 37] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -436,7 +546,51 @@ fn bad_files_get_one_line_and_write_nothing() {
         ),
         (|i| note(i, "Window-Left", "3"), "write \"window_left\""),
         (|i| note(i, "softcap", "3"), "write \"logits_soft_cap\""),
-        (|i| note(i, "k_scale", "0.5"), "computed without it"),
+        (
+            |i| note(i, "k_scale", "0.5"),
+            "k_scale is there and k_cache is F32: only 8-bit keys and values have scales",
+        ),
+        (
+            |i| note(i, "v_scale", "one"),
+            "metadata v_scale is \"one\": give a number",
+        ),
+        (
+            |i| note(i, "v_scale", "-1"),
+            "v_scale has -1: give positive numbers",
+        ),
+        (|i| note(i, "K-Scale", "2"), "write \"k_scale\""),
+        (|i| note(i, "q_scale", "2"), "q_scale is there"),
+        (
+            |i| {
+                note(i, "k_scale", "2");
+                drop(i.tensors.insert("k_scale", floats(&[2.0])));
+            },
+            "k_scale is there as a tensor and in the metadata",
+        ),
+        (
+            |i| drop(i.tensors.insert("k_scale", floats(&[2.0; 3]))),
+            "k_scale has shape [3]: give one, or one for each KV head",
+        ),
+        (
+            |i| drop(i.tensors.insert("alibi_slopes", floats(&[f32::NAN; HEADS]))),
+            "alibi_slopes has NaN: give finite numbers",
+        ),
+        (
+            |i| {
+                drop(
+                    i.tensors
+                        .insert("sinks", (Dtype::I32, vec![HEADS], vec![0; 4 * HEADS])),
+                )
+            },
+            "sinks is I32: convert it to F32",
+        ),
+        (
+            |i| {
+                note(i, "logits_soft_cap", "5");
+                drop(i.tensors.insert("alibi_slopes", floats(&SLOPES)));
+            },
+            "alibi_slopes and logits_soft_cap are there",
+        ),
         (
             |i| note(i, "pos_encoding_mode", "ALIBI"),
             "computed without it",
@@ -447,18 +601,21 @@ fn bad_files_get_one_line_and_write_nothing() {
             "pos_encoding_mode is there",
         ),
         (|i| note(i, "custom_mask", "1"), "custom_mask is there"),
-        (|i| note(i, "sinks", "1"), "sinks is there"),
-        (|i| note(i, "alibi_slopes", "1"), "alibi_slopes is there"),
+        (|i| note(i, "sinks", "1"), "sinks is in the metadata"),
+        (
+            |i| note(i, "alibi_slopes", "1"),
+            "alibi_slopes is in the metadata",
+        ),
         (|i| note(i, "rope_theta", "1e4"), "rope_theta is there"),
         (|i| note(i, "window_right", "0"), "window_right is there"),
         (
             |i| {
                 drop(
                     i.tensors
-                        .insert("sinks", (Dtype::F32, vec![6], vec![0; 24])),
+                        .insert("sinks", (Dtype::F32, vec![5], vec![0; 20])),
                 )
             },
-            "sinks is there",
+            "sinks has shape [5]: give one for each query head",
         ),
         (
             |i| {

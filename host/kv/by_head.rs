@@ -28,7 +28,7 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Quantity, Spec};
 /// let (cpu, batch) = (Cpu::new(), lists.batch());
 /// let plan = Planner::new().plan(lists.spec(), &batch, &cpu.device(), &PlanOptions::default())?;
 /// let (q, mut out) = (vec![bf16::ONE; 8 * 64], vec![bf16::ZERO; 8 * 64]);
-/// cpu.run(&plan, &q, &[view.by_head().expect("heads of a page are evenly spaced")], &mut out, None)?;
+/// cpu.run(&plan, &q, &[view.by_head()?], &mut out, None)?;
 /// assert_eq!(out, q);
 /// # Ok::<(), tandem_attn::Error>(())
 /// ```
@@ -65,8 +65,7 @@ impl Strided {
         pages: u32,
         kv_heads: u32,
     ) -> Result<Self, ProblemError> {
-        let KvStrides { page, head, .. } = strides;
-        let (_, step) = by_head(strides).ok_or(ProblemError::UnevenHeads { page, head })?;
+        let (_, step) = by_head(strides)?;
         let of_view = match u64::from(pages) {
             0 => 0,
             // The view ends with the heads of the last page.
@@ -160,6 +159,14 @@ impl PagesByHead {
         Ok(())
     }
 
+    /// The KV head of each query token of the [batch](Self::batch). A pool with a scale for each KV head becomes a view with a scale for
+    /// each request ([`KvScales::Request`](super::KvScales::Request)): these are its `of_token`, and its requests the KV heads.
+    #[must_use]
+    pub fn heads(&self) -> Vec<u32> {
+        let rows = self.table.row_blocks() as u32;
+        (0..rows).map(|row| row % self.kv_heads).collect()
+    }
+
     /// The specification of the [batch](Self::batch): one KV head and its group.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
@@ -176,11 +183,63 @@ impl PagesByHead {
 
 /// The strides of the parts of pages that belong to one head, as pages; and the number of such pages from one page of the
 /// pool to the next.
-pub(crate) fn by_head(strides: KvStrides) -> Option<(KvStrides, u32)> {
+fn by_head(strides: KvStrides) -> Result<(KvStrides, u32), ProblemError> {
     let KvStrides { page, head, .. } = strides;
+    if head == 0 || !page.is_multiple_of(head) {
+        return Err(ProblemError::UnevenHeads { page, head });
+    }
     let of_head = KvStrides {
         page: head,
         ..strides
     };
-    (head != 0 && page.is_multiple_of(head)).then(|| (of_head, page / head))
+    Ok((of_head, page / head))
+}
+
+/// What a view of a pool by head has as scales.
+#[cfg(feature = "unstable")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScalesByHead {
+    /// Those of the pool, or none.
+    Same,
+    /// The pool has a scale for each KV head.
+    OfHeads,
+    /// The pool has scales of another kind, in words.
+    Others(&'static str),
+}
+
+/// The strides of keys and of values of a view by head, and the number of its pages from one page of the pool to the next.
+#[cfg(feature = "unstable")]
+pub(crate) fn view_by_head(
+    [k, v]: [KvStrides; 2],
+    scales: ScalesByHead,
+    in_parts: bool,
+) -> Result<([KvStrides; 2], u32), ProblemError> {
+    let refused = |what, instead| Err(ProblemError::PoolByHead { what, instead });
+    match scales {
+        ScalesByHead::Same => {}
+        ScalesByHead::OfHeads => {
+            return refused(
+                "a scale for each KV head",
+                "make the view without scales, and give it KvScales::Request: one request for each KV head, and \
+                 PagesByHead::heads as the requests of the query tokens",
+            );
+        }
+        ScalesByHead::Others(what) => {
+            return refused(
+                what,
+                "give it one scale for all keys and one for all values",
+            );
+        }
+    }
+    if in_parts {
+        return refused("keys in two pools", "use one pool for whole keys");
+    }
+    let ((k, of_k), (v, of_v)) = (by_head(k)?, by_head(v)?);
+    if of_k != of_v {
+        return refused(
+            "different layouts of keys and values",
+            "use one layout for both",
+        );
+    }
+    Ok(([k, v], of_k))
 }

@@ -131,7 +131,8 @@ impl DraftTree<'_> {
 
 impl DraftTree<'_> {
     /// A batch of draft trees: the contexts as pages of `page_size` tokens out of `pool_pages`, the trees as
-    /// token slots of the same pool. Its parts take the pool's view and [`KvView::by_token`] of it.
+    /// token slots of the same pool. Its parts take the pool's view and [`KvView::by_token`] of it, on a GPU the pool and
+    /// `KvPool::by_token` of it.
     ///
     /// ```
     /// use tandem_attn::{kv::DraftTree, problem::Spec};

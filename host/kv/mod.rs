@@ -19,8 +19,8 @@ mod view;
 mod view_mut;
 mod view_pages;
 
-#[cfg(feature = "cuda")]
-pub(crate) use by_head::by_head;
+#[cfg(all(feature = "cuda", feature = "unstable"))]
+pub(crate) use by_head::{ScalesByHead, view_by_head};
 pub use kernels_gpu::abi::KvStrides;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
@@ -33,6 +33,8 @@ pub use sequence::Sequence;
 pub(crate) use view::check_heads;
 pub use view::{KvTensors, KvView};
 pub use view_mut::KvViewMut;
+#[cfg(feature = "cuda")]
+pub(crate) use view_pages::by_token;
 
 unstable! {
     use blocks::{BlockMask, BlockSparse, BlockSparseRun, MaskedHeads};

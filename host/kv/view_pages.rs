@@ -3,8 +3,10 @@
 use kernels_gpu::abi::KvStrides;
 
 #[cfg(feature = "unstable")]
-use super::by_head::by_head;
+use super::by_head::{ScalesByHead, view_by_head};
 use super::{KvScales, KvView, RopePart};
+#[cfg(feature = "unstable")]
+use crate::problem::ProblemError;
 use crate::tensor::Element;
 
 impl<T: Element> KvView<'_, T> {
@@ -13,13 +15,6 @@ impl<T: Element> KvView<'_, T> {
     /// otherwise the result is `None`.
     #[must_use]
     pub fn by_token(&self) -> Option<Self> {
-        let by_token = |s: KvStrides| {
-            (s.page == s.page_size * s.token).then_some(KvStrides {
-                page: s.token,
-                page_size: 1,
-                ..s
-            })
-        };
         let (k_strides, v_strides) = (by_token(self.k_strides)?, by_token(self.v_strides)?);
         let scales = match self.scales {
             KvScales::Token {
@@ -52,18 +47,42 @@ impl<T: Element> KvView<'_, T> {
     }
 
     /// The same memory with the part of a page that belongs to one head as a page of its own, for page lists by head
-    /// (`PagesByHead`). `None` if the heads of a page are not evenly spaced, keys and values have different strides, scales are
-    /// not per tensor, or keys are in two pools.
+    /// (`PagesByHead`).
+    ///
+    /// # Errors
+    /// [`ProblemError::UnevenHeads`] if the heads of a page are not evenly spaced; [`ProblemError::PoolByHead`] if keys and values lie in
+    /// different layouts, scales are not one for all, or keys are in two pools.
     #[cfg(feature = "unstable")]
-    #[must_use]
-    pub fn by_head(&self) -> Option<Self> {
-        let ((k_strides, of_k), (v_strides, of_v)) =
-            (by_head(self.k_strides)?, by_head(self.v_strides)?);
-        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        (whole && self.rope.is_none() && of_k == of_v).then_some(Self {
+    pub fn by_head(&self) -> Result<Self, ProblemError> {
+        let scales = match self.scales {
+            KvScales::One | KvScales::Tensor { .. } => ScalesByHead::Same,
+            KvScales::Head { .. } => ScalesByHead::OfHeads,
+            KvScales::Request { .. } => ScalesByHead::Others("scales of requests"),
+            KvScales::Token { .. } => ScalesByHead::Others("a scale for each token"),
+            KvScales::InRow => ScalesByHead::Others("scales in its rows"),
+        };
+        let strides = [self.k_strides, self.v_strides];
+        let ([k_strides, v_strides], _) = view_by_head(strides, scales, self.rope.is_some())?;
+        Ok(Self {
             k_strides,
             v_strides,
             ..*self
         })
     }
+}
+
+/// Strides of the same memory as pages of one token, if its tokens are evenly spaced.
+pub(crate) fn by_token(strides: KvStrides) -> Option<KvStrides> {
+    let KvStrides {
+        page,
+        token,
+        page_size,
+        ..
+    } = strides;
+    let even = u64::from(page) == u64::from(page_size) * u64::from(token);
+    even.then_some(KvStrides {
+        page: token,
+        page_size: 1,
+        ..strides
+    })
 }

@@ -147,9 +147,11 @@ pub struct WorkspaceLayout {
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
-    /// Padded queries and padded outputs, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. F32
-    /// queries are rounded to the first of these.
+    /// Padded queries of 16 bits and padded outputs of 16 bits or F32: `[padded_tokens, q_heads, kernel's head dimension]`. F32
+    /// queries whose heads are not padded are rounded to the first of these.
     pub padded: [Range<u64>; 2],
+    /// `[padded_tokens, q_heads, head_dim_qk]` of 16 bits: F32 queries, rounded before their heads are padded.
+    pub rounded: Range<u64>,
     /// Keys and values that prefills converted, of 16 bits each, or of 8 bits if [prefills compute in 8
     /// bits](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
@@ -211,6 +213,8 @@ impl WorkspaceLayout {
             converted_pages,
         } = *bound;
         let pads = Padding::of(spec).is_some();
+        let rounds = pads && spec.rounds_queries();
+        let (own_dim, out_bytes) = (u64::from(spec.head_dim_qk), spec.bytes_of_padded_outputs());
         let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
@@ -234,8 +238,9 @@ impl WorkspaceLayout {
         let padded_outputs = if pads { padded_rows } else { 0 };
         let padded = [
             section(padded_rows * u64::from(spec.head_dim_qk), 2),
-            section(padded_outputs * u64::from(spec.head_dim_v), 2),
+            section(padded_outputs * u64::from(spec.head_dim_v), out_bytes),
         ];
+        let rounded = section(if rounds { padded_rows * own_dim } else { 0 }, 2);
         let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(ConvertedPage::KEYS);
         let converted = [spec.head_dim_qk, spec.head_dim_v];
         let converted =
@@ -261,6 +266,7 @@ impl WorkspaceLayout {
             tickets,
             counters,
             padded,
+            rounded,
             conversions,
             converted_ids,
             converted,

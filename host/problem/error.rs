@@ -351,6 +351,14 @@ pub enum ProblemError {
         /// What it is.
         what: &'static str,
     },
+    /// A pool that cannot be seen by KV head.
+    #[error("a pool with {what} cannot be seen by KV head: {instead}")]
+    PoolByHead {
+        /// What is in the way.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
     /// A pool whose heads cannot be seen as pages.
     #[error(
         "pages are {page} elements apart and heads {head}: for page lists by KV head, the first must be a multiple \

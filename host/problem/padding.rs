@@ -110,6 +110,11 @@ impl Spec {
         matches!(self.out_dtype, Dtype::F32)
     }
 
+    /// Bytes of an element of outputs whose heads are padded: kernels write 16 bits, and merges F32.
+    pub(crate) const fn bytes_of_padded_outputs(&self) -> usize {
+        if self.has_f32_outputs() { 4 } else { 2 }
+    }
+
     /// Whether a GPU copies queries to the workspace before its kernels read them.
     pub(crate) const fn moves_queries(&self) -> bool {
         Padding::of(self).is_some() || self.rounds_queries()

@@ -231,8 +231,8 @@ impl FromLaunch for DistanceBias {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`DistanceBias`] for Hopper, and decodes for Ampere. One line in a crate of your own, with a name of its own, adds
-    /// other head dimensions, f16 and Ampere's prefill.
+    /// Kernels of [`DistanceBias`] for Hopper. Its decodes for Ampere run on Hopper only, by `WorkspaceOptions::arch`: other GPUs also need
+    /// prefills. One line in a crate of your own, with a name of its own, adds these, other head dimensions and f16.
     pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, Sm80Decode] of DistanceBias
         where heads [64], elements [Bf16];
 }
@@ -246,8 +246,8 @@ crate::variant_kernels! {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// Kernels of [`Sigmoid`] for Hopper, and decodes for Ampere. One line in a crate of your own, with a name of its own, adds
-    /// other head dimensions, f16 and Ampere's prefill.
+    /// Kernels of [`Sigmoid`] for Hopper. Its decodes for Ampere run on Hopper only, by `WorkspaceOptions::arch`: other GPUs also need
+    /// prefills. One line in a crate of your own, with a name of its own, adds these, other head dimensions and f16.
     pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, Sm80Decode] of Sigmoid
         where heads [128], elements [Bf16];
 }

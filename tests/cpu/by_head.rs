@@ -6,10 +6,15 @@ use tandem_attn::{
     exec::Cpu,
     kv::{KvScales, KvView, PagesByHead},
     plan::{PlanOptions, Planner},
-    problem::{KvLayout, ProblemError, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
+    tensor::{Element, F8E4M3},
 };
 
-use crate::{heads::Lists, problems::cases};
+use crate::{
+    heads::Lists,
+    numeric::{Rng, Tolerance, compare, to_f64},
+    problems::cases,
+};
 
 proptest! {
     #![proptest_config(cases(64))]
@@ -76,10 +81,95 @@ fn lists_that_cannot_be_are_named() {
 
     let pool = vec![0.0_f32; 10 * 2048];
     let view = KvView::new(&spec, KvLayout::Nhd, 16, &pool, &pool);
-    assert!(view.by_head().is_some());
-    let scales = KvScales::Head {
-        k: &[1.0; 2],
-        v: &[1.0; 2],
+    assert!(view.by_head().is_ok());
+    let said = |view: KvView<'_, f32>| view.by_head().unwrap_err().to_string();
+    let one = [1.0; 2];
+    for (scales, what) in [
+        (
+            KvScales::Head { k: &one, v: &one },
+            "a scale for each KV head",
+        ),
+        (
+            KvScales::Request {
+                k: &one,
+                v: &one,
+                of_token: &[0],
+            },
+            "scales of requests",
+        ),
+        (
+            KvScales::Token {
+                k: &one,
+                v: &one,
+                k_strides: strides,
+                v_strides: strides,
+            },
+            "a scale for each token",
+        ),
+        (KvScales::InRow, "scales in its rows"),
+    ] {
+        let said = said(view.with_scales(scales));
+        assert!(said.contains(what), "{said}");
+    }
+    let mut mixed = view;
+    mixed.v_strides = KvLayout::Hnd.strides(16, 2, 64);
+    mixed.v_strides.page *= 2;
+    let mixed = said(mixed);
+    assert!(mixed.contains("different layouts"), "{mixed}");
+    let mut uneven = view;
+    uneven.k_strides.page += 1;
+    let uneven = said(uneven);
+    assert!(uneven.contains("a multiple"), "{uneven}");
+}
+
+/// A scale for each KV head is one for each request of a view by head.
+#[test]
+fn scales_of_heads_are_those_of_requests() {
+    let spec = Spec::new(4, 2, 16).with_kv_dtype(Dtype::F8E4M3);
+    let mut noise = Rng(3);
+    let mut numbers = |count: usize| noise.floats(count, -1.0, 1.0);
+    let q: Vec<bf16> = numbers(3 * 4 * 16)
+        .into_iter()
+        .map(bf16::from_f32)
+        .collect();
+    let [k, v] = [(); 2].map(|()| -> Vec<F8E4M3> {
+        let numbers = numbers(6 * 4 * 2 * 16).into_iter();
+        numbers.map(F8E4M3::from_f32).collect()
+    });
+    let (of_k, of_v) = ([0.5, 2.0], [4.0, 0.25]);
+    let pool = KvView::new(&spec, KvLayout::Hnd, 4, &k, &v);
+    let cpu = Cpu::new();
+    let run = |spec: &Spec, batch: &Batch, view: KvView<'_, F8E4M3>| {
+        let plan = Planner::new()
+            .plan(spec, batch, &cpu.device(), &PlanOptions::default())
+            .unwrap();
+        let mut out = vec![bf16::NAN; q.len()];
+        cpu.run(&plan, &q, &[view], &mut out, None).unwrap();
+        to_f64(&out)
     };
-    assert!(view.with_scales(scales).by_head().is_none());
+
+    // All heads read the same pages, so there are two ways to compute it.
+    let (pages, keys, tokens) = ([4_u32, 1, 3], 10, 3);
+    let mut table = PageTable::new(4, 6);
+    table.push(&pages, keys);
+    let of_heads = KvScales::Head { k: &of_k, v: &of_v };
+    let right = run(
+        &spec,
+        &Batch::new(vec![0, tokens], table),
+        pool.with_scales(of_heads),
+    );
+    let mut lists = PagesByHead::new(&spec, pool.k_strides, 6).unwrap();
+    lists
+        .push(tokens, &[(&pages, keys), (&pages, keys)])
+        .unwrap();
+    let heads = lists.heads();
+    assert_eq!(heads, [0, 1, 0, 1, 0, 1]);
+    let view = pool.by_head().unwrap().with_scales(KvScales::Request {
+        k: &of_k,
+        v: &of_v,
+        of_token: &heads,
+    });
+    let got = run(lists.spec(), &lists.batch(), view);
+    let shape = [tokens as usize, 4, 16];
+    compare("out", &shape, &got, &right, Tolerance::of(Dtype::BF16)).unwrap();
 }

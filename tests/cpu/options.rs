@@ -1,66 +1,108 @@
-//! Every option of a specification and a batch changes the result as the reference says, or is refused.
+//! Every option of a specification, a batch and its pools changes the result as the reference says, or is refused.
 
+use half::f16;
 use tandem_attn::{
     Error,
     exec::Cpu,
-    plan::{DeviceDescription, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, Spec},
-    tensor::{F8E4M3, HeadTensors, ShapeError},
+    plan::{DeviceDescription, Plan, PlanOptions, Planner},
+    problem::{Dtype, KvLayout},
+    tensor::{Element, F8E4M3, F8E5M2, HeadTensors, ShapeError},
 };
 
 use crate::{
     Result64, agree,
     numeric::Tolerance,
-    problems::{OPTIONS, Tensors, plain},
+    problems::{Asked, ScaleNumbers, Scales, Tensors, plain, reference_of, unlisted},
     run, widen,
 };
 
-/// What the CPU makes of it; nothing where planning refuses it.
-fn result(spec: &Spec, batch: &Batch) -> Option<Result64> {
+/// What the CPU makes of it; nothing where planning or the run refuses it.
+fn result(asked: &Asked) -> Option<Result64> {
+    let Asked { spec, batch, .. } = asked;
     let device = DeviceDescription::named("cpu").unwrap();
     let plan = Planner::new().plan(spec, batch, &device, &PlanOptions::default());
     let plan = plan.ok()?;
+    match (spec.q_dtype, spec.kv_dtype) {
+        (_, Dtype::F8E4M3) => result_of::<f32, F8E4M3>(asked, &plan),
+        (_, Dtype::F8E5M2) => result_of::<f32, F8E5M2>(asked, &plan),
+        (Dtype::F16, _) => result_of::<f16, f16>(asked, &plan),
+        _ => result_of::<f32, f32>(asked, &plan),
+    }
+}
+
+fn result_of<Q: Element, K: Element>(asked: &Asked, plan: &Plan) -> Option<Result64> {
+    let Asked {
+        spec,
+        batch,
+        layout,
+        scales,
+    } = asked;
     let cpu = Cpu::new();
-    let (got, right) = if spec.kv_dtype == Dtype::F8E4M3 {
-        let tensors = Tensors::<f32, F8E4M3>::random(spec, batch, KvLayout::Nhd, 5);
-        (
-            widen(&run::<_, _, f32>(&cpu, &plan, &tensors)),
-            tensors.reference(spec, batch),
-        )
+    let tensors = Tensors::<Q, K>::random(spec, batch, *layout, 5);
+    let (got, right) = if *scales == Scales::One {
+        let got = widen(&run::<_, _, Q>(&cpu, plan, &tensors));
+        (got, tensors.reference(spec, batch))
     } else {
-        let tensors = Tensors::<f32, f32>::random(spec, batch, KvLayout::Nhd, 5);
-        (
-            widen(&run::<_, _, f32>(&cpu, &plan, &tensors)),
-            tensors.reference(spec, batch),
-        )
+        let numbers = ScaleNumbers::of(asked);
+        let views = [tensors.views()[0].with_scales(numbers.view())];
+        let mut out = vec![Q::from_f32(f32::NAN); tensors.q.len()];
+        let mut lse = vec![f32::NAN; (plan.total_q * spec.q_heads) as usize];
+        let ran = cpu.run(plan, &tensors.q, &views, &mut out, Some(&mut lse));
+        if let Err(error) = ran {
+            assert!(
+                matches!(error, Error::Shape(ShapeError::Scaled { .. })),
+                "{error}"
+            );
+            return None;
+        }
+        let none = HeadTensors::default();
+        let right = reference_of(spec, batch, &tensors.q, &views, &none).unwrap();
+        (widen(&(out, lse)), right)
     };
     let right = (right.out, right.lse);
-    agree(spec, &got, &right, Tolerance::of(Dtype::F32)).unwrap();
+    agree(spec, &got, &right, Tolerance::of(Q::DTYPE)).unwrap();
     Some(got)
 }
 
 #[test]
 fn each_option_counts_or_is_refused() {
     let (spec, batch) = plain(Dtype::F32);
-    let plainly = result(&spec, &batch).expect("nothing is special");
-    for (name, change) in OPTIONS {
-        let (mut other, mut other_batch) = (spec, batch.clone());
-        change(&mut other, &mut other_batch);
-        if (&other, &other_batch) == (&spec, &batch) {
+    let plain = Asked {
+        spec,
+        batch,
+        layout: KvLayout::Nhd,
+        scales: Scales::One,
+    };
+    let plainly = result(&plain).expect("nothing is special");
+    for (name, asked) in Asked::all(Dtype::F32) {
+        if asked == plain {
             continue; // single precision is what there is already
         }
-        let changed = result(&other, &other_batch);
-        assert_ne!(changed.as_ref(), Some(&plainly), "{name} changes nothing");
+        let changed = result(&asked);
+        // Elements that lie elsewhere are the same elements.
+        let same = changed.as_ref() == Some(&plainly);
+        assert_eq!(same, name == "layout", "{name}");
         let kinds = [
             "ancestors ",
             "compute",
-            "weights ",
+            "adds_up ",
             "sinks without",
             "rotary, wider",
+            "scales of numbers of 16 bits",
+            "pool_pages ",
+            "indptr ",
+            "q_indptr past",
+            "qo_indptr of more queries",
         ];
         let refused = kinds.iter().any(|kind| name.starts_with(kind));
         assert_eq!(changed.is_none(), refused, "{name}");
     }
+}
+
+/// A new field of a specification, a batch or the planner's options has to be among the options.
+#[test]
+fn every_field_is_among_the_options() {
+    assert_eq!(unlisted(), Vec::<String>::new());
 }
 
 #[test]

@@ -112,7 +112,8 @@ fn pages_of_one_token_are_the_same_memory() {
     let expected = KvView::latent_parts(&spec, 1, &latent, &rope);
     assert_eq!(by_token.k_strides, expected.k_strides);
     assert_eq!(strides, expected.rope.map(|rope| rope.strides));
-    assert!(view.by_head().is_none());
+    let error = view.by_head().unwrap_err().to_string();
+    assert!(error.contains("keys in two pools"), "{error}");
     let mut apart = view;
     if let Some(rope) = &mut apart.rope {
         rope.strides.page += 1;

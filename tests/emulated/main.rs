@@ -3,11 +3,14 @@
 #[path = "../common/adversarial.rs"]
 mod adversarial;
 mod calls;
+mod in_f32;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;
 mod logits;
+mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
+mod options;
 mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]

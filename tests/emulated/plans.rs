@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
-    exec::emulated::Emulated,
+    exec::emulated::{Emulated, Settings},
     plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, F8E5M2},
 };
 
 use crate::{
@@ -77,8 +77,12 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
+    check_on::<T, K>(case, settings(case.schedule, case.seed))
+}
+
+fn check_on<T: Element, K: Element>(case: &Case, settings: Settings) -> Result<(), TestCaseError> {
     let _others = no_failure();
-    let emulated = Emulated::new(settings(case.schedule, case.seed)).expect("the emulator");
+    let emulated = Emulated::new(settings).expect("the emulator");
     let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
     let plan = Planner::new()
@@ -199,5 +203,50 @@ fn decodes_of_pairs_of_heads_that_others_pad_are_the_reference() {
             check::<bf16, bf16>(&case).unwrap();
         }
         check::<f16, f16>(&pairs(head_dim, SplitMode::Off, false)).unwrap();
+    }
+}
+
+/// Decodes beside a prompt, all of which run as prefills because no tile of decodes holds the query heads of a KV head.
+fn large_group(q_heads: u32, head_dim: u32, schedule: u8) -> Case {
+    Case {
+        spec: Spec::new(q_heads, 1, head_dim),
+        batch: prefixed(&[(45, 0, 1), (9, 1, 1), (20, 0, 3)], 16, false, 3),
+        options: PlanOptions::default(),
+        layout: KvLayout::Nhd,
+        schedule,
+        seed: 11,
+    }
+}
+
+#[test]
+fn groups_that_no_tile_of_decodes_holds_are_the_reference() {
+    check::<bf16, bf16>(&large_group(160, 64, 0)).unwrap();
+    check::<f16, f16>(&large_group(131, 64, 1)).unwrap();
+    check::<bf16, F8E4M3>(&large_group(71, 64, 2)).unwrap();
+    check::<bf16, F8E5M2>(&large_group(32, 64, 0)).unwrap();
+    let mut bytes = large_group(32, 128, 1);
+    bytes.spec = bytes.spec.with_sinks().with_window_left(30);
+    check::<bf16, F8E5M2>(&bytes).unwrap();
+}
+
+/// An A100 has no prefills of heads of 256, and its decodes take the prompts.
+#[test]
+fn prompts_of_heads_of_256_on_ampere_are_the_reference() {
+    for (schedule, cap, kv_heads) in [(0, None, 2), (1, Some(20.0), 1), (2, None, 1)] {
+        let mut spec = Spec::new(4, kv_heads, 256);
+        spec.variant.soft_cap = cap;
+        let case = Case {
+            spec,
+            batch: prefixed(&[(45, 0, 30), (9, 1, 1), (20, 0, 7)], 3, false, 3),
+            options: PlanOptions::default(),
+            layout: KvLayout::Hnd,
+            schedule,
+            seed: 12,
+        };
+        let ampere = Settings {
+            compute: 80,
+            ..settings(schedule, case.seed)
+        };
+        check_on::<bf16, bf16>(&case, ampere).unwrap();
     }
 }

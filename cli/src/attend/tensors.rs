@@ -9,6 +9,7 @@ use safetensors::{
 };
 use tandem_attn::problem::{Batch, Dtype, KvLayout, PageTable, Spec};
 
+use super::heads;
 use crate::{
     Failure,
     backend::Results,
@@ -98,6 +99,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     let cap: f32 = metadata.number("logits_soft_cap", 0.0)?;
     spec.variant.soft_cap = (cap != 0.0).then_some(cap);
     spec.scale = metadata.number("sm_scale", spec.scale)?;
+    let given = heads::read(&file, metadata.0, &mut spec)?;
     spec.check().map_err(|error| error.to_string())?;
 
     let qo_indptr = indices(&file, "qo_indptr")?;
@@ -129,6 +131,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             layout,
             token_scales: None,
             indices: None,
+            given,
         },
         unread: unread(&file),
         unread_metadata: metadata.unread(),
@@ -153,7 +156,7 @@ fn in_file_names(message: &str) -> String {
 }
 
 /// Further arguments of FlashInfer, and names of masks elsewhere, that would change the result and are not supported.
-const NOT_TAKEN: [&str; 15] = [
+const NOT_TAKEN: [&str; 11] = [
     "custom_mask",
     "packed_custom_mask",
     "mask",
@@ -164,11 +167,7 @@ const NOT_TAKEN: [&str; 15] = [
     "rope_theta",
     "rope_scale",
     "window_right",
-    "alibi_slopes",
-    "sinks",
     "q_scale",
-    "k_scale",
-    "v_scale",
 ];
 
 /// FlashInfer's tensors of latent attention.
@@ -177,12 +176,14 @@ const LATENT: [&str; 4] = ["ckv_cache", "kpe_cache", "q_nope", "q_pe"];
 struct Metadata<'a>(&'a HashMap<String, String>);
 
 impl Metadata<'_> {
-    const NAMES: [&'static str; 5] = [
+    const NAMES: [&'static str; 7] = [
         "layout",
         "causal",
         "sm_scale",
         "window_left",
         "logits_soft_cap",
+        "k_scale",
+        "v_scale",
     ];
 
     /// Names that other programs use.
@@ -239,7 +240,7 @@ impl Metadata<'_> {
             // FlashInfer's number of NONE.
             "pos_encoding_mode" => Some(0.0),
             "window_right" => Some(-1.0),
-            "q_scale" | "k_scale" | "v_scale" | "rope_scale" => Some(1.0),
+            "q_scale" | "rope_scale" => Some(1.0),
             _ => None,
         };
         let nothing = |note: &String| {
@@ -292,7 +293,7 @@ impl Metadata<'_> {
 }
 
 /// The tensors of an input file.
-const READ: [&str; 7] = [
+const READ: [&str; 11] = [
     "q",
     "k_cache",
     "v_cache",
@@ -300,6 +301,10 @@ const READ: [&str; 7] = [
     "kv_indptr",
     "kv_indices",
     "kv_last_page_len",
+    "sinks",
+    "alibi_slopes",
+    "k_scale",
+    "v_scale",
 ];
 
 fn unread(file: &SafeTensors<'_>) -> Vec<String> {
@@ -334,7 +339,7 @@ fn shape<const N: usize>(
 }
 
 /// Copies elements from the file, where they may be unaligned.
-fn elements<T: Pod>(view: &TensorView<'_>) -> Vec<T> {
+pub(super) fn elements<T: Pod>(view: &TensorView<'_>) -> Vec<T> {
     bytemuck::allocation::pod_collect_to_vec(view.data())
 }
 

@@ -120,9 +120,9 @@ impl Loaded for LoadedOnCpu<'_> {
             ceilings::flush(memory);
         }
         let page_size = plan.parts[0].page_size;
-        let sinks = tensors::sinks(&plan.spec);
+        let sinks = tensors.sinks(&plan.spec);
         let heads = tensors::heads(&sinks);
-        let slopes = tensors::slopes(&plan.spec);
+        let slopes = tensors.slopes(&plan.spec);
         with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
             let view = kv_view(&plan.spec, tensors.layout, page_size, k, v)
                 .with_scales(tensors.scales(&plan.spec, page_size));

@@ -216,15 +216,26 @@ impl Backend for GpuBackend {
                 v.address(),
             ),
         };
-        let scales = match &tensors.token_scales {
+        let given = tensors.given.scales.as_ref();
+        let scales = match given.or(tensors.token_scales.as_ref()) {
             None => Vec::new(),
             Some(scales) => scales
                 .iter()
                 .map(|scales| Memory::new(&Tensor::F32(scales.clone())))
                 .collect::<Result<_, _>>()?,
         };
-        let pool = match &scales[..] {
-            [k, v] => {
+        let pool = match (&scales[..], given) {
+            ([k, v], Some([of_k, _])) => {
+                let count = of_k.len();
+                let tensor =
+                    |memory: &Memory| DeviceTensor::new(memory.address(), Dtype::F32, [count]);
+                let (k, v) = (tensor(k), tensor(v));
+                pool.with_scales(match count {
+                    1 => KvScales::Tensor { k, v },
+                    _ => KvScales::Head { k, v },
+                })
+            }
+            ([k, v], None) => {
                 let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
                 let shape = [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
                 let tensor = |memory: &Memory| {
@@ -247,14 +258,16 @@ impl Backend for GpuBackend {
             lse: Memory::of_bytes(rows * 4)?,
             _pool_memory: [k, v],
             _scales: scales,
-            sinks: tensors::sinks(spec)
+            sinks: tensors
+                .sinks(spec)
                 .map(|sinks| Memory::new(&Tensor::F32(sinks)))
                 .transpose()?,
             indices: match &tensors.indices {
                 Some(indices) => Some((Memory::of(indices)?, indices.len())),
                 None => None,
             },
-            slopes: tensors::slopes(spec)
+            slopes: tensors
+                .slopes(spec)
                 .map(|slopes| Memory::new(&Tensor::F32(slopes)))
                 .transpose()?,
             pool,

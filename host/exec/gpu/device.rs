@@ -26,6 +26,12 @@ impl Gpu {
             "sm_80" => self.compute.min((8, 9)),
             _ => self.compute,
         };
+        // Of the newer GPUs, those for desktops have no more shared memory than Ada.
+        if self.compute.0 >= 12 {
+            let ada = DeviceDescription::named("rtx4090").expect("it is built in");
+            device.shared_bytes_per_sm = ada.shared_bytes_per_sm;
+            device.shared_bytes_per_cta = ada.shared_bytes_per_cta;
+        }
         device
     }
 

@@ -1,7 +1,8 @@
 //! Queries and outputs in F32, with keys and values of fewer bits.
 //!
 //! Kernels read 16-bit queries, so a small kernel rounds them before the run. Outputs come from partial states, which
-//! are F32: every row has one, and the merging kernel writes it without rounding.
+//! are F32: every row has one, and the merging kernel writes it without rounding. Heads that are padded are rounded first and
+//! then padded; their outputs are copied back in F32 (`pad.rs`).
 
 use std::ptr;
 
@@ -25,7 +26,7 @@ use crate::{
 };
 
 /// Checks a tensor that attention kernels do not see.
-fn check(
+pub(super) fn check(
     name: &'static str,
     tensor: &DeviceTensor<3>,
     shape: [usize; 3],
@@ -40,22 +41,34 @@ fn check(
     tensor.check_rows(name)
 }
 
-fn parameters(from: &DeviceTensor<3>, to: &DeviceTensor<3>) -> Result<NarrowParams, Error> {
-    let [tokens, heads, dim] = from.shape;
-    let per_token = heads * dim / CHUNK as usize;
-    let what = Quantity::Batch("tokens × heads × head dimension / 8");
-    Ok(NarrowParams {
-        from: from.address,
-        to: to.address,
-        chunks: fits(what, tokens.saturating_mul(per_token), COUNTED)?,
-        chunks_per_token: Divisor::new(fits(what, per_token, COUNTED)?),
-        from_token: fits(
-            Quantity::Stride("the token stride of q"),
-            from.strides[0],
-            u32::MAX,
-        )?,
-        reserved: 0,
-    })
+/// The launch that rounds queries to 16 bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounding {
+    params: NarrowParams,
+    to: Dtype,
+}
+
+impl Rounding {
+    /// From checked queries in F32 to dense ones of the same shape.
+    pub(super) fn new(from: &DeviceTensor<3>, to: &DeviceTensor<3>) -> Result<Self, Error> {
+        let [tokens, heads, dim] = from.shape;
+        let per_token = heads * dim / CHUNK as usize;
+        let what = Quantity::Batch("tokens × heads × head dimension / 8");
+        let params = NarrowParams {
+            from: from.address,
+            to: to.address,
+            chunks: fits(what, tokens.saturating_mul(per_token), COUNTED)?,
+            chunks_per_token: Divisor::new(fits(what, per_token, COUNTED)?),
+            from_token: fits(
+                Quantity::Stride("the token stride of q"),
+                from.strides[0],
+                u32::MAX,
+            )?,
+            reserved: 0,
+        };
+        let to = to.dtype;
+        Ok(Self { params, to })
+    }
 }
 
 impl Gpu {
@@ -86,22 +99,35 @@ impl Gpu {
         let mut rounding = None;
         if workspace.spec.rounds_queries() {
             q = workspace.queries(tokens)?;
-            rounding = Some(parameters(tensors.q, &q)?);
+            rounding = Some(Rounding::new(tensors.q, &q)?);
         }
         if workspace.spec.has_f32_outputs() {
-            out = workspace.never_written(tokens);
+            out = workspace.never_written(tokens, head_dim_v);
             inner.merged = Some(tensors.out);
         }
         (inner.q, inner.out) = (&q, &out);
         // SAFETY: the caller's promises; what is between is the workspace's own.
         unsafe {
             self.ready(workspace, &inner, stream)?;
-            if let Some(params) = rounding.filter(|params| params.chunks > 0) {
-                let kernel = self.pass(Op::Narrow, element(q.dtype))?;
-                let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
-                launch.make(kernel, [(&raw const params).cast(), ptr::null()], stream)?;
+            if let Some(rounding) = rounding {
+                self.round(&rounding, stream)?;
             }
             self.launch_run(workspace, stream)
         }
+    }
+
+    /// Rounds queries to 16 bits, in the current context, which must be this GPU's.
+    ///
+    /// # Safety
+    /// The queries are in valid memory, and so is the room for the rounded ones, until the work on the stream is done.
+    pub(super) unsafe fn round(&self, rounding: &Rounding, stream: Stream) -> Result<(), Error> {
+        let Rounding { params, to } = rounding;
+        if params.chunks == 0 {
+            return Ok(());
+        }
+        let kernel = self.pass(Op::Narrow, element(*to))?;
+        let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        // SAFETY: the kernel takes `NarrowParams`, and the caller vouches for what they point to.
+        unsafe { launch.make(kernel, [(&raw const *params).cast(), ptr::null()], stream) }
     }
 }

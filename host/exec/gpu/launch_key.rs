@@ -2,6 +2,8 @@
 
 use kernels_gpu::registry::{KernelId, Op};
 
+use crate::Error;
+
 /// Identifies an attention launch of a run, for all plans. A captured graph has one launch for each key
 /// of its [`LaunchSet`], or for those that a plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,4 +37,13 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
         .map_or(0, |last| last + 1);
     let pair = |part| Some([of(Op::Prefill, part)?, of(Op::Decode, part)?]);
     (0..parts).filter_map(pair).collect()
+}
+
+/// The refusal of a launch set of Ampere's prefills.
+pub(super) fn no_records() -> Error {
+    Error::NoInstance {
+        kernel: "prefill",
+        asked: "a launch set with the instructions of Ampere".into(),
+        there: "the instructions of Hopper, or prefill and decode in one kernel",
+    }
 }

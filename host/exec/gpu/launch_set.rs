@@ -4,12 +4,12 @@ mod subset;
 
 use kernels_gpu::{
     abi::LaunchRecord,
-    registry::{KernelId, Loads, Op},
+    registry::{Arch, KernelId, Loads, Op},
 };
 
 pub(super) use self::subset::LaunchSubset;
 use super::{
-    launch_key::{LaunchKey, pairs},
+    launch_key::{LaunchKey, no_records, pairs},
     launch_plan::{GroupLaunch, LaunchPlan},
 };
 use crate::{
@@ -52,17 +52,18 @@ impl LaunchSet {
     /// For other options see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
-    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    /// As [`decodes_with`](Self::decodes_with).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         Self::decodes_with(device, spec, &PlanOptions::default())
     }
 
     /// The launches for any plan of decodes with these options. Decodes use other kernels with fixed splits, or with one tile for
     /// all decodes. The set also has kernels that share SMs, for wide prefixes that are read side by side with the
-    /// other keys, unless the options have `PodMode::Serial`.
+    /// other keys, unless the options have `PodMode::Serial`. Of heads whose decodes run as prefills, it has the prefills.
     ///
     /// # Errors
-    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile),
+    /// [`Error::NoInstance`] where prefills of Ampere run the decodes.
     pub fn decodes_with(
         device: &DeviceDescription,
         spec: &Spec,
@@ -71,6 +72,9 @@ impl LaunchSet {
         spec.check()?;
         let mut set = Self::new();
         let alone = TileTable::of_options(device, spec, options)?;
+        if !alone.has_decodes() {
+            check_records(&alone)?;
+        }
         set.add_decodes(&alone);
         for tiles in alone.others(device, spec, options).iter().flatten() {
             set.add_decodes(tiles);
@@ -114,11 +118,19 @@ impl LaunchSet {
 
     fn add_tiles(&mut self, tiles: &TileTable) {
         self.add_decodes(tiles);
+        self.add_prefills(tiles);
+    }
+
+    fn add_prefills(&mut self, tiles: &TileTable) {
         let prefills = tiles.prefills().iter();
         self.add(prefills.filter_map(|step| of_part_0(step.kernel, step.pack)));
     }
 
+    /// Of heads whose decodes run as prefills, the prefills.
     fn add_decodes(&mut self, tiles: &TileTable) {
+        if !tiles.has_decodes() {
+            self.add_prefills(tiles);
+        }
         let (decodes, pack) = (tiles.decodes().iter(), tiles.decode_pack());
         self.add(decodes.filter_map(|choice| of_part_0(choice.kernel, pack)));
     }
@@ -255,6 +267,15 @@ impl LaunchSet {
             }
         }
         needed
+    }
+}
+
+/// Refuses prefills of Ampere, whose launches in a graph read no record of a plan.
+fn check_records(tiles: &TileTable) -> Result<(), Error> {
+    let mut kernels = tiles.prefills().iter().filter_map(|step| step.kernel);
+    match kernels.find(|kernel| kernel.info().arch == Arch::Sm80) {
+        Some(_) => Err(no_records()),
+        None => Ok(()),
     }
 }
 

@@ -6,6 +6,8 @@
 //! for the head dimension read the given queries directly. They also write the given outputs directly, unless other
 //! launches write padded outputs of the same tokens. If all launches of a run are such, nothing is copied.
 
+mod in_f32;
+
 use std::{ops::Range, ptr};
 
 use kernels_gpu::{
@@ -15,6 +17,7 @@ use kernels_gpu::{
     registry::{Element, Op},
 };
 
+use self::in_f32::InF32;
 use super::{
     DeviceTensor, Gpu, RunTensors, Stream, Workspace,
     launch::Launch,
@@ -95,23 +98,28 @@ impl Gpu {
         stream: Stream,
     ) -> Result<(), Error> {
         let tokens = tensors.q.shape[0];
-        let [q, out] = workspace.padded(tokens, tensors.q.dtype)?;
+        let [q, out] = workspace.padded(tokens)?;
+        let in_f32 = InF32::new(workspace, padding, tensors, &out)?;
+        let (given_q, given_out) = (in_f32.q(tensors), in_f32.out(tensors));
+        let out_of_kernels = in_f32.padded_out(&out);
+        check_same("q", given_q.dtype, "the spec's", q.dtype)?;
+        check_same("out", given_out.dtype, "the spec's", out_of_kernels.dtype)?;
         let pads = [
             Pad {
                 name: "q",
-                tensor: tensors.q,
+                tensor: &given_q,
                 padded: q,
                 back: false,
             },
             Pad {
                 name: "out",
-                tensor: tensors.out,
-                padded: out,
+                tensor: &given_out,
+                padded: out_of_kernels,
                 back: true,
             },
         ];
         // The plans of a captured graph are not known yet.
-        let apart = match workspace.captured() {
+        let apart = match workspace.captured() || in_f32.merges() {
             true => None,
             false => workspace.launch_plan.padded.clone(),
         };
@@ -123,18 +131,21 @@ impl Gpu {
         let (before, behind) = (before?, behind?);
         let inner = RunTensors {
             q: &q,
-            out: &out,
+            out: &out_of_kernels,
+            merged: in_f32.merges().then_some(&out),
             unpadded: Some(Unpadded {
-                q: *tensors.q,
-                out: apart.map(|_| *tensors.out),
-                given: *tensors.out,
+                q: given_q,
+                out: apart.map(|_| given_out),
+                given: given_out,
             }),
             ..*tensors
         };
-        check_same("out", tensors.out.dtype, "q", tensors.q.dtype)?;
         // SAFETY: the caller's promises; what is between is the workspace's own.
         unsafe {
             self.ready(workspace, &inner, stream)?;
+            if let Some(rounding) = &in_f32.rounding {
+                self.round(rounding, stream)?;
+            }
             if workspace.run.reads_padded() {
                 self.pad(&before, false, stream)?;
             }
@@ -144,7 +155,13 @@ impl Gpu {
             }
             // In a graph, the last launch may have no work, and end before the launches that it would wait for.
             let overlap = self.overlaps() && !workspace.captured() && workspace.run.ends_decodes();
-            self.pad(&behind, overlap, stream)
+            match &in_f32.back {
+                Some(back) => back
+                    .iter()
+                    .zip(0..)
+                    .try_for_each(|(params, slab)| self.pad(params, overlap && slab == 0, stream)),
+                None => self.pad(&behind, overlap, stream),
+            }
         }
     }
 

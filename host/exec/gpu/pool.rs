@@ -6,11 +6,13 @@ use super::{
     DevicePtr, DeviceTensor, KvScales,
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
+#[cfg(feature = "unstable")]
+use crate::kv::{ScalesByHead, view_by_head};
 use crate::{
     Error,
     checks::{check_extent, check_same},
     exec::apart::check_sides,
-    kv::{LATENT_656_BYTES, by_head},
+    kv::{LATENT_656_BYTES, by_token},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Quantity, Spec},
     tensor::ShapeError,
 };
@@ -105,24 +107,63 @@ impl KvPool {
         Self::of(Dtype::F8E4M3, pages, [pool; 2], [strides; 2]).with_scales(KvScales::InRow)
     }
 
-    /// The part of a page that belongs to one head as a page of its own: the counterpart of
-    /// [`KvView::by_head`](crate::kv::KvView::by_head), with `None` in the same cases.
-    #[cfg(feature = "unstable")]
+    /// The same memory as pages of one token, for token-level parts: the counterpart of
+    /// [`KvView::by_token`](crate::kv::KvView::by_token). `None` if tokens are not evenly spaced, or are 2³² or more.
     #[must_use]
-    pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
-        let ((k_strides, step), (v_strides, of_v)) =
-            (by_head(self.k_strides)?, by_head(self.v_strides)?);
-        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
-        if !whole || self.rope.is_some() || step != of_v {
-            return None;
-        }
-        // The view ends with the heads of the last page.
-        let pages = match self.pages {
-            0 => 0,
-            pages => ((pages - 1).checked_mul(step)?).checked_add(kv_heads)?,
+    pub fn by_token(&self) -> Option<Self> {
+        let page_size = self.k_strides.page_size;
+        let pages = self.pages.checked_mul(page_size)?;
+        let scales = match self.scales {
+            KvScales::Token { k, v } => KvScales::Token {
+                k: scales_by_token(&k)?,
+                v: scales_by_token(&v)?,
+            },
+            other => other,
+        };
+        let rope = match self.rope {
+            None => None,
+            Some(RopePart { pool, strides }) => Some(RopePart {
+                pool,
+                strides: by_token(strides)?,
+            }),
         };
         Some(Self {
             pages,
+            k_strides: by_token(self.k_strides)?,
+            v_strides: by_token(self.v_strides)?,
+            scales,
+            rope,
+            ..*self
+        })
+    }
+
+    /// The part of a page that belongs to one head as a page of its own: the counterpart of
+    /// [`KvView::by_head`](crate::kv::KvView::by_head).
+    ///
+    /// # Errors
+    /// As that; [`ProblemError::TooLarge`].
+    #[cfg(feature = "unstable")]
+    pub fn by_head(&self, kv_heads: u32) -> Result<Self, ProblemError> {
+        let scales = match self.scales {
+            KvScales::One | KvScales::Tensor { .. } => ScalesByHead::Same,
+            KvScales::Head { .. } => ScalesByHead::OfHeads,
+            KvScales::Request { .. } => ScalesByHead::Others("scales of requests"),
+            KvScales::Token { .. } => ScalesByHead::Others("a scale for each token"),
+            KvScales::InRow => ScalesByHead::Others("scales in its rows"),
+        };
+        let strides = [self.k_strides, self.v_strides];
+        let ([k_strides, v_strides], step) = view_by_head(strides, scales, self.rope.is_some())?;
+        // The view ends with the heads of the last page.
+        let pages = match u64::from(self.pages) {
+            0 => 0,
+            pages => (pages - 1) * u64::from(step) + u64::from(kv_heads),
+        };
+        Ok(Self {
+            pages: fits(
+                Quantity::Pool("pages × heads of the pool"),
+                pages as usize,
+                u32::MAX,
+            )?,
             k_strides,
             v_strides,
             ..*self
@@ -190,6 +231,18 @@ impl KvPool {
     }
 }
 
+/// Scales of tokens, `[pages, page_size, kv_heads]`, as those of pages of one token.
+fn scales_by_token(scales: &DeviceTensor<3>) -> Option<DeviceTensor<3>> {
+    let ([pages, page_size, heads], [page, token, head]) = (scales.shape, scales.strides);
+    let even = page == page_size.checked_mul(token)?;
+    let shape = [pages.checked_mul(page_size)?, 1, heads];
+    even.then_some(DeviceTensor {
+        shape,
+        strides: [token, token, head],
+        ..*scales
+    })
+}
+
 /// The strides of `[pages, page_size, kv_heads, head_dim]`, for calls that write rows to it.
 pub(super) fn pool_strides(pool: &DeviceTensor<4>) -> Result<KvStrides, Error> {
     let page_size = fits(Quantity::Page("tokens in a page"), pool.shape[1], u32::MAX)?;
@@ -228,13 +281,51 @@ pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_pool_by_token_has_a_page_for_each_slot() {
+        let spec = Spec::new(8, 2, 64);
+        let [nhd, hnd] = [KvLayout::Nhd, KvLayout::Hnd]
+            .map(|layout| KvPool::new(&spec, layout, 16, 3, 1 << 20, 1 << 21));
+        let by_token = nhd.by_token().unwrap();
+        assert_eq!(
+            (by_token.pages, by_token.k_strides),
+            (48, KvLayout::Nhd.strides(1, 2, 64))
+        );
+        assert_eq!(hnd.by_token(), None);
+        let tensor = DeviceTensor::new(1 << 22, Dtype::F32, [3, 16, 2]);
+        let scaled = |k| nhd.with_scales(KvScales::Token { k, v: tensor }).by_token();
+        let Some(KvScales::Token { k, .. }) = scaled(tensor).map(|pool| pool.scales) else {
+            panic!("scales of tokens");
+        };
+        assert_eq!((k.shape, k.strides[0], k.strides[2]), ([48, 1, 2], 2, 1));
+        assert_eq!(scaled(tensor.with_stride(0, 40)), None);
+        let many = KvPool::new(&spec, KvLayout::Nhd, 128, 1 << 30, 1 << 20, 1 << 21);
+        assert_eq!(many.by_token(), None);
+    }
+
+    #[test]
+    fn what_a_pool_by_head_cannot_have_is_named() {
+        let spec = Spec::new(8, 2, 64);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 3, 1 << 20, 1 << 21);
+        let scale = DeviceTensor::new(1 << 22, Dtype::F32, [2]);
+        let scaled = pool.with_scales(KvScales::Head { k: scale, v: scale });
+        let error = scaled.by_head(2).unwrap_err();
+        assert!(matches!(error, ProblemError::PoolByHead { .. }), "{error}");
+        let huge = KvPool {
+            pages: u32::MAX,
+            ..pool
+        };
+        let error = huge.by_head(2).unwrap_err();
+        assert!(matches!(error, ProblemError::TooLarge { .. }), "{error}");
+    }
+
     /// An empty pool had as many pages of heads as there are heads.
     #[test]
     fn an_empty_pool_has_no_pages_of_heads() {
         let spec = Spec::new(8, 2, 64);
         let pages = |pages| {
             let pool = KvPool::new(&spec, KvLayout::Hnd, 16, pages, 1 << 20, 1 << 20);
-            pool.by_head(2).map(|pool| pool.pages)
+            pool.by_head(2).ok().map(|pool| pool.pages)
         };
         assert_eq!([0, 1, 3].map(pages), [Some(0), Some(2), Some(6)]);
     }

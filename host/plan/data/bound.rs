@@ -32,7 +32,8 @@ pub struct BatchLimits {
     pub page_size: u32,
     /// Keys of one request. Only fixed splits and the default of [`prefill_keys`](Self::prefill_keys) depend on it.
     pub kv_len: u32,
-    /// Keys of all prefills of a batch together. With 8-bit keys, or if attention applies rotary embeddings, the workspace has room
+    /// Keys of all prefills of a batch together, and of decodes that run as prefills because no tile holds the query heads of their KV
+    /// head. With 8-bit keys, or if attention applies rotary embeddings, the workspace has room
     /// for this number of converted keys and values of 16 bits. The default is the keys of all requests, but at most 262,144 or the
     /// keys of one request, whichever is more. Prefixes that prefills read for decodes use this room, too; if it is too small,
     /// decodes read them.

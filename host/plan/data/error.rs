@@ -34,7 +34,11 @@ pub enum PlanError {
     /// No tile of a kernel fits the heads.
     #[error(
         "no {kernel:?} tile on {device} holds the {group} query heads of a KV head at head dimensions \
-         {head_dim_qk}/{head_dim_v}: use fewer query heads per KV head, or plan for the CPU"
+         {head_dim_qk}/{head_dim_v} ({}): use fewer query heads per KV head, or plan for the CPU",
+        match largest {
+            0 => "there is none for these heads".to_owned(),
+            largest => format!("the largest holds {largest}"),
+        }
     )]
     NoTile {
         /// The kernel.
@@ -45,6 +49,9 @@ pub enum PlanError {
         head_dim_v: u32,
         /// Query heads per KV head.
         group: u32,
+        /// The most query heads of a KV head that a tile holds: of all decode kernels for these heads, or of the tile that was
+        /// asked for. 0 if there is no kernel.
+        largest: u32,
         /// The device's name.
         device: String,
     },

@@ -17,8 +17,8 @@ pub struct Model {
     pub device: Arc<DeviceDescription>,
     pub spec: Spec,
     rule: KernelRule,
-    /// Row blocks of at most this many query tokens are decodes: none if the heads have only prefill kernels, all if
-    /// they have only decode kernels.
+    /// Row blocks of at most this many query tokens are decodes: none if only prefill kernels hold the heads, all if the
+    /// heads have only decode kernels.
     pub most_decode_tokens: u32,
     /// The same in a batch whose row blocks are all longer than that or, with 8-bit keys, have at most the rows of the device's
     /// `decode_max_rows`.

@@ -6,7 +6,7 @@ use crate::{
     problem::{Batch, Dtype, PageTable, Part, ProblemError},
 };
 
-fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
+fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 23] {
     [
         &layout.records,
         &layout.items,
@@ -25,6 +25,7 @@ fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
         &layout.counters,
         &layout.padded[0],
         &layout.padded[1],
+        &layout.rounded,
         &layout.converted[0],
         &layout.converted[1],
         &layout.converted_done,

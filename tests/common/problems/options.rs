@@ -1,13 +1,224 @@
-//! Each option of a specification or a batch, changed.
+//! Each option of a specification, a batch, its pools and its plan, changed.
+
+use std::fmt::Debug;
 
 use tandem_attn::{
-    problem::{Batch, Compute, Dtype, PageTable, Spec},
+    kv::{KvScales, KvStrides},
+    plan::{Bound, MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     step::{Pairing, Rope},
     variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
 };
 
+use super::super::numeric::Rng;
+
+/// A batch, and how its pool lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    pub spec: Spec,
+    pub batch: Batch,
+    pub layout: KvLayout,
+    pub scales: Scales,
+}
+
+/// Kinds of scales of 8-bit keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    One,
+    Tensor,
+    Head,
+    Request,
+    Token,
+}
+
+/// Scales of one kind for a batch of one part: powers of two, with which prefills that convert keys lose nothing.
+pub struct ScaleNumbers {
+    kind: Scales,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    of_token: Vec<u32>,
+    strides: KvStrides,
+}
+
+impl ScaleNumbers {
+    pub fn of(asked: &Asked) -> Self {
+        let (table, heads) = (&asked.batch.parts[0].table, asked.spec.kv_heads);
+        let requests = asked.batch.requests();
+        let count = match asked.scales {
+            Scales::One => 0,
+            Scales::Tensor => 1,
+            Scales::Head => heads,
+            Scales::Request => heads * requests as u32,
+            Scales::Token => heads * table.pool_pages * table.page_size,
+        };
+        let mut noise = Rng(21);
+        let mut numbers = || {
+            let power = |_| (noise.below(3) as f32 - 2.0).exp2();
+            (0..count).map(power).collect()
+        };
+        let tokens = |request: usize| vec![request as u32; asked.batch.q_len(request) as usize];
+        Self {
+            kind: asked.scales,
+            k: numbers(),
+            v: numbers(),
+            of_token: (0..requests).flat_map(tokens).collect(),
+            strides: asked.layout.strides(table.page_size, heads, 1),
+        }
+    }
+
+    pub fn view(&self) -> KvScales<'_> {
+        let Self {
+            kind,
+            k,
+            v,
+            of_token,
+            strides,
+        } = self;
+        match kind {
+            Scales::One => KvScales::One,
+            Scales::Tensor => KvScales::Tensor { k: k[0], v: v[0] },
+            Scales::Head => KvScales::Head { k, v },
+            Scales::Request => KvScales::Request { k, v, of_token },
+            Scales::Token => KvScales::Token {
+                k,
+                v,
+                k_strides: *strides,
+                v_strides: *strides,
+            },
+        }
+    }
+}
+
 /// Changes one thing.
 type Change = fn(&mut Spec, &mut Batch);
+
+/// Changes how the pool lies.
+type PoolChange = fn(&mut Asked);
+
+/// A batch of requests of so many queries and keys, with the pages of [`plain`] and others behind them.
+fn requests(page_size: u32, of: &[(u32, u32)]) -> Batch {
+    let (mut table, mut ends, mut next) = (PageTable::new(page_size, 200), vec![0], 0);
+    for &(queries, keys) in of {
+        let pages = keys.div_ceil(page_size);
+        let ids: Vec<u32> = (next..next + pages).map(|page| page * 7 % 200).collect();
+        next += pages;
+        table.push(&ids, keys);
+        ends.push(ends[ends.len() - 1] + queries);
+    }
+    Batch::new(ends, table)
+}
+
+/// What a pool may have.
+pub const OF_POOLS: &[(&str, PoolChange)] = &[
+    ("layout", |asked| asked.layout = KvLayout::Hnd),
+    ("layout and page_size", |asked| {
+        asked.layout = KvLayout::Hnd;
+        asked.batch = requests(5, &[(6, 57), (1, 30)]);
+    }),
+    ("scales, one for all", |asked| asked.scaled(Scales::Tensor)),
+    ("scales of heads", |asked| asked.scaled(Scales::Head)),
+    ("scales of requests", |asked| asked.scaled(Scales::Request)),
+    ("scales of tokens", |asked| asked.scaled(Scales::Token)),
+    ("scales of tokens, in the other layout", |asked| {
+        asked.scaled(Scales::Token);
+        asked.layout = KvLayout::Hnd;
+    }),
+    ("scales of numbers of 16 bits", |asked| {
+        asked.scales = Scales::Tensor;
+    }),
+];
+
+impl Asked {
+    fn scaled(&mut self, scales: Scales) {
+        self.scales = scales;
+        self.spec.kv_dtype = Dtype::F8E4M3;
+    }
+
+    /// All of them: each option of a specification or a batch, and of pools.
+    pub fn all(dtype: Dtype) -> Vec<(&'static str, Self)> {
+        let (spec, batch) = plain(dtype);
+        let plain = Self {
+            spec,
+            batch,
+            layout: KvLayout::Nhd,
+            scales: Scales::One,
+        };
+        let of_specs = OPTIONS.iter().map(|(name, change)| {
+            let mut changed = plain.clone();
+            change(&mut changed.spec, &mut changed.batch);
+            (*name, changed)
+        });
+        let of_pools = OF_POOLS.iter().map(|(name, change)| {
+            let mut changed = plain.clone();
+            change(&mut changed);
+            (*name, changed)
+        });
+        of_specs.chain(of_pools).collect()
+    }
+}
+
+/// Changes one thing of a plan.
+type PlanChange = fn(&mut PlanOptions);
+
+/// Each option of the planner, changed.
+pub const PLAN_OPTIONS: &[(&str, PlanChange)] = &[
+    ("packing", |options| options.packing = PackRule::Off),
+    ("split", |options| options.split = SplitMode::Off),
+    ("split, fixed", |options| {
+        options.split = SplitMode::Fixed { tokens: 512 }
+    }),
+    ("decode_tile", |options| {
+        options.decode_tile = Some(Tile { m: 64, n: 64 })
+    }),
+    ("decode_tile that no kernel has", |options| {
+        options.decode_tile = Some(Tile { m: 63, n: 64 })
+    }),
+    ("merge_mode", |options| {
+        options.merge_mode = MergeMode::Fused
+    }),
+    ("pod", |options| options.pod = PodMode::Serial),
+    ("prefill_ctas", |options| options.prefill_ctas = Some(20)),
+    ("bound", |options| options.bound = Some(Bound::default())),
+];
+
+/// The fields of a struct, by what it prints: a test outside of the library cannot name all of a struct that may grow.
+fn fields(value: &impl Debug) -> Vec<String> {
+    let text = format!("{value:#?}");
+    let of_line = |line: &str| {
+        let field = line.strip_prefix("    ")?.split_once(": ")?.0;
+        (!field.starts_with(' ')).then(|| field.to_owned())
+    };
+    text.lines().filter_map(of_line).collect()
+}
+
+/// What others are fields of.
+const CONTAINERS: [&str; 3] = ["variant", "parts", "table"];
+
+/// Fields that no option begins with the name of.
+pub fn unlisted() -> Vec<String> {
+    let (spec, batch) = plain(Dtype::BF16);
+    let part = &batch.parts[0];
+    let names = OPTIONS.iter().map(|option| option.0);
+    let names: Vec<_> = names
+        .chain(OF_POOLS.iter().map(|option| option.0))
+        .chain(PLAN_OPTIONS.iter().map(|option| option.0))
+        .collect();
+    let all = [
+        fields(&spec),
+        fields(&spec.variant),
+        fields(&batch),
+        fields(part),
+        fields(&part.table),
+        fields(&PlanOptions::default()),
+    ]
+    .concat();
+    assert!(all.len() > 30, "{all:?}");
+    let listed = |field: &str| {
+        let is_it = |name: &&str| name.split([' ', ',']).next() == Some(field);
+        CONTAINERS.contains(&field) || names.iter().any(is_it)
+    };
+    all.into_iter().filter(|field| !listed(field)).collect()
+}
 
 /// Each option of a specification or a batch, changed: from a causal batch with several queries to a request.
 pub const OPTIONS: &[(&str, Change)] = &[
@@ -22,7 +233,7 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("hooks without a softmax", |spec, _| {
         *spec = spec.with_hooks(&SIGMOID)
     }),
-    ("weights that add up without hooks", |spec, _| {
+    ("adds_up without hooks", |spec, _| {
         spec.variant.adds_up = true
     }),
     ("sinks without a softmax", |spec, _| {
@@ -45,7 +256,18 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("head_dim_v", |spec, _| spec.head_dim_v = 48),
     ("q_dtype", |spec, _| spec.q_dtype = Dtype::F32),
     ("kv_dtype", |spec, _| spec.kv_dtype = Dtype::F8E4M3),
+    ("kv_dtype, e5m2", |spec, _| spec.kv_dtype = Dtype::F8E5M2),
+    ("q_dtype and others, f16", |spec, _| {
+        *spec = spec.with_dtype(Dtype::F16)
+    }),
     ("out_dtype", |spec, _| spec.out_dtype = Dtype::F32),
+    ("latent", |spec, _| {
+        *spec = Spec::latent(8, 512, 64).with_dtype(spec.q_dtype)
+    }),
+    ("latent, in rows of 656 bytes", |spec, _| {
+        let latent = Spec::latent(8, 512, 64).with_dtype(spec.q_dtype);
+        *spec = latent.with_kv_dtype(Dtype::F8E4M3);
+    }),
     ("compute", |spec, _| spec.compute = Compute::F8),
     ("ancestors", |_, batch| {
         let queries = batch.total_q() as usize;
@@ -67,6 +289,34 @@ pub const OPTIONS: &[(&str, Change)] = &[
     }),
     ("indices", |_, batch| {
         batch.parts[0].table.indices.swap(0, 3)
+    }),
+    ("page_size", |_, batch| {
+        *batch = requests(3, &[(6, 57), (1, 30)])
+    }),
+    ("pool_pages without those of the table", |_, batch| {
+        batch.parts[0].table.pool_pages = 5
+    }),
+    ("indptr of more pages than there are", |_, batch| {
+        batch.parts[0].table.indptr[2] += 1
+    }),
+    ("q_indptr past the queries", |_, batch| {
+        batch.parts[0].q_indptr[2] += 1
+    }),
+    ("q_indptr of fewer queries", |_, batch| {
+        batch.parts[0].q_indptr[2] -= 1
+    }),
+    (
+        "qo_indptr, requests without queries and without keys",
+        |_, batch| *batch = requests(16, &[(0, 20), (6, 57), (0, 0), (1, 30)]),
+    ),
+    ("qo_indptr, decodes alone", |_, batch| {
+        *batch = requests(16, &[(1, 57), (1, 30), (1, 1)])
+    }),
+    ("qo_indptr, a prompt alone", |_, batch| {
+        *batch = requests(16, &[(70, 70)])
+    }),
+    ("qo_indptr of more queries than keys", |_, batch| {
+        *batch = requests(16, &[(6, 5)])
     }),
 ];
 

@@ -1,40 +1,47 @@
 //! Every option of a specification and a batch changes the result as the reference says, or is refused.
 
-use half::bf16;
+use half::{bf16, f16};
 use tandem_attn::{
     Error,
     exec::gpu::{DeviceArray, Gpu, RunTensors, WorkspaceOptions},
     plan::{Bound, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, Spec},
-    tensor::{Element, F8E4M3, ShapeError},
+    problem::{Dtype, KvLayout},
+    tensor::{Element, F8E4M3, F8E5M2, ShapeError},
 };
 
 use super::{
     common::{
         Stream,
-        problems::{OPTIONS, Tensors, plain},
+        problems::{Asked, Scales, Tensors, plain},
     },
     hopper,
     problem::{OnDevice, check_results},
 };
 
 /// What the GPU makes of it; nothing where planning refuses it.
-fn result(gpu: &Gpu, name: &str, spec: &Spec, batch: &Batch) -> Option<(Vec<u16>, Vec<u32>)> {
-    match spec.kv_dtype {
-        Dtype::F8E4M3 => result_of::<F8E4M3>(gpu, name, spec, batch),
-        _ => result_of::<bf16>(gpu, name, spec, batch),
+fn result(gpu: &Gpu, name: &str, asked: &Asked) -> Option<(Vec<u16>, Vec<u32>)> {
+    match asked.spec.kv_dtype {
+        Dtype::F8E4M3 => result_of::<bf16, F8E4M3>(gpu, name, asked),
+        Dtype::F8E5M2 => result_of::<bf16, F8E5M2>(gpu, name, asked),
+        Dtype::F16 => result_of::<f16, f16>(gpu, name, asked),
+        _ => result_of::<bf16, bf16>(gpu, name, asked),
     }
 }
 
-fn result_of<K: Element>(
+fn result_of<T: Element, K: Element>(
     gpu: &Gpu,
     name: &str,
-    spec: &Spec,
-    batch: &Batch,
+    asked: &Asked,
 ) -> Option<(Vec<u16>, Vec<u32>)> {
+    let Asked {
+        spec,
+        batch,
+        layout,
+        ..
+    } = asked;
     let plan = Planner::new().plan(spec, batch, &gpu.device(), &PlanOptions::default());
     let plan = plan.ok()?;
-    let tensors = Tensors::<bf16, K>::random(spec, batch, KvLayout::Nhd, 5);
+    let tensors = Tensors::<T, K>::random(spec, batch, *layout, 5);
     let device = match spec.q_dtype {
         // Rounding loses nothing of these.
         Dtype::F32 => {
@@ -62,16 +69,26 @@ fn each_option_counts_or_is_refused() {
         return;
     };
     let (spec, batch) = plain(Dtype::BF16);
-    let plainly = result(gpu, "nothing", &spec, &batch).expect("nothing is special");
-    for (name, change) in OPTIONS {
-        let (mut spec, mut batch) = (spec, batch.clone());
-        change(&mut spec, &mut batch);
-        let changed = result(gpu, name, &spec, &batch);
-        if name == &"q_dtype" {
+    let plain = Asked {
+        spec,
+        batch,
+        layout: KvLayout::Nhd,
+        scales: Scales::One,
+    };
+    let plainly = result(gpu, "nothing", &plain).expect("nothing is special");
+    for (name, asked) in Asked::all(Dtype::BF16) {
+        // `fp8` has all kinds of scales.
+        if asked.scales != Scales::One {
+            continue;
+        }
+        let changed = result(gpu, name, &asked);
+        if name == "q_dtype" {
             assert_eq!(changed.as_ref(), Some(&plainly), "the queries are the same");
             continue;
         }
-        assert_ne!(changed.as_ref(), Some(&plainly), "{name} changes nothing");
+        // Elements that lie elsewhere are the same elements.
+        let same = changed.as_ref() == Some(&plainly);
+        assert_eq!(same, name == "layout", "{name}");
         // There are no kernels whose values alone have heads of 48, or keys of 128, none with products of 8 bits for
         // keys of 16, and those of sigmoid weights have heads of 128.
         let kinds = [
@@ -79,9 +96,13 @@ fn each_option_counts_or_is_refused() {
             "head_dim",
             "compute",
             "hooks without",
-            "weights ",
+            "adds_up ",
             "sinks without",
             "rotary, wider",
+            "pool_pages ",
+            "indptr ",
+            "q_indptr past",
+            "qo_indptr of more queries",
         ];
         let refused = kinds.iter().any(|kind| name.starts_with(kind));
         assert_eq!(changed.is_none(), refused, "{name}");

@@ -224,6 +224,13 @@ pub(super) fn check(
     // those of the plan.
     let planning = PlanOptions::default().with_pod(PodMode::Serial);
     let kernels = LaunchSet::decodes_with(device, &spec, &planning)?;
+    // Prefills run decodes of larger groups, and convert all their keys first. Workspaces of graphs have no room for these.
+    if kernels.has_prefills() {
+        return refused(format!(
+            "no decode kernel holds the {} query heads of a KV head",
+            spec.group()
+        ));
+    }
     let without = kernels.keys().iter().map(|key| key.kernel);
     match without.clone().find(|kernel| kernel.by_token().is_none()) {
         Some(kernel) if cache_type.is_scaled() => refused(format!(
@@ -274,6 +281,21 @@ mod tests {
                 let spec = CacheType::E4m3Scaled.spec(spec);
                 let set = LaunchSet::decodes_with(&device, &spec, &fixed).unwrap();
                 assert!(set.keys().iter().all(|key| key.kernel.by_token().is_some()));
+            }
+        }
+    }
+
+    /// Prefills would convert all keys of each decode.
+    #[test]
+    fn groups_that_no_decode_kernel_holds_have_16_bit_caches_only() {
+        let checked = on("h200", &Spec::new(71, 1, 64));
+        for (checked, cache_type) in checked.into_iter().zip(CacheType::ALL) {
+            match (cache_type.is_8_bit(), checked) {
+                (false, checked) => checked.unwrap(),
+                (true, Err(Error::CacheType { reason, .. })) => {
+                    assert!(reason.contains("71 query heads"), "{reason}");
+                }
+                (true, other) => panic!("{other:?}"),
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::{
     Error,
     exec::gpu::{
         KvPool, KvScales, PrefillCall,
+        launch_key::no_records,
         launch_plan::GroupLaunch,
         prefill::describes_values,
         registry::has_own_heads,
@@ -64,11 +65,7 @@ impl Making<'_> {
         }
         // Ampere prefills read a record only in one kernel with the decodes.
         if of_ampere && arch.is_none() && captured {
-            return Err(Error::NoInstance {
-                kernel: "prefill",
-                asked: "a launch set with the instructions of Ampere".into(),
-                there: "the instructions of Hopper, or prefill and decode in one kernel",
-            });
+            return Err(no_records());
         }
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
@@ -88,7 +85,8 @@ impl Making<'_> {
         let beside_padded = given.is_some_and(|given| given.out.is_none());
         let leaves_states = given.is_none() || beside_padded;
         if own_heads {
-            spec = workspace.spec;
+            spec.head_dim_qk = workspace.spec.head_dim_qk;
+            spec.head_dim_v = workspace.spec.head_dim_v;
             let padding = extras.padding.take().filter(|_| beside_padded);
             extras.gap = padding.map_or(0, |padding| padding.gap());
         }

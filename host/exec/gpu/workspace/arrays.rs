@@ -89,32 +89,38 @@ impl Workspace {
         }
     }
 
-    /// Room for the queries of this many tokens, rounded to 16 bits.
+    /// Room for the queries of this many tokens, rounded to 16 bits, with heads as they are.
     pub(in crate::exec::gpu) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
             let rule = format!("at most {most}, as in the bound, because the queries are rounded");
             return Err(extent("q", "tokens", tokens, rule));
         }
-        let spec = self.spec.on_kernels();
-        let shape = [tokens, spec.q_heads as usize, spec.head_dim_qk as usize];
-        let address = self.memory.address() + self.layout.padded[0].start;
-        Ok(DeviceTensor::new(address, spec.q_dtype, shape))
+        let dtype = self.spec.on_kernels().q_dtype;
+        let dims = [self.spec.q_heads, self.spec.head_dim_qk].map(|extent| extent as usize);
+        let room = match Padding::of(&self.spec) {
+            Some(_) => &self.layout.rounded,
+            None => &self.layout.padded[0],
+        };
+        let address = self.memory.address() + room.start;
+        Ok(DeviceTensor::new(
+            address,
+            dtype,
+            [tokens, dims[0], dims[1]],
+        ))
     }
 
-    /// An output in 16 bits for kernels that write partial states alone.
-    pub(in crate::exec::gpu) fn never_written(&self, tokens: usize) -> DeviceTensor<3> {
-        let spec = self.spec.on_kernels();
-        let shape = [tokens, spec.q_heads as usize, spec.head_dim_v as usize];
+    /// An output in 16 bits for kernels that write partial states alone, which have heads of so many elements.
+    pub(in crate::exec::gpu) fn never_written(&self, tokens: usize, dim: u32) -> DeviceTensor<3> {
+        let shape = [tokens, self.spec.q_heads as usize, dim as usize];
         let address = self.memory.address() + self.layout.partial_out.start;
-        DeviceTensor::new(address, spec.out_dtype, shape)
+        DeviceTensor::new(address, self.spec.on_kernels().out_dtype, shape)
     }
 
-    /// Room for queries and outputs of so many tokens whose heads are padded.
+    /// Room for queries and outputs of so many tokens whose heads are padded. Outputs are F32 if those of the run are.
     pub(in crate::exec::gpu) fn padded(
         &self,
         tokens: usize,
-        dtype: Dtype,
     ) -> Result<[DeviceTensor<3>; 2], Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
@@ -123,14 +129,16 @@ impl Workspace {
         }
         let Spec {
             q_heads,
+            q_dtype,
             head_dim_v,
             ..
         } = self.spec.on_kernels();
         let shape = [tokens, q_heads as usize, head_dim_v as usize];
-        let tensor = |range: &Range<u64>| {
+        let tensor = |range: &Range<u64>, dtype| {
             DeviceTensor::new(self.memory.address() + range.start, dtype, shape)
         };
-        Ok(self.layout.padded.each_ref().map(tensor))
+        let [q, out] = &self.layout.padded;
+        Ok([tensor(q, q_dtype), tensor(out, self.spec.out_dtype)])
     }
 
     pub(in crate::exec::gpu) fn arrivals(&self) -> DeviceArray<u32> {

@@ -1,9 +1,12 @@
 //! Whether a device has kernels for a problem, and otherwise the nearest ones.
 
+mod there;
+
 use std::collections::BTreeSet;
 
 use kernels_gpu::registry::{Element, KernelId, KernelInfo, Op};
 
+use self::there::list;
 use super::DeviceDescription;
 use crate::{
     plan::{
@@ -12,14 +15,9 @@ use crate::{
             Choice, MOST_OF_TILE, TileTable, alone, decode_of_tile, has_hooks, runnable, serves,
         },
     },
-    problem::{Compute, Dtype, Padding, Spec},
+    problem::{Compute, Dtype, Spec},
     step::Pairing,
 };
-
-fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    let items: Vec<_> = items.into_iter().map(|item| item.to_string()).collect();
-    items.join(", ")
-}
 
 impl DeviceDescription {
     /// Checks that the device has kernels for these heads. Call it when a model is loaded, before there is
@@ -27,6 +25,9 @@ impl DeviceDescription {
     ///
     /// This call does not know the page size. On a GPU, head dimension 512, and prompts with head dimensions between those of the
     /// kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
+    ///
+    /// Decodes run as prefills if no decode kernel holds the query heads of a KV head. [`PlanError::NoTile`] names the largest number
+    /// where there is no prefill kernel.
     ///
     /// A CPU supports every [`Spec`] with `Compute::F16`.
     ///
@@ -89,7 +90,7 @@ impl DeviceDescription {
                 Dtype::F8E4M3 => is_cache && e4m3,
                 Dtype::F8E5M2 => is_cache && e5m2,
                 // F32 queries are rounded before the run, and merges write F32 outputs.
-                Dtype::F32 => !is_cache && Padding::of(spec).is_none(),
+                Dtype::F32 => !is_cache,
             };
             if !there_is {
                 let capped = is_cache && cap && of(Element::E5m2, false) && got == Dtype::F8E5M2;
@@ -104,10 +105,7 @@ impl DeviceDescription {
                         (true, true, true) => "BF16, F16, F8E4M3 or F8E5M2",
                         (true, true, false) => "BF16, F16 or F8E4M3",
                         (true, ..) => "BF16 or F16",
-                        _ if Padding::of(spec).is_none() => "BF16, F16 or F32",
-                        _ => {
-                            "BF16 or F16, the types for heads that are padded to the dimension of a kernel"
-                        }
+                        _ => "BF16, F16 or F32",
                     },
                 });
             }
@@ -229,6 +227,7 @@ impl DeviceDescription {
             });
         }
         let padded = self.padded_up_to(spec);
+        let too_large = self.too_large(spec);
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap && !row.latent;
         let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
@@ -249,46 +248,8 @@ impl DeviceDescription {
             there: match there.is_empty() {
                 true => "none".into(),
                 false => list(there.iter().map(|&(qk, v)| dims(qk, v))) + &padded,
-            },
+            } + &too_large,
         })
-    }
-
-    /// The kernels that prompts of such a specification may run on: prefills, or decodes if no prefill reads such a cache or pads
-    /// such heads.
-    fn rows_for_prompts(&self, spec: &Spec) -> impl Iterator<Item = &'static KernelInfo> + Clone {
-        let (compute, of_8_bits) = (spec.compute, spec.kv_dtype.bytes() == 1);
-        let cut = Padding::of(spec).is_some_and(|padding| padding.is_cut());
-        let rows = move |op| {
-            let rows = runnable(self, op).map(|id| id.info());
-            rows.filter(move |row| {
-                row.cache.is_some() == of_8_bits
-                    && (!row.products_of_8_bits || compute == Compute::F8)
-            })
-        };
-        let op = match rows(Op::Prefill).next() {
-            Some(_) => Op::Prefill,
-            None => Op::Decode,
-        };
-        let prompts = rows(Op::Decode).filter(move |row| (row.takes_prompts || cut) && !row.latent);
-        rows(op).chain(prompts)
-    }
-
-    /// Names the head dimensions that kernels serve with heads padded by the library: an unbroken row of multiples of 16.
-    fn padded_up_to(&self, spec: &Spec) -> String {
-        let served = |dim: &u32| {
-            let of_dim = Spec {
-                head_dim_qk: *dim,
-                head_dim_v: *dim,
-                ..*spec
-            };
-            let mut rows = self.rows_for_prompts(&of_dim);
-            rows.any(|row| serves(row, &of_dim))
-        };
-        let multiples = (1..=Spec::MAX_HEAD_DIM / 16).map(|count| 16 * count);
-        match multiples.take_while(served).last() {
-            Some(last) => format!(", and all multiples of 16 up to {last}"),
-            None => String::new(),
-        }
     }
 
     fn check_latent(&self, spec: &Spec) -> Result<(), Unsupported> {

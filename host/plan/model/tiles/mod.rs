@@ -33,7 +33,8 @@ pub struct TileTable {
     /// Query heads of a KV head in a tile of decodes: all of them, except for latent heads that are more than a tile's
     /// rows.
     decode_pack: u32,
-    /// Ascending by rows. Empty if only prefill kernels were compiled for the heads.
+    /// Ascending by rows. Empty if only prefill kernels were compiled for the heads, or if no tile of decodes holds the query
+    /// heads of a KV head.
     decode: Vec<Choice>,
     prefill: Vec<PrefillTile>,
 }
@@ -49,19 +50,20 @@ impl TileTable {
         decode: Option<Tile>,
     ) -> Result<Self, PlanError> {
         let prefill = prefills(device, spec).unwrap_or_default();
-        let decode = match decode {
+        let decodes = match decode {
             Some(tile) => decode_of_tile(device, spec, tile).into_iter().collect(),
             None => decodes(device, spec, false),
         };
-        // If only prefill kernels were compiled for the heads, they run decodes, too.
-        let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
+        // If only prefill kernels were compiled for the heads, or no tile of decodes holds a token with its heads, prefills run
+        // decodes, too. A tile that was asked for is not replaced.
+        let prefill_only = decode.is_none() || alone(device, spec, Op::Decode).is_empty();
         Self {
             group: spec.group(),
             decode_pack: spec.group(),
-            decode,
+            decode: decodes,
             prefill,
         }
-        .checked(device, spec, none)
+        .checked(device, spec, prefill_only)
     }
 
     /// The kernels of a configuration of hybrid batches. `decode` is a tile that replaces the configuration's decode
@@ -100,27 +102,33 @@ impl TileTable {
         table.checked(device, spec, false).ok()
     }
 
-    /// Keeps the decode tiles that hold a token with its packed heads: a gathered token brings all of them.
+    /// Keeps the decode tiles that hold a token with its packed heads: a gathered token brings all of them. If none is left and
+    /// `prefill_only` allows it, prefills run decodes.
     fn checked(
         mut self,
         device: &DeviceDescription,
         spec: &Spec,
         prefill_only: bool,
     ) -> Result<Self, PlanError> {
+        let widest = self.decode.iter().map(|choice| choice.tile.m).max();
         let no_tile = |kernel| PlanError::NoTile {
             kernel,
             head_dim_qk: spec.head_dim_qk,
             head_dim_v: spec.head_dim_v,
             group: spec.group(),
+            largest: widest.unwrap_or(0),
             device: device.name.clone(),
         };
-        let widest = self.decode.iter().map(|choice| choice.tile.m).max();
         if let (true, Some(rows)) = (spec.latent && device.decode.keys.is_none(), widest) {
             // Equal tiles, as few as can hold all heads.
             self.decode_pack = self.group.div_ceil(self.group.div_ceil(rows));
         }
         self.decode
             .retain(|choice| choice.tile.m >= self.decode_pack);
+        let prefill_only = prefill_only && !self.prefill.is_empty();
+        if self.decode.is_empty() && widest.is_some() && !prefill_only {
+            return Err(no_tile(Kernel::Decode));
+        }
         // If only decode kernels were compiled for the heads or the cache, they run prefills, too.
         let takes_prompts =
             |choice: &Choice| choice.kernel.is_some_and(|id| id.info().takes_prompts);
@@ -171,7 +179,7 @@ impl TileTable {
     #[must_use]
     fn larger(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
         let choice = larger_decode(device, spec)?;
-        (choice.tile.m > self.widest()).then(|| Self {
+        (self.has_decodes() && choice.tile.m > self.widest()).then(|| Self {
             decode: vec![choice],
             ..self.clone()
         })

@@ -192,6 +192,7 @@ mod rows {
             keys: tile[1],
             head_dim: shape.head_dim,
             value_dim: shape.head_dim,
+            takes_prompts: shape.head_dim == 256,
             threads: shape.threads(),
             registers: registers(shape.threads(), 2),
             shared_bytes: shape.shared_bytes(),

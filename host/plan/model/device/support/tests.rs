@@ -72,6 +72,45 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     );
 }
 
+/// The decodes of Ampere take prompts with heads of 256, where they fit the shared memory.
+#[test]
+fn heads_of_256_run_on_ampere_and_not_on_ada() {
+    let device = |name| DeviceDescription::named(name).unwrap();
+    let spec = Spec::new(32, 8, 256);
+    for spec in [spec, spec.with_soft_cap(30.0), spec.with_dtype(Dtype::F16)] {
+        device("a100").supports(&spec).unwrap();
+        let mut table = PageTable::new(3, 100);
+        table.push(&(0..100).collect::<Vec<_>>(), 300);
+        let batch = Batch::new(vec![0, 300], table);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device("a100"), &PlanOptions::default())
+            .unwrap();
+        plan.verify(&batch).unwrap();
+        assert!(
+            plan.groups
+                .iter()
+                .all(|group| group.kernel == Kernel::Decode)
+        );
+    }
+    for name in ["a6000", "rtx4090"] {
+        let error = device(name).supports(&spec).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "no kernel for {name} has a head dimension of 256; supported: 64, 128 (kernels of these heads need 115216 bytes \
+                 of shared memory for a CTA, {name} has 101376)"
+            )
+        );
+    }
+    // Prompts of larger groups have no other kernel.
+    let error = device("a100").supports(&Spec::new(17, 1, 256));
+    assert!(
+        matches!(error, Err(PlanError::NoTile { largest: 16, .. })),
+        "{error:?}"
+    );
+    assert!(device("a100").supports(&Spec::new(32, 8, 160)).is_err());
+}
+
 /// Prompts have kernels of their own if there are any; decodes are padded.
 #[test]
 fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
@@ -192,19 +231,13 @@ fn element_types_without_a_kernel_are_named() {
             ..
         }
     ));
-    // Beside keys of fewer bits queries are rounded, and outputs are merged; not where heads are padded.
+    // Beside keys of fewer bits queries are rounded, and outputs are merged, also where heads are padded.
     for kv_dtype in [Dtype::BF16, Dtype::F16, Dtype::F8E4M3] {
         let mut wide = spec.with_kv_dtype(kv_dtype);
         (wide.q_dtype, wide.out_dtype) = (Dtype::F32, Dtype::F32);
         assert_eq!(h200().supports(&wide), Ok(()));
         (wide.head_dim_qk, wide.head_dim_v) = (80, 80);
-        assert!(matches!(
-            refused(&wide),
-            Unsupported::Dtype {
-                got: Dtype::F32,
-                ..
-            }
-        ));
+        assert_eq!(h200().supports(&wide), Ok(()));
     }
     // The CPU takes them all.
     let cpu = DeviceDescription::named("cpu").unwrap();
@@ -254,7 +287,7 @@ fn variants_of_a_program_have_these_heads_and_types() {
         [&h200(), &a100].map(|device| device.supports(&spec).is_ok())
     };
     for dim in (16..=512).step_by(16) {
-        let expected = [dim <= 256, matches!(dim, 64 | 128)];
+        let expected = [dim <= 256, matches!(dim, 64 | 128 | 256)];
         for dtype in [Dtype::BF16, Dtype::F16] {
             assert_eq!(
                 own(Spec::new(8, 2, dim).with_dtype(dtype)),
