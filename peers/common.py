@@ -1,5 +1,6 @@
 """What peers share: how they are refused, how their packages are found, and the tables of a batch."""
 
+import importlib
 import os
 from types import SimpleNamespace
 
@@ -42,6 +43,11 @@ def workspace(device):
 
 # Where FlashAttention-3's Python module is not there, but a library with its operators is.
 FA3_LIBRARY = "FLASH_ATTN_3_LIBRARY"
+# The same for vLLM's build, and where else it is.
+VLLM_FA3_LIBRARY = "VLLM_FLASH_ATTN_3_LIBRARY"
+VLLM_MODULES = ("vllm.vllm_flash_attn", "vllm_flash_attn")
+# What vLLM's operator needs, but whose schema has no defaults.
+VLLM_DEFAULTS = {"is_rotary_interleaved": True, "num_splits": 0, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
 
 
 def flash_attention_3():
@@ -58,18 +64,57 @@ def flash_attention_3():
         except Exception as error:
             raise Absent(f"flash_attn_interface does not import: {error}") from error
         return flash_attn_interface.flash_attn_with_kvcache
-    try:
-        torch.ops.load_library(library)
-    except OSError as error:
-        raise Absent(f"{library} does not load: {error}") from error
+    _load(torch, library)
     operator = torch.ops.flash_attn_3.fwd.default
     return by_keywords(operator, operator._schema.arguments)
 
 
-def by_keywords(operator, known):
-    """The operator with the keywords of `flash_attn_with_kvcache`. `known` are the arguments of its schema."""
-    defaults = {argument.name: argument.default_value for argument in known if argument.has_default_value()}
+def vllm_flash_attention_3():
+    """vLLM's build of FlashAttention-3, with the keywords of `flash_attn_with_kvcache`."""
+    import torch
+
+    library = os.environ.get(VLLM_FA3_LIBRARY)
+    if library:
+        _load(torch, library)
+        operator = torch.ops._vllm_fa3_C.fwd.default
+        return by_keywords(operator, operator._schema.arguments, VLLM_DEFAULTS)
+    reasons = []
+    for name in VLLM_MODULES:
+        try:
+            return of_vllm(importlib.import_module(name).flash_attn_varlen_func)
+        except Exception as error:  # vLLM looks for devices when it is imported
+            reasons.append(f"{name} does not import: {error}")
+    raise Absent("; ".join(reasons))
+
+
+def of_vllm(function):
+    """vLLM's `flash_attn_varlen_func` with the keywords of `flash_attn_with_kvcache`."""
+
+    def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, **others):
+        # Pages bound the number of keys, as in the other build.
+        return function(
+            q, k_cache, v_cache, seqused_k=cache_seqlens, block_table=page_table, window_size=list(window_size),
+            max_seqlen_k=page_table.shape[1] * k_cache.shape[1], fa_version=3, **others,
+        )
+
+    return call
+
+
+def _load(torch, library):
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise Absent(f"{library} does not load: {error}") from error
+
+
+def by_keywords(operator, known, more=None):
+    """The operator with the keywords of `flash_attn_with_kvcache`.
+
+    `known` are the arguments of its schema, and `more` are values for those that have no default.
+    """
     nothing = {argument.name: None for argument in known}
+    defaults = {name: value for name, value in (more or {}).items() if name in nothing}
+    defaults |= {argument.name: argument.default_value for argument in known if argument.has_default_value()}
 
     def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, causal, qv=None, **others):
         if qv is not None:
@@ -123,14 +168,26 @@ def one_length(case):
     return q_len, kv_len
 
 
-def own_keys_and_values(case, one_dimension=True):
-    """Refuses what peers for keys and values of their own do not take."""
+def own_keys_and_values(case, one_dimension=True, eight_bits=False):
+    """Refuses what peers for keys and values of their own do not take. With `eight_bits` they take e4m3."""
     if case.latent:
         raise Unsupported("takes no latent keys")
-    if case.kv_dtype != case.dtype:
+    if case.kv_dtype != case.dtype and not (eight_bits and case.in_e4m3):
         raise Unsupported(f"takes keys of the queries' type, not {case.kv_dtype} with {case.dtype}")
     if one_dimension and case.head_dim_v != case.head_dim:
         raise Unsupported(f"takes keys and values of one dimension, not {case.head_dim} and {case.head_dim_v}")
+
+
+def tried(run):
+    """The run, after one call in which a build without 8 bits says so."""
+    try:
+        run()
+    except RuntimeError as error:
+        says = str(error).strip().split("\n")[0]
+        if "fp8" not in says.lower():
+            raise
+        raise Unsupported(says) from error
+    return run
 
 
 def latent_keys(case):

@@ -10,46 +10,72 @@ import os
 from types import SimpleNamespace
 
 from common import (
-    FA3_LIBRARY, Unsupported, flash_attention_3, flashinfer_package, one_length, own_keys_and_values, page_lists, table,
-    workspace,
+    FA3_LIBRARY, VLLM_FA3_LIBRARY, Unsupported, flash_attention_3, flashinfer_package, one_length, own_keys_and_values,
+    page_lists, table, tried, vllm_flash_attention_3, workspace,
 )
 from latent import LATENT_PEERS
+from tensors import gathered, queries_in_e4m3
 
 
 def _variant(case):
     return {"window_left": case.window_left, "logits_soft_cap": case.soft_cap, "sm_scale": case.scale}
 
 
+def _scales(case):
+    """The scales of keys and values for FlashInfer, if they are in 8 bits."""
+    return {"k_scale": 1.0, "v_scale": 1.0} if case.in_e4m3 else {}
+
+
 def flashinfer_prefill(backend):
-    """FlashInfer's batch prefill, which takes decode steps as queries of one token."""
+    """FlashInfer's batch prefill, which takes decode steps as queries of one token.
+
+    With keys in e4m3, fa2 takes the queries as they are, and fa3 takes queries in e4m3.
+    """
 
     def peer(case, tensors):
-        own_keys_and_values(case)
+        own_keys_and_values(case, eight_bits=True)
         flashinfer = flashinfer_package()
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(tensors.q.device), "NHD", backend=backend)
         t = table(case, case.requests, tensors.q.device)
+        q, scales, types = tensors.q, [], {}
+        if case.in_e4m3 and backend == "fa3":
+            q, scales = _queries_by_head(case, tensors)
+            types = {"o_data_type": tensors.q.dtype}
         wrapper.plan(
             t.qo_indptr, t.kv_indptr, t.indices, t.last, case.heads, case.kv_heads, case.head_dim, case.page_size,
-            causal=case.causal, q_data_type=tensors.q.dtype, kv_data_type=tensors.kv.dtype, **_variant(case),
+            causal=case.causal, q_data_type=q.dtype, kv_data_type=tensors.kv.dtype, **types, **_variant(case),
         )
-        return lambda: wrapper.run(tensors.q, tensors.kv)
+        named = {} if scales else _scales(case)
+        return lambda: wrapper.run(q, tensors.kv, *scales, **named)
 
     return peer
 
 
+def _queries_by_head(case, tensors):
+    """Queries in e4m3, and for each head the scale of queries, of keys and of values."""
+    import torch
+
+    q, of_queries = queries_in_e4m3(torch, tensors.q, [len(tensors.q)], case.heads)
+    ones = torch.ones(case.kv_heads, device=q.device)
+    return q, [of_queries[0], ones, ones]
+
+
 def flashinfer_decode(case, tensors):
     """FlashInfer's batch decode on tensor cores."""
-    own_keys_and_values(case)
+    own_keys_and_values(case, eight_bits=True)
     if any(q_len != 1 for q_len in case.q_lens):
         raise Unsupported("takes decode steps only")
     flashinfer = flashinfer_package()
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(tensors.q.device), "NHD", use_tensor_cores=True)
+    # Of the two backends, this one takes 16-bit queries with 8-bit keys. Some versions choose the other.
+    chosen = {"backend": "fa2"} if case.in_e4m3 else {}
+    memory = workspace(tensors.q.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=True, **chosen)
     t = table(case, case.requests, tensors.q.device)
     wrapper.plan(
         t.kv_indptr, t.indices, t.last, case.heads, case.kv_heads, case.head_dim, case.page_size,
         q_data_type=tensors.q.dtype, kv_data_type=tensors.kv.dtype, **_variant(case),
     )
-    return lambda: wrapper.run(tensors.q, tensors.kv)
+    return lambda: wrapper.run(tensors.q, tensors.kv, **_scales(case))
 
 
 def _halves(case):
@@ -108,33 +134,58 @@ def apart(prefill, decode, streams):
     return peer
 
 
-def fa3(case, tensors):
+def _queries(case, tensors):
+    """The queries for FlashAttention-3. With keys in e4m3 they are too, and there are scales by request and KV head."""
+    if not case.in_e4m3:
+        return tensors.q, {}
+    import torch
+
+    q, of_queries = queries_in_e4m3(torch, tensors.q, case.q_lens, case.kv_heads)
+    ones = torch.ones_like(of_queries)
+    return q, {"q_descale": of_queries, "k_descale": ones, "v_descale": ones}
+
+
+def fa3(package):
     """FlashAttention-3 on a paged cache, ragged queries."""
-    own_keys_and_values(case, one_dimension=False)
-    forward = flash_attention_3()
-    pages, lengths = page_lists(case, tensors.q.device)
-    starts = table(case, case.requests, tensors.q.device).qo_indptr.to(tensors.q.device)
-    window = (case.window_left, 0 if case.causal else -1) if case.window_left >= 0 else (-1, -1)
-    return lambda: forward(
-        tensors.q, tensors.k, tensors.v, cache_seqlens=lengths, page_table=pages,
-        cu_seqlens_q=starts, max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal,
-        window_size=window, softcap=case.soft_cap,
-    )
+
+    def peer(case, tensors):
+        own_keys_and_values(case, one_dimension=False, eight_bits=True)
+        forward = package()
+        pages, lengths = page_lists(case, tensors.q.device)
+        starts = table(case, case.requests, tensors.q.device).qo_indptr.to(tensors.q.device)
+        window = (case.window_left, 0 if case.causal else -1) if case.window_left >= 0 else (-1, -1)
+        q, scales = _queries(case, tensors)
+
+        def run():
+            return forward(
+                q, tensors.k, tensors.v, cache_seqlens=lengths, page_table=pages,
+                cu_seqlens_q=starts, max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal,
+                window_size=window, softcap=case.soft_cap, **scales,
+            )
+
+        return tried(run) if case.in_e4m3 else run
+
+    return peer
 
 
 def fa3_dense(case, tensors):
     """FlashAttention-3 on keys and values without pages, requests of one length."""
-    own_keys_and_values(case, one_dimension=False)
+    own_keys_and_values(case, one_dimension=False, eight_bits=True)
     forward = flash_attention_3()
     q_len, _ = one_length(case)
     if case.window_left >= 0:
         raise Unsupported("takes attention without a window")
     k, v = _dense(case, tensors)
-    q = tensors.q.view(len(case.requests), q_len, case.heads, case.head_dim)
-    return lambda: forward(
-        q, k, v, cache_seqlens=None, page_table=None, softmax_scale=case.scale, causal=case.causal,
-        window_size=(-1, -1), softcap=case.soft_cap,
-    )
+    q, scales = _queries(case, tensors)
+    q = q.view(len(case.requests), q_len, case.heads, case.head_dim)
+
+    def run():
+        return forward(
+            q, k, v, cache_seqlens=None, page_table=None, softmax_scale=case.scale, causal=case.causal,
+            window_size=(-1, -1), softcap=case.soft_cap, **scales,
+        )
+
+    return tried(run) if case.in_e4m3 else run
 
 
 def _dense(case, tensors):
@@ -144,7 +195,7 @@ def _dense(case, tensors):
     _, kv_len = one_length(case)
     ids = torch.tensor([pages for _, _, pages in case.requests], device=tensors.q.device)
     return (
-        pool[ids].reshape(len(ids), -1, case.kv_heads, pool.shape[-1])[:, :kv_len].contiguous()
+        gathered(torch, pool, ids).reshape(len(ids), -1, case.kv_heads, pool.shape[-1])[:, :kv_len].contiguous()
         for pool in (tensors.k, tensors.v)
     )
 
@@ -178,29 +229,49 @@ def sdpa(backend_name, one_dimension):
     return peer
 
 
+FA3 = fa3(flash_attention_3)
+
 PEERS = {
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION", one_dimension=False),
     "sdpa-fa2": sdpa("FLASH_ATTENTION", one_dimension=True),
-    "fa3": fa3,
+    "fa3": FA3,
     "fa3-dense": fa3_dense,
+    "vfa3": fa3(vllm_flash_attention_3),
     "flashinfer-fa2": flashinfer_prefill("fa2"),
     "flashinfer-fa3": flashinfer_prefill("fa3"),
     "flashinfer-decode": flashinfer_decode,
     "flashinfer-pod": flashinfer_pod,
-    "fa3-serial": apart(fa3, fa3, streams=False),
-    "fa3-streams": apart(fa3, fa3, streams=True),
+    "fa3-serial": apart(FA3, FA3, streams=False),
+    "fa3-streams": apart(FA3, FA3, streams=True),
     "flashinfer-serial": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=False),
     "flashinfer-streams": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=True),
     **LATENT_PEERS,
 }
 
-NEEDS = {"sdpa": "torch", "fa3": "flash_attn_interface", "flashinfer": "flashinfer", "flashmla": "flash_mla"}
+# These multiply queries in e4m3 with keys in e4m3, or do so for the chunks of a batch.
+IN_8_BITS = {
+    "fa3", "fa3-dense", "vfa3", "fa3-serial", "fa3-streams", "flashinfer-fa3", "flashinfer-serial", "flashinfer-streams",
+}
+
+
+def computes_in_8_bits(name, case):
+    """Whether a peer rounds the queries of a case to e4m3. It does so before a run."""
+    return name in IN_8_BITS and case.in_e4m3
+
+
+NEEDS = {
+    "sdpa": "torch", "fa3": "flash_attn_interface", "vfa3": "vllm", "flashinfer": "flashinfer", "flashmla": "flash_mla",
+}
+# Other packages and libraries with the same.
+INSTEAD = {"vfa3": "vllm_flash_attn"}
+LIBRARIES = {"fa3": FA3_LIBRARY, "vfa3": VLLM_FA3_LIBRARY}
 
 
 def missing(name):
     """The package that a peer waits for in vain, or None."""
     family = name.split("-")[0]
     package = NEEDS[family]
-    if importlib.util.find_spec(package) or (family == "fa3" and os.environ.get(FA3_LIBRARY)):
+    packages = [package, INSTEAD.get(family, package)]
+    if any(map(importlib.util.find_spec, packages)) or os.environ.get(LIBRARIES.get(family, "")):
         return None
     return package

@@ -3,9 +3,11 @@
 
   python3 peers/run.py cli/suites/decode.json --json decode-peers.json
   python3 peers/run.py cli/suites/pod.json --case 1024 --tandem target/release/tandem
+  python3 peers/run.py cli/suites/prefill.json --kv-dtype f8e4m3
 """
 
 import argparse
+import dataclasses
 import datetime
 import importlib.util
 import json
@@ -20,7 +22,7 @@ import time
 
 import workload
 from common import Absent, Unsupported
-from implementations import PEERS, missing
+from implementations import PEERS, computes_in_8_bits, missing
 from tensors import errors, random_tensors
 
 FLUSH_BYTES = 256 << 20
@@ -52,7 +54,7 @@ class Gpu:
 
         self.torch, self.seconds = torch, seconds
         self.flush_memory = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-        self.not_captured = set()
+        self.not_captured, self.in_8_bits = set(), set()
 
     def machine(self):
         torch = self.torch
@@ -61,6 +63,8 @@ class Gpu:
             details += f"; FlashInfer {sys.modules['flashinfer'].__version__}"
         if self.not_captured:
             details += f"; without CUDA graph: {', '.join(sorted(self.not_captured))}"
+        if self.in_8_bits:
+            details += f"; queries rounded to e4m3 before the run: {', '.join(sorted(self.in_8_bits))}"
         return {"backend": "gpu", "name": torch.cuda.get_device_name(0), "details": details}
 
     def captured(self, name, run):
@@ -133,7 +137,9 @@ def run_peer(gpu, case, tensors, name):
         if case.refused:
             raise Unsupported(case.refused)
         run = PEERS[name](case, tensors)
-        result["errors"] = errors(gpu.torch, case, tensors, run())
+        in_8_bits = computes_in_8_bits(name, case)
+        result["errors"] = errors(gpu.torch, case, tensors, run(), in_8_bits)
+        gpu.in_8_bits |= {name} if in_8_bits else set()
         run = gpu.captured(name, run)
         result["flushed"] = gpu.time(run, True)
         result["warm"] = gpu.time(run, False)
@@ -175,6 +181,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="?", help="a workload file (docs/guide/workloads.md)")
     parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument(
+        "--kv-dtype", choices=sorted(workload.BYTES), help="this type for keys and values instead of the workload's",
+    )
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
     # A GPU that is kept busy for longer has a lower clock, so all implementations get the same time.
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each way to measure, tandem-attn's too")
@@ -189,11 +198,19 @@ def arguments():
         parser.error(f"unknown peers {unknown}: known are {', '.join(PEERS)}")
     if "--seconds" in args.bench:
         parser.error("--bench: give --seconds to this program, for all implementations")
+    if "--kv-dtype" in args.bench:
+        parser.error("--bench: give --kv-dtype to this program, for all implementations")
     if not 0 <= args.seconds <= 3600:
         parser.error("--seconds: give 0 to 3600")
     if not args.list and not args.workload:
         parser.error("a workload file is needed")
     return args
+
+
+def chosen(args):
+    """The cases to run, with the type of keys and values that is asked for."""
+    cases = [case for case in workload.load(args.workload) if args.case in case.name]
+    return [dataclasses.replace(case, kv_dtype=args.kv_dtype or case.kv_dtype) for case in cases]
 
 
 def write(path, text):
@@ -217,7 +234,7 @@ def main():
     if args.list:
         print("\n".join(peers))
         return 0
-    cases = [case for case in workload.load(args.workload) if args.case in case.name]
+    cases = chosen(args)
     if not cases:
         print(f"no case of {args.workload} has {args.case!r} in its name", file=sys.stderr)
         return 2
@@ -245,13 +262,14 @@ def main():
         torch.cuda.empty_cache()
         if args.tandem:
             more = [f"--seconds={args.seconds}", *shlex.split(args.bench)]
+            more += ["--kv-dtype", args.kv_dtype] if args.kv_dtype else []
             results.append(run_tandem(args.tandem, args.workload, case, more))
     measured = [result["flushed"]["median_us"] for result in results if result["flushed"]]
     if measured:
         print(f"{len(measured)} measured, median {statistics.median(measured):.1f} µs", file=sys.stderr)
     file = {
         "format": "tandem-results-1", "program": "tandem peers", "date": date, "machine": gpu.machine(),
-        "ceilings": ceilings, "options": [], "results": results,
+        "ceilings": ceilings, "options": [f"--kv-dtype {args.kv_dtype}"] if args.kv_dtype else [], "results": results,
     }
     write(args.json, json.dumps(file, indent=2, ensure_ascii=False))
     return 0

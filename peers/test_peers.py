@@ -4,7 +4,9 @@ Without PyTorch the tests of page tables and refusals run. With it (for the CPU 
 packages that compute what these document.
 """
 
+import contextlib
 import importlib.util
+import io
 import json
 import math
 import os
@@ -18,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import common
 import implementations
+import run
 import workload
 from common import Absent, Unsupported
 
@@ -87,6 +90,22 @@ class Workloads(unittest.TestCase):
         ]:
             self.assertIn(says, one(**few, **fields).refused)
 
+    def test_another_type_of_keys_is_used(self):
+        suite = os.path.join(SUITES, "prefill.json")
+        args = ["run.py", suite, "--kv-dtype", "f8e4m3"]
+        with mock.patch.object(sys, "argv", args):
+            found = run.chosen(run.arguments())
+        self.assertTrue(all(case.in_e4m3 for case in found))
+        self.assertIn("KV f8e4m3", found[0].words)
+        plain = workload.load(suite)[0]
+        halves = plain.key_bytes() * sum(plain.kv_lens) // 2
+        self.assertEqual(found[0].work(), (plain.work()[0] - halves, plain.work()[1]))
+        says = io.StringIO()
+        with mock.patch.object(sys, "argv", [*args, "--bench", "--kv-dtype bf16"]), contextlib.redirect_stderr(says):
+            with self.assertRaises(SystemExit):
+                run.arguments()
+        self.assertIn("give --kv-dtype to this program", says.getvalue())
+
     def test_chosen_keys_are_visible_and_different(self):
         requests = [{"q_len": 2, "kv_len": 30}, {"q_len": 1, "kv_len": 5}]
         case = one(**MLA, kv_dtype="f8e4m3", top_k=8, page_size=4, requests=requests)
@@ -121,14 +140,46 @@ class Refusals(unittest.TestCase):
         self.assertIn("192 and 128", refusal("sdpa-fa2", one(**wide)))
         self.assertIn("192 and 128", refusal("flashinfer-fa3", one(**wide)))
         self.assertIsNone(refusal("fa3-dense", one(**wide)))
-        eight_bits = one(heads=4, kv_heads=4, head_dim=64, kv_dtype="f8e4m3", requests=decode)
-        self.assertIn("f8e4m3", refusal("fa3", eight_bits))
+
+    def test_eight_bits_are_taken_by_some(self):
+        few = {"heads": 4, "kv_heads": 4, "head_dim": 64}
+        takes = {"fa3", "fa3-dense", "vfa3", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-decode"}
+        e4m3 = one(**few, kv_dtype="f8e4m3", requests=[{"q_len": 1, "kv_len": 1}])
+        hybrid = one(**few, kv_dtype="f8e4m3", requests=[{"q_len": 3, "kv_len": 9}, {"q_len": 1, "kv_len": 5}])
+        e5m2 = one(**few, kv_dtype="f8e5m2", requests=[{"q_len": 1, "kv_len": 1}])
+        of_f32 = one(**few, dtype="f32", kv_dtype="f8e4m3", requests=[{"q_len": 1, "kv_len": 1}])
+        for name in ("sdpa-cudnn", "sdpa-fa2", *takes):
+            with self.subTest(name):
+                self.assertIn("f8e5m2", refusal(name, e5m2))
+                self.assertIn("f8e4m3 with f32", refusal(name, of_f32))
+                if name in takes:
+                    self.assertIsNone(refusal(name, e4m3))
+                else:
+                    self.assertIn("f8e4m3", refusal(name, e4m3))
+        self.assertIn("f8e4m3", refusal("flashinfer-pod", hybrid))
+
+    def test_builds_without_eight_bits_say_so(self):
+        def fails(says):
+            def run():
+                raise RuntimeError(says)
+
+            return run
+
+        with self.assertRaisesRegex(Unsupported, "^This flash attention build does not support FP8[.]$"):
+            common.tried(fails("This flash attention build does not support FP8.\nException raised from here"))
+        with self.assertRaisesRegex(RuntimeError, "another"):
+            common.tried(fails("another reason"))
 
     def test_absent_packages_are_named(self):
         with mock.patch.dict(sys.modules, {"flash_mla": None, "flashinfer": None, "flash_attn_interface": None}):
             for find in (common.flash_mla_package, common.flashinfer_package):
                 with self.assertRaises(Absent):
                     find()
+        with mock.patch.object(importlib.util, "find_spec", lambda _: None), mock.patch.dict(os.environ) as given:
+            given.pop(common.VLLM_FA3_LIBRARY, None)
+            self.assertEqual(implementations.missing("vfa3"), "vllm")
+            given[common.VLLM_FA3_LIBRARY] = "a.so"
+            self.assertIsNone(implementations.missing("vfa3"))
 
     def test_operators_get_the_keywords_of_the_function(self):
         given = {}
@@ -147,6 +198,12 @@ class Refusals(unittest.TestCase):
         old = common.by_keywords(lambda **_: None, [one for one in known if one.name != "q_v"])
         with self.assertRaises(Unsupported):
             old(1, 2, 3, qv=6, **rest)
+        # A schema without defaults gets what the caller knows of it, and no argument that it lacks.
+        bare = [SimpleNamespace(name=name, has_default_value=lambda: False) for name in [*names, "num_splits"]]
+        given.clear()
+        common.by_keywords(lambda **values: given.update(values), bare, {"num_splits": 0, "unknown": 1})(1, 2, 3, **rest)
+        self.assertEqual(set(given), {*names, "num_splits"})
+        self.assertEqual((given["num_splits"], given["q_v"]), (0, None))
 
 
 def attention(q, k, v, scale, end):
@@ -160,6 +217,17 @@ def attention(q, k, v, scale, end):
     return torch.stack(out)
 
 
+def by_head(q, k, v, scale, end):
+    """The same of keys and values for each KV head: q, k and v are token, head, dimension."""
+    import torch
+
+    group = q.shape[1] // k.shape[1]
+    parts = [
+        attention(q[:, head * group : (head + 1) * group], k[:, head], v[:, head], scale, end) for head in range(k.shape[1])
+    ]
+    return torch.cat(parts, dim=1)
+
+
 def ends(q_len, kv_len, causal):
     return [kv_len - q_len + index + 1 if causal else kv_len for index in range(q_len)]
 
@@ -169,12 +237,17 @@ class StandIns:
 
     @staticmethod
     def flash_attn_with_kvcache(
-        q, k_cache, v_cache, *, qv, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
-        window_size, softcap,
+        q, k_cache, v_cache, *, cache_seqlens, page_table, softmax_scale, causal, window_size, softcap, qv=None,
+        cu_seqlens_q=None, max_seqlen_q=None, q_descale=None, k_descale=None, v_descale=None,
     ):
         import torch
 
         assert window_size == (-1, -1) and not softcap
+        if qv is None:
+            descales = (q_descale, k_descale, v_descale)
+            return StandIns.fa3_by_head(
+                q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal, descales,
+            )
         out = []
         for request, (first, last) in enumerate(zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], strict=True)):
             assert last - first <= max_seqlen_q
@@ -183,6 +256,113 @@ class StandIns:
             whole, keys = torch.cat([qv, q], dim=-1)[first:last], torch.cat([v, k], dim=-1)
             out.append(attention(whole, keys, v, softmax_scale, ends(int(last - first), int(kv_len), causal)))
         return torch.cat(out).to(q.dtype)
+
+    @staticmethod
+    def fa3_by_head(q, k_cache, v_cache, lengths, pages, starts, max_seqlen_q, scale, causal, descales):
+        import torch
+
+        assert q.dtype == k_cache.dtype == v_cache.dtype
+        of_8_bits = q.dtype == torch.float8_e4m3fn
+        dense = pages is None
+        count = len(q) if dense else len(pages)
+        out = []
+        for request in range(count):
+            if dense:
+                tokens, (k, v) = q[request], (k_cache[request].float(), v_cache[request].float())
+            else:
+                tokens = q[starts[request] : starts[request + 1]]
+                k, v = (
+                    pool.float()[pages[request]].flatten(0, 1)[: int(lengths[request])] for pool in (k_cache, v_cache)
+                )
+                assert len(tokens) <= max_seqlen_q
+            tokens = tokens.float()
+            if of_8_bits:
+                assert all(one.shape == (count, k.shape[1]) and one.dtype == torch.float32 for one in descales)
+                of_q, of_k, of_v = (one[request][:, None] for one in descales)
+                tokens = tokens * of_q.repeat_interleave(tokens.shape[1] // k.shape[1], dim=0)
+                k, v = k * of_k, v * of_v
+            out.append(by_head(tokens, k, v, scale, ends(len(tokens), len(k), causal)))
+        return (torch.stack(out) if dense else torch.cat(out)).to(torch.bfloat16 if of_8_bits else q.dtype)
+
+    @staticmethod
+    def flash_attn_varlen_func(
+        q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k=None, softmax_scale=None, causal=False,
+        window_size=None, softcap=0.0, block_table=None, q_descale=None, k_descale=None, v_descale=None, fa_version=2,
+    ):
+        assert fa_version == 3 and window_size == [-1, -1] and not softcap and seqused_k.max() <= max_seqlen_k
+        descales = (q_descale, k_descale, v_descale)
+        return StandIns.fa3_by_head(
+            q, k, v, seqused_k, block_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal, descales,
+        )
+
+    class Paged:
+        """What FlashInfer's wrappers for decode steps and for prompts have in common."""
+
+        def compute(self, q, kv, of_q=1.0, of_k=1.0, of_v=1.0):
+            import torch
+
+            plan = self.planned
+            assert (q.dtype, kv.dtype) == (plan["q_data_type"], plan["kv_data_type"])
+            assert kv.shape[1:] == (2, plan["page_size"], plan["kv_heads"], plan["head_dim"])
+            starts, firsts = plan["starts"], plan["firsts"]
+            q, kv, out = q.float() * of_q, kv.float(), []
+            for request, last in enumerate(plan["last"].tolist()):
+                ids = plan["pages"][firsts[request] : firsts[request + 1]]
+                kv_len = (len(ids) - 1) * plan["page_size"] + last
+                k, v = (kv[ids, which].flatten(0, 1)[:kv_len] * of for which, of in ((0, of_k), (1, of_v)))
+                tokens = q[starts[request] : starts[request + 1]]
+                out.append(by_head(tokens, k, v, plan["sm_scale"], ends(len(tokens), kv_len, plan["causal"])))
+            return torch.cat(out).to(plan["o_data_type"])
+
+        def keep(self, starts, firsts, pages, last, heads, kv_heads, head_dim, page_size, causal, **types):
+            types["o_data_type"] = types["o_data_type"] or types["q_data_type"]
+            self.planned = {
+                "starts": starts, "firsts": firsts, "pages": pages, "last": last, "kv_heads": kv_heads,
+                "head_dim": head_dim, "page_size": page_size, "causal": causal, **types,
+            }
+
+    class BatchPrefillWithPagedKVCacheWrapper(Paged):
+        def __init__(self, workspace, layout, backend):
+            assert layout == "NHD" and backend in ("fa2", "fa3")
+            self.backend = backend
+
+        def plan(
+            self, qo_indptr, kv_indptr, indices, last, heads, kv_heads, head_dim, page_size, causal, q_data_type,
+            kv_data_type, window_left, logits_soft_cap, sm_scale, o_data_type=None,
+        ):
+            assert window_left < 0 and not logits_soft_cap
+            # The kernels of fa3 multiply numbers of one type.
+            assert self.backend == "fa2" or q_data_type == kv_data_type
+            self.keep(
+                qo_indptr, kv_indptr, indices, last, heads, kv_heads, head_dim, page_size, causal, sm_scale=sm_scale,
+                q_data_type=q_data_type, kv_data_type=kv_data_type, o_data_type=o_data_type,
+            )
+
+        def run(self, q, kv, *scales, k_scale=1.0, v_scale=1.0):
+            if not scales:
+                return self.compute(q, kv, 1.0, k_scale, v_scale)
+            assert q.dtype == kv.dtype and (k_scale, v_scale) == (1.0, 1.0)
+            assert [len(one) for one in scales] == [q.shape[1], kv.shape[3], kv.shape[3]]
+            return self.compute(q, kv, *(one[:, None] for one in scales))
+
+    class BatchDecodeWithPagedKVCacheWrapper(Paged):
+        def __init__(self, workspace, layout, use_tensor_cores, backend="auto"):
+            assert layout == "NHD" and use_tensor_cores
+            self.backend = backend
+
+        def plan(
+            self, kv_indptr, indices, last, heads, kv_heads, head_dim, page_size, q_data_type, kv_data_type, window_left,
+            logits_soft_cap, sm_scale, o_data_type=None,
+        ):
+            assert window_left < 0 and not logits_soft_cap
+            assert self.backend == "fa2" or q_data_type == kv_data_type
+            self.keep(
+                range(len(last) + 1), kv_indptr, indices, last, heads, kv_heads, head_dim, page_size, False,
+                sm_scale=sm_scale, q_data_type=q_data_type, kv_data_type=kv_data_type, o_data_type=o_data_type,
+            )
+
+        def run(self, q, kv, k_scale=1.0, v_scale=1.0):
+            return self.compute(q, kv, 1.0, k_scale, v_scale)
 
     @staticmethod
     def get_mla_metadata(cache_seqlens, rows, kv_heads, heads=None, is_fp8=False, topk=None):
@@ -247,24 +427,32 @@ class StandIns:
 class Results(unittest.TestCase):
     """Peers give right results, or rather get the arguments with which their packages would."""
 
-    def check(self, name, **fields):
+    def check(self, name, exact_queries=True, **fields):
         import torch
 
         from tensors import errors, random_tensors
 
         case = one(**fields)
         tensors = random_tensors(torch, case, "cpu")
-        mla = SimpleNamespace(BatchMLAPagedAttentionWrapper=StandIns.BatchMLAPagedAttentionWrapper)
+        in_8_bits = implementations.computes_in_8_bits(name, case)
+        if in_8_bits and exact_queries:
+            # Queries that e4m3 holds, with a scale that is a power of two. Products of stand-ins are exact, too.
+            tensors.q = tensors.q.clamp(-3.5, 3.5).to(torch.float8_e4m3fn).to(tensors.q.dtype)
+            tensors.q[..., 0] = 3.5
+        flashinfer = SimpleNamespace(mla=StandIns, **vars(StandIns))
         modules = {
-            "flash_mla": StandIns, "flashinfer": SimpleNamespace(mla=mla), "flash_attn_interface": StandIns,
+            "flash_mla": StandIns, "flashinfer": flashinfer, "flash_attn_interface": StandIns, "vllm_flash_attn": StandIns,
         }
         with mock.patch.dict(sys.modules, modules), mock.patch.object(common, "WORKSPACE_BYTES", 16):
             out = implementations.PEERS[name](case, tensors)()
-        found = errors(torch, case, tensors, out)
+        found = errors(torch, case, tensors, out, in_8_bits)
         self.assertLess(found["out_of_bound"], 1, (name, fields))
+        self.assertEqual(found.get("in_8_bits", False), in_8_bits)
+        if exact_queries:
+            self.assertLess(errors(torch, case, tensors, out)["out_of_bound"], 1, (name, fields))
         # The comparison notices a wrong scale.
         case.scale *= 1.5
-        self.assertGreater(errors(torch, case, tensors, out)["out_of_bound"], 1)
+        self.assertGreater(errors(torch, case, tensors, out, in_8_bits)["out_of_bound"], 1, (name, fields))
 
     def test_latent_decodes(self):
         decodes = [{"q_len": 1, "kv_len": 100, "count": 2}, {"q_len": 1, "kv_len": 7}]
@@ -288,6 +476,52 @@ class Results(unittest.TestCase):
         requests = [{"q_len": 1, "kv_len": 70, "count": 3}, {"q_len": 1, "kv_len": 7}]
         for name in ("flashmla", "sdpa-mla"):
             self.check(name, **MLA, kv_dtype="f8e4m3", page_size=64, top_k=20, requests=requests)
+
+    def test_keys_and_values_in_both_types(self):
+        few = {"heads": 6, "kv_heads": 2, "head_dim": 32, "page_size": 4}
+        decodes = [{"q_len": 1, "kv_len": 37, "count": 2}, {"q_len": 1, "kv_len": 6}]
+        alike = [{"q_len": 5, "kv_len": 20, "count": 2}]
+        chunks = [{"q_len": 5, "kv_len": 20}, {"q_len": 3, "kv_len": 3}]
+        hybrid = [{"q_len": 5, "kv_len": 20}, *decodes]
+        any_batch = (decodes, alike, chunks, hybrid)
+        for name, batches in {
+            "fa3": any_batch, "vfa3": any_batch, "flashinfer-fa2": any_batch, "flashinfer-fa3": any_batch,
+            "fa3-dense": (alike,), "flashinfer-decode": (decodes,), "fa3-serial": (hybrid,), "flashinfer-serial": (hybrid,),
+        }.items():
+            for kv_dtype in ("bf16", "f8e4m3"):
+                for requests in batches:
+                    with self.subTest(f"{name} {kv_dtype} {requests}"):
+                        self.check(name, **few, kv_dtype=kv_dtype, requests=requests)
+        self.check("fa3", **{**few, "head_dim_v": 16}, kv_dtype="f8e4m3", requests=chunks)
+
+    def test_rounded_queries_are_within_the_bound_of_8_bits(self):
+        for name in ("fa3", "flashinfer-fa3"):
+            requests = [{"q_len": 3, "kv_len": 90}, {"q_len": 1, "kv_len": 60, "count": 5}]
+            self.check(name, False, heads=4, kv_heads=2, head_dim=64, kv_dtype="f8e4m3", requests=requests)
+
+    def test_tensors_have_the_bytes_of_the_command(self):
+        import torch
+
+        from tensors import PERIOD, command_numbers, random_tensors
+
+        def sum_of_bits(count, seed, largest):
+            total = 0
+            for bits in command_numbers(count, seed, largest).view(torch.int32).tolist():
+                total = (total * 31 + bits % (1 << 32)) % (1 << 64)
+            return total
+
+        # From the command's generator.
+        self.assertEqual(sum_of_bits(PERIOD, 8, 1), 17075064551933880259)
+        self.assertEqual(command_numbers(6, 7, 4).view(torch.int32).tolist()[:2], [1074526388, 3222148690 - (1 << 32)])
+        case = one(heads=4, kv_heads=2, head_dim=64, kv_dtype="f8e4m3", requests=[{"q_len": 1, "kv_len": 4200, "count": 3}])
+        tensors = random_tensors(torch, case, "cpu")
+        for pool, seed in ((tensors.k, 8), (tensors.v, 9)):
+            bytes_ = pool.contiguous().view(torch.uint8).flatten()
+            right = command_numbers(PERIOD, seed, 1).to(torch.float8_e4m3fn).view(torch.uint8)
+            self.assertTrue(torch.equal(bytes_[:PERIOD], right))
+            self.assertTrue(torch.equal(bytes_[PERIOD:], right[: len(bytes_) - PERIOD]))
+        self.assertEqual(tensors.q.dtype, torch.bfloat16)
+        self.assertTrue(torch.equal(tensors.q.flatten()[:6], command_numbers(6, 7, 4).to(torch.bfloat16)))
 
     def test_rows_hold_the_keys_that_are_compared(self):
         import torch

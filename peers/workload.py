@@ -51,6 +51,11 @@ class Case:
         return self.latent and self.kv_dtype == "f8e4m3" and (self.head_dim, self.head_dim_v) == (576, 512)
 
     @property
+    def in_e4m3(self):
+        """Whether keys and values of their own are in e4m3, for queries in 16 bits. Their scale is 1."""
+        return not self.latent and self.kv_dtype == "f8e4m3" and self.dtype in ("bf16", "f16")
+
+    @property
     def words(self):
         """The heads in words, as the command's results have them."""
         dims = f"{self.head_dim}" if self.head_dim_v == self.head_dim else f"{self.head_dim}/{self.head_dim_v}"
