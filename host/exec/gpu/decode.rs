@@ -310,7 +310,6 @@ fn parameters(
         piece_tokens: mapping.piece_tokens,
         k_vectors,
         v_vectors,
-        slabs: slabs.slabs,
         slab_step: vectors(slabs.step),
         vectors: vectors(slabs.dim),
         half_per_head: mapping.steps[0],
@@ -321,7 +320,7 @@ fn parameters(
         outside: mapping.outside,
         long: tile.long.into(),
         out_columns: output_columns(spec.head_dim_v),
-        reserved: 0,
+        reserved: [0; 2],
         rotary: call.extras.rotary,
     };
     let shapes = DecodeShapes {

@@ -31,11 +31,9 @@ pub struct DecodeParams {
     pub k_vectors: KvStrides,
     /// Strides of the value pool, likewise.
     pub v_vectors: KvStrides,
-    /// Slabs of a key: 64 elements each, or all of a smaller head. A kernel may have room for more, which get zeros.
-    pub slabs: u32,
-    /// Vectors from one slab of a key to the next.
+    /// Vectors from one slab of a key to the next. A slab has 64 elements, or all of a smaller head.
     pub slab_step: u32,
-    /// Vectors of a key: the last slab may have fewer than the others.
+    /// Vectors of a key. What a kernel has room for behind them gets zeros.
     pub vectors: u32,
     /// Step of the coordinate in the third dimension per head.
     pub half_per_head: u32,
@@ -55,7 +53,7 @@ pub struct DecodeParams {
     /// states](crate::common::decode::output_columns).
     pub out_columns: u32,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: [u32; 2],
     /// The rotary embedding, in kernels that apply it.
     pub rotary: RotaryParams,
 }

@@ -1,8 +1,9 @@
 //! `pad_heads`: pads heads to a dimension that attention kernels support, and back.
 //!
-//! Those kernels have head dimensions of 64, 128 or 256, in slabs of 64. Heads of other dimensions are read as
+//! Those kernels have head dimensions of 64, 128 or 256, in slabs of 64. Tensor maps read heads of other dimensions as
 //! overlapping slabs, so that no byte of the neighbouring head is read: slab `j` starts at element `j · step`. Elements
-//! in two slabs are zero in the second slab of the padded queries, so they count once.
+//! in two slabs are zero in the second slab of the padded queries, so they count once. Loaders that copy row by row take slabs
+//! that follow each other, and end the last one with zeros.
 //!
 //! A thread moves 8 elements of 16 bits.
 
@@ -110,6 +111,9 @@ mod tests {
             (96, 2, 32),
             (160, 3, 48),
             (208, 4, 48),
+            (144, 3, 64),
+            (224, 4, 64),
+            (240, 4, 64),
         ] {
             let mut seen = 0;
             for at in (0..slabs * 64).step_by(CHUNK as usize) {

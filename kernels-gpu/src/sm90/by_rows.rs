@@ -1,5 +1,5 @@
 //! Copies of keys and values one by one, from pools that no tensor map describes: pages whose size is no multiple of 8, values
-//! that lie otherwise than keys, heads of 8 bits whose dimension is smaller than the kernel's.
+//! that lie otherwise than keys, and heads smaller than the kernel's of 8 bits, of 224 and of 240.
 //!
 //! The lanes of a loader copy keys by `cp.async`, 16 bytes each, to where TMA would have put them. A lane has the same
 //! place in every key. It knows where one key of 32 is, and the others get this from it by a shuffle.
@@ -87,19 +87,19 @@ impl Column {
         let (slab, in_slab) = (vector / rows.slab(), vector % rows.slab());
         // A line of 16-bit elements is a slab, of 8-bit elements two.
         let slabs = 8_u32.div_ceil(rows.slab());
+        let (first, step) = (slab * p.slab_step + in_slab, slabs * p.slab_step);
         let mut valid = [0; LINES];
         let mut line = 0;
         while line < rows.lines() {
-            let slab = slab + line * slabs;
-            if any && slab < p.slabs && slab * p.slab_step + in_slab < p.vectors {
+            if any && first + line * step < p.vectors {
                 valid[line as usize] = VECTOR;
             }
             line += 1;
         }
         Self {
             rows,
-            from: (slab * p.slab_step + in_slab) * VECTOR,
-            step: slabs * p.slab_step * VECTOR,
+            from: first * VECTOR,
+            step: step * VECTOR,
             valid,
             to: (key * rows.line() + (vector ^ rows.swizzle(key))) * VECTOR,
         }

@@ -12,7 +12,7 @@ use super::{
     super::mma::{first_float, store_floats, store_halves},
     config::VALUE_DIM,
     products::O,
-    shared::{Shared, Unit, Units},
+    shared::{BOTH, Shared, Unit, Units},
 };
 use crate::{
     abi::{DIRECT, LatentParams},
@@ -22,9 +22,6 @@ use crate::{
         state::{sink_of, with_sink},
     },
 };
-
-/// Four named barriers of [`meet`].
-const BOTH: u32 = 5;
 
 /// A barrier of both consumers; this is consumer `c`. Each waits at a named barrier of its own, at which the other arrives:
 /// so none waits for a barrier that it has left.

@@ -7,7 +7,7 @@ use super::{
     config::{CONSUMERS, FEEDERS, QUERY_SLABS, REGISTERS, query_slabs},
     epilogue::finish,
     products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply, slabs},
-    shared::{QueryPlace as _, Shared, Unit, Units, WEIGHTS_CHUNK},
+    shared::{CONSUMER, QueryPlace as _, Shared, Unit, Units, WEIGHTS_CHUNK, WEIGHTS_READY},
     visible::{clear, hide, is_whole},
 };
 use crate::{
@@ -20,11 +20,6 @@ use crate::{
 };
 
 const WARP: u32 = warp::FULL_MASK;
-
-/// Named barriers. `WEIGHTS_READY` + owner: a block's weights are stored (the owner arrives, the other waits).
-/// `CONSUMER` + consumer: its four warps.
-const WEIGHTS_READY: u32 = 1;
-const CONSUMER: u32 = 3;
 
 #[inline(always)]
 fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {

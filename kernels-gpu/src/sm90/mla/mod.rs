@@ -88,9 +88,12 @@ mod entries {
         keys * 3 / 4 / 8 * 8
     }
 
-    /// The same of the right half: two thirds of 5 slabs.
+    /// The same of the right half: two thirds of 5 slabs. Its last slab may be copied in a second pass, whose copies arrive with
+    /// every other 8 keys.
     const fn right(keys: u32) -> u32 {
-        keys * 2 / 3 / 8 * 8
+        let first = keys * 2 / 3 / 8 * 8;
+        assert!(first.is_multiple_of(16) && keys.is_multiple_of(16));
+        first
     }
 
     macro_rules! produce {
@@ -107,12 +110,12 @@ mod entries {
                 ),
                 (1, Keys::Rows) => load_rows(
                     &$p,
-                    Share::new(Half::<true, _, _>($s), 0, [0, right($keys)]),
+                    Share::new(Half::<true, _, _>($s), 0, [0, const { right($keys) }]),
                 ),
                 (3, Keys::Rows) => load_rows_of_two(
                     &$p,
                     Share::new(Half::<false, _, _>($s), 0, [left($keys), $keys]),
-                    Share::new(Half::<true, _, _>($s), 0, [right($keys), $keys]),
+                    Share::new(Half::<true, _, _>($s), 0, [const { right($keys) }, $keys]),
                 ),
                 _ => {}
             }

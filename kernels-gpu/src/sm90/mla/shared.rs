@@ -13,6 +13,12 @@ use crate::{
     sm90::{arrivals, unit::UNIT_BYTES},
 };
 
+/// Named barriers. `WEIGHTS_READY` + owner: a block's weights are stored (the owner arrives, the other waits).
+/// `CONSUMER` + consumer: its four warps. `BOTH`: four barriers of both consumers, at the end of a unit.
+pub(super) const WEIGHTS_READY: u32 = 1;
+pub(super) const CONSUMER: u32 = 3;
+pub(super) const BOTH: u32 = 5;
+
 /// The part of shared memory that all MLA kernels have: the ring of two units between the scheduler warp and all other
 /// warps, and the barriers.
 pub(super) trait Units: Copy {

@@ -37,7 +37,7 @@
 //! | queries full | 32 + bytes | the queries have arrived; visible keys and references are stored |
 //! | queries free | 8 | the last K·Qᵀ of both consumers is done |
 //! | near end | 1 | the next unit may be claimed |
-//! | full (8 or 7) | 1 + bytes; 32 if keys are copied one by one | a part has arrived |
+//! | full (8 or 7) | 1 + bytes; 256 if keys are copied one by one | a part has arrived |
 //! | free (8 or 7) | 8 | the warps of both consumers have multiplied a block's values |
 //!
 //! | named barrier | threads | |

@@ -25,11 +25,11 @@ const NONE: u32 = u32::MAX;
 /// them.
 ///
 /// The copies of each turn arrive at `full` when they are complete; if a share is copied in two passes, those of every other
-/// turn, so that the number of arrivals is the same. One arrival for all copies of a block would do as well, but racecheck
-/// tracks no more than about a dozen copies to an arrival.
+/// turn, so that the number of arrivals is the same. That is one for at most 16 copies of a lane. One for all copies of a block
+/// would do as well, but racecheck does not track so many copies to an arrival.
 ///
 /// # Safety
-/// A whole warp comes here; the barrier counts a lane once for eight keys.
+/// A whole warp comes here; the barrier counts a lane once for eight keys. With two passes the keys are a multiple of 16.
 #[inline(always)]
 unsafe fn each_key<S: Parts<STAGES>, const STAGES: u32>(
     share: Share<S>,
