@@ -52,12 +52,12 @@ impl Place {
                 "--device is for GPUs: leave it out, or give --backend gpu".to_owned(),
             ));
         }
-        // Who names a GPU wants no CPU instead.
+        // A named GPU is never replaced by the CPU.
         let backend = Choice::Gpu;
         Self { backend, ..self }.of_number(number)
     }
 
-    /// The choice of these flags. Who lets the driver compile wants a GPU.
+    /// The choice of these flags. `--compile-ptx` implies a GPU.
     fn choice(self) -> Result<Choice, Failure> {
         match self.backend {
             Choice::Emulated => Err(emulated()),
