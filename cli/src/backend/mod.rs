@@ -28,6 +28,7 @@ pub use gpu::GpuBackend;
 pub(crate) use gpu::{Event, ok};
 #[cfg(feature = "engine")]
 pub(crate) use place::Gpu;
+pub(crate) use place::MODULES_VARIABLE;
 pub use place::Place;
 
 /// A backend by name.
