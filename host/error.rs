@@ -1,5 +1,7 @@
 //! The error type of the crate.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::{
@@ -357,6 +359,18 @@ pub enum Error {
     /// The kernels in the program cannot be unpacked: its file is damaged.
     #[error("{reason}; build or install the program again")]
     DamagedKernels {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A folder has no kernels that could replace those in the program, or one that cannot be read.
+    #[error(
+        "{}: {reason}: give a folder with kernels that replace those in the program, named as sm_90a-mla.cubin or \
+         sm_90a-mla.ptx",
+        .file.display()
+    )]
+    NoModules {
+        /// The folder, or the file in it.
+        file: PathBuf,
         /// What is wrong.
         reason: String,
     },

@@ -8,6 +8,9 @@ from common import (
 )
 from tensors import BLOCK
 
+# Numbers of query heads for which FlashMLA's decode kernel for rows of 656 bytes was compiled.
+HEADS_OF_ROWS = (64, 128)
+
 
 def _sixteen_bits(case):
     """Refuses what peers for latent keys in 16 bits do not take."""
@@ -29,6 +32,8 @@ def flash_mla(case, tensors):
     if len(q_lens) > 1:
         raise Unsupported("takes requests of one number of query tokens")
     (q_len,) = q_lens
+    if case.in_rows and case.heads not in HEADS_OF_ROWS:
+        raise Unsupported(f"takes 64 or 128 query heads with rows of 656 bytes, not {case.heads}")
     package = flash_mla_package()
     q = tensors.q.view(len(case.requests), q_len, case.heads, case.head_dim)
     if case.in_rows:

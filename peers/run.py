@@ -9,6 +9,8 @@
 import argparse
 import dataclasses
 import datetime
+import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -21,9 +23,20 @@ import tempfile
 import time
 
 import workload
-from common import Absent, Unsupported
+from common import FA3_LIBRARY, VLLM_FA3_LIBRARY, Absent, Unsupported
 from implementations import PEERS, computes_in_8_bits, missing
 from tensors import errors, random_tensors
+
+# Packages of peers: their module, their name in results, and how they are installed.
+PACKAGES = [
+    ("flashinfer", "FlashInfer", ["flashinfer-python"]),
+    ("flash_mla", "FlashMLA", ["flash_mla"]),
+    ("flash_attn_interface", "FlashAttention-3", ["flash_attn_3", "flash-attn-3"]),
+    ("vllm", "vLLM", ["vllm"]),
+    ("vllm_flash_attn", "vllm-flash-attn", ["vllm-flash-attn"]),
+]
+# Variables with libraries that stand in for packages, and their name in results.
+NAMED = [(FA3_LIBRARY, "FlashAttention-3"), (VLLM_FA3_LIBRARY, "vLLM's FlashAttention-3")]
 
 FLUSH_BYTES = 256 << 20
 FEWEST_RUNS = 7
@@ -46,6 +59,34 @@ def quartiles(times_us):
     }
 
 
+def versions():
+    """Names and versions of the packages that peers have imported."""
+    found = []
+    for module, name, distributions in PACKAGES:
+        package = sys.modules.get(module)
+        if package is not None:
+            version = getattr(package, "__version__", None) or installed_version(distributions)
+            found.append(f"{name} {version or 'of unknown version'}")
+    for variable, name in NAMED:
+        path = os.environ.get(variable)
+        if path and os.path.exists(path):
+            # Such a library has no version, so its bytes say which it is.
+            with open(path, "rb") as file:
+                digest = hashlib.sha256(file.read()).hexdigest()
+            found.append(f"{name} of {os.path.basename(path)} (sha256 {digest[:12]})")
+    return found
+
+
+def installed_version(distributions):
+    """The version of the first of these distributions that is installed."""
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None
+
+
 class Gpu:
     """Timing on the first GPU."""
 
@@ -59,8 +100,8 @@ class Gpu:
     def machine(self):
         torch = self.torch
         details = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
-        if "flashinfer" in sys.modules:
-            details += f"; FlashInfer {sys.modules['flashinfer'].__version__}"
+        for version in versions():
+            details += f"; {version}"
         if self.not_captured:
             details += f"; without CUDA graph: {', '.join(sorted(self.not_captured))}"
         if self.in_8_bits:

@@ -118,6 +118,56 @@ class Workloads(unittest.TestCase):
         self.assertEqual(next(iter(case.slots()))[3], pages[first[3] // 4] * 4 + first[3] % 4)
 
 
+class Versions(unittest.TestCase):
+    def setUp(self):
+        variables = mock.patch.dict(os.environ)
+        variables.start()
+        self.addCleanup(variables.stop)
+        for variable, _ in run.NAMED:
+            os.environ.pop(variable, None)
+
+    def test_results_name_the_versions_of_imported_packages(self):
+        packages = {
+            "flashinfer": SimpleNamespace(__version__="0.6.1"), "flash_mla": SimpleNamespace(__version__="1.0.0"),
+            "flash_attn_interface": SimpleNamespace(), "vllm": SimpleNamespace(__version__="0.12.0"),
+        }
+        with (
+            mock.patch.dict(sys.modules, packages),
+            mock.patch.object(run.importlib.metadata, "version", side_effect=installed({"flash_attn_3": "3.0.0"})),
+        ):
+            found = run.versions()
+        self.assertEqual(found, ["FlashInfer 0.6.1", "FlashMLA 1.0.0", "FlashAttention-3 3.0.0", "vLLM 0.12.0"])
+
+    def test_a_package_without_a_version_is_named_too(self):
+        packages = {**dict.fromkeys(module for module, _, _ in run.PACKAGES), "flash_mla": SimpleNamespace()}
+        with (
+            mock.patch.dict(sys.modules, packages),
+            mock.patch.object(run.importlib.metadata, "version", side_effect=installed({})),
+        ):
+            self.assertEqual(run.versions(), ["FlashMLA of unknown version"])
+
+    def test_a_library_of_operators_is_named(self):
+        absent = dict.fromkeys(module for module, _, _ in run.PACKAGES)
+        with tempfile.NamedTemporaryFile(suffix="_C.so") as file:
+            file.write(b"code")
+            file.flush()
+            for variable, name in run.NAMED:
+                with mock.patch.dict(sys.modules, absent), mock.patch.dict(os.environ, {variable: file.name}):
+                    (found,) = run.versions()
+                self.assertEqual(found, f"{name} of {os.path.basename(file.name)} (sha256 5694d08a2e53)")
+
+
+def installed(known):
+    """Stands in for `importlib.metadata.version`."""
+
+    def version(name):
+        if name not in known:
+            raise run.importlib.metadata.PackageNotFoundError(name)
+        return known[name]
+
+    return version
+
+
 class Refusals(unittest.TestCase):
     def test_peers_take_the_keys_that_they_read(self):
         latent = one(**MLA, page_size=64, requests=[{"q_len": 1, "kv_len": 100}])
@@ -169,6 +219,16 @@ class Refusals(unittest.TestCase):
             common.tried(fails("This flash attention build does not support FP8.\nException raised from here"))
         with self.assertRaisesRegex(RuntimeError, "another"):
             common.tried(fails("another reason"))
+
+    def test_flash_mla_reads_rows_for_64_or_128_heads(self):
+        decode = [{"q_len": 1, "kv_len": 100}]
+        for heads, top_k in ((16, None), (32, 9), (96, 9)):
+            case = one(**{**MLA, "heads": heads}, kv_dtype="f8e4m3", requests=decode, **({"top_k": top_k} if top_k else {}))
+            self.assertIn(f"64 or 128 query heads with rows of 656 bytes, not {heads}", refusal("flashmla", case) or "")
+        for heads in (64, 128):
+            case = one(**{**MLA, "heads": heads}, kv_dtype="f8e4m3", requests=decode)
+            self.assertIsNone(refusal("flashmla", case))
+        self.assertIsNone(refusal("flashmla", one(**{**MLA, "heads": 16}, page_size=64, requests=decode)))
 
     def test_absent_packages_are_named(self):
         with mock.patch.dict(sys.modules, {"flash_mla": None, "flashinfer": None, "flash_attn_interface": None}):
@@ -377,6 +437,7 @@ class StandIns:
         import torch
 
         if is_fp8_kvcache:
+            assert q.shape[2] in (64, 128), "the kernel takes no other number of heads"
             assert not causal and k_cache.shape[1:] == (64, 1, 656) and metadata.topk == indices.shape[-1]
             rows = k_cache.view(torch.uint8).reshape(-1, 656)
             scales = rows[:, 512:528].contiguous().view(torch.float32)
@@ -469,13 +530,13 @@ class Results(unittest.TestCase):
             self.check(name, **MLA, page_size=16, tree=tree)
 
     def test_rows_with_scales(self):
-        for name in ("flashmla", "sdpa-mla"):
-            self.check(name, **MLA, kv_dtype="f8e4m3", page_size=16, requests=[{"q_len": 2, "kv_len": 70, "count": 2}])
+        for name, heads in (("flashmla", 64), ("flashmla", 128), ("sdpa-mla", 4)):
+            self.check(name, **{**MLA, "heads": heads}, kv_dtype="f8e4m3", page_size=16, requests=[{"q_len": 2, "kv_len": 70, "count": 2}])
 
     def test_chosen_keys(self):
         requests = [{"q_len": 1, "kv_len": 70, "count": 3}, {"q_len": 1, "kv_len": 7}]
-        for name in ("flashmla", "sdpa-mla"):
-            self.check(name, **MLA, kv_dtype="f8e4m3", page_size=64, top_k=20, requests=requests)
+        for name, heads in (("flashmla", 64), ("sdpa-mla", 4)):
+            self.check(name, **{**MLA, "heads": heads}, kv_dtype="f8e4m3", page_size=64, top_k=20, requests=requests)
 
     def test_keys_and_values_in_both_types(self):
         few = {"heads": 6, "kv_heads": 2, "head_dim": 32, "page_size": 4}

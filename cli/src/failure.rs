@@ -67,6 +67,7 @@ impl From<Error> for Failure {
             | Error::TensorMap { .. } => Self::Input(in_flags(&error.to_string())),
             // The input's heads or types are unsupported; the backend itself is fine.
             Error::NoInstance { .. } => Self::Input(error.to_string()),
+            Error::NoModules { .. } => Self::Input(format!("TANDEM_MODULES: {error}")),
             Error::Rank(RankError::Group { .. }) => Self::Input(error.to_string()),
             Error::NoMachineCode { .. } => Self::Backend(in_flags(&error.to_string())),
             Error::NoDriver { .. }

@@ -126,10 +126,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         if args.dealing.gpus > 1 {
             case.refuse_chosen("leave --gpus out")?;
         }
-        let batch = match case.chosen()? {
-            Some(chosen) => chosen.planned,
-            None => case.batch()?,
-        };
+        let batch = case.planned()?;
         if args.dealing.gpus > 1 {
             report += &on_several(args, case, &batch, &device)?;
             continue;

@@ -425,6 +425,44 @@ fn a_benchmark_on_a_gpu_ends_well_and_a_missing_one_has_its_own_code() {
     assert_eq!(said.code, wanted, "{}", said.stderr);
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn a_folder_with_kernels_replaces_those_in_the_program() {
+    let directory = directory();
+    let folder = directory.path().join("kernels");
+    std::fs::create_dir(&folder).unwrap();
+    let bench = |backend: &str| {
+        let mut command = tandem(directory.path());
+        command.args([
+            "bench",
+            "hybrid.json",
+            "--seconds",
+            "0",
+            "--backend",
+            backend,
+        ]);
+        let output = command.env("TANDEM_MODULES", "kernels").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    // Nobody who names a folder gets the CPU, or the kernels in the program.
+    for backend in ["gpu", "auto"] {
+        let (code, said) = bench(backend);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.contains("TANDEM_MODULES: kernels: it has no kernels: give a folder"),
+            "{said}"
+        );
+    }
+    for file in ["sm_80-measure.cubin", "sm_90a-mla.ptx"] {
+        std::fs::write(folder.join(file), "not a kernel").unwrap();
+    }
+    let (code, said) = bench("gpu");
+    assert_eq!(code, Some(3), "{said}");
+    let line = "TANDEM_MODULES: kernels of kernels in the place of the program's: sm_80-measure, sm_90a-mla\n";
+    assert_eq!(said.matches(line).count(), 1, "{said}");
+}
+
 #[test]
 fn an_output_that_cannot_be_written_is_an_error() {
     let directory = directory();

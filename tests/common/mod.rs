@@ -24,7 +24,7 @@ use cust::{
 use half::{bf16, f16};
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceArray, DeviceTensor, Gpu, Stream as Handle},
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, Stream as Handle, modules_of},
     problem::Dtype,
     tensor::{Element, F8E4M3},
 };
@@ -37,11 +37,11 @@ pub fn load() -> Result<Gpu, Error> {
 
 /// The GPU with the kernels of a folder.
 pub fn load_from(folder: Option<&Path>) -> Result<Gpu, Error> {
-    let modules = folder.map(|folder| modules::read(folder).expect("kernels"));
+    let replaced = folder.map(modules_of).transpose()?;
     let mut tell = |step| eprintln!("{step}");
     let builder = Gpu::builder().compile_ptx(&mut tell);
-    match &modules {
-        Some(modules) => builder.modules(modules).build(0),
+    match &replaced {
+        Some(replaced) => builder.modules(&replaced.modules).build(0),
         None => builder.build(0),
     }
 }

@@ -3,7 +3,7 @@
 mod handles;
 mod nvml;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tandem_attn::{
     exec::gpu::{
@@ -334,16 +334,36 @@ impl Loaded for LoadedOnGpu<'_> {
         backend.time(flush, |stream| self.queue(stream))
     }
 
-    fn run_on(&mut self, runs: u32) -> Result<Duration, Failure> {
+    fn run_while(
+        &mut self,
+        together: u32,
+        more: &mut dyn FnMut(u32) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
         let stream = self.backend.stream.handle;
-        let begin = Instant::now();
-        let queued = (0..runs).try_for_each(|_| self.queue(stream));
+        let [mut before, mut next] = [Event::new()?, Event::new()?];
+        let mut group = |end: &Event| {
+            (0..together).try_for_each(|_| self.queue(stream))?;
+            end.record(stream)
+        };
+        let mut groups = || {
+            group(&before)?;
+            let mut ended = 0_u32;
+            loop {
+                group(&next)?;
+                before.wait()?;
+                ended = ended.saturating_add(together);
+                if !more(ended)? {
+                    return Ok(());
+                }
+                std::mem::swap(&mut before, &mut next);
+            }
+        };
+        let queued = groups();
         // SAFETY: the handle is alive.
         let done = ok("cuStreamSynchronize", unsafe {
             libcuda::cuStreamSynchronize(stream)
         });
-        queued.and(done)?;
-        Ok(begin.elapsed())
+        queued.and(done)
     }
 
     fn read(&mut self, bytes: u64) -> Option<Result<Duration, Failure>> {

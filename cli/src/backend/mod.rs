@@ -28,6 +28,7 @@ pub use gpu::GpuBackend;
 pub(crate) use gpu::{Event, ok};
 #[cfg(feature = "engine")]
 pub(crate) use place::Gpu;
+pub(crate) use place::MODULES_VARIABLE;
 pub use place::Place;
 
 /// A backend by name.
@@ -148,12 +149,26 @@ pub trait Loaded {
     /// If the run fails.
     fn run(&mut self, flush: bool) -> Result<Duration, Failure>;
 
-    /// Runs so many times without a pause, and returns the time from the first to the end of the last.
+    /// Runs without a pause, in groups of `together` runs. `more` gets the number of runs that have ended after each group, while
+    /// the next group runs, and says whether to go on.
     ///
     /// # Errors
-    /// If a run fails.
-    fn run_on(&mut self, runs: u32) -> Result<Duration, Failure> {
-        (0..runs).map(|_| self.run(false)).sum()
+    /// If a run fails, or that of `more`.
+    fn run_while(
+        &mut self,
+        together: u32,
+        more: &mut dyn FnMut(u32) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        let mut ended = 0_u32;
+        loop {
+            for _ in 0..together {
+                self.run(false)?;
+            }
+            ended = ended.saturating_add(together);
+            if !more(ended)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Reads this many bytes of the keys as fast as possible after a flush. `None` if that is no useful comparison.

@@ -1,14 +1,20 @@
 //! Where a command runs: its flags, and the GPU or the backend that they choose.
 
 #[cfg(feature = "cuda")]
-use tandem_attn::Error;
+use std::{path::Path, sync::Once};
+
 #[cfg(feature = "cuda")]
 pub(crate) use tandem_attn::exec::gpu::Gpu;
+#[cfg(feature = "cuda")]
+use tandem_attn::{
+    Error,
+    exec::gpu::{ReplacedModules, modules_of},
+};
 
 use super::{Backend, Choice, CpuBackend};
 use crate::Failure;
 #[cfg(feature = "cuda")]
-use crate::{backend::GpuBackend, failure::in_flags};
+use crate::{backend::GpuBackend, failure::in_flags, table::visible};
 
 /// The flags of all commands that run on a backend.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -52,12 +58,12 @@ impl Place {
                 "--device is for GPUs: leave it out, or give --backend gpu".to_owned(),
             ));
         }
-        // Who names a GPU wants no CPU instead.
+        // A named GPU is never replaced by the CPU.
         let backend = Choice::Gpu;
         Self { backend, ..self }.of_number(number)
     }
 
-    /// The choice of these flags. Who lets the driver compile wants a GPU.
+    /// The choice of these flags. `--compile-ptx` implies a GPU.
     fn choice(self) -> Result<Choice, Failure> {
         match self.backend {
             Choice::Emulated => Err(emulated()),
@@ -102,15 +108,43 @@ impl Place {
         }
     }
 
-    /// A GPU by its number. What its driver compiles is reported on standard error.
+    /// A GPU by its number, with the kernels of the folder in [`MODULES_VARIABLE`] in the place of the program's. What its
+    /// driver compiles is reported on standard error.
     #[cfg(feature = "cuda")]
     pub(crate) fn open_gpu(self, ordinal: u32) -> Result<Gpu, Error> {
+        let replaced = replaced_modules()?;
         let mut progress = |compiling| eprintln!("{compiling}");
-        match self.compile_ptx {
-            true => Gpu::builder().compile_ptx(&mut progress).build(ordinal),
-            false => Gpu::new(ordinal),
+        let mut builder = Gpu::builder();
+        if let Some(replaced) = &replaced {
+            builder = builder.modules(&replaced.modules);
         }
+        if self.compile_ptx {
+            builder = builder.compile_ptx(&mut progress);
+        }
+        builder.build(ordinal)
     }
+}
+
+/// The variable with a folder of kernels that replace those in the program.
+pub(crate) const MODULES_VARIABLE: &str = "TANDEM_MODULES";
+
+/// The kernels of the folder that [`MODULES_VARIABLE`] names. Standard error gets one line that says which, once.
+#[cfg(feature = "cuda")]
+fn replaced_modules() -> Result<Option<ReplacedModules>, Error> {
+    static TOLD: Once = Once::new();
+    let Some(folder) = std::env::var_os(MODULES_VARIABLE) else {
+        return Ok(None);
+    };
+    let folder = Path::new(&folder);
+    let replaced = modules_of(folder)?;
+    TOLD.call_once(|| {
+        let (names, folder) = (replaced.names.join(", "), folder.display().to_string());
+        eprintln!(
+            "{MODULES_VARIABLE}: kernels of {} in the place of the program's: {names}",
+            visible(&folder, false)
+        );
+    });
+    Ok(Some(replaced))
 }
 
 #[cfg(feature = "cuda")]
@@ -118,6 +152,7 @@ fn if_there<T>(gpu: Result<T, Error>) -> Result<Option<T>, Failure> {
     match gpu {
         Ok(gpu) => Ok(Some(gpu)),
         Err(Error::NoDriver { .. } | Error::NoDevice { .. }) => Ok(None),
+        Err(error @ Error::NoModules { .. }) => Err(error.into()),
         Err(error) => Err(Failure::Backend(format!(
             "{}; --backend cpu does not use the GPU",
             in_flags(&error.to_string())
@@ -172,6 +207,12 @@ mod tests {
             count: 0,
         };
         assert_eq!(if_there::<()>(Err(absent)).unwrap(), None);
+        let wrong = Error::NoModules {
+            file: "kernels".into(),
+            reason: "it has no kernels".to_owned(),
+        };
+        let failure = if_there::<()>(Err(wrong)).unwrap_err();
+        assert!(matches!(failure, Failure::Input(_)), "{failure:?}");
         let old = Error::UnsupportedArchitecture {
             device: "T4".to_owned(),
             compute: (7, 5),

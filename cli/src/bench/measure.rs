@@ -17,7 +17,7 @@ use crate::{
     check,
     table::scaled,
     tensors::Tensors,
-    workload::Case,
+    workload::{Case, Chosen},
 };
 
 const SEED: u64 = 7;
@@ -34,7 +34,7 @@ pub(super) fn case(
     meter: Option<&mut (dyn Meter + 'static)>,
 ) -> Result<CaseResult, Failure> {
     let spec = &case.spec;
-    let batch = case.batch()?;
+    let (batch, chosen) = case.batches()?;
     let work = Work::of(spec, &batch);
     let mut result = CaseResult {
         case: case.name.clone(),
@@ -63,7 +63,13 @@ pub(super) fn case(
         ));
         return Ok(result);
     }
-    match measured(backend, case, settings, (&batch, meter), &mut result) {
+    match measured(
+        backend,
+        case,
+        settings,
+        (&batch, chosen, meter),
+        &mut result,
+    ) {
         // If this backend does not support a case or the machine lacks memory for it, the other cases still run.
         Err(Failure::Input(reason)) => result.skipped = Some(reason),
         other => other?,
@@ -76,12 +82,11 @@ fn measured(
     backend: &mut dyn Backend,
     case: &Case,
     settings: &Settings,
-    (batch, meter): (&Batch, Option<&mut (dyn Meter + 'static)>),
+    (batch, chosen, meter): (&Batch, Option<Chosen>, Option<&mut (dyn Meter + 'static)>),
     result: &mut CaseResult,
 ) -> Result<(), Failure> {
     let spec = &case.spec;
     let device = backend.device();
-    let chosen = case.chosen()?;
     let planned = chosen.as_ref().map_or(batch, |chosen| &chosen.planned);
     let mut planner = Planner::with_rules(settings.rules);
     let mut plan = Plan::empty(*spec);
@@ -109,8 +114,7 @@ fn measured(
         result.read = Some(repeat_with(read, settings.time)?);
     }
     if let Some(meter) = meter {
-        let run = &mut |runs| loaded.run_on(runs);
-        result.energy = Some(energy::measure(meter, settings.time, run)?);
+        result.energy = Some(energy::measure(meter, settings.time, &mut *loaded)?);
     }
     if settings.check > 0 {
         let results = loaded.results()?;

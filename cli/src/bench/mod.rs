@@ -29,7 +29,7 @@ pub use stats::Stats;
 use crate::failure::built_without;
 use crate::{
     Failure,
-    backend::{Backend, Choice, Place},
+    backend::{Backend, Choice, MODULES_VARIABLE, Place},
     deal::Dealing,
     output::{self, Files, Force},
     table::counted,
@@ -415,6 +415,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.place.compile_ptx {
         file.options.push("--compile-ptx".to_owned());
+    }
+    let replaced = std::env::var(MODULES_VARIABLE).ok();
+    if let Some(folder) = replaced.filter(|_| file.machine.backend == "gpu") {
+        file.options.push(format!("{MODULES_VARIABLE}={folder}"));
     }
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;

@@ -87,9 +87,10 @@ fn energies(file: &ResultFile) -> String {
         return String::new();
     }
     let mut text = format!("\n{}", table.render());
-    text += "mJ: of one run with warm caches; W: while runs follow each other. Both are of the whole board.\n";
+    text += "W: mean of the wall-clock time of runs without a pause, caches warm; mJ: that energy for a run.\n";
+    text += "Both are of the whole board.\n";
     if from_power {
-        text += "This GPU counts no energy: power was read between runs, which is less exact.\n";
+        text += "This GPU counts no energy: power was read during the runs, which is less exact.\n";
     }
     text
 }

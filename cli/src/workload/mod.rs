@@ -136,41 +136,57 @@ const MAX_REQUESTS: u64 = 1 << 20;
 const MAX_TOKENS: u64 = i32::MAX as u64;
 
 impl Case {
-    /// The batch, with page tables on shuffled pages. If keys are chosen, it has these as pages of one token: the same as
-    /// [`chosen`](Self::chosen) describes, with keys that the host knows.
+    /// The batch, with page tables on shuffled pages. If keys are chosen, it has these as pages of one token.
     ///
     /// # Errors
     /// [`Failure::Input`] that names the case and the reason.
     pub fn batch(&self) -> Result<Batch, Failure> {
+        Ok(self.batches()?.0)
+    }
+
+    /// The [`batch`](Self::batch), and what a GPU is given to plan and to run if keys are chosen: the same keys, which the
+    /// host does not know.
+    ///
+    /// # Errors
+    /// As [`batch`](Self::batch).
+    pub fn batches(&self) -> Result<(Batch, Option<Chosen>), Failure> {
+        let batch = self.with_all_keys()?;
+        let Some(k) = self.top_k else {
+            return Ok((batch, None));
+        };
+        let tokens = self.tokens_of_pool(&batch, k)?;
+        let indices = chosen::indices(&self.spec, &batch, k);
+        let chosen = Chosen {
+            planned: Batch::of_top_k(batch.total_q(), k)?,
+            indices,
+        };
+        let known = Batch::of_indices(k, &chosen.indices, tokens)?;
+        Ok((known, Some(chosen)))
+    }
+
+    /// The batch that is planned: if keys are chosen, their number without the keys.
+    ///
+    /// # Errors
+    /// As [`batch`](Self::batch).
+    pub fn planned(&self) -> Result<Batch, Failure> {
         let batch = self.with_all_keys()?;
         let Some(k) = self.top_k else {
             return Ok(batch);
         };
-        let table = &batch.parts[0].table;
-        let tokens = table.pool_pages * table.page_size;
-        let indices = self.indices(&batch, k)?;
-        Ok(Batch::of_indices(k, &indices, tokens)?)
+        self.tokens_of_pool(&batch, k)?;
+        Ok(Batch::of_top_k(batch.total_q(), k)?)
     }
 
-    /// What a GPU is given to plan and to run if keys are chosen; none if they are not.
-    ///
-    /// # Errors
-    /// As [`batch`](Self::batch).
-    pub fn chosen(&self) -> Result<Option<Chosen>, Failure> {
-        let Some(k) = self.top_k else {
-            return Ok(None);
-        };
-        let batch = self.with_all_keys()?;
-        Ok(Some(Chosen {
-            planned: Batch::of_top_k(batch.total_q(), k)?,
-            indices: self.indices(&batch, k)?,
-        }))
-    }
-
-    /// The chosen keys as places in the pool.
-    fn indices(&self, batch: &Batch, k: u32) -> Result<Vec<i32>, Failure> {
+    /// The tokens of a batch's pool, if indices can name `k` of them for each query token.
+    fn tokens_of_pool(&self, batch: &Batch, k: u32) -> Result<u32, Failure> {
         let table = &batch.parts[0].table;
         let of_pool = u64::from(table.pool_pages) * u64::from(table.page_size);
+        self.check_chosen(of_pool, k)?;
+        Ok(of_pool as u32)
+    }
+
+    /// Checks the numbers of chosen keys and of tokens in the pool, before indices of that size are made.
+    fn check_chosen(&self, of_pool: u64, k: u32) -> Result<(), Failure> {
         let count = self.tokens().saturating_mul(k.into());
         if count > MAX_TOKENS || of_pool > MAX_TOKENS {
             return Err(Failure::Input(format!(
@@ -183,8 +199,7 @@ impl Case {
             &format!("case {:?}", self.name),
             16 * count,
             "make it smaller",
-        )?;
-        Ok(chosen::indices(&self.spec, batch, k))
+        )
     }
 
     /// The batch in which each query token sees all keys.
@@ -213,6 +228,9 @@ impl Case {
                 "requests and tree: {pages} pages of {} tokens: give at most {MAX_PAGES}, or a larger page_size",
                 self.page_size
             )));
+        }
+        if let Some(k) = self.top_k {
+            self.check_chosen(pages * u64::from(self.page_size), k)?;
         }
         // Page ids, shuffled and in tables, and requests with their page lists.
         let listed = pages.max(self.listed_pages());

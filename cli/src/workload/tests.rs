@@ -309,11 +309,13 @@ fn chosen_keys_are_visible_and_the_same_for_host_and_device() {
     )));
     let whole = one(&text(requests)).batch().unwrap();
     let table = &whole.parts[0].table;
-    let chosen = case.chosen().unwrap().unwrap();
+    let (batch, chosen) = case.batches().unwrap();
+    let chosen = chosen.unwrap();
     assert_eq!((chosen.planned.requests(), chosen.indices.len()), (3, 24));
     assert_eq!(chosen.planned.kv_len(2), 8);
-    let batch = case.batch().unwrap();
+    assert_eq!(case.planned().unwrap(), chosen.planned);
     batch.check(&case.spec).unwrap();
+    assert_eq!(case.batch().unwrap(), batch);
     let known = &batch.parts[0].table;
     assert_eq!(
         (known.page_size, known.pool_pages),
@@ -334,7 +336,21 @@ fn chosen_keys_are_visible_and_the_same_for_host_and_device() {
         assert_eq!(there.iter().collect::<HashSet<_>>().len(), count);
         assert_eq!(known.pages(token), there);
     }
-    assert!(one(&text(requests)).chosen().unwrap().is_none());
+    let plain = one(&text(requests));
+    assert!(plain.batches().unwrap().1.is_none());
+    assert_eq!(plain.planned().unwrap(), whole);
+    // 2³² tokens of a pool are refused before a product in 32 bits, and before anything of that size is made.
+    let case = one(
+        r#"{"heads": 4, "kv_heads": 1, "head_dim": 576, "head_dim_v": 512, "latent": true, "kv_dtype": "f8e4m3", "top_k": 8,
+            "page_size": 128, "requests": [{"q_len": 1, "kv_len": 134217728, "count": 32}]}"#,
+    );
+    for error in [case.batch().unwrap_err(), case.planned().unwrap_err()] {
+        let said = error.to_string();
+        assert!(
+            said.contains("keys of a pool of 4294967296 tokens"),
+            "{said}"
+        );
+    }
     for (fields, given) in [
         (r#""top_k": 0, "kv_dtype": "f8e4m3""#, "top_k is 0"),
         (r#""top_k": 8"#, "in f8e4m3"),

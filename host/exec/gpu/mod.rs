@@ -108,6 +108,8 @@ mod quantise;
 #[cfg(feature = "unstable")]
 mod ranks;
 #[cfg(feature = "unstable")]
+mod replaced;
+#[cfg(feature = "unstable")]
 mod step;
 
 #[cfg(all(feature = "cudarc", feature = "unstable"))]
@@ -135,6 +137,8 @@ pub use pool::KvPool;
 pub use quantise::AppendScales;
 #[cfg(feature = "unstable")]
 pub use ranks::{NcclId, NcclRank, Rank, RankOptions, RankTensors};
+#[cfg(feature = "unstable")]
+pub use replaced::{ReplacedModules, module_file, modules_of};
 pub use resources::OwnedStream;
 pub use scales::KvScales;
 #[cfg(feature = "unstable")]

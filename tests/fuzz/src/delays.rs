@@ -7,9 +7,9 @@
 use std::{fs, path::Path, process::Command};
 
 use rayon::prelude::*;
-use tandem_attn::exec::gpu::{MODULES, Module};
+use tandem_attn::exec::gpu::{MODULES, Module, module_file, modules_of};
 
-use crate::modules::{self, AS_THEY_ARE, place};
+use crate::modules::AS_THEY_ARE;
 
 /// Instructions that wait, arrive, copy or claim; a wait comes before each.
 const MEET: [&str; 14] = [
@@ -75,16 +75,19 @@ pub fn write(
         !AS_THEY_ARE.contains(&module.family)
             && only.is_none_or(|only| format!("{}-{}", module.arch, module.family).contains(only))
     };
-    let modules = from.map_or_else(|| Ok(MODULES.to_vec()), modules::read)?;
+    let modules = match from {
+        Some(from) => modules_of(from).map_err(|error| error.to_string())?.modules,
+        None => MODULES.to_vec(),
+    };
     let modules: Vec<&Module> = modules.iter().filter(wanted).collect();
     modules.into_par_iter().try_for_each(|module| {
         let ptx = module.ptx.unpack().map_err(|error| error.to_string())?;
         let (text, count) = delayed(&String::from_utf8_lossy(&ptx), seed);
-        let file = place(folder, module, "ptx");
+        let file = module_file(folder, module, "ptx");
         fs::write(&file, text).map_err(|error| error.to_string())?;
         let done = Command::new(&assembler)
             .args(["-O3", "--gpu-name", module.arch, "--output-file"])
-            .arg(place(folder, module, "cubin"))
+            .arg(module_file(folder, module, "cubin"))
             .arg(&file)
             .output()
             .map_err(|error| format!("{assembler}: {error}"))?;

@@ -12,14 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tandem_attn::exec::gpu::Gpu;
+use tandem_attn::exec::gpu::{Gpu, modules_of};
 
 use crate::{
     Target,
     case::Case,
     cpu,
     draw::{Draw, Size},
-    gpu, modules,
+    gpu,
     shrink::shrink,
     tally::{Failure, Tally},
 };
@@ -50,12 +50,13 @@ impl Place {
     /// # Errors
     /// Where there is no such GPU.
     pub fn new(target: Target, modules: Option<&Path>) -> Result<Self, String> {
-        let modules = modules.map(modules::read).transpose()?;
+        let replaced = modules.map(modules_of).transpose();
+        let replaced = replaced.map_err(|error| error.to_string())?;
         let load = || {
             let mut tell = |_| {};
             let builder = Gpu::builder().compile_ptx(&mut tell);
-            let builder = match &modules {
-                Some(modules) => builder.modules(modules),
+            let builder = match &replaced {
+                Some(replaced) => builder.modules(&replaced.modules),
                 None => builder,
             };
             let gpu = builder.build(0).map(Box::new);

@@ -132,6 +132,14 @@ impl Event {
         })
     }
 
+    /// Waits until the event has passed.
+    pub fn wait(&self) -> Result<(), Failure> {
+        // SAFETY: the handle is alive.
+        ok("cuEventSynchronize", unsafe {
+            libcuda::cuEventSynchronize(self.0)
+        })
+    }
+
     /// Microseconds from this event to `end`. Both have passed.
     pub fn microseconds_to(&self, end: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0.0;
