@@ -130,6 +130,16 @@ pub enum Error {
         /// The message of the template engine.
         reason: String,
     },
+    /// A conversation of which the model's chat template writes too much: JSON of lists within lists is indented by the
+    /// square of their depth.
+    #[error(
+        "the chat template writes more than {limit} bytes, which is 2 for each byte that it is given, and 256 KiB: send shorter \
+         messages, or tools that are less nested"
+    )]
+    ChatTooLong {
+        /// Bytes that it may write of what it is given.
+        limit: usize,
+    },
     /// A part of a conversation that the model's chat template does not write.
     #[error(
         "the model's chat template does not write {what}: leave it out, or give a template that does"

@@ -2,6 +2,7 @@
 
 mod chat;
 mod date;
+mod limit;
 mod settings;
 mod tojson;
 
@@ -127,7 +128,7 @@ impl Text {
     /// Tokens of a conversation, up to the position where the model answers.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::Tokenizer`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`], [`Error::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         self.encode_chat_with(messages, &ChatOptions::default())
     }
@@ -136,7 +137,8 @@ impl Text {
     /// fields than [`Message`]: `tool_calls`, or a `content` that is `null`.
     ///
     /// # Errors
-    /// As [`encode_chat`](Self::encode_chat); [`Error::NotInTemplate`].
+    /// As [`encode_chat`](Self::encode_chat); [`Error::NotInTemplate`]; [`Error::ChatTooLong`] for a template that writes more
+    /// than two bytes for each byte of the messages, tools and variables as JSON, and 256 KiB beside.
     pub fn encode_chat_with(
         &self,
         messages: &[impl Serialize],
@@ -149,7 +151,7 @@ impl Text {
     /// Renders a conversation with the chat template.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`].
     pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
         self.render_with(messages, &ChatOptions::default())
     }
@@ -157,7 +159,7 @@ impl Text {
     /// Like [`render`](Self::render), with what [`encode_chat_with`](Self::encode_chat_with) takes.
     ///
     /// # Errors
-    /// As [`render`](Self::render); [`Error::NotInTemplate`].
+    /// As [`render`](Self::render); [`Error::NotInTemplate`], [`Error::ChatTooLong`].
     pub fn render_with(
         &self,
         messages: &[impl Serialize],

@@ -107,5 +107,71 @@ fn what_a_template_leaves_out_is_refused() {
     let tool = json!([{"role": "tool", "content": "a"}]);
     refused(plain, tool, &ChatOptions::default());
     let call = json!([{"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "weather"}}]}]);
-    refused(plain, call, &ChatOptions::default());
+    refused(plain, call.clone(), &ChatOptions::default());
+    // The name of a call is among the tools, too.
+    let with_tools = ChatOptions {
+        tools: vec![json!({"type": "function", "function": {"name": "weather"}})],
+        ..ChatOptions::default()
+    };
+    let no_calls = format!("{{{{ tools | tojson }}}}{plain}");
+    let said = refused(&no_calls, call, &with_tools);
+    assert!(said.contains("does not write tool_calls"), "{said}");
+}
+
+/// A variable of a rendering, not those that another conversation would need, decides.
+#[test]
+fn variables_that_are_read_only_to_be_set_are_named() {
+    let template =
+        "{% set thinking = thinking | default(false) %}{% if tone %}{% endif %}{{ thinking }}";
+    let (_folder, text) = with_template(template);
+    let user = [json!({"role": "user", "content": "a"})];
+    let render = |given: Value| {
+        let options = ChatOptions {
+            variables: given.as_object().unwrap().clone(),
+            ..ChatOptions::default()
+        };
+        text.render_with(&user, &options)
+    };
+    assert_eq!(render(json!({"thinking": true})).unwrap(), "True");
+    let said = render(json!({"other": 1})).unwrap_err().to_string();
+    assert!(said.contains("(it has thinking, tone)"), "{said}");
+    // Functions are not the caller's.
+    let said = render(json!({"range": 1})).unwrap_err().to_string();
+    assert!(said.contains("a variable range"), "{said}");
+}
+
+/// 4 MB of lists within lists would be a gigabyte.
+#[test]
+fn what_templates_write_is_limited() {
+    let mut deep = json!(0);
+    for _ in 0..100 {
+        deep = json!([deep]);
+    }
+    let tool = |lists: usize| json!({"type": "function", "function": {"name": "a", "parameters": vec![deep.clone(); lists]}});
+    let user = [json!({"role": "user", "content": "a"})];
+    let thrice = "{% for t in tools %}{{ t | tojson }}{{ t | tojson }}{{ t | tojson }}{% endfor %}";
+    let indented = "{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}";
+    // The value that is written, and the value and its rest of the conversation.
+    for (template, fits, beyond) in [(indented, 1, 1000), (thrice, 100, 2000)] {
+        let (_folder, text) = with_template(template);
+        let written = |lists: usize| {
+            let options = ChatOptions {
+                tools: vec![tool(lists)],
+                ..ChatOptions::default()
+            };
+            (
+                text.render_with(&user, &options),
+                json!(options.tools).to_string().len(),
+            )
+        };
+        assert!(written(fits).0.is_ok(), "{template}");
+        let (refused, given) = written(beyond);
+        let Err(Error::ChatTooLong { limit }) = refused else {
+            panic!("{template}: {:?}", refused.map(|text| text.len()));
+        };
+        assert!(
+            limit.abs_diff(2 * given + (256 << 10)) < 200,
+            "{limit} of {given}"
+        );
+    }
 }

@@ -2,18 +2,23 @@
 
 use std::{
     collections::BTreeSet,
+    sync::{Arc, Mutex},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use minijinja::{
     Environment, ErrorKind, Value, escape_formatter,
     syntax::SyntaxConfig,
-    value::{Serde, ValueKind},
+    value::{Object, Serde, ValueKind},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{date::strftime, tojson::tojson};
+use super::{
+    date::strftime,
+    limit::{Beyond, Limited, most_of},
+    tojson::tojson,
+};
 use crate::Error;
 
 /// One turn of a conversation.
@@ -52,8 +57,10 @@ const ROLES: [&str; 3] = ["system", "user", "assistant"];
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
     environment: Environment<'static>,
-    /// Variables that it reads.
+    /// Variables that it reads, as far as its text shows: not those that it reads only to set them.
     variables: BTreeSet<String>,
+    /// Functions, which are not the caller's to replace.
+    functions: BTreeSet<String>,
     bos: String,
     eos: String,
 }
@@ -92,11 +99,12 @@ impl ChatTemplate {
         let template = environment.get_template(NAME);
         let template = template.map_err(|error| refused(&error))?;
         let mut variables: BTreeSet<_> = template.undeclared_variables(false).into_iter().collect();
-        for (function, _) in environment.globals() {
-            variables.remove(function);
-        }
+        let functions = environment.globals().map(|(name, _)| name.to_owned());
+        let functions: BTreeSet<_> = functions.collect();
+        variables.retain(|name| !functions.contains(name));
         Ok(Self {
             variables,
+            functions,
             environment,
             bos,
             eos,
@@ -108,8 +116,37 @@ impl ChatTemplate {
         messages: &[impl Serialize],
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let messages: Vec<_> = messages.iter().map(|one| Value::from(Serde(one))).collect();
-        self.check(options)?;
+        let most = most_of(&(messages, &options.tools, &options.variables));
+        let values: Vec<_> = messages.iter().map(|one| Value::from(Serde(one))).collect();
+        let read = Arc::new(Read::default());
+        let rendered = self.write(&values, options, most, &read)?;
+        self.check_read(options, &read)?;
+        check_roles(&values, &rendered)?;
+        let called = messages.iter().zip(0..).find_map(|(message, index)| {
+            let renamed = with_renamed_call(message)?;
+            Some((index, renamed))
+        });
+        if let Some((index, renamed)) = called {
+            let mut values = values;
+            values[index] = Value::from(Serde(renamed));
+            // If the call has another name, a template that writes it writes another text. Its name may be among the tools,
+            // too.
+            let other = self.write(&values, options, most.saturating_mul(2), &read);
+            if other.is_ok_and(|other| other == rendered) {
+                return left_out("tool_calls".to_owned());
+            }
+        }
+        Ok(rendered)
+    }
+
+    /// What the template writes, up to a number of bytes. `read` gets the variables that it looks up.
+    fn write(
+        &self,
+        messages: &[Value],
+        options: &ChatOptions,
+        most: usize,
+        read: &Arc<Read>,
+    ) -> Result<String, Error> {
         let template = self
             .environment
             .get_template(NAME)
@@ -125,37 +162,73 @@ impl ChatTemplate {
         ];
         let given = options.variables.iter();
         let given = given.map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
-        let rendered = template.render(Value::from_pairs(given.chain(own)));
-        let rendered = rendered.map_err(|error| refused(&error))?;
-        check_written(&messages, &rendered)?;
-        Ok(rendered)
+        let context = Context {
+            values: Value::from_pairs(given.chain(own)),
+            read: Arc::clone(read),
+        };
+        let mut text = Limited::new(most);
+        let rendered = template.render_captured_to(Value::from_object(context), &mut text);
+        match (text.beyond(), rendered.map(drop)) {
+            (Some(Beyond { limit }), _) => Err(Error::ChatTooLong { limit }),
+            (None, Err(error)) => Err(refused(&error)),
+            (None, Ok(())) => Ok(text.into_string()),
+        }
     }
 
-    /// Refuses variables and tools that the template does not read.
-    fn check(&self, options: &ChatOptions) -> Result<(), Error> {
-        let left_out = |what: String| Err(Error::NotInTemplate { what });
-        for name in options.variables.keys() {
-            if OWN.contains(&name.as_str()) || !self.variables.contains(name) {
-                let known = self.variables.iter().map(String::as_str);
-                let known: Vec<_> = known.filter(|name| !OWN.contains(name)).collect();
-                let known = match known.is_empty() {
-                    true => "none".to_owned(),
-                    false => known.join(", "),
-                };
-                return left_out(format!("a variable {name} (it has {known})"));
-            }
+    /// Refuses variables and tools that the template does not read: neither in this rendering nor, as its text shows, in
+    /// another one.
+    fn check_read(&self, options: &ChatOptions, read: &Read) -> Result<(), Error> {
+        let read = read.0.lock().expect("nothing panics while it is held");
+        let reads = |name: &str| self.variables.contains(name) || read.contains(name);
+        let own = |name: &str| OWN.contains(&name) || self.functions.contains(name);
+        let mut given = options.variables.keys();
+        if let Some(name) = given.find(|name| own(name) || !reads(name)) {
+            let known: BTreeSet<_> = self.variables.union(&read).map(String::as_str).collect();
+            let known: Vec<_> = known.into_iter().filter(|name| !own(name)).collect();
+            let known = match known.is_empty() {
+                true => "none".to_owned(),
+                false => known.join(", "),
+            };
+            return left_out(format!("a variable {name} (it has {known})"));
         }
-        if !options.tools.is_empty() && !self.variables.contains("tools") {
-            return left_out("tools".to_owned());
+        match options.tools.is_empty() || reads("tools") {
+            true => Ok(()),
+            false => left_out("tools".to_owned()),
         }
-        Ok(())
     }
 }
 
-/// Refuses messages that the template left out: many templates write only the roles that they know. The first of each role,
-/// and the first call, stand for the others.
-fn check_written(messages: &[Value], rendered: &str) -> Result<(), Error> {
-    let left_out = |what: String| Err(Error::NotInTemplate { what });
+/// Names that a template looked up.
+#[derive(Debug, Default)]
+struct Read(Mutex<BTreeSet<String>>);
+
+/// The variables of a template, and which of them it looks up. Its text alone does not show all: in
+/// `{% set thinking = thinking | default(false) %}` the name is that of a variable of the template, too.
+#[derive(Debug)]
+struct Context {
+    values: Value,
+    read: Arc<Read>,
+}
+
+impl Object for Context {
+    fn get_value(self: &Arc<Self>, name: &Value) -> Option<Value> {
+        let name = name.as_str()?;
+        let mut read = self.read.0.lock().expect("nothing panics while it is held");
+        if !read.contains(name) {
+            read.insert(name.to_owned());
+        }
+        let value = self.values.get_attr(name).ok();
+        value.filter(|value| !value.is_undefined())
+    }
+}
+
+fn left_out<T>(what: String) -> Result<T, Error> {
+    Err(Error::NotInTemplate { what })
+}
+
+/// Refuses messages that the template left out: many templates write only the roles that they know. The first of each role
+/// stands for the others.
+fn check_roles(messages: &[Value], rendered: &str) -> Result<(), Error> {
     let field = |of: &Value, name: &str| of.get_attr(name).unwrap_or_default();
     let mut known: BTreeSet<_> = ROLES.map(str::to_owned).into();
     for message in messages {
@@ -173,18 +246,16 @@ fn check_written(messages: &[Value], rendered: &str) -> Result<(), Error> {
             return left_out(format!("messages of role {role:?}"));
         }
     }
-    let mut calls = messages.iter().flat_map(|message| {
-        let calls = field(message, "tool_calls").try_iter();
-        calls.into_iter().flatten().next()
-    });
-    let name = calls
-        .next()
-        .map(|call| field(&field(&call, "function"), "name"));
-    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
-    match rendered.contains(name) {
-        true => Ok(()),
-        false => left_out("tool_calls".to_owned()),
-    }
+    Ok(())
+}
+
+/// A message whose first call has another name; none if it has no calls.
+fn with_renamed_call(message: &impl Serialize) -> Option<serde_json::Value> {
+    let mut message = serde_json::to_value(message).ok()?;
+    let name = message.pointer_mut("/tool_calls/0/function/name")?;
+    let other = format!("{}_", name.as_str()?);
+    *name = other.into();
+    Some(message)
 }
 
 /// Without `{% generation %}` and `{% endgeneration %}`, which mark for training what a model writes, and write nothing.
@@ -207,6 +278,9 @@ fn without_marks(source: &str) -> String {
 }
 
 fn refused(error: &minijinja::Error) -> Error {
+    if let Some(Beyond { limit }) = Beyond::of(error) {
+        return Error::ChatTooLong { limit };
+    }
     let reason = error
         .detail()
         .map_or_else(|| error.to_string(), str::to_owned);

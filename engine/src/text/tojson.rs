@@ -3,6 +3,8 @@
 
 use std::io::{self, Write};
 
+use super::limit::{Limited, most_of};
+
 use minijinja::{Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::{
@@ -52,7 +54,8 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     if ascii {
         return Err(wrong("tojson knows no ensure_ascii=true".to_owned()));
     }
-    let mut text = Vec::new();
+    // Lists within lists are indented by the square of their depth.
+    let mut text = Limited::new(most_of(&json));
     let written = match indent {
         None => write(&json, &mut text, OneLine { items, key }),
         Some(spaces) => {
@@ -60,13 +63,18 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
             write(&json, &mut text, PrettyFormatter::with_indent(&spaces))
         }
     };
-    written.map_err(|error| wrong(error.to_string()))?;
-    Ok(String::from_utf8(text).expect("JSON is UTF-8"))
+    match (text.beyond(), written) {
+        (Some(beyond), _) => Err(wrong(beyond.to_string()).with_source(beyond)),
+        (None, written) => {
+            written.map_err(|error| wrong(error.to_string()))?;
+            Ok(text.into_string())
+        }
+    }
 }
 
 fn write(
     json: &serde_json::Value,
-    to: &mut Vec<u8>,
+    to: &mut Limited,
     layout: impl Formatter,
 ) -> serde_json::Result<()> {
     json.serialize(&mut Serializer::with_formatter(to, layout))
