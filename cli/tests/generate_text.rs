@@ -263,9 +263,40 @@ fn pages_have_the_size_that_is_asked_for() {
 
 #[test]
 fn the_cpu_has_no_number() {
-    let said = generate(&model("llama3"), &["--device", "1"]);
+    let said = generate(&model("llama3"), &["--gpu", "1"]);
     assert!(
-        said.code == 2 && said.stderr.contains("--device is for GPUs"),
+        said.code == 2 && said.stderr.contains("--gpu is for GPUs"),
+        "{}",
+        said.stderr
+    );
+}
+
+/// The cache has room for the text, and the model decides how long that may be.
+#[test]
+fn texts_may_have_all_positions_of_the_model() {
+    let folder = model("llama3");
+    let with = |tokens: &str| {
+        let fixed = [
+            "generate",
+            &folder,
+            "The planner",
+            "--backend",
+            "cpu",
+            "--page-size",
+            "1",
+        ];
+        let more = ["--ignore-end", "--max-new-tokens", tokens];
+        run(Path::new("."), &[&fixed[..], &more].concat())
+    };
+    let said = with("500");
+    assert!(
+        said.code == 0 && said.stderr.contains("500 written"),
+        "{}",
+        said.stderr
+    );
+    let said = with("4294967295");
+    assert!(
+        said.code == 2 && said.stderr.contains("positions of the model"),
         "{}",
         said.stderr
     );

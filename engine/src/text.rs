@@ -202,7 +202,7 @@ fn tokenizer_error(error: tokenizers::Error) -> Error {
 /// Turns tokens into text as they arrive. A character whose bytes span several tokens appears with the last of them.
 /// Bytes that can no longer become a character, and replacement characters that the model wrote, appear a few tokens
 /// later.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct TextStream {
     /// Tokens whose text may still affect the text of later tokens.
     tokens: Vec<u32>,

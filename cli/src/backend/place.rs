@@ -55,7 +55,7 @@ impl Place {
         };
         if self.choice()? == Choice::Cpu {
             return Err(Failure::Input(
-                "--device is for GPUs: leave it out, or give --backend gpu".to_owned(),
+                "--gpu is for GPUs: leave it out, or give --backend gpu".to_owned(),
             ));
         }
         // A named GPU is never replaced by the CPU.

@@ -66,8 +66,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if !args.ignore_end {
         warn_of_no_end(&architecture);
     }
-    let mut engine = args.model.engine(architecture, 1, 1, u32::MAX)?;
     let count = prompt.len();
+    let cache = text_tokens(count, args.max_new_tokens, architecture.positions);
+    let mut engine = args
+        .model
+        .engine(architecture, 1, 1, u32::MAX, Some(cache))?;
     engine.submit(Generation {
         prompt,
         max_new_tokens: args.max_new_tokens,
@@ -115,6 +118,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         )
     );
     Ok(())
+}
+
+/// Tokens of the prompt and the text behind it. Those beyond the model's positions need no cache: the engine refuses them.
+fn text_tokens(prompt: usize, new: u32, positions: u32) -> u32 {
+    let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+    prompt.saturating_add(new).min(positions)
 }
 
 fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
@@ -168,4 +177,16 @@ fn summary(
         "{prompt} tokens read in {:.0} ms, {tokens} written ({ended}) at {rate:.1} per second, on {device}",
         first.as_secs_f64() * 1e3
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_are_as_large_as_the_text() {
+        assert_eq!(text_tokens(5, 128, 40_960), 133);
+        assert_eq!(text_tokens(5, u32::MAX, 40_960), 40_960);
+        assert_eq!(text_tokens(usize::MAX, 1, 40_960), 40_960);
+    }
 }

@@ -33,9 +33,10 @@ pub struct ModelArgs {
     place: Place,
     /// Number of the GPU, as `nvidia-smi -L` and CUDA_VISIBLE_DEVICES count them [default: 0]
     #[arg(long, value_name = "NUMBER")]
-    device: Option<u32>,
-    /// Capacity of the KV cache in tokens, for all requests together [default: on a GPU 9/10 of the memory that is free after
-    /// the weights, as far as the requests of a step can use it; on the CPU 4096]
+    gpu: Option<u32>,
+    /// Capacity of the KV cache in tokens, for all requests together [default: in `generate` those of the prompt and
+    /// --max-new-tokens; in `serve` on a GPU 9/10 of the memory that is free after the weights, as far as the requests of a step
+    /// can use it, on the CPU 4096]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
     /// Tokens in a page of the KV cache
@@ -105,27 +106,28 @@ impl ModelArgs {
         Ok(file.sampling)
     }
 
-    /// Loads the model for so many requests in a step, so many that wait, and so many tokens of a request. Shows the progress by
-    /// layers.
+    /// Loads the model for so many requests in a step, so many that wait, and so many tokens of a request. `cache` is the capacity
+    /// of the caches if the flag gives none. Shows the progress by layers.
     fn engine(
         &self,
         architecture: Architecture,
         batch: u32,
         waiting: usize,
         request_tokens: u32,
+        cache: Option<u32>,
     ) -> Result<Engine, Failure> {
         let weights = match self.random_weights {
             true => Weights::random(1),
             false => Weights::open(&self.model)?,
         };
         let room = Room {
-            cache: self.cache,
+            cache: self.cache.or(cache),
             page_size: self.page_size,
             cache_type: self.cache_type.into(),
             step_tokens: self.budget,
             step_requests: batch,
         };
-        let backend = room.backend(self.place.gpu_of(self.device)?, architecture, &weights);
+        let backend = room.backend(self.place.gpu_of(self.gpu)?, architecture, &weights);
         let limits = Limits {
             step_tokens: self.budget,
             step_requests: batch,

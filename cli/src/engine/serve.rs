@@ -2,7 +2,7 @@
 
 use std::{
     env::{self, VarError},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
@@ -57,23 +57,23 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     answer_tokens: Option<u32>,
     /// Maximum bytes of a request's body
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = at_least_1)]
+    #[arg(long, value_name = "BYTES", default_value_t = ServeOptions::BODY_BYTES, value_parser = at_least_1)]
     body_bytes: u32,
     /// Maximum open connections; more wait to be accepted
-    #[arg(long, value_name = "CONNECTIONS", default_value_t = 1024, value_parser = at_least_1)]
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = ServeOptions::CONNECTIONS, value_parser = at_least_1)]
     connections: u32,
     /// Seconds in which a client must send the head of a request, and its body
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = at_least_1)]
+    #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::RECEIVE_SECONDS, value_parser = at_least_1)]
     receive_timeout: u32,
     /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
     /// cancelled
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = at_least_1)]
+    #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::SEND_SECONDS, value_parser = at_least_1)]
     send_timeout: u32,
     /// Seconds that answers under way may take after Ctrl-C or SIGTERM; a second one stops at once
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::GRACE_SECONDS)]
     grace: u32,
-    /// Another name by which clients call the server, without a port; may be given several times. On a loopback address, or with
-    /// this flag, requests to other hosts than localhost and these are refused
+    /// Another name or IP address by which clients call the server, without a port; may be given several times. On a loopback
+    /// address, or with this flag, requests to other hosts than localhost and these are refused, except those for /health
     #[arg(long, value_name = "NAME", value_parser = host)]
     allow_host: Vec<String>,
     /// File with a key that requests to /v1 must bring (Authorization: Bearer KEY) [default: the environment variable
@@ -83,9 +83,17 @@ pub struct Args {
 }
 
 fn host(text: &str) -> Result<String, String> {
-    match text.is_empty() || text.contains([':', '/']) {
-        true => Err("give a name as in an address, without a port: llm.example".to_owned()),
-        false => Ok(text.to_owned()),
+    // As in an address, IPv6 is in brackets.
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    match bare.unwrap_or(text).parse::<IpAddr>() {
+        Ok(address) => Ok(address.to_string()),
+        Err(_) if text.is_empty() || text.contains([':', '/', '[']) => Err(
+            "give a name or an IP address, without a port: llm.example, 10.0.0.2 or fd00::1"
+                .to_owned(),
+        ),
+        Err(_) => Ok(text.to_owned()),
     }
 }
 
@@ -138,6 +146,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         args.batch,
         args.waiting as usize,
         args.request_tokens.unwrap_or(u32::MAX),
+        None,
     )?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
@@ -195,6 +204,28 @@ mod tests {
     use tandem_engine::Error;
 
     use super::*;
+
+    #[test]
+    fn hosts_are_names_or_addresses() {
+        for (given, right) in [
+            ("llm.example", "llm.example"),
+            ("10.0.0.2", "10.0.0.2"),
+            ("fd00:0::1", "fd00::1"),
+            ("[fd00::1]", "fd00::1"),
+        ] {
+            assert_eq!(host(given).as_deref(), Ok(right));
+        }
+        for wrong in [
+            "",
+            "llm.example:80",
+            "10.0.0.2:80",
+            "[fd00::1]:80",
+            "http://a",
+            "[a]",
+        ] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn an_engine_that_fails_is_no_wrong_input() {

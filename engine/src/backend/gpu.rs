@@ -120,7 +120,7 @@ impl GpuBackend {
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         let buffers = Buffers::new(&gpu, a, &options)?;
-        let tokens = capacity::tokens(a, &options, capacity::memory(&gpu)?);
+        let tokens = capacity::tokens(a, &options, capacity::memory(&gpu)?)?;
         options.cache_tokens = Some(tokens);
         let mut pools = Pools::new(&gpu, a, &options, tokens)?;
         if weights.are_random() {

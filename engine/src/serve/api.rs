@@ -3,7 +3,10 @@
 mod chat;
 mod messages;
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
+use tandem_schedule::ScheduleError;
 
 use super::{
     fields::{self, Fields, Idle},
@@ -57,10 +60,13 @@ impl Prompt {
                 let bytes = |message: &Value| {
                     let of = |field: &str| message[field].as_str().map_or(0, str::len);
                     let calls = message.get("tool_calls").map_or(0, json_bytes);
-                    of("role") + of("content") + calls + FRAME
+                    of("role") + of("content") + of("tool_call_id") + calls + FRAME
                 };
                 let tools = options.tools.iter().map(json_bytes);
-                messages.iter().map(bytes).chain(tools).sum()
+                let given = options.variables.iter();
+                let variables = given.map(|(name, value)| name.len() + json_bytes(value));
+                let beside: usize = tools.chain(variables).sum();
+                messages.iter().map(bytes).sum::<usize>() + beside
             }
         }
     }
@@ -83,31 +89,59 @@ pub(super) struct Parameters {
     max_tokens: Option<u32>,
     pub min_tokens: u32,
     sampling: SamplingOptions,
+    /// Whether the request says how a token is drawn, beside the temperature.
+    draws: bool,
     seed: u64,
     ignore_ends: bool,
     stop_tokens: Vec<u32>,
-    pub stop: Vec<String>,
+    pub stop: Arc<[String]>,
     pub stream: bool,
     pub include_usage: bool,
 }
 
 impl Parameters {
-    /// What the engine is asked for the choice of that index. A request that breaks a limit is refused, not cut.
-    pub(super) fn generation(&self, choice: usize, prompt: Vec<u32>, most: &Most) -> Generation {
-        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let left = most.request_tokens.saturating_sub(prompt_tokens).max(1);
+    /// Maximum number of new tokens behind a prompt.
+    fn new_tokens(&self, prompt: u32, most: &Most) -> u32 {
+        let left = most.request_tokens.saturating_sub(prompt).max(1);
         let usual = match self.kind {
             // The default of OpenAI's interface.
             Kind::Completion => 16,
             Kind::Chat => most.answer_tokens,
         };
+        self.max_tokens.unwrap_or(usual.min(left))
+    }
+
+    /// Refuses a prompt that is too long, as the engine would, before each of its choices gets it.
+    pub(super) fn check(&self, prompt: usize, most: &Most) -> Result<(), Error> {
+        let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+        let new = self.new_tokens(prompt, most);
+        let got = u64::from(prompt) + u64::from(new);
+        if got > u64::from(most.positions) {
+            let limit = most.positions;
+            return Err(Error::TooLong { got, limit });
+        }
+        if got > u64::from(most.limit) {
+            let limit = most.limit;
+            return Err(ScheduleError::RequestTooLong { prompt, new, limit }.into());
+        }
+        Ok(())
+    }
+
+    /// What the engine is asked for the choice of that index. A request that breaks a limit is refused, not cut.
+    pub(super) fn generation(&self, choice: usize, prompt: Vec<u32>, most: &Most) -> Generation {
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let mut usual = most.usual;
+        // Who says how a token is drawn wants one drawn.
+        if self.draws && usual.temperature == Some(0.0) {
+            usual.temperature = None;
+        }
         // The first choice has the request's seed. An odd factor, so that no two choices have the same one.
         let apart = (choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Generation {
-            max_new_tokens: self.max_tokens.unwrap_or(usual.min(left)),
+            max_new_tokens: self.new_tokens(prompt_tokens, most),
             sampling: self
                 .sampling
-                .or(most.usual)
+                .or(usual)
                 .sampling(1.0, self.seed.wrapping_add(apart)),
             ignore_ends: self.ignore_ends,
             min_new_tokens: self.min_tokens,
@@ -121,13 +155,20 @@ impl Parameters {
 pub(super) struct Most {
     /// How tokens are drawn. What is open here is as in OpenAI's interface.
     pub usual: SamplingOptions,
-    /// Tokens of a prompt and its answer together.
+    /// Positions of the model.
+    pub positions: u32,
+    /// Tokens of a prompt and its answer together, by the engine's limits.
+    pub limit: u32,
+    /// As many as the caches have room for, too.
     pub request_tokens: u32,
     /// Tokens of a chat's answer if the request gives no maximum.
     pub answer_tokens: u32,
 }
 
-const MOST_STOPS: usize = 16;
+/// As in OpenAI's interface.
+const MOST_STOPS: usize = 4;
+/// Each piece of a text is compared with all of them.
+const MOST_STOP_BYTES: usize = 4096;
 const MOST_STOP_TOKENS: usize = 64;
 
 /// A text or a list of token ids.
@@ -166,8 +207,9 @@ fn stops(value: &Value) -> Option<Vec<String>> {
         Value::Array(stops) => stops.iter().map(fields::text).collect::<Option<Vec<_>>>()?,
         _ => return None,
     };
-    let right = stops.len() <= MOST_STOPS && !stops.iter().any(String::is_empty);
-    right.then_some(stops)
+    let bytes: usize = stops.iter().map(String::len).sum();
+    let few = stops.len() <= MOST_STOPS && bytes <= MOST_STOP_BYTES;
+    (few && !stops.iter().any(String::is_empty)).then_some(stops)
 }
 
 pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refusal> {
@@ -219,11 +261,24 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         let message = "stream_options are for streams: set stream to true, or leave them out";
         return Err(Refusal::of("stream_options", message));
     }
-    let stop = format!("give a text, or up to {MOST_STOPS} of them, none empty");
+    let stop = format!(
+        "give a text, or up to {MOST_STOPS} of them, none empty, with {MOST_STOP_BYTES} bytes together"
+    );
     let top_k = |value: &Value| match value.as_i64() {
         Some(-1) => Some(0),
         _ => fields::whole(value),
     };
+    let sampling = SamplingOptions {
+        temperature: fields.number("temperature")?,
+        top_k: fields.take(
+            "top_k",
+            "give a number of tokens, or -1 or 0 for all",
+            top_k,
+        )?,
+        top_p: fields.number("top_p")?,
+        min_p: fields.number("min_p")?,
+    };
+    let seed = fields.take("seed", "give a whole number of 64 bits", Value::as_i64)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
     let parameters = Parameters {
         kind,
@@ -236,20 +291,17 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         stop_tokens: fields
             .take("stop_token_ids", &ids, stop_tokens)?
             .unwrap_or_default(),
-        sampling: SamplingOptions {
-            temperature: fields.number("temperature")?,
-            top_k: fields.take(
-                "top_k",
-                "give a number of tokens, or -1 or 0 for all",
-                top_k,
-            )?,
-            top_p: fields.number("top_p")?,
-            min_p: fields.number("min_p")?,
-        },
-        seed: fields
-            .take("seed", "give a whole number of 64 bits", Value::as_i64)?
-            .map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
-        stop: fields.take("stop", &stop, stops)?.unwrap_or_default(),
+        draws: seed.is_some()
+            || SamplingOptions {
+                temperature: None,
+                ..sampling
+            } != SamplingOptions::default(),
+        sampling,
+        seed: seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
+        stop: fields
+            .take("stop", &stop, stops)?
+            .unwrap_or_default()
+            .into(),
         stream,
         include_usage: include_usage.unwrap_or(false),
     };

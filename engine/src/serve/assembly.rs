@@ -8,7 +8,7 @@ use crate::{Error, Text, TextStream};
 pub(super) struct Assembly {
     text: Arc<Text>,
     stream: TextStream,
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     /// Tokens before which no stop text is looked for.
     before_stop: u32,
     /// Text held back because it may be the beginning of a stop text.
@@ -19,7 +19,7 @@ impl Assembly {
     pub(super) fn new(
         text: Arc<Text>,
         stream: TextStream,
-        stops: Vec<String>,
+        stops: Arc<[String]>,
         min_tokens: u32,
     ) -> Self {
         Self {
@@ -83,7 +83,7 @@ mod tests {
             Assembly::new(
                 Arc::clone(&text),
                 TextStream::default(),
-                vec![stop.to_owned()],
+                [stop.to_owned()].into(),
                 0,
             ),
             text,

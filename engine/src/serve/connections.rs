@@ -23,7 +23,7 @@ use super::{
 /// answered.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// How long clients may take to read why the engine failed.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FAILURE_GRACE: Duration = Duration::from_secs(2);
 
 /// Accepts connections until `shutdown`, and those that get 503 until the last answer has ended. If the engine fails, this
 /// ends when its clients know.
@@ -67,7 +67,7 @@ pub(super) async fn accept(
             Ok(error) = &mut failure, if failed.is_none() => {
                 failed = Some(error);
                 server.stopping.send_replace(true);
-                end.as_mut().reset(Instant::now() + grace.min(LAST_WORDS));
+                end.as_mut().reset(Instant::now() + grace.min(FAILURE_GRACE));
                 continue;
             }
             () = &mut end, if stopping => break,

@@ -68,6 +68,8 @@ impl Server {
         let usual = ANSWER_TOKENS.min(cache / 4).max(1) as u32;
         let most = Most {
             usual: options.sampling,
+            positions: engine.architecture().positions,
+            limit: composer.limits().request_tokens,
             request_tokens: engine.request_tokens(),
             answer_tokens: options.answer_tokens.unwrap_or(usual),
         };
@@ -166,7 +168,7 @@ async fn health(State(server): State<Arc<Server>>) -> Response {
 
 async fn metrics(State(server): State<Arc<Server>>) -> Response {
     let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4");
-    ([kind], server.metrics.text(&server.lanes)).into_response()
+    ([kind], server.metrics.text(&server.lanes, &server.places)).into_response()
 }
 
 /// Answers a request with a text or an error.
@@ -192,8 +194,9 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let body = receive::whole(body, options).await?;
     let begun = std::time::Instant::now();
     let mut place = server.places.take()?;
-    let asked = api::parse(kind, &body, &options.name)?;
-    drop(body);
+    let (at, bytes) = (Arc::clone(server), body.len());
+    let parse = move || api::parse(kind, &body, &at.options.name);
+    let asked = server.lanes.parse(bytes, parse).await??;
     server.places.extend(&mut place, asked.choices())?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let (text, prompts) = (Arc::clone(&server.text), asked.prompts);
@@ -207,15 +210,19 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompts: Result<Vec<_>, _> = server.lanes.run(bytes, encode).await?;
     let (prompts, parameters) = (prompts?, asked.parameters);
 
+    for prompt in &prompts {
+        parameters.check(prompt.len(), &server.most)?;
+    }
     let each = parameters.choices as usize;
     let (mut generations, mut assemblies) = (Vec::new(), Vec::new());
     for prompt in &prompts {
+        let stream = match kind {
+            Kind::Completion => TextStream::after(&server.text, prompt)?,
+            Kind::Chat => TextStream::default(),
+        };
         for _ in 0..each {
-            let stream = match kind {
-                Kind::Completion => TextStream::after(&server.text, prompt)?,
-                Kind::Chat => TextStream::default(),
-            };
-            let (text, stops) = (Arc::clone(&server.text), parameters.stop.clone());
+            let (text, stops) = (Arc::clone(&server.text), Arc::clone(&parameters.stop));
+            let stream = stream.clone();
             assemblies.push(Assembly::new(text, stream, stops, parameters.min_tokens));
             let choice = generations.len();
             let generation = parameters.generation(choice, prompt.clone(), &server.most);

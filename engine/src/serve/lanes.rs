@@ -1,4 +1,4 @@
-//! Limits how many prompts are tokenized concurrently.
+//! Limits how many prompts are tokenized, and how many large bodies are parsed, concurrently.
 
 use std::sync::{
     Arc,
@@ -15,14 +15,18 @@ const SHORT: usize = 64 << 10;
 /// most of a minute, whether or not the model has positions for the prompt.
 const LONG_AT_ONCE: usize = 2;
 const SHORT_AT_ONCE: usize = 32;
+/// A body is parsed in about 10 ns per byte.
+const BODIES_AT_ONCE: usize = 2;
 /// Long prompts that may wait: the last of them for about as long as 8 others take.
 const LONG_WAITING: u64 = 16;
 
-/// Two lanes: short prompts wait only for short ones, long prompts only for long ones.
+/// Two lanes to be tokenized: short prompts wait only for short ones, long prompts only for long ones. And one for bodies, which
+/// are parsed before.
 #[derive(Debug)]
 pub(super) struct Lanes {
     short: Lane,
     long: Lane,
+    bodies: Lane,
 }
 
 #[derive(Debug)]
@@ -53,10 +57,11 @@ impl Lanes {
             // The places limit their number.
             short: lane(SHORT_AT_ONCE, u64::MAX),
             long: lane(LONG_AT_ONCE, (places as u64 / 2).min(LONG_WAITING)),
+            bodies: lane(BODIES_AT_ONCE, u64::MAX),
         }
     }
 
-    /// Number of requests that wait for a lane.
+    /// Number of requests that wait to be tokenized.
     pub(super) fn waiting(&self) -> u64 {
         let [short, long] = [&self.short, &self.long].map(|lane| lane.waiting.load(Relaxed));
         short + long
@@ -69,20 +74,41 @@ impl Lanes {
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let lane = match bytes > SHORT {
-            true => &self.long,
-            false => &self.short,
-        };
-        let free = Arc::clone(&lane.free);
+        match bytes > SHORT {
+            true => self.long.run(work).await,
+            false => self.short.run(work).await,
+        }
+    }
+
+    /// Parses a body of `bytes` bytes: a large one when its lane is free, on another thread. Those that answer requests, such
+    /// as the ones for `/health`, are few.
+    pub(super) async fn parse<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        match bytes > SHORT {
+            true => self.bodies.run(work).await,
+            false => Ok(work()),
+        }
+    }
+}
+
+impl Lane {
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let free = Arc::clone(&self.free);
         let place = match Arc::clone(&free).try_acquire_owned() {
             Ok(place) => place,
             Err(_) => {
-                let waits = lane.waiting.fetch_add(1, Relaxed);
-                let _waits = Waits(&lane.waiting);
-                if waits >= lane.most_waiting {
-                    let most = lane.most_waiting;
+                let waits = self.waiting.fetch_add(1, Relaxed);
+                let _waits = Waits(&self.waiting);
+                if waits >= self.most_waiting {
+                    let most = self.most_waiting;
                     return Err(Refusal::busy(&format!(
-                        "as many prompts of more than {SHORT} bytes wait to be tokenized as may ({most})"
+                        "the queue is full (limit {most} prompts of more than {SHORT} bytes, half of what --waiting and --batch allow)"
                     )));
                 }
                 free.acquire_owned().await.expect("it is never closed")
@@ -138,6 +164,40 @@ mod tests {
             }
             assert_eq!(counted.1.load(SeqCst), LONG_AT_ONCE);
             assert_eq!(lanes.waiting(), 0);
+        });
+    }
+
+    /// A runtime with one thread: what is parsed on it delays all other requests.
+    #[test]
+    fn large_bodies_are_parsed_on_other_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(async {
+            let (lanes, own) = (Lanes::new(4), thread::current().id());
+            let parsed = async |bytes| lanes.parse(bytes, || thread::current().id()).await;
+            assert_eq!(parsed(SHORT).await.unwrap(), own);
+            assert_ne!(parsed(SHORT + 1).await.unwrap(), own);
+            // Bodies beyond those that are parsed wait, and are not counted as prompts.
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let ended = Arc::new(std::sync::Mutex::new(ended));
+            let lanes = Arc::new(lanes);
+            let tasks: Vec<_> = (0..20)
+                .map(|_| {
+                    let (lanes, ended) = (Arc::clone(&lanes), Arc::clone(&ended));
+                    let work = move || ended.lock().unwrap().recv().is_err();
+                    tokio::spawn(async move { lanes.parse(SHORT + 1, work).await })
+                })
+                .collect();
+            while lanes.bodies.waiting.load(Relaxed) < 18 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(
+                (lanes.waiting(), lanes.bodies.free.available_permits()),
+                (0, 0)
+            );
+            drop(end);
+            for task in tasks {
+                assert!(task.await.unwrap().unwrap());
+            }
         });
     }
 

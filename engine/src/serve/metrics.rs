@@ -11,7 +11,7 @@ use std::{
 
 use axum::http::StatusCode;
 
-use super::lanes::Lanes;
+use super::{lanes::Lanes, places::Places};
 use crate::{CacheType, Engine, StepReport};
 
 #[derive(Debug, Default)]
@@ -149,6 +149,8 @@ impl Metrics {
     pub(super) fn refused(&self, status: StatusCode) {
         let counter = match status {
             StatusCode::TOO_MANY_REQUESTS => &self.refused_busy,
+            // The server stops because it was asked to.
+            StatusCode::SERVICE_UNAVAILABLE => &self.refused,
             status if status.is_server_error() => &self.failed,
             _ => &self.refused,
         };
@@ -179,16 +181,22 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// All metrics as text, with the number of those who wait in lanes.
-    pub(super) fn text(&self, lanes: &Lanes) -> String {
+    /// All metrics as text, with the number of those who wait in lanes, and of taken places.
+    pub(super) fn text(&self, lanes: &Lanes, places: &Places) -> String {
         let mut text = String::new();
-        let waiting = AtomicU64::new(lanes.waiting());
-        let written = self.write(&mut text, &waiting);
+        let [waiting, taken, all] =
+            [lanes.waiting(), places.taken() as u64, places.all() as u64].map(AtomicU64::new);
+        let written = self.write(&mut text, &waiting, [&taken, &all]);
         written.expect("a string takes everything");
         text
     }
 
-    fn write(&self, f: &mut impl fmt::Write, lanes: &AtomicU64) -> fmt::Result {
+    fn write(
+        &self,
+        f: &mut impl fmt::Write,
+        lanes: &AtomicU64,
+        [taken, places]: [&AtomicU64; 2],
+    ) -> fmt::Result {
         let counters = [
             (
                 "tandem_requests_total",
@@ -217,7 +225,7 @@ impl Metrics {
             ),
             (
                 "tandem_requests_refused_total",
-                "Requests refused for what they asked or how they came.",
+                "Requests refused for what they asked, how they came, or because the server was stopping.",
                 &self.refused,
             ),
             (
@@ -267,6 +275,16 @@ impl Metrics {
                 "tandem_lane_waiting_requests",
                 "Requests that wait to be tokenized.",
                 lanes,
+            ),
+            (
+                "tandem_taken_places",
+                "Choices from their arrival to their end: read, tokenized, in the engine, or behind their prompt.",
+                taken,
+            ),
+            (
+                "tandem_places",
+                "Choices that may be there at once.",
+                places,
             ),
             ("tandem_pages", "Pages of the caches.", &self.pages),
             (

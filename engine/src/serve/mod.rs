@@ -61,8 +61,8 @@ pub enum ServeError {
     Panic(String),
 }
 
-/// Serves on an address until `shutdown` and as [`serve`] after it, with its own runtime. `ready` receives the address; for port 0 it has the
-/// port that the system chose.
+/// Serves on an address until `shutdown`; then as [`serve`] does. It has its own runtime. `ready` receives the address; for
+/// port 0 it has the port that the system chose.
 ///
 /// # Errors
 /// [`ServeError::Runtime`], [`ServeError::Listen`]; those of [`serve`].
@@ -85,7 +85,7 @@ pub fn run(
         ready(listener.local_addr().map_err(listening)?);
         serve(listener, engine, text, options, shutdown).await
     });
-    // Prompts that are still tokenized are for nobody.
+    // Prompts may still be tokenized: their clients are gone.
     runtime.shutdown_background();
     served
 }

@@ -10,7 +10,7 @@ pub struct ServeOptions {
     /// The model's name in the interface.
     pub name: String,
     /// How tokens are drawn where a request does not say. What this leaves open is as in OpenAI's interface: temperature 1,
-    /// from all tokens.
+    /// from all tokens. If its temperature is 0, a request that gives another parameter or a seed, and no temperature, has 1.
     pub sampling: SamplingOptions,
     /// Maximum number of open connections; more wait to be accepted.
     pub connections: usize,
@@ -27,25 +27,38 @@ pub struct ServeOptions {
     pub answer_tokens: Option<u32>,
     /// After this time without an event, a stream gets a comment, so that proxies do not close its connection.
     pub keep_alive: Duration,
-    /// Names of this server, beside `localhost` and loopback addresses. If there are some, or if the server listens on a
-    /// loopback address, requests with another `Host` are refused: a web page could have sent them (DNS rebinding).
+    /// Names of this server, beside `localhost` and loopback addresses: host names, or IP addresses without brackets. If there are some, or if the server listens on a
+    /// loopback address, requests with another `Host` are refused, except those for `/health`: a web page could have sent them (DNS
+    /// rebinding).
     pub hosts: Vec<String>,
     /// The key that requests to `/v1` must bring; if none, all are taken.
     pub api_key: Option<ApiKey>,
 }
 
 impl ServeOptions {
+    /// Default of [`connections`](Self::connections).
+    pub const CONNECTIONS: u32 = 1024;
+    /// Default of [`body_bytes`](Self::body_bytes): 4 MiB.
+    pub const BODY_BYTES: u32 = 4 << 20;
+    /// Default of [`receive`](Self::receive), in seconds.
+    pub const RECEIVE_SECONDS: u32 = 30;
+    /// Default of [`send`](Self::send), in seconds.
+    pub const SEND_SECONDS: u32 = 60;
+    /// Default of [`grace`](Self::grace), in seconds.
+    pub const GRACE_SECONDS: u32 = 10;
+
     /// Default limits, and no key.
     #[must_use]
     pub fn new(name: String) -> Self {
+        let seconds = |number: u32| Duration::from_secs(number.into());
         Self {
             name,
             sampling: SamplingOptions::default(),
-            connections: 1024,
-            body_bytes: 4 << 20,
-            receive: Duration::from_secs(30),
-            send: Duration::from_secs(60),
-            grace: Duration::from_secs(10),
+            connections: Self::CONNECTIONS as usize,
+            body_bytes: Self::BODY_BYTES as usize,
+            receive: seconds(Self::RECEIVE_SECONDS),
+            send: seconds(Self::SEND_SECONDS),
+            grace: seconds(Self::GRACE_SECONDS),
             answer_tokens: None,
             keep_alive: Duration::from_secs(15),
             hosts: Vec::new(),

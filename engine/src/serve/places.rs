@@ -37,6 +37,11 @@ impl Places {
         self.all
     }
 
+    /// How many are taken: by requests that are read or tokenized, by those that the engine has, and by choices behind these.
+    pub(super) fn taken(&self) -> usize {
+        self.all - self.free.available_permits()
+    }
+
     /// A place for one choice.
     pub(super) fn take(&self) -> Result<Place, Refusal> {
         let place = Arc::clone(&self.free).try_acquire_owned();
@@ -62,8 +67,6 @@ impl Places {
 
     fn full(&self) -> Refusal {
         let waiting = self.waiting;
-        Refusal::busy(&format!(
-            "as many requests wait as may ({waiting}, --waiting)"
-        ))
+        Refusal::busy(&format!("the queue is full (limit {waiting}, --waiting)"))
     }
 }

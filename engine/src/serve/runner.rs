@@ -83,7 +83,25 @@ struct Client {
     behind: Vec<(Generation, Self)>,
 }
 
-type Clients = HashMap<RequestId, Client>;
+/// The requests under way.
+#[derive(Default)]
+struct Clients {
+    by_request: HashMap<RequestId, Client>,
+    /// Choices whose prompt is computed, before the engine has them.
+    ready: Vec<(Generation, Client)>,
+}
+
+impl Clients {
+    /// Says why the engine failed.
+    fn failed(&self, why: &str) {
+        let running = self.by_request.values();
+        let behind = running.clone().flat_map(|client| &client.behind);
+        let choices = behind.chain(&self.ready).map(|(_, client)| client);
+        for client in running.chain(choices) {
+            let _ = client.pieces.send(Piece::Failed(why.to_owned()));
+        }
+    }
+}
 
 impl Runner {
     /// Starts the thread. The receiver gets the reason if the engine fails.
@@ -96,7 +114,7 @@ impl Runner {
         let failure = Arc::new(OnceLock::new());
         let reason = Arc::clone(&failure);
         thread::spawn(move || {
-            let mut clients = Clients::new();
+            let mut clients = Clients::default();
             let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics);
             let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
                 Ok(Ok(())) => return,
@@ -105,12 +123,7 @@ impl Runner {
             };
             // The server says so before anyone hears of it.
             let why = reason.get_or_init(|| error.to_string());
-            for client in clients.values() {
-                let behind = client.behind.iter().map(|(_, client)| client);
-                for client in behind.chain([client]) {
-                    let _ = client.pieces.send(Piece::Failed(why.clone()));
-                }
-            }
+            clients.failed(why);
             let _ = failed.send(error);
         });
         let runner = Self {
@@ -161,7 +174,6 @@ fn run(
     arriving: &mut mpsc::UnboundedReceiver<Submission>,
     metrics: &Arc<Metrics>,
 ) -> Result<(), Error> {
-    let mut ready = Vec::new();
     loop {
         if engine.is_idle() {
             metrics.engine(engine);
@@ -177,15 +189,16 @@ fn run(
         let gone = |(request, client): (&RequestId, &Client)| {
             client.pieces.is_closed().then_some(*request)
         };
-        let gone: Vec<_> = clients.iter().filter_map(gone).collect();
+        let gone: Vec<_> = clients.by_request.iter().filter_map(gone).collect();
         for request in gone {
             engine.cancel(request);
         }
-        let step = engine.step(&mut |event| deliver(clients, event, metrics, &mut ready))?;
+        let step = engine.step(&mut |event| deliver(clients, event, metrics))?;
         let composer = engine.composer();
         let all = Places::of(composer.limits());
         let room = all.saturating_sub(composer.running() + composer.waiting());
-        for (generation, client) in ready.drain(..room.min(ready.len())) {
+        for _ in 0..room.min(clients.ready.len()) {
+            let (generation, client) = clients.ready.remove(0);
             follow(engine, clients, generation, client);
         }
         metrics.step(&step);
@@ -250,8 +263,10 @@ fn take(
             }
         }
     }
-    let first = first.into_iter();
-    clients.extend(first.map(|(request, _, client)| (request, client)));
+    let first = first
+        .into_iter()
+        .map(|(request, _, client)| (request, client));
+    clients.by_request.extend(first);
     let all = all.into_iter().map(|(pieces, prompt)| Taken {
         pieces,
         counted: metrics.submitted(prompt, begun),
@@ -265,30 +280,26 @@ fn follow(engine: &mut Engine, clients: &mut Clients, generation: Generation, cl
         return;
     }
     match engine.submit(generation) {
-        Ok(request) => drop(clients.insert(request, client)),
+        Ok(request) => drop(clients.by_request.insert(request, client)),
         Err(error) => drop(client.pieces.send(Piece::Failed(error.to_string()))),
     }
 }
 
-/// Gives a client what happened to its request. `ready` gets the choices behind it, once its prompt is computed or it has ended.
-fn deliver(
-    clients: &mut Clients,
-    event: Event,
-    metrics: &Metrics,
-    ready: &mut Vec<(Generation, Client)>,
-) {
+/// Gives a client what happened to its request. The choices behind it are ready once its prompt is computed or it has ended.
+fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
+    let Clients { by_request, ready } = clients;
     match event {
         Event::Started {
             request,
             cached_tokens: cached,
         } => {
-            if let Some(client) = clients.get(&request) {
+            if let Some(client) = by_request.get(&request) {
                 metrics.started(client.begun.elapsed());
                 let _ = client.pieces.send(Piece::Started { cached });
             }
         }
         Event::Token { request, token } => {
-            let Some(client) = clients.get_mut(&request) else {
+            let Some(client) = by_request.get_mut(&request) else {
                 return;
             };
             ready.append(&mut client.behind);
@@ -300,10 +311,53 @@ fn deliver(
             let _ = client.pieces.send(Piece::Token(token));
         }
         Event::Finished { request, reason } => {
-            if let Some(mut client) = clients.remove(&request) {
+            if let Some(mut client) = by_request.remove(&request) {
                 ready.append(&mut client.behind);
                 let _ = client.pieces.send(Piece::Finished(reason));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_schedule::{Composer, Limits, Request, policy::SarathiServe};
+
+    use super::*;
+
+    /// Those that run, the choices behind them, and choices that the engine does not have yet.
+    #[test]
+    fn all_clients_hear_why_the_engine_failed() {
+        let limits = Limits::default();
+        let places = Places::new(&limits);
+        let mut composer = Composer::new(limits, 4, 16, SarathiServe).unwrap();
+        let request = composer.submit(Request::new(vec![1], 1)).unwrap();
+        let (mut clients, mut receivers) = (Clients::default(), Vec::new());
+        let mut client = || {
+            let (pieces, receiver) = mpsc::unbounded_channel();
+            receivers.push(receiver);
+            Client {
+                pieces,
+                begun: Instant::now(),
+                last: None,
+                _place: places.take().unwrap(),
+                behind: Vec::new(),
+            }
+        };
+        let choice = |client| (Generation::greedy(vec![1], 1), client);
+        clients.ready.push(choice(client()));
+        let mut first = client();
+        first.behind.push(choice(client()));
+        clients.by_request.insert(request, first);
+        clients.failed("no memory");
+        drop(clients);
+        for mut receiver in receivers {
+            let said = receiver.try_recv().unwrap();
+            assert!(
+                matches!(&said, Piece::Failed(why) if why == "no memory"),
+                "{said:?}"
+            );
+        }
+        assert_eq!(places.taken(), 0);
     }
 }

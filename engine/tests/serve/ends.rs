@@ -139,6 +139,7 @@ fn a_server_that_stops_says_so_and_ends_with_the_last_answer() {
     let (status, refused) = response(server.ask(&asked));
     assert_eq!(status, 503);
     assert!(refused.contains("the server is stopping"), "{refused}");
+    server.has_metrics(&[("requests_failed_total", 0), ("requests_refused_total", 1)]);
 
     client.write_all(rest.as_bytes()).unwrap();
     let (status, answer) = response(client);

@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
-use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Weights};
+use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Text, Weights};
 
 use crate::{
     common::{folder, options},
@@ -48,8 +48,8 @@ fn large_prompts_are_refused_before_work_and_leave_places_for_others() {
         assert!(said.contains("retry-after: 1\r\n"), "{said}");
         assert!(said.contains("\"type\":\"rate_limit_error\""), "{said}");
     }
-    let of_lane =
-        "as many prompts of more than 65536 bytes wait to be tokenized as may (5): try again later";
+    let of_lane = "the queue is full (limit 5 prompts of more than 65536 bytes, half of what --waiting and --batch allow): try \
+                   again later";
     assert!(busy.iter().any(|said| said.contains(of_lane)));
     server.has_metrics(&[
         ("requests_busy_total", busy.len() as u64),
@@ -71,9 +71,10 @@ fn requests_without_a_place_are_refused() {
         json!({"prompt": "Prompts", "max_tokens": 490, "ignore_eos": true, "n": 2, "stream": true});
     let client = server.ask(&long);
     server.wait_for("tandem_requests_total", 2);
+    server.has_metrics(&[("taken_places", 2), ("places", 2)]);
     let said = raw(server.ask(&json!({"prompt": "a"})));
     assert!(
-        said.contains("as many requests wait as may (1, --waiting)"),
+        said.contains("the queue is full (limit 1, --waiting): try again later"),
         "{said}"
     );
     assert!(
@@ -86,6 +87,38 @@ fn requests_without_a_place_are_refused() {
     drop(client);
     server.wait_for("tandem_running_requests", 0);
     server.wait_until(|| server.complete(&json!({"prompt": "a", "max_tokens": 1})).0 == 200);
+}
+
+/// Lists within lists are indented by the square of their depth: 3 MB would become 600.
+#[test]
+fn a_conversation_that_its_template_would_blow_up_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(
+            crate::common::folder("llama3").join(file),
+            folder.path().join(file),
+        )
+        .unwrap();
+    }
+    let template =
+        "{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{{ messages[0].content }}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let text = Text::read(folder.path()).unwrap();
+    let engine = crate::common::engine("llama3", Limits::default());
+    let server = Server::with(engine, text, |_| ());
+    let mut deep = json!(0);
+    for _ in 0..100 {
+        deep = json!([deep]);
+    }
+    let parameters = vec![deep; 15_000];
+    let tools = json!([{"type": "function", "function": {"name": "a", "parameters": parameters}}]);
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let (status, said) = server.chat(&json!({"messages": messages, "tools": tools}));
+    assert_eq!(status, 400, "{said}");
+    assert!(
+        said.contains("the chat template writes more than"),
+        "{said}"
+    );
 }
 
 /// 64 pages of 16 tokens: a quarter of them are 256.

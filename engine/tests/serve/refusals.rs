@@ -20,7 +20,7 @@ prompt: [1, 999999] => 400 token 999999 is outside the model's vocabulary of 384
 max_tokens: 100000 => 400 100001 tokens of prompt and answer are more than the 512 positions of the model: use a shorter prompt or answer
 max_tokens: 0 => 400 max_tokens is 0: give a whole number from 1 to 4294967295
 prompt: "" => 400 the prompt is empty: a request needs at least one token to start from
-stop: [""] => 400 stop is [""]: give a text, or up to 16 of them, none empty
+stop: [""] => 400 stop is [""]: give a text, or up to 4 of them, none empty, with 4096 bytes together
 stream_options: {"include_usage": true} => 400 stream_options are for streams: set stream to true, or leave them out
 messages: [] => 400 a completion has a prompt, and no messages
 "#;

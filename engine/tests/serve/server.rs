@@ -42,7 +42,10 @@ impl Server {
         family: &str,
         change: impl FnOnce(&mut ServeOptions),
     ) -> Self {
-        let text = Text::read(&folder(family)).unwrap();
+        Self::with(engine, Text::read(&folder(family)).unwrap(), change)
+    }
+
+    pub fn with(engine: Engine, text: Text, change: impl FnOnce(&mut ServeOptions)) -> Self {
         let mut options = ServeOptions::new(MODEL.to_owned());
         options.grace = Duration::from_secs(1);
         change(&mut options);

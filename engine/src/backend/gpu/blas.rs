@@ -130,8 +130,8 @@ impl Blas {
     /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// The matrices have the given shape, `bias` is there if the shape says so, are dense but for the stride of `out`, are in device memory, and stay there until
-    /// the work on `stream` is done. The context of `stream` is current.
+    /// The matrices, and the bias if there is one, have the given shape and are dense, but for the stride of `out`. They are in
+    /// device memory and stay there until the work on `stream` is done, and the context of `stream` is current.
     pub(super) unsafe fn multiply(
         &mut self,
         shape: Shape,
@@ -150,7 +150,7 @@ impl Blas {
                     .map_err(|error| shape.error("choosing an algorithm", error))?,
             ),
         };
-        debug_assert_eq!(shape.biased, bias.is_some());
+        assert_eq!(shape.biased, bias.is_some(), "a bias if the shape has one");
         if let Some(bias) = bias {
             // SAFETY: the descriptor lives in `self`; a product that is enqueued has copied it.
             unsafe { product.multiply.add(bias) }

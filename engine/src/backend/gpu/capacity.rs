@@ -40,19 +40,30 @@ pub(super) fn check(
     }
 }
 
-/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded; at least a
-/// page.
-pub(super) fn tokens(a: &Architecture, options: &GpuOptions, [free, _]: [u64; 2]) -> u32 {
+/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded. Too little
+/// memory for the tokens of one step, or for all positions if these are fewer, is an error: no useful prompt would fit.
+pub(super) fn tokens(
+    a: &Architecture,
+    options: &GpuOptions,
+    [free, total]: [u64; 2],
+) -> Result<u32, Error> {
     if let Some(tokens) = options.cache_tokens {
-        return tokens;
+        return Ok(tokens);
     }
     let page = u64::from(options.page_size);
     let rounding = 4 * PIECE * a.layers.len() as u64;
-    let fit = free.saturating_sub(rounding) / PARTS * (PARTS - 1) / bytes_per_token(a, options);
+    let each = bytes_per_token(a, options);
+    let fit = free.saturating_sub(rounding) / PARTS * (PARTS - 1) / each;
+    let least = u64::from(a.positions.min(options.step_tokens)).next_multiple_of(page);
+    if fit < least {
+        let bytes = (least * each).div_ceil(PARTS - 1) * PARTS + rounding;
+        let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
+        return Err(AttentionError::OutOfMemory { bytes, free, total }.into());
+    }
     let longest = u64::from(a.positions).next_multiple_of(page);
-    let useful = longest.saturating_mul(options.step_requests.into());
+    let useful = longest.saturating_mul(options.step_requests.max(1).into());
     let pages = fit.min(useful).min(MOST) / page;
-    (pages.max(1) * page) as u32
+    Ok((pages.max(1) * page) as u32)
 }
 
 #[cfg(test)]
@@ -71,7 +82,9 @@ mod tests {
     #[test]
     fn caches_take_most_of_the_memory_that_is_left() {
         let (a, mut options) = (llama(), GpuOptions::default());
-        let fit = |options: &GpuOptions, free: u64| tokens(&a, options, [free, 141 * GIB]);
+        let fit = |options: &GpuOptions, free: u64| {
+            tokens(&a, options, [free, 141 * GIB]).expect("there is room")
+        };
         // 128 KiB for each token: 9/10 of 8 GiB less 256 MiB.
         let wide = fit(&options, 8 * GIB);
         assert_eq!(wide, 57_136);
@@ -85,9 +98,41 @@ mod tests {
         (options.step_requests, options.page_size) = (u32::MAX, 7);
         let most = fit(&options, u64::MAX);
         assert!(most.is_multiple_of(7) && most > (1 << 31) - 7 && most <= 1 << 31);
-        assert_eq!(fit(&options, 0), 7, "a page");
         options.cache_tokens = Some(1000);
         assert_eq!(fit(&options, 0), 1000);
+    }
+
+    /// A step has up to 1024 tokens of 128 KiB.
+    #[test]
+    fn too_little_memory_for_a_step_is_refused() {
+        let (mut a, mut options) = (llama(), GpuOptions::default());
+        let sizes = |a: &Architecture, options: &GpuOptions, free: u64| {
+            let refused = match tokens(a, options, [free, 141 * GIB]) {
+                Ok(tokens) => return Ok(tokens),
+                Err(refused) => refused,
+            };
+            let Error::Attention(AttentionError::OutOfMemory {
+                bytes,
+                free: is_free,
+                total,
+            }) = refused
+            else {
+                panic!("{refused:?}");
+            };
+            assert_eq!([is_free as u64, total as u64], [free, 141 * GIB]);
+            Err(bytes as u64)
+        };
+        let needed = sizes(&a, &options, 0).unwrap_err();
+        assert_eq!(needed, (128 << 20_u64).div_ceil(9) * 10 + (256 << 20));
+        assert_eq!(sizes(&a, &options, needed - 100), Err(needed));
+        assert_eq!(sizes(&a, &options, needed), Ok(1024));
+        // A prompt is never longer than the positions.
+        a.positions = 100;
+        let needed = sizes(&a, &options, 0).unwrap_err();
+        assert_eq!(sizes(&a, &options, needed), Ok(112));
+        (a.positions, options.page_size) = (8192, 7);
+        let needed = sizes(&a, &options, 0).unwrap_err();
+        assert_eq!(sizes(&a, &options, needed), Ok(1029));
     }
 
     #[test]

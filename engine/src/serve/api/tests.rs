@@ -111,6 +111,8 @@ fn prompts_are_one_or_several() {
 fn choices_have_seeds_of_their_own() {
     let most = Most {
         usual: SamplingOptions::default(),
+        positions: 200,
+        limit: 150,
         request_tokens: 100,
         answer_tokens: 10,
     };
@@ -121,6 +123,92 @@ fn choices_have_seeds_of_their_own() {
     assert_eq!(seeds.len(), 1000);
     assert_eq!(of(0).max_new_tokens, 10);
     assert_eq!(asked.generation(0, vec![1; 95], &most).max_new_tokens, 5);
+}
+
+/// The engine would refuse each choice, with a copy of its prompt.
+#[test]
+fn prompts_that_are_too_long_are_refused_before_their_choices() {
+    let most = Most {
+        usual: SamplingOptions::default(),
+        positions: 200,
+        limit: 150,
+        request_tokens: 100,
+        answer_tokens: 10,
+    };
+    let asked = parsed(Kind::Chat, "max_tokens", json!(20))
+        .unwrap()
+        .parameters;
+    assert!(asked.check(130, &most).is_ok());
+    let refused = asked.check(131, &most);
+    let limit = ScheduleError::RequestTooLong {
+        prompt: 131,
+        new: 20,
+        limit: 150,
+    };
+    assert!(
+        matches!(&refused, Err(Error::Schedule(error)) if *error == limit),
+        "{refused:?}"
+    );
+    let refused = asked.check(181, &most);
+    let too_long =
+        |got| matches!(refused, Err(Error::TooLong { got: is, limit: 200 }) if is == got);
+    assert!(too_long(201), "{refused:?}");
+    assert!(asked.check(usize::MAX, &most).is_err());
+}
+
+#[test]
+fn stop_texts_are_few_and_short() {
+    let asked = |stops: Value| parsed(Kind::Completion, "stop", stops);
+    for (few, more) in [
+        (
+            json!(["a", "b", "c", "d"]),
+            json!(["a", "b", "c", "d", "e"]),
+        ),
+        (json!("a".repeat(4096)), json!("a".repeat(4097))),
+        (
+            json!(["a".repeat(4095), "b"]),
+            json!(["a".repeat(4095), "bc"]),
+        ),
+    ] {
+        assert!(asked(few).is_ok());
+        let said = asked(more).unwrap_err();
+        assert!(
+            said.contains("up to 4 of them") && said.contains("4096 bytes"),
+            "{said}"
+        );
+    }
+}
+
+/// As with a `generation_config.json` that has `"do_sample": false`.
+#[test]
+fn who_says_how_a_token_is_drawn_gets_one_drawn() {
+    let mut most = Most {
+        usual: SamplingOptions {
+            temperature: Some(0.0),
+            ..SamplingOptions::default()
+        },
+        positions: 100,
+        limit: 100,
+        request_tokens: 100,
+        answer_tokens: 10,
+    };
+    let drawn = |field: &str, value: Value, most: &Most| {
+        let parameters = parsed(Kind::Completion, field, value).unwrap().parameters;
+        parameters.generation(0, vec![1], most).sampling
+    };
+    assert_eq!(drawn("max_tokens", json!(3), &most).temperature, 0.0);
+    for (field, value) in [
+        ("top_p", json!(0.9)),
+        ("top_k", json!(5)),
+        ("min_p", json!(0.1)),
+        ("seed", json!(7)),
+    ] {
+        assert_eq!(drawn(field, value, &most).temperature, 1.0, "{field}");
+    }
+    assert_eq!(drawn("top_p", json!(0.9), &most).top_p, 0.9);
+    assert_eq!(drawn("temperature", json!(0.5), &most).temperature, 0.5);
+    most.usual.temperature = Some(0.6);
+    assert_eq!(drawn("top_p", json!(0.9), &most).temperature, 0.6);
 }
 
 #[test]
@@ -180,7 +268,7 @@ fn errors_have_the_field_and_its_value() {
             Kind::Completion,
             "stop",
             json!(5),
-            "stop is 5: give a text, or up to 16 of them, none empty",
+            "stop is 5: give a text, or up to 4 of them, none empty, with 4096 bytes together",
         ),
         (
             Kind::Completion,
@@ -391,5 +479,18 @@ fn chats_are_as_long_as_what_their_template_writes() {
             rendered > 64 << 10 && counted >= rendered - 200,
             "{counted} of {rendered}"
         );
+    }
+    // What a template may write of these.
+    let long = "x".repeat(100_000);
+    let options = ChatOptions {
+        variables: json!({"note": long}).as_object().unwrap().clone(),
+        ..ChatOptions::default()
+    };
+    let with_id = json!({"role": "tool", "content": "", "tool_call_id": long});
+    for (message, options) in [
+        (message("user", ""), options),
+        (with_id, ChatOptions::default()),
+    ] {
+        assert!(Prompt::Chat(vec![message], options).text_bytes() > 100_000);
     }
 }
