@@ -123,7 +123,7 @@ mod tests {
             Err(bytes as u64)
         };
         let needed = sizes(&a, &options, 0).unwrap_err();
-        assert_eq!(needed, (128 << 20_u64).div_ceil(9) * 10 + (256 << 20));
+        assert_eq!(needed, (128_u64 << 20).div_ceil(9) * 10 + (256 << 20));
         assert_eq!(sizes(&a, &options, needed - 100), Err(needed));
         assert_eq!(sizes(&a, &options, needed), Ok(1024));
         // A prompt is never longer than the positions.
