@@ -296,7 +296,7 @@ fn texts_may_have_all_positions_of_the_model() {
     };
     let (code, said) = with("500");
     assert!(code == Some(0) && said.contains("500 written"), "{said}");
-    let (code, said) = with("4294967295");
+    let (code, said) = with("16777216");
     assert!(
         code == Some(2) && said.contains("positions of the model"),
         "{said}"

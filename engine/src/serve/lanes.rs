@@ -80,8 +80,8 @@ impl Lanes {
         }
     }
 
-    /// Parses a body of `bytes` bytes: a large one when its lane is free, on another thread. Those that answer requests, such
-    /// as the ones for `/health`, are few.
+    /// Parses a body of `bytes` bytes: a large one when its lane is free, on another thread. The threads
+    /// that answer requests are few, and `/health` must not wait.
     pub(super) async fn parse<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -108,7 +108,7 @@ impl Lane {
                 if waits >= self.most_waiting {
                     let most = self.most_waiting;
                     return Err(Refusal::busy(&format!(
-                        "the queue is full (limit {most} prompts of more than {SHORT} bytes, half of what --waiting and --batch allow)"
+                        "the queue of prompts over {SHORT} bytes is full (limit {most}: half of --batch and --waiting together, up to {LONG_WAITING})"
                     )));
                 }
                 free.acquire_owned().await.expect("it is never closed")

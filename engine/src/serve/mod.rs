@@ -17,6 +17,7 @@ mod access;
 mod answer;
 mod api;
 mod assembly;
+mod clients;
 mod connections;
 mod fields;
 mod handlers;

@@ -48,8 +48,8 @@ fn large_prompts_are_refused_before_work_and_leave_places_for_others() {
         assert!(said.contains("retry-after: 1\r\n"), "{said}");
         assert!(said.contains("\"type\":\"rate_limit_error\""), "{said}");
     }
-    let of_lane = "the queue is full (limit 5 prompts of more than 65536 bytes, half of what --waiting and --batch allow): try \
-                   again later";
+    let of_lane = "the queue of prompts over 65536 bytes is full (limit 5: half of --batch and --waiting together, up to 16): \
+                   try again later";
     assert!(busy.iter().any(|said| said.contains(of_lane)));
     server.has_metrics(&[
         ("requests_busy_total", busy.len() as u64),

@@ -1,0 +1,84 @@
+//! Who receives what the engine computes.
+
+use std::{collections::HashMap, time::Instant};
+
+use tandem_schedule::RequestId;
+use tokio::sync::mpsc;
+
+use super::{places::Place, runner::Piece};
+use crate::Generation;
+
+/// A request under way. Its client has gone if the receiver of `pieces` is dropped.
+pub(super) struct Client {
+    // Unbounded, because a slow client must not block the engine. An answer's maximum length limits it.
+    pub pieces: mpsc::UnboundedSender<Piece>,
+    pub begun: Instant,
+    pub last: Option<Instant>,
+    pub _place: Place,
+    /// Other choices of its prompt. They start when the prompt is computed, and find its pages in the prefix cache.
+    pub behind: Vec<(Generation, Self)>,
+}
+
+/// The requests under way.
+#[derive(Default)]
+pub(super) struct Clients {
+    pub by_request: HashMap<RequestId, Client>,
+    /// Choices whose prompt is computed, before the engine has them.
+    pub ready: Vec<(Generation, Client)>,
+}
+
+impl Clients {
+    /// Says why the engine failed.
+    pub(super) fn failed(&self, why: &str) {
+        let running = self.by_request.values();
+        let behind = running.clone().flat_map(|client| &client.behind);
+        let choices = behind.chain(&self.ready).map(|(_, client)| client);
+        for client in running.chain(choices) {
+            let _ = client.pieces.send(Piece::Failed(why.to_owned()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_schedule::{Composer, Limits, Request, policy::SarathiServe};
+
+    use super::*;
+    use crate::serve::places::Places;
+
+    /// Those that run, the choices behind them, and choices that the engine does not have yet.
+    #[test]
+    fn all_clients_hear_why_the_engine_failed() {
+        let limits = Limits::default();
+        let places = Places::new(&limits);
+        let mut composer = Composer::new(limits, 4, 16, SarathiServe).unwrap();
+        let request = composer.submit(Request::new(vec![1], 1)).unwrap();
+        let (mut clients, mut receivers) = (Clients::default(), Vec::new());
+        let mut client = || {
+            let (pieces, receiver) = mpsc::unbounded_channel();
+            receivers.push(receiver);
+            Client {
+                pieces,
+                begun: Instant::now(),
+                last: None,
+                _place: places.take().unwrap(),
+                behind: Vec::new(),
+            }
+        };
+        let choice = |client| (Generation::greedy(vec![1], 1), client);
+        clients.ready.push(choice(client()));
+        let mut first = client();
+        first.behind.push(choice(client()));
+        clients.by_request.insert(request, first);
+        clients.failed("no memory");
+        drop(clients);
+        for mut receiver in receivers {
+            let said = receiver.try_recv().unwrap();
+            assert!(
+                matches!(&said, Piece::Failed(why) if why == "no memory"),
+                "{said:?}"
+            );
+        }
+        assert_eq!(places.taken(), 0);
+    }
+}
