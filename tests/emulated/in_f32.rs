@@ -86,7 +86,16 @@ fn f32_goes_with_heads_that_are_padded() {
     let fixed = options.with_split(SplitMode::Fixed { tokens: 32 });
     let of = |dim| Spec::new(4, 2, dim);
     // One to four slabs; 80 and 96 have kernels of their own for prompts, and for decodes of pairs of KV heads.
-    for (dim, schedule) in [(48, 0), (80, 1), (96, 2), (112, 0), (160, 1), (208, 2), (224, 0), (240, 1)] {
+    for (dim, schedule) in [
+        (48, 0),
+        (80, 1),
+        (96, 2),
+        (112, 0),
+        (160, 1),
+        (208, 2),
+        (224, 0),
+        (240, 1),
+    ] {
         check::<f32, bf16, f32, bf16>(&of(dim), (MIXED, 8), &options, schedule);
     }
     check::<f32, f16, f16, f16>(&of(80), (MIXED, 16), &options, 0);

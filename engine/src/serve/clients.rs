@@ -14,7 +14,9 @@ pub(super) struct Client {
     pub pieces: mpsc::UnboundedSender<Piece>,
     pub begun: Instant,
     pub last: Option<Instant>,
-    pub _place: Place,
+    /// Given back with it.
+    #[expect(dead_code, reason = "held until the engine has dropped the request")]
+    pub place: Place,
     /// Other choices of its prompt. They start when the prompt is computed, and find its pages in the prefix cache.
     pub behind: Vec<(Generation, Self)>,
 }
@@ -61,7 +63,7 @@ mod tests {
                 pieces,
                 begun: Instant::now(),
                 last: None,
-                _place: places.take().unwrap(),
+                place: places.take().unwrap(),
                 behind: Vec::new(),
             }
         };

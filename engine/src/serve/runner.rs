@@ -201,7 +201,7 @@ fn take(
             pieces,
             begun,
             last: None,
-            _place: place,
+            place,
             behind: Vec::new(),
         };
         all.push((receiver, generation.prompt.len()));
