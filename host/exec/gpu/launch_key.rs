@@ -5,7 +5,7 @@ use kernels_gpu::registry::{KernelId, Op};
 use crate::Error;
 
 /// Identifies an attention launch of a run, for all plans. A captured graph has one launch for each key
-/// of its [`LaunchSet`], or for those that a plan needs.
+/// of its [`LaunchSet`](super::LaunchSet), or for those that a plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaunchKey {
     /// The kernel.
