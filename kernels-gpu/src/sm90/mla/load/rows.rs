@@ -14,7 +14,7 @@ use crate::abi::LatentParams;
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// A key that does not exist.
+/// The page, and the place, of a key that does not exist.
 const NONE: u32 = u32::MAX;
 
 /// For each key of a share, eight lanes call `copy` with their places in the first slab, in shared memory from `target` on
@@ -156,11 +156,9 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
         let policy = Policies::new(p).of(unit.flags);
         // Each lane looks up the page of a key, or of two, one block ahead. A page id is not used before its block: that
         // would stall on the load. Keys outside the item become zeros: a weight of 0 times their values could be NaN.
-        let look_up = |at: u32| {
-            // Read again, here and below: to keep the unit takes registers. SAFETY: the slot is not free yet.
-            let unit = unsafe { Unit::load(s.unit(slot)) };
-            if at >= unit.kv_end {
-                return 0;
+        let look_up = |at: u32, begin: u32| {
+            if at < begin || at >= unit.kv_end {
+                return NONE;
             }
             let (page, _) = p.page_size.div_rem(at);
             let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
@@ -169,9 +167,7 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
         };
         // The place of a key in its pool, in units of 16 bytes.
         let row = |[per_page, per_token]: [u32; 2], page: u32, at: u32| {
-            // SAFETY: the slot is not free yet.
-            let unit = unsafe { Unit::load(s.unit(slot)) };
-            if at < unit.kv_begin || at >= unit.kv_end {
+            if page == NONE {
                 return NONE;
             }
             let (_, in_page) = p.page_size.div_rem(at);
@@ -186,10 +182,14 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
             };
             [first, second]
         };
-        let look_up_all = |at: u32| [look_up(at), if two { look_up(at + 32) } else { 0 }];
+        let look_up_all = |at: u32, begin: u32| {
+            let second = if two { look_up(at + 32, begin) } else { NONE };
+            [look_up(at, begin), second]
+        };
         // Opaque: a key that is computed for all units takes a register.
         let mut at = unit.first + key(misc::opaque(lane));
-        let mut pages = look_up_all(at);
+        // Only the first block has keys before the item.
+        let mut pages = look_up_all(at, unit.kv_begin);
         let mut left = unit.blocks;
         while left != 0 {
             if S::FIRST_SLAB == 0
@@ -203,13 +203,13 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
             }
             let rows = find(strides, pages, at);
             at += S::KEYS;
-            pages = look_up_all(at);
+            pages = look_up_all(at, 0);
             // The rows of the last slabs, if those have a pool of their own. Page ids are looked up again, in L1: to keep
             // them, or anything computed from the keys' numbers, takes registers that keys in one pool need, too.
             let find_apart = || {
                 let at = misc::opaque(at - S::KEYS);
                 let strides = [p.rope_page, p.rope_token].map(|elements| elements / 8);
-                find(strides, look_up_all(at), at)
+                find(strides, look_up_all(at, 0), at)
             };
             // SAFETY: as above; keys are where the lanes found them.
             unsafe {
@@ -218,6 +218,7 @@ unsafe fn load_shares<S: Parts<STAGES>, T: Parts<STAGES>, const STAGES: u32>(
                     copy(p, second, share.len(), rows, find_apart, stages, policy);
                 }
             }
+            async_copy::commit_group();
             stages += S::PARTS;
             if stages >= 2 * STAGES {
                 stages -= 2 * STAGES;
@@ -254,10 +255,17 @@ unsafe fn copy<S: Parts<STAGES>, const STAGES: u32>(
     let full = s.full(stage);
     // SAFETY: the stage is free; the caller's promise.
     unsafe {
-        // The lanes' previous copies to the stage are complete when it is free; racecheck knows it only from a wait of their own.
-        let arrived = mbarrier::test_wait(full, parity);
+        // The copies to a stage are complete when it is free. racecheck knows that only from waits of the lanes that copied.
+        let same_lanes = const { STAGES.is_multiple_of(S::PARTS) };
+        let arrived = same_lanes || mbarrier::test_wait(full, parity);
         mbarrier::wait(s.free(stage), parity);
-        if !arrived {
+        if same_lanes {
+            match const { STAGES / S::PARTS } {
+                3 => async_copy::wait_group::<2>(),
+                4 => async_copy::wait_group::<3>(),
+                _ => async_copy::wait_group::<0>(),
+            }
+        } else if !arrived {
             mbarrier::wait(full, parity);
         }
         let target = s.keys(stage);
