@@ -320,6 +320,7 @@ fn metadata_is_heeded() {
                 ("rope_theta", "1e4"),
                 ("window_right", "-1"),
                 ("k_scale", "1.0"),
+                ("v_scale", "NONE"),
             ],
             plain(),
         );
@@ -486,7 +487,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 37] = [
+    let slips: [Slip; 38] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -570,6 +571,10 @@ fn bad_files_get_one_line_and_write_nothing() {
         (
             |i| drop(i.tensors.insert("k_scale", floats(&[2.0; 3]))),
             "k_scale has shape [3]: give one, or one for each KV head",
+        ),
+        (
+            |i| drop(i.tensors.insert("sinks", floats(&[3e38; HEADS]))),
+            "give numbers of at most 2.3e38",
         ),
         (
             |i| drop(i.tensors.insert("alibi_slopes", floats(&[f32::NAN; HEADS]))),

@@ -24,6 +24,13 @@ pub struct SamplingOptions {
 }
 
 impl SamplingOptions {
+    /// Whether a rule is given that is not neutral: one that keeps fewer tokens than all, or is wrong.
+    pub(crate) fn has_rules(&self) -> bool {
+        self.top_k.is_some_and(|k| k != 0)
+            || self.top_p.is_some_and(|p| p != 1.0)
+            || self.min_p.is_some_and(|p| p != 0.0)
+    }
+
     /// Takes what it leaves open from others.
     #[must_use]
     pub fn or(self, others: Self) -> Self {

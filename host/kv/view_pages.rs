@@ -71,7 +71,7 @@ impl<T: Element> KvView<'_, T> {
     }
 }
 
-/// Strides of the same memory as pages of one token, if its tokens are evenly spaced.
+/// Strides of the same memory as pages of one token, if its tokens are evenly spaced or are pages already.
 pub(crate) fn by_token(strides: KvStrides) -> Option<KvStrides> {
     let KvStrides {
         page,
@@ -79,6 +79,9 @@ pub(crate) fn by_token(strides: KvStrides) -> Option<KvStrides> {
         page_size,
         ..
     } = strides;
+    if page_size == 1 {
+        return Some(strides);
+    }
     let even = u64::from(page) == u64::from(page_size) * u64::from(token);
     even.then_some(KvStrides {
         page: token,

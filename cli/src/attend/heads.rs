@@ -1,6 +1,6 @@
 //! Numbers of heads in an input file: sinks, slopes of linear biases, and scales of 8-bit keys and values.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, f32::consts::LOG2_E};
 
 use safetensors::{Dtype as FileDtype, SafeTensors, tensor::TensorView};
 use tandem_attn::{problem::Spec, tensor::Element, variants::ALIBI};
@@ -10,6 +10,9 @@ use crate::tensors::Given;
 
 /// Tensors that metadata cannot hold.
 const TENSORS: [&str; 2] = ["sinks", "alibi_slopes"];
+
+/// What FlashInfer notes where there is nothing.
+const NOTHING: &str = "NONE";
 
 /// The names of the scales of keys and of values.
 const SCALES: [&str; 2] = ["k_scale", "v_scale"];
@@ -22,7 +25,7 @@ pub(super) fn read(
 ) -> Result<Given, String> {
     if let Some(name) = TENSORS
         .into_iter()
-        .find(|&name| metadata.contains_key(name))
+        .find(|&name| metadata.get(name).is_some_and(|note| note != NOTHING))
     {
         return Err(format!(
             "{name} is in the metadata: give it as a tensor of one number for each query head"
@@ -36,7 +39,11 @@ pub(super) fn read(
         slopes: slopes?,
         scales: scales(file, metadata, spec)?,
     };
-    if given.sinks.is_some() {
+    if let Some(sinks) = &given.sinks {
+        // Kernels multiply by log₂e.
+        if let Some(sink) = sinks.iter().find(|sink| !(**sink * LOG2_E).is_finite()) {
+            return Err(format!("sinks has {sink}: give numbers of at most 2.3e38"));
+        }
         *spec = spec.with_sinks();
     }
     if given.slopes.is_some() {
@@ -92,7 +99,8 @@ fn scale(
     kv_heads: usize,
 ) -> Result<Vec<f32>, String> {
     let of_tensor = numbers(file, name, &[1, kv_heads], "one, or one for each KV head")?;
-    let scales = match (of_tensor, metadata.get(name)) {
+    let note = metadata.get(name).filter(|note| *note != NOTHING);
+    let scales = match (of_tensor, note) {
         (None, None) => vec![1.0],
         (Some(scales), None) => scales,
         (None, Some(text)) => {

@@ -291,11 +291,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         stop_tokens: fields
             .take("stop_token_ids", &ids, stop_tokens)?
             .unwrap_or_default(),
-        draws: seed.is_some()
-            || SamplingOptions {
-                temperature: None,
-                ..sampling
-            } != SamplingOptions::default(),
+        draws: seed.is_some() || sampling.has_rules(),
         sampling,
         seed: seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
         stop: fields

@@ -234,6 +234,9 @@ impl KvPool {
 /// Scales of tokens, `[pages, page_size, kv_heads]`, as those of pages of one token.
 fn scales_by_token(scales: &DeviceTensor<3>) -> Option<DeviceTensor<3>> {
     let ([pages, page_size, heads], [page, token, head]) = (scales.shape, scales.strides);
+    if page_size == 1 {
+        return Some(*scales);
+    }
     let even = page == page_size.checked_mul(token)?;
     let shape = [pages.checked_mul(page_size)?, 1, heads];
     even.then_some(DeviceTensor {

@@ -71,6 +71,10 @@ fn all_layouts_show_the_same_rows() {
         Cpu::append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
         check(pool.view());
         assert_eq!(pool.view().by_token().is_some(), layout == KvLayout::Nhd);
+        let (mut k_single, mut v_single) = (vec![0.0; len], vec![0.0; len]);
+        let single = KvViewMut::new(&spec, layout, 1, &mut k_single, &mut v_single);
+        let of_tokens = single.view().by_token();
+        assert!(of_tokens.is_some(), "pages of one token are tokens already");
         pool.copy_page(&spec, 2, 1).unwrap();
         assert_eq!(pool.view().key(1, 3, 1, 16), pool.view().key(2, 3, 1, 16));
         for (from, to, got) in [(3, 0, 3), (0, 9, 9)] {

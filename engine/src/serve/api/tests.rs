@@ -196,7 +196,14 @@ fn who_says_how_a_token_is_drawn_gets_one_drawn() {
         let parameters = parsed(Kind::Completion, field, value).unwrap().parameters;
         parameters.generation(0, vec![1], most).sampling
     };
-    assert_eq!(drawn("max_tokens", json!(3), &most).temperature, 0.0);
+    for (field, value) in [
+        ("max_tokens", json!(3)),
+        ("top_p", json!(1)),
+        ("top_k", json!(-1)),
+        ("min_p", json!(0)),
+    ] {
+        assert_eq!(drawn(field, value, &most).temperature, 0.0, "{field}");
+    }
     for (field, value) in [
         ("top_p", json!(0.9)),
         ("top_k", json!(5)),
