@@ -205,17 +205,9 @@ fn messages_of_developers_are_in_the_prompt() {
 /// The answer to a chat ends its template's text, so a template that writes what it gets shows in the number of its tokens.
 #[test]
 fn tools_and_variables_are_in_the_prompt() {
-    let copy = tempfile::tempdir().expect("writable");
-    let to = copy.path();
-    fs::copy(
-        folder("qwen2").join("tokenizer.json"),
-        to.join("tokenizer.json"),
-    )
-    .expect("writable");
     let template = "{% for m in messages %}{{ m.content or m.tool_calls[0].function | tojson }};{% endfor %}{{ tools | tojson }}{% if \
                     enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}";
-    fs::write(to.join("chat_template.jinja"), template).expect("writable");
-    let text = Text::read(to).expect("sound");
+    let (copy, text) = common::with_template(template, |_| {});
     let function = json!({"name": "weather", "arguments": "{\"place\": \"Bern\"}"});
     let mut asked = json!({
         "messages": [
@@ -229,7 +221,7 @@ fn tools_and_variables_are_in_the_prompt() {
     let rendered = "How is it?;{\"name\": \"weather\", \"arguments\": {\"place\": \"Bern\"}};rain;[{\"type\": \"function\", \
                     \"function\": {\"name\": \"weather\"}}]<think></think>";
     let right = text.encode(rendered, false).expect("bytes").len();
-    serving("qwen2", to, |address| {
+    serving("qwen2", copy.path(), |address| {
         let path = "/v1/chat/completions";
         let chat: Value = serde_json::from_str(&post(address, path, &asked)).unwrap();
         assert_eq!(chat["usage"]["prompt_tokens"], right);

@@ -5,7 +5,6 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::folder;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tandem_engine::{ChatOptions, Error, Text};
@@ -28,18 +27,10 @@ struct Case {
 
 /// A tokenizer with a template.
 fn with_template(template: &str) -> (tempfile::TempDir, Text) {
-    let copy = tempfile::tempdir().expect("writable");
-    let to = copy.path();
-    fs::copy(
-        folder("qwen2").join("tokenizer.json"),
-        to.join("tokenizer.json"),
-    )
-    .expect("writable");
     let special = json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}});
-    fs::write(to.join("tokenizer_config.json"), special.to_string()).expect("writable");
-    fs::write(to.join("chat_template.jinja"), template).expect("writable");
-    let text = Text::read(to).unwrap_or_else(|error| panic!("{template}: {error}"));
-    (copy, text)
+    common::with_template(template, |to| {
+        fs::write(to.join("tokenizer_config.json"), special.to_string()).expect("writable");
+    })
 }
 
 #[test]

@@ -100,6 +100,14 @@ impl Spec {
         }
     }
 
+    /// Whether heads are padded as no prefill kernel reads them, so that decodes take prompts.
+    pub(crate) const fn pads_without_prefills(&self) -> bool {
+        match Padding::of(self) {
+            Some(padding) => padding.is_cut(),
+            None => false,
+        }
+    }
+
     /// Whether queries are rounded before the kernels of a GPU read them.
     pub(crate) const fn rounds_queries(&self) -> bool {
         matches!(self.q_dtype, Dtype::F32)

@@ -66,13 +66,7 @@ fn result_of<Q: Element, K: Element>(asked: &Asked, plan: &Plan) -> Option<Resul
 
 #[test]
 fn each_option_counts_or_is_refused() {
-    let (spec, batch) = plain(Dtype::F32);
-    let plain = Asked {
-        spec,
-        batch,
-        layout: KvLayout::Nhd,
-        scales: Scales::One,
-    };
+    let plain = Asked::plain(Dtype::F32);
     let plainly = result(&plain).expect("nothing is special");
     for (name, asked) in Asked::all(Dtype::F32) {
         if asked == plain {

@@ -5,14 +5,14 @@ use tandem_attn::{
     Error,
     exec::emulated::Emulated,
     plan::{PlanOptions, Planner},
-    problem::{Dtype, KvLayout},
+    problem::Dtype,
     tensor::{Element, F8E4M3, F8E5M2, ShapeError},
 };
 
 use crate::{
     no_failure,
     numeric::{Tolerance, compare, to_f64},
-    problems::{Asked, ScaleNumbers, Scales, Tensors, heads, plain, reference_of, sinks},
+    problems::{Asked, ScaleNumbers, Scales, Tensors, heads, reference_of, sinks},
     settings,
 };
 
@@ -94,13 +94,7 @@ fn of<Q: Element, K: Element, O: Element>(emulated: &Emulated, name: &str, asked
 fn each_option_counts_or_is_refused() {
     let _others = no_failure();
     let emulated = Emulated::new(settings(0, 3)).expect("the emulator");
-    let (spec, batch) = plain(Dtype::BF16);
-    let plain = Asked {
-        spec,
-        batch,
-        layout: KvLayout::Nhd,
-        scales: Scales::One,
-    };
+    let plain = Asked::plain(Dtype::BF16);
     let plainly = result(&emulated, "nothing", &plain).expect("nothing is special");
     for (name, asked) in Asked::all(Dtype::BF16) {
         // Runs on the emulator have no data of hooks.

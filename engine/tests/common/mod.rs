@@ -18,13 +18,25 @@ use tandem_attn::{
 };
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
-    Message, Sampling, Weights, Work,
+    Message, Sampling, Text, Weights, Work,
 };
 use tandem_schedule::StepInputs;
 
 pub const FAMILIES: [&str; 5] = ["llama3", "qwen2", "qwen3", "mistral", "gemma3"];
 pub const PAGES: u32 = 64;
 pub const PAGE_SIZE: u32 = 16;
+
+/// A folder with a tokenizer of the fixtures, this template, and what `write` adds, and the texts that it gives.
+pub fn with_template(template: &str, write: impl FnOnce(&Path)) -> (tempfile::TempDir, Text) {
+    let copy = tempfile::tempdir().expect("writable");
+    let to = copy.path();
+    let tokenizer = "tokenizer.json";
+    fs::copy(folder("qwen2").join(tokenizer), to.join(tokenizer)).expect("writable");
+    fs::write(to.join("chat_template.jinja"), template).expect("writable");
+    write(to);
+    let text = Text::read(to).unwrap_or_else(|error| panic!("{template}: {error}"));
+    (copy, text)
+}
 
 pub fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

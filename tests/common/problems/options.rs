@@ -134,15 +134,20 @@ impl Asked {
         self.spec.kv_dtype = Dtype::F8E4M3;
     }
 
-    /// All of them: each option of a specification or a batch, and of pools.
-    pub fn all(dtype: Dtype) -> Vec<(&'static str, Self)> {
+    /// None of them.
+    pub fn plain(dtype: Dtype) -> Self {
         let (spec, batch) = plain(dtype);
-        let plain = Self {
+        Self {
             spec,
             batch,
             layout: KvLayout::Nhd,
             scales: Scales::One,
-        };
+        }
+    }
+
+    /// All of them: each option of a specification or a batch, and of pools.
+    pub fn all(dtype: Dtype) -> Vec<(&'static str, Self)> {
+        let plain = Self::plain(dtype);
         let of_specs = OPTIONS.iter().map(|(name, change)| {
             let mut changed = plain.clone();
             change(&mut changed.spec, &mut changed.batch);

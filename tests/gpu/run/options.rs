@@ -68,13 +68,7 @@ fn each_option_counts_or_is_refused() {
     let Some(gpu) = hopper("each_option_counts_or_is_refused") else {
         return;
     };
-    let (spec, batch) = plain(Dtype::BF16);
-    let plain = Asked {
-        spec,
-        batch,
-        layout: KvLayout::Nhd,
-        scales: Scales::One,
-    };
+    let plain = Asked::plain(Dtype::BF16);
     let plainly = result(gpu, "nothing", &plain).expect("nothing is special");
     for (name, asked) in Asked::all(Dtype::BF16) {
         // `fp8` has all kinds of scales.

@@ -106,16 +106,23 @@ fn prompts_are_one_or_several() {
     assert_eq!(asked(json!(["a", "b"])).choices(), 2);
 }
 
+const MOST: Most = Most {
+    usual: SamplingOptions {
+        temperature: None,
+        top_k: None,
+        top_p: None,
+        min_p: None,
+    },
+    positions: 200,
+    limit: 150,
+    request_tokens: 100,
+    answer_tokens: 10,
+};
+
 /// Equal seeds give equal choices, but no two choices of an answer.
 #[test]
 fn choices_have_seeds_of_their_own() {
-    let most = Most {
-        usual: SamplingOptions::default(),
-        positions: 200,
-        limit: 150,
-        request_tokens: 100,
-        answer_tokens: 10,
-    };
+    let most = MOST;
     let asked = parsed(Kind::Chat, "seed", json!(-3)).unwrap().parameters;
     let of = |choice| asked.generation(choice, vec![1], &most);
     assert_eq!(of(0).sampling.seed, (-3_i64).cast_unsigned());
@@ -128,13 +135,7 @@ fn choices_have_seeds_of_their_own() {
 /// The engine would refuse each choice, with a copy of its prompt.
 #[test]
 fn prompts_that_are_too_long_are_refused_before_their_choices() {
-    let most = Most {
-        usual: SamplingOptions::default(),
-        positions: 200,
-        limit: 150,
-        request_tokens: 100,
-        answer_tokens: 10,
-    };
+    let most = MOST;
     let asked = parsed(Kind::Chat, "max_tokens", json!(20))
         .unwrap()
         .parameters;

@@ -23,7 +23,7 @@ use self::{
 use super::{DeviceDescription, PodConfig};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::{Compute, Padding, Spec},
+    problem::{Compute, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
@@ -132,9 +132,8 @@ impl TileTable {
         // If only decode kernels were compiled for the heads or the cache, they run prefills, too.
         let takes_prompts =
             |choice: &Choice| choice.kernel.is_some_and(|id| id.info().takes_prompts);
-        let no_prefill_pads = Padding::of(spec).is_some_and(|padding| padding.is_cut());
         let converts = spec.kv_dtype != spec.on_kernels().q_dtype;
-        let decode_only = (converts || no_prefill_pads) && !self.decode.is_empty()
+        let decode_only = (converts || spec.pads_without_prefills()) && !self.decode.is_empty()
             || self.decode.iter().any(takes_prompts);
         if self.prefill.is_empty() && !spec.latent && !decode_only {
             return Err(no_tile(Kernel::Prefill));

@@ -7,7 +7,7 @@ use crate::{
         DeviceDescription,
         tiles::{runnable, serves},
     },
-    problem::{Compute, Padding, Spec},
+    problem::{Compute, Spec},
 };
 
 /// Words in a row.
@@ -24,7 +24,7 @@ impl DeviceDescription {
         spec: &Spec,
     ) -> impl Iterator<Item = &'static KernelInfo> + Clone {
         let (compute, of_8_bits) = (spec.compute, spec.kv_dtype.bytes() == 1);
-        let cut = Padding::of(spec).is_some_and(|padding| padding.is_cut());
+        let cut = spec.pads_without_prefills();
         let rows = move |op| {
             let rows = runnable(self, op).map(|id| id.info());
             rows.filter(move |row| {
