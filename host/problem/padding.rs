@@ -100,7 +100,7 @@ impl Spec {
         }
     }
 
-    /// Whether heads are padded as no prefill kernel reads them, so that decodes take prompts.
+    /// Whether no prefill kernel reads the padded heads, so that decodes take prompts.
     pub(crate) const fn pads_without_prefills(&self) -> bool {
         match Padding::of(self) {
             Some(padding) => padding.is_cut(),
