@@ -25,8 +25,25 @@ def flashinfer_package():
     return flashinfer
 
 
+def workspace(device):
+    """Memory for FlashInfer's partial results."""
+    import torch
+
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+# Where FlashMLA's Python module is not there, but sgl-kernel's library with its operators is.
+FLASH_MLA_LIBRARY = "FLASH_MLA_LIBRARY"
+
+
 def flash_mla_package():
-    """FlashMLA."""
+    """FlashMLA, or a library's operators with the two functions of its module that peers call."""
+    library = os.environ.get(FLASH_MLA_LIBRARY)
+    if library:
+        import torch
+
+        _load(torch, library)
+        return FlashMlaOperators(torch.ops.sgl_kernel)
     try:
         import flash_mla
     except Exception as error:
@@ -34,11 +51,32 @@ def flash_mla_package():
     return flash_mla
 
 
-def workspace(device):
-    """Memory for FlashInfer's partial results."""
-    import torch
+class FlashMlaOperators:
+    """FlashMLA's functions on the operators of sgl-kernel's library."""
 
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    def __init__(self, operators):
+        self.operators = operators
+
+    @staticmethod
+    def get_mla_metadata(*_):
+        """The first call computes the schedule, and later ones take it from here."""
+        return SimpleNamespace(schedule=(None, None)), None
+
+    def flash_mla_with_kvcache(
+        self, q, k_cache, block_table, cache_seqlens, head_dim_v, metadata, _splits, *, softmax_scale, causal,
+        is_fp8_kvcache=False, indices=None,
+    ):
+        if is_fp8_kvcache:
+            # Without lengths of the lists, sinks, and a second cache with its indices and lengths.
+            found = self.operators.sparse_decode_fwd(
+                q, k_cache, indices, None, None, *metadata.schedule, None, None, None, head_dim_v, softmax_scale,
+            )
+        else:
+            found = self.operators.dense_decode_fwd(
+                q, k_cache, head_dim_v, cache_seqlens, block_table, softmax_scale, causal, *metadata.schedule,
+            )
+        out, lse, *metadata.schedule = found
+        return out, lse
 
 
 # Where FlashAttention-3's Python module is not there, but a library with its operators is.
@@ -90,7 +128,9 @@ def vllm_flash_attention_3():
 def of_vllm(function):
     """vLLM's `flash_attn_varlen_func` with the keywords of `flash_attn_with_kvcache`."""
 
-    def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, **others):
+    def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, qv=None, **others):
+        if qv is not None:
+            others["q_v"] = qv
         # Pages bound the number of keys, as in the other build.
         return function(
             q, k_cache, v_cache, seqused_k=cache_seqlens, block_table=page_table, window_size=list(window_size),
@@ -119,7 +159,7 @@ def by_keywords(operator, known, more=None):
     def call(q, k_cache, v_cache, *, cache_seqlens, page_table, window_size, causal, qv=None, **others):
         if qv is not None:
             if "q_v" not in nothing:
-                raise Unsupported(f"the library in {FA3_LIBRARY} has no q_v")
+                raise Unsupported("the library of FlashAttention-3 has no q_v")
             others["q_v"] = qv
         return operator(**{
             **nothing, **defaults, **others, "q": q, "k": k_cache, "v": v_cache, "seqused_k": cache_seqlens,

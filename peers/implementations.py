@@ -10,8 +10,8 @@ import os
 from types import SimpleNamespace
 
 from common import (
-    FA3_LIBRARY, VLLM_FA3_LIBRARY, Unsupported, flash_attention_3, flashinfer_package, one_length, own_keys_and_values,
-    page_lists, table, tried, vllm_flash_attention_3, workspace,
+    FA3_LIBRARY, FLASH_MLA_LIBRARY, VLLM_FA3_LIBRARY, Unsupported, flash_attention_3, flashinfer_package, one_length,
+    own_keys_and_values, page_lists, table, tried, vllm_flash_attention_3, workspace,
 )
 from latent import LATENT_PEERS
 from tensors import gathered, queries_in_e4m3
@@ -264,7 +264,7 @@ NEEDS = {
 }
 # Other packages and libraries with the same.
 INSTEAD = {"vfa3": "vllm_flash_attn"}
-LIBRARIES = {"fa3": FA3_LIBRARY, "vfa3": VLLM_FA3_LIBRARY}
+LIBRARIES = {"fa3": FA3_LIBRARY, "vfa3": VLLM_FA3_LIBRARY, "flashmla": FLASH_MLA_LIBRARY}
 
 
 def missing(name):

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from common import (
     Unsupported, flash_attention_3, flash_mla_package, flashinfer_package, latent_keys, one_length, page_lists, table,
-    workspace,
+    vllm_flash_attention_3, workspace,
 )
 from tensors import BLOCK
 
@@ -98,17 +98,21 @@ def flashinfer_mla(backend):
     return peer
 
 
-def fa3_mla(case, tensors):
+def fa3_mla(package):
     """FlashAttention-3: keys are the elements with positions, and the rest is multiplied with the values (`qv`)."""
-    _sixteen_bits(case)
-    forward = flash_attention_3()
-    pages, lengths = page_lists(case, tensors.q.device)
-    starts = table(case, case.requests, tensors.q.device).qo_indptr.to(tensors.q.device)
-    q, q_rope, keys, rope = _split(case, tensors)
-    return lambda: forward(
-        q_rope, rope[:, :, None], keys[:, :, None], qv=q, cache_seqlens=lengths, page_table=pages, cu_seqlens_q=starts,
-        max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal, window_size=(-1, -1), softcap=0.0,
-    )
+
+    def peer(case, tensors):
+        _sixteen_bits(case)
+        forward = package()
+        pages, lengths = page_lists(case, tensors.q.device)
+        starts = table(case, case.requests, tensors.q.device).qo_indptr.to(tensors.q.device)
+        q, q_rope, keys, rope = _split(case, tensors)
+        return lambda: forward(
+            q_rope, rope[:, :, None], keys[:, :, None], qv=q, cache_seqlens=lengths, page_table=pages, cu_seqlens_q=starts,
+            max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal, window_size=(-1, -1), softcap=0.0,
+        )
+
+    return peer
 
 
 def sdpa_mla(case, tensors):
@@ -180,6 +184,7 @@ def _gathered(torch, case, tensors, lengths, requests):
 LATENT_PEERS = {
     "flashmla": flash_mla,
     "flashinfer-mla": flashinfer_mla("fa3"),
-    "fa3-mla": fa3_mla,
+    "fa3-mla": fa3_mla(flash_attention_3),
+    "vfa3-mla": fa3_mla(vllm_flash_attention_3),
     "sdpa-mla": sdpa_mla,
 }

@@ -23,7 +23,7 @@ import tempfile
 import time
 
 import workload
-from common import FA3_LIBRARY, VLLM_FA3_LIBRARY, Absent, Unsupported
+from common import FA3_LIBRARY, FLASH_MLA_LIBRARY, VLLM_FA3_LIBRARY, Absent, Unsupported
 from implementations import PEERS, computes_in_8_bits, missing
 from tensors import errors, random_tensors
 
@@ -36,7 +36,9 @@ PACKAGES = [
     ("vllm_flash_attn", "vllm-flash-attn", ["vllm-flash-attn"]),
 ]
 # Variables with libraries that stand in for packages, and their name in results.
-NAMED = [(FA3_LIBRARY, "FlashAttention-3"), (VLLM_FA3_LIBRARY, "vLLM's FlashAttention-3")]
+NAMED = [
+    (FA3_LIBRARY, "FlashAttention-3"), (VLLM_FA3_LIBRARY, "vLLM's FlashAttention-3"), (FLASH_MLA_LIBRARY, "FlashMLA"),
+]
 
 FLUSH_BYTES = 256 << 20
 FEWEST_RUNS = 7

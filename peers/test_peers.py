@@ -172,7 +172,7 @@ class Refusals(unittest.TestCase):
     def test_peers_take_the_keys_that_they_read(self):
         latent = one(**MLA, page_size=64, requests=[{"q_len": 1, "kv_len": 100}])
         other = one(heads=4, kv_heads=2, head_dim=64, requests=[{"q_len": 1, "kv_len": 1}])
-        of_latent = {"flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"}
+        of_latent = {"flashmla", "flashinfer-mla", "fa3-mla", "vfa3-mla", "sdpa-mla"}
         for name in implementations.PEERS:
             if name.endswith(("-serial", "-streams", "-pod")):
                 continue
@@ -238,8 +238,32 @@ class Refusals(unittest.TestCase):
         with mock.patch.object(importlib.util, "find_spec", lambda _: None), mock.patch.dict(os.environ) as given:
             given.pop(common.VLLM_FA3_LIBRARY, None)
             self.assertEqual(implementations.missing("vfa3"), "vllm")
-            given[common.VLLM_FA3_LIBRARY] = "a.so"
-            self.assertIsNone(implementations.missing("vfa3"))
+            given.pop(common.FLASH_MLA_LIBRARY, None)
+            self.assertEqual(implementations.missing("flashmla"), "flash_mla")
+            given[common.VLLM_FA3_LIBRARY] = given[common.FLASH_MLA_LIBRARY] = "a.so"
+            for name in ("vfa3", "vfa3-mla", "flashmla"):
+                self.assertIsNone(implementations.missing(name))
+
+    def test_flash_mla_operators_are_the_functions_of_its_module(self):
+        given = []
+
+        def operator(*arguments):
+            given.append(arguments)
+            return "out", "lse", "tiles", "splits"
+
+        package = common.FlashMlaOperators(SimpleNamespace(dense_decode_fwd=operator, sparse_decode_fwd=operator))
+        metadata, splits = package.get_mla_metadata("lengths", 16, 1)
+        latent = ("q", "cache", "pages", "lengths", 512, metadata, splits)
+        for _ in range(2):
+            found = package.flash_mla_with_kvcache(*latent, softmax_scale=0.5, causal=True)
+            self.assertEqual(found, ("out", "lse"))
+        dense = ("q", "cache", 512, "lengths", "pages", 0.5, True)
+        self.assertEqual(given, [(*dense, None, None), (*dense, "tiles", "splits")])
+        given.clear()
+        metadata, splits = package.get_mla_metadata("lengths", 64, 1, 64, True, 128)
+        latent = ("q", "cache", "pages", "lengths", 512, metadata, splits)
+        package.flash_mla_with_kvcache(*latent, softmax_scale=0.5, causal=False, is_fp8_kvcache=True, indices="indices")
+        self.assertEqual(given, [("q", "cache", "indices", *[None] * 7, 512, 0.5)])
 
     def test_operators_get_the_keywords_of_the_function(self):
         given = {}
@@ -517,16 +541,16 @@ class Results(unittest.TestCase):
 
     def test_latent_decodes(self):
         decodes = [{"q_len": 1, "kv_len": 100, "count": 2}, {"q_len": 1, "kv_len": 7}]
-        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"):
+        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "vfa3-mla", "sdpa-mla"):
             self.check(name, **MLA, page_size=64, requests=decodes)
 
     def test_latent_chunks(self):
-        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "sdpa-mla"):
+        for name in ("flashmla", "flashinfer-mla", "fa3-mla", "vfa3-mla", "sdpa-mla"):
             self.check(name, **MLA, page_size=64, requests=[{"q_len": 3, "kv_len": 70, "count": 2}])
 
     def test_shared_prefixes(self):
         tree = {"nodes_per_level": [1, 3], "tokens_per_level": [64, 9]}
-        for name in ("flashinfer-mla", "fa3-mla", "sdpa-mla"):
+        for name in ("flashinfer-mla", "fa3-mla", "vfa3-mla", "sdpa-mla"):
             self.check(name, **MLA, page_size=16, tree=tree)
 
     def test_rows_with_scales(self):
