@@ -161,11 +161,13 @@ def by_keywords(operator, known, more=None):
             if "q_v" not in nothing:
                 raise Unsupported("the library of FlashAttention-3 has no q_v")
             others["q_v"] = qv
-        return operator(**{
+        found = operator(**{
             **nothing, **defaults, **others, "q": q, "k": k_cache, "v": v_cache, "seqused_k": cache_seqlens,
             "page_table": page_table, "is_causal": causal,
             "window_size_left": window_size[0], "window_size_right": window_size[1],
         })
+        # Outputs come first, then LSEs and memory. vLLM's operator returns a list, which is not a list of outputs.
+        return found[0] if isinstance(found, (list, tuple)) else found
 
     return call
 

@@ -279,6 +279,8 @@ class Refusals(unittest.TestCase):
         call(1, 2, 3, qv=6, softcap=0.0, **rest)
         self.assertEqual(set(given), set(names))
         self.assertEqual((given["k"], given["q_v"], given["seqused_k"], given["is_causal"]), (2, 6, 4, True))
+        for found in (["out", "lse"], ("out", "lse"), "out"):
+            self.assertEqual(common.by_keywords(lambda found=found, **_: found, [])(1, 2, 3, **rest), "out")
         old = common.by_keywords(lambda **_: None, [one for one in known if one.name != "q_v"])
         with self.assertRaises(Unsupported):
             old(1, 2, 3, qv=6, **rest)

@@ -316,3 +316,29 @@ fn latent_heads_are_cut_where_that_saves_a_microsecond() {
     let plan = plan_on(64, &spec, &[(1, 700); 200], &PlanOptions::default());
     assert!(!plan.merges.is_empty());
 }
+
+/// States of latent heads are written at the rate of the device, so that few decodes are cut into short pieces. CTAs with products
+/// for all rows of a tile are no faster while others are idle. Rows of 656 bytes are read in pairs of 32 keys.
+#[test]
+fn few_latent_decodes_are_cut_into_short_pieces() {
+    let pieces = |heads, requests: &[(u32, u32)]| {
+        let of = |dtype| {
+            let spec = Spec::latent(heads, 512, 64).with_kv_dtype(dtype);
+            let plan = plan_for(&spec, requests, &PlanOptions::default());
+            let lengths = plan.items.iter().map(|item| item.kv_end - item.kv_begin);
+            lengths.collect::<Vec<_>>()
+        };
+        (of(Dtype::BF16), of(Dtype::F8E4M3))
+    };
+    assert_eq!(pieces(64, &[(1, 1024)]).0, [128; 8]);
+    assert_eq!(pieces(64, &[(1, 1024); 16]).0, [256; 64]);
+    assert_eq!(pieces(64, &[(1, 512); 64]).0, [512; 64]);
+    assert_eq!(pieces(128, &[(1, 1024); 16]).0, [256; 64]);
+    assert_eq!(pieces(128, &[(1, 2048); 32]).0, [1024; 64]);
+    assert_eq!(pieces(64, &[(1, 2048)]).1, [128; 16]);
+    for requests in 1..=16 {
+        let lengths = pieces(64, &vec![(1, 2048); requests]).1;
+        assert!(lengths.iter().all(|keys| keys % 64 == 0), "{lengths:?}");
+        assert!(lengths.iter().all(|&keys| keys <= 512), "{lengths:?}");
+    }
+}

@@ -54,7 +54,16 @@ struct KernelCost {
     compute_ps_per_pair: f64,
     /// Time to write and read back one query token's partial state: the share of one query head.
     partial_ps_per_token: f64,
+    /// See [`TileCost::spread_states`].
+    spread_states: Option<f64>,
     contention: Contention,
+}
+
+impl KernelCost {
+    /// Time of the partial states of a unit of `pack` query heads.
+    fn of_states(&self, pack: u32, partial_tokens: u32) -> f64 {
+        f64::from(partial_tokens) * f64::from(pack) * self.partial_ps_per_token
+    }
 }
 
 impl CostModel {
@@ -78,6 +87,7 @@ impl CostModel {
                 partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
                     / q_heads
                     / bytes_per_ps,
+                spread_states: tile.spread_states,
                 contention: Contention {
                     ctas_sharing: tile.share,
                     solo_speedup: (tile.alone * 1e3) as u32,
@@ -101,6 +111,7 @@ impl CostModel {
                 unit_ns: device.unit_ns(kernel),
                 queued_ns: None,
                 state_ns: None,
+                spread_states: None,
                 cut_ns: None,
                 wider: None,
                 smaller: None,
@@ -166,6 +177,24 @@ impl CostModel {
         self.tile(kernel, m).contention
     }
 
+    /// The same for units of `pack` query heads. Where states are spread, CTAs are no faster than their products allow while
+    /// others are idle.
+    pub fn contention_of(&self, kernel: Kernel, tile: Tile, pack: u32) -> Contention {
+        let cost = self.tile(kernel, tile.m);
+        let mut contention = cost.contention;
+        if cost.spread_states.is_some() {
+            let products = self.cached_key_ps(kernel, tile).max(1);
+            let most = self.key_ps(kernel, tile, pack) * 1000 / products;
+            contention.solo_speedup = contention.solo_speedup.min(most as u32);
+        }
+        contention
+    }
+
+    /// Whether fewer units may be worth more time of their own: states are spread over all CTAs.
+    pub fn spreads_states(&self, kernel: Kernel, m: u32) -> bool {
+        self.tile(kernel, m).spread_states.is_some()
+    }
+
     /// CTAs of a kernel that run at the same time.
     #[must_use]
     pub const fn resident_ctas(&self, kernel: Kernel) -> u32 {
@@ -182,9 +211,28 @@ impl CostModel {
     /// state.
     #[must_use]
     pub fn fixed_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
+        self.own_ps(kernel, tile, pack, partial_tokens)
+            + self.states_ps(kernel, tile, pack, partial_tokens)
+    }
+
+    /// The part of [`fixed_ps`](Self::fixed_ps) that the unit's CTA bears.
+    #[must_use]
+    pub fn own_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
         let cost = self.tile(kernel, tile.m);
-        let partials = f64::from(partial_tokens) * f64::from(pack);
-        cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
+        let states = cost.of_states(pack, partial_tokens);
+        cost.unit_ps
+            + match cost.spread_states {
+                Some(_) => 0,
+                None => states as u64,
+            }
+    }
+
+    /// The part of [`fixed_ps`](Self::fixed_ps) that all CTAs of the step bear together.
+    #[must_use]
+    pub fn states_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
+        let cost = self.tile(kernel, tile.m);
+        let times = cost.spread_states.unwrap_or(0.0);
+        (cost.of_states(pack, partial_tokens) * times) as u64
     }
 
     /// Fixed cost of a unit without partial states behind other units of its CTA, in picoseconds.

@@ -133,6 +133,11 @@ pub struct TileCost {
     /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_ns: Option<f64>,
+    /// Partial states take so many times as long as their bytes at the device's bandwidth, and all CTAs bear that together,
+    /// those without a unit too: a few CTAs write at many times their part of the bandwidth. None: each unit takes as long
+    /// as its states' bytes at its part of the bandwidth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread_states: Option<f64>,
     /// Time that cutting such decodes adds to a step that merges nothing otherwise, if it differs from
     /// [`merge_ns`](DeviceDescription::merge_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]

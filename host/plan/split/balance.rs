@@ -251,8 +251,13 @@ impl Balancer {
                 }
                 done.makespan
             };
-        // Decodes: CTAs are faster while others are idle. Prompts: equal pieces of their tiles read the same keys.
+        // Decodes: CTAs are faster while others are idle, or fewer pieces leave fewer states. Prompts: equal pieces of their tiles
+        // read the same keys.
+        let spread = |draft: &Draft| {
+            draft.kernel == kernel && step.input.cost.spreads_states(kernel, draft.tile.m)
+        };
         let slowest = match kernel {
+            Kernel::Decode if step.drafts.iter().any(spread) => u32::MAX,
             Kernel::Decode => load.contention.solo_speedup / 10,
             Kernel::Prefill => u32::MAX,
         };

@@ -20,6 +20,9 @@ pub struct UnitCost {
     /// Fixed cost, which does not depend on the keys: of a whole draft, and of one of several pieces.
     pub fixed: u64,
     pub fixed_cut: u64,
+    /// Time of the states of a piece that all CTAs bear together, and of those of a whole draft.
+    pub states_cut: u64,
+    pub states: u64,
     pub key: u64,
     /// The same, where no other unit reads the key at about the same time.
     pub key_apart: u64,
@@ -132,14 +135,17 @@ impl DraftClass {
             leaves_partial,
             ..
         } = self.draft;
-        let fixed_cut = cost.fixed_ps(kernel, tile, pack, rows);
+        let partial = if leaves_partial { rows } else { 0 };
+        let fixed_cut = cost.own_ps(kernel, tile, pack, rows);
         let key = cost.key_ps(kernel, tile, pack).max(1);
         let key_apart = cost.key_apart_ps(kernel, tile, pack).max(1);
         let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
         self.unit = UnitCost {
             units: cost.units_per_item(pack),
-            fixed: cost.fixed_ps(kernel, tile, pack, if leaves_partial { rows } else { 0 }),
+            fixed: cost.own_ps(kernel, tile, pack, partial),
             fixed_cut,
+            states: cost.states_ps(kernel, tile, pack, partial),
+            states_cut: cost.states_ps(kernel, tile, pack, rows),
             key,
             key_apart,
             shortest: shortest
@@ -213,7 +219,9 @@ impl DraftClasses {
             .classes
             .iter()
             .filter(|class| class.draft.is_gathered());
-        let of = |class: &DraftClass| cost.contention(Kernel::Decode, class.draft.tile.m);
+        let of = |class: &DraftClass| {
+            cost.contention_of(Kernel::Decode, class.draft.tile, class.draft.pack)
+        };
         self.contention = decodes.map(of).reduce(Contention::and).unwrap_or_default();
         let share = u64::from(self.contention.ctas_sharing);
         if share > 1 {

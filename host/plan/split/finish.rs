@@ -74,18 +74,22 @@ impl Simulation {
             };
             (last_draft, most_pieces) = (piece.draft, most_pieces.max(count));
         }
+        let mut states = 0;
         for &(_, at) in launch_order.iter() {
             let piece = &pieces[at as usize];
             let unit = problem.classes.unit_cost(piece.draft);
             let keys = piece.kv_end - piece.kv_begin;
             if keys == unit.keys {
                 timeline.place(unit.units, unit.whole());
+                states += u64::from(unit.units) * unit.states;
             } else {
                 let (_, end) = timeline.place(unit.units, unit.cut(keys));
+                states += u64::from(unit.units) * unit.states_cut;
                 last_cut = last_cut.max(end);
             }
         }
-        let sooner = |until| timeline.sooner(until, load.least_fixed, load.contention);
+        let states = states / u64::from(load.ctas);
+        let sooner = |until| timeline.sooner(until, load.least_fixed, load.contention) + states;
         let makespan = sooner(timeline.makespan());
         let merged = if last_cut > 0 {
             sooner(last_cut) + cost.merged_after_ps(most_pieces)

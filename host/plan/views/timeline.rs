@@ -127,7 +127,8 @@ impl Plan {
         ctas: Option<u32>,
     ) -> Schedule {
         let groups = || self.groups.iter().filter(|group| wanted(group));
-        let contentions = groups().map(|group| cost.contention(group.kernel, group.tile.m));
+        let contentions =
+            groups().map(|group| cost.contention_of(group.kernel, group.tile, group.pack));
         let contention = contentions.reduce(Contention::and).unwrap_or_default();
         let resident = groups().map(|group| cost.resident_ctas(group.kernel));
         let ctas = ctas.unwrap_or_else(|| resident.max().unwrap_or(0) * contention.ctas_sharing);
@@ -136,7 +137,7 @@ impl Plan {
             ctas,
             ..Schedule::default()
         };
-        let (mut makespan, mut busy, mut fixed) = (0, 0, u64::MAX);
+        let (mut makespan, mut busy, mut states, mut fixed) = (0, 0, 0, u64::MAX);
         for group in groups() {
             // All groups run on the same CTAs, even if a kernel has fewer CTAs on an SM.
             let units = cost.units_per_item(group.pack);
@@ -152,9 +153,10 @@ impl Plan {
             for (index, units) in ordered {
                 let item = &self.items[index as usize];
                 let cut_rows = self.partial_rows(group.kernel, item);
-                let unit_fixed = cost.fixed_ps(group.kernel, group.tile, group.pack, cut_rows);
-                fixed = fixed.min(cost.fixed_ps(group.kernel, group.tile, group.pack, 0));
-                let unit_ps = unit_fixed
+                let of = (group.kernel, group.tile, group.pack);
+                fixed = fixed.min(cost.own_ps(of.0, of.1, of.2, 0));
+                let unit_states = cost.states_ps(of.0, of.1, of.2, cut_rows);
+                let unit_ps = cost.own_ps(of.0, of.1, of.2, cut_rows)
                     + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
                         * u64::from(contention.ctas_sharing)
                         * u64::from(item.kv_len());
@@ -166,6 +168,7 @@ impl Plan {
                     free.push(Reverse((end, cta)));
                     makespan = makespan.max(end);
                     busy += unit_ps;
+                    states += unit_states;
                     let [begin_ns, end_ns] = [begin, end].map(|ps| ps as f64 / 1e3);
                     schedule.spans.push(Span {
                         item: index,
@@ -179,7 +182,9 @@ impl Plan {
         }
         // CTAs are faster while others are idle.
         let timeline = CtaTimeline::of(free.into_iter().map(|Reverse((load, _))| load));
-        schedule.makespan_ns = timeline.sooner(makespan, fixed, contention) as f64 / 1e3;
+        let all_states = states / u64::from(ctas.max(1));
+        let end = timeline.sooner(makespan, fixed, contention) + all_states;
+        schedule.makespan_ns = end as f64 / 1e3;
         schedule.busy_ns = busy as f64 / 1e3;
         schedule
     }

@@ -320,6 +320,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: Some(300.0),
         state_ns: None,
+        spread_states: None,
         cut_ns: None,
         wider: None,
         smaller: None,
@@ -335,10 +336,25 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: None,
         state_ns: None,
+        spread_states: None,
         // A state has 64 rows, and several tokens are merged in a kernel.
         cut_ns: Some(5000.0),
         wider: None,
         smaller: None,
+    };
+    // Measured with 1 to 256 requests of 512 to 8,192 keys, each in pieces of 96 to 1,024 (docs/notes/mla.md).
+    let latent = TileCost {
+        head_dim: Some(576),
+        share: 1,
+        alone: 1.6,
+        flops_per_ns: 785_000.0,
+        unit_ns: 3000.0,
+        state_ns: Some(60.0),
+        spread_states: Some(1.0),
+        cut_ns: None,
+        // Tokens of several tiles: shorter blocks.
+        smaller: Some([1000.0, 2500.0]),
+        ..rows_64
     };
     let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
     // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
@@ -391,19 +407,14 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             alone: 1.0,
             ..rows_64
         },
-        // Latent heads.
+        // Rows of 656 bytes are converted, which takes longer than their products.
         TileCost {
-            head_dim: Some(576),
-            share: 1,
-            alone: 1.0,
-            flops_per_ns: 600_000.0,
-            unit_ns: 3000.0,
-            state_ns: Some(200.0),
-            cut_ns: None,
-            // Tokens of several tiles: shorter blocks.
-            smaller: Some([1000.0, 2500.0]),
-            ..rows_64
+            kv_bits: Some(8),
+            alone: 1.3,
+            flops_per_ns: 525_000.0,
+            ..latent
         },
+        latent,
         // Heads of 512: computed from bytes and products, not measured.
         TileCost {
             head_dim: Some(512),
