@@ -43,26 +43,22 @@ impl Mode {
 
 /// Builds all modules, then prints, compares or writes the static report.
 pub fn run(mode: Mode) -> Result<(), Error> {
-    let known = match mode {
-        Mode::Check | Mode::CheckAll => committed()?,
-        Mode::Print | Mode::Bless => Report::default(),
-    };
-    let modules = match mode {
-        Mode::Check => unchanged::build(&known)?,
-        _ => unchanged::build_and_assemble()?,
-    };
-    let mut report = examine(&modules, &known)?;
-    report.modules = unchanged::hashes(&modules, &report, &known);
+    let all = || whole_report(&unchanged::build_and_assemble()?, &Report::default());
     match mode {
-        Mode::Print => print!("{report}"),
+        Mode::Print => print!("{}", all()?),
+        Mode::Check => {
+            let known = committed()?;
+            check(&known, &unchanged::build(&known)?)?;
+        }
+        Mode::CheckAll => check(&committed()?, &unchanged::build_and_assemble()?)?,
         Mode::Bless => {
+            let report = all()?;
             fs::write(workspace().join(TABLE), report.to_string())?;
             println!(
                 "kernels: {} kernels written to {TABLE}",
                 report.kernels.len()
             );
         }
-        Mode::Check | Mode::CheckAll => check(&known, &report, &modules)?,
     }
     Ok(())
 }
@@ -144,7 +140,9 @@ fn assembled(module: &CudaModule) -> Result<&Cubin, Error> {
     Ok(module.cubin.as_ref().ok_or(missing)?)
 }
 
-fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(), Error> {
+/// Checks that these modules are as the report says.
+pub fn check(expected: &Report, modules: &[CudaModule]) -> Result<(), Error> {
+    let report = whole_report(modules, expected)?;
     if expected.tools != report.tools {
         println!(
             "kernels: the table was made by {}, these by {}: registers, unrolling and code size are not compared",
@@ -154,7 +152,7 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
         // Another compiler version may have warnings that this one does not have.
         return Err("the compiler has warnings about device code, see above".into());
     }
-    let differences = expected.differences(report);
+    let differences = expected.differences(&report);
     if !differences.is_empty() {
         return Err(format!(
             "the kernels are not as {TABLE} says:\n  {}\nIf that is meant, `cargo xtask kernels --bless` writes it down.",
@@ -167,6 +165,12 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
         report.kernels.len()
     );
     Ok(())
+}
+
+fn whole_report(modules: &[CudaModule], known: &Report) -> Result<Report, Error> {
+    let mut report = examine(modules, known)?;
+    report.modules = unchanged::hashes(modules, &report, known);
+    Ok(report)
 }
 
 /// The report of these modules, without their hashes. What `known` says holds for those without a cubin.

@@ -30,13 +30,17 @@ const LEVEL: i32 = 22;
 const LIMIT: usize = 39 << 18;
 
 /// Builds all kernels and writes the package, or checks that the existing one was made from these sources.
-pub fn run(check: bool) -> Result<(), Error> {
-    let folder = workspace().join(FOLDER);
-    if check {
-        compare(&folder, &unchanged::build(&kernels::committed()?)?)
+pub fn run(only_check: bool) -> Result<(), Error> {
+    if only_check {
+        check(&unchanged::build(&kernels::committed()?)?)
     } else {
-        write(&folder, &unchanged::build_and_assemble()?)
+        write(&workspace().join(FOLDER), &unchanged::build_and_assemble()?)
     }
+}
+
+/// Checks that the package was made from these modules.
+pub fn check(modules: &[CudaModule]) -> Result<(), Error> {
+    compare(&workspace().join(FOLDER), modules)
 }
 
 /// The bytes of an image in the package, such as `sm_90a.prefill.cubin`.

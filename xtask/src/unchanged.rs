@@ -12,33 +12,36 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, modules, package, report::Report, setup, workspace};
 
-/// Assembled in every check: so each run shows that ptxas still gives these bytes, and that its messages and the machine
-/// code are still read as before. It is a small module that has most of what the report counts.
-const ALWAYS: &str = "sm_90a.mla";
+/// A family that is assembled in every check: so each run shows that ptxas still gives these bytes, and that its messages
+/// and the machine code are still read as before. It is a small module that has most of what the report counts.
+const ALWAYS: &str = "mla";
 
 /// Compiles all modules. Those that ptxas need not assemble again have no cubin.
 pub fn build(report: &Report) -> Result<Vec<CudaModule>, Error> {
     setup::run()?;
     let builders = modules::modules(&workspace());
-    let ptx_only = builders.iter().cloned().map(|it| it.assemble(false));
-    let mut modules = build_all(ptx_only)?;
+    // What is assembled in any case is so while others are compiled: after them, one processor would do all of it.
+    let of_family = |&family: &modules::Family| {
+        let builders = modules::of_family(&workspace(), family);
+        builders.map(move |it| it.assemble(family.0 == ALWAYS))
+    };
+    let mut modules = build_all(modules::FAMILIES.iter().flat_map(of_family))?;
     let tools = tools(&modules[0], &assembler()?);
     let changed = |module: &CudaModule| {
-        let name = name(module);
-        let known = report.tools == tools && name != ALWAYS && is_known(&name, &module.ptx, report);
-        !known
+        let known = report.tools == tools && is_known(&name(module), &module.ptx, report);
+        module.cubin.is_none() && !known
     };
     let changed: Vec<bool> = modules.par_iter().map(changed).collect();
-    let places = || (0..modules.len()).filter(|&at| changed[at]);
-    let assembled = build_all(places().map(|at| builders[at].clone()))?;
-    println!(
-        "kernels: {} of {} modules assembled, the others are the PTX that the report and the package were made from",
-        assembled.len(),
-        modules.len()
-    );
-    for (at, module) in places().collect::<Vec<_>>().into_iter().zip(assembled) {
+    let places: Vec<usize> = (0..modules.len()).filter(|&at| changed[at]).collect();
+    let assembled = build_all(places.iter().map(|&at| builders[at].clone()))?;
+    for (at, module) in places.into_iter().zip(assembled) {
         modules[at] = module;
     }
+    println!(
+        "kernels: {} of {} modules assembled, the others are the PTX that the report and the package were made from",
+        modules.iter().filter(|it| it.cubin.is_some()).count(),
+        modules.len()
+    );
     Ok(modules)
 }
 

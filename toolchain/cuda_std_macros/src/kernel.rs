@@ -7,8 +7,8 @@ mod tests;
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::{
-    Error, FnArg, ItemFn, Pat, PatType, Result, ReturnType, Type, TypeReference, ext::IdentExt,
-    spanned::Spanned,
+    Error, FnArg, ItemFn, Pat, PatType, Result, ReturnType, Safety, Type, TypeReference,
+    ext::IdentExt, spanned::Spanned,
 };
 
 use arguments::Arguments;
@@ -77,7 +77,7 @@ fn parameter(index: usize, typed: &PatType) -> Result<(TokenStream, TokenStream)
 fn check(function: &ItemFn) -> Result<()> {
     let signature = &function.sig;
     let fail = |span, message: &str| Err(Error::new(span, message));
-    if signature.unsafety.is_none() {
+    if !matches!(signature.safety, Safety::Unsafe(_)) {
         return fail(
             signature.fn_token.span(),
             "a kernel must be an `unsafe fn`: nothing checks what the host passes",
@@ -139,10 +139,12 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
 
     let ItemFn {
         attrs,
+        modifiers,
         vis,
         sig,
         block,
     } = &function;
+    modifiers.require_empty()?;
     let mut parameters = Vec::new();
     let mut slices = Vec::new();
     for (index, input) in sig.inputs.iter().enumerate() {
