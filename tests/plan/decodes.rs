@@ -3,7 +3,7 @@
 use tandem_attn::{
     plan::{
         BatchLimits, Bound, DeviceDescription, Kernel, MergeMode, PlanOptions, Planner, SplitMode,
-        TileGroup,
+        Tile, TileGroup,
     },
     problem::{Batch, Dtype, PageTable, Spec},
 };
@@ -341,4 +341,29 @@ fn few_latent_decodes_are_cut_into_short_pieces() {
         assert!(lengths.iter().all(|keys| keys % 64 == 0), "{lengths:?}");
         assert!(lengths.iter().all(|&keys| keys <= 512), "{lengths:?}");
     }
+}
+
+/// Few keys of few rows are read by the kernel that otherwise shares SMs with a prefill, which starts sooner. Many keys, more rows
+/// and fixed tiles have the kernels that run alone.
+#[test]
+fn few_keys_have_the_kernel_that_starts_sooner() {
+    let options = PlanOptions::default();
+    let co_resident = |spec: &Spec, requests: &[(u32, u32)], options: &PlanOptions| {
+        let plan = plan_for(spec, requests, options);
+        let of = |group: &TileGroup| group.id.map(|id| id.info().co_resident);
+        plan.groups.iter().map(of).collect::<Vec<_>>()
+    };
+    let spec = Spec::new(32, 8, 128);
+    assert_eq!(co_resident(&spec, &[(1, 1024)], &options), [Some(true)]);
+    assert_eq!(co_resident(&spec, &[(2, 1024); 16], &options), [Some(true)]);
+    assert_eq!(co_resident(&spec, &[(4, 1024)], &options), [Some(false)]);
+    assert_eq!(
+        co_resident(&spec, &[(1, 8192); 64], &options),
+        [Some(false)]
+    );
+    for spec in [Spec::new(16, 8, 256), spec.with_kv_dtype(Dtype::F8E4M3)] {
+        assert_eq!(co_resident(&spec, &[(1, 1024)], &options), [Some(false)]);
+    }
+    let alone = options.with_decode_tile(Tile { m: 8, n: 32 });
+    assert_eq!(co_resident(&spec, &[(1, 1024)], &alone), [Some(false)]);
 }

@@ -20,6 +20,8 @@ pub struct BatchInput<'a> {
     row_blocks: &'a [PlannedRowBlock],
     /// Row blocks of at most this many query tokens are decodes.
     most_decode_tokens: u32,
+    /// Whether decodes of the fewest rows have few enough keys for a kernel that shares SMs.
+    have_few_keys: bool,
     /// Whether decodes are few enough for smaller tiles.
     are_few: bool,
     /// Whether all decodes have enough rows for the larger tile.
@@ -47,6 +49,11 @@ impl<'a> BatchInput<'a> {
                 _ => shortest > few,
             };
         let most_decode_tokens = if are_decodes { most } else { few };
+        let have_few_keys = model.few_keys.as_ref().is_some_and(|(table, most)| {
+            let keys = plan.row_blocks.iter().map(|block| block.kv_len);
+            let keys = || keys.map(u64::from).sum::<u64>() * u64::from(model.spec.kv_heads);
+            longest <= few && longest * table.decode_pack() <= table.narrowest() && keys() <= *most
+        });
         // Narrower tiles take as long for rows that fit them, and prefixes may need the widest.
         let are_few = model.smaller.as_ref().is_some_and(|(smaller, most)| {
             let in_tile = smaller.decode_tokens();
@@ -74,6 +81,7 @@ impl<'a> BatchInput<'a> {
             parts: &plan.parts,
             row_blocks: &plan.row_blocks,
             most_decode_tokens,
+            have_few_keys,
             are_few,
             have_many_rows,
         }
@@ -81,10 +89,18 @@ impl<'a> BatchInput<'a> {
 
     /// The tiles of a batch in which nothing runs beside decodes.
     pub fn tiles(&self) -> &'a TileTable {
-        match (&self.model.smaller, &self.model.larger) {
-            (Some((smaller, _)), _) if self.are_few => smaller,
-            (_, Some(larger)) if self.have_many_rows => larger,
-            _ => &self.model.tiles,
+        let Model {
+            few_keys,
+            smaller,
+            larger,
+            tiles,
+            ..
+        } = self.model;
+        match (few_keys, smaller, larger) {
+            (Some((few_keys, _)), ..) if self.have_few_keys => few_keys,
+            (_, Some((smaller, _)), _) if self.are_few => smaller,
+            (.., Some(larger)) if self.have_many_rows => larger,
+            _ => tiles,
         }
     }
 

@@ -114,6 +114,7 @@ impl CostModel {
                 spread_states: None,
                 cut_ns: None,
                 wider: None,
+                few_keys: None,
                 smaller: None,
             };
             reaching(kernel, &tile)
@@ -165,6 +166,11 @@ impl CostModel {
     /// The wider tile that many decodes take instead of one of `m` rows.
     pub fn wider(&self, m: u32) -> Option<&WiderTile> {
         self.of_rows(m)?.0.wider.as_ref()
+    }
+
+    /// The most keys for each SM with which decodes in tiles of `m` rows take a kernel that shares SMs.
+    pub fn few_keys(&self, m: u32) -> Option<f64> {
+        self.of_rows(m)?.0.few_keys
     }
 
     /// The most units for each SM, and their keys, with which decodes take smaller tiles than the one of `m` rows.

@@ -145,6 +145,10 @@ pub struct TileCost {
     /// When all decodes of a step take a wider tile instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wider: Option<WiderTile>,
+    /// The most keys of all units, for each SM, with which decodes take the kernel that otherwise shares SMs with a prefill: it has
+    /// less shared memory, and starts sooner. None: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub few_keys: Option<f64>,
     /// `[units, keys]` for each SM: decodes take smaller tiles instead, of fewer rows or with shorter blocks of keys, if these
     /// are at most so many units with at most so many keys in all. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]

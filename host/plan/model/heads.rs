@@ -24,6 +24,9 @@ pub struct Model {
     /// `decode_max_rows`.
     pub most_tokens_of_decodes: u32,
     pub tiles: TileTable,
+    /// `tiles` with a kernel that shares SMs for decodes of the fewest rows, and the most keys of all units with which decodes
+    /// take it. None if they never do, and with fixed splits.
+    pub few_keys: Option<(TileTable, u64)>,
     /// `tiles` with smaller tiles of decodes, and the most units of a batch, and keys of these, with which decodes take
     /// those. None if they never do, and with fixed splits.
     pub smaller: Option<(TileTable, [u64; 2])>,
@@ -73,7 +76,11 @@ impl Model {
             false => tiles.most_tokens_of_decodes(device, spec),
         };
         let cost = CostModel::new(device, spec);
-        let [smaller, larger] = tiles.others(device, spec, options);
+        let [few_keys, smaller, larger] = tiles.others(device, spec, options);
+        let few_keys = few_keys.and_then(|table| {
+            let most = cost.few_keys(table.narrowest())?;
+            Some((table, (most * f64::from(device.sms)) as u64))
+        });
         let smaller = smaller.and_then(|smaller| {
             let most = cost.smaller(tiles.widest())?;
             let most = most.map(|most| (most * f64::from(device.sms)) as u64);
@@ -83,6 +90,7 @@ impl Model {
             larger,
             spec: *spec,
             rule,
+            few_keys,
             smaller,
             most_decode_tokens,
             most_tokens_of_decodes: most_decode_tokens.max(in_rows),

@@ -323,6 +323,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         spread_states: None,
         cut_ns: None,
         wider: None,
+        few_keys: None,
         smaller: None,
     };
     let rows_64 = TileCost {
@@ -340,6 +341,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         // A state has 64 rows, and several tokens are merged in a kernel.
         cut_ns: Some(5000.0),
         wider: None,
+        few_keys: None,
         smaller: None,
     };
     // Measured with 1 to 256 requests of 512 to 8,192 keys, each in pieces of 96 to 1,024 (docs/notes/mla.md).
@@ -379,7 +381,10 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
     };
     vec![
         wider(rows_8, 16, 64, 3.8, [192, 700]),
-        wider(rows_8, 16, 128, 3.8, [192, 700]),
+        TileCost {
+            few_keys: Some(3000.0),
+            ..wider(rows_8, 16, 128, 3.8, [192, 700])
+        },
         rows_8,
         wider(rows_16, 16, 64, 1.4, [0, 1500]),
         wider(rows_16, 16, 128, 1.4, [0, u32::MAX]),

@@ -87,17 +87,22 @@ impl TileTable {
         Self::by_rule(device, spec, options.into()).map(|(tiles, _)| tiles)
     }
 
-    /// The tables that a batch may take instead: with smaller tiles for few decodes, and with a larger one for many rows.
+    /// The tables that a batch may take instead: with another kernel for few keys of few rows, with smaller tiles for few
+    /// decodes, and with a larger one for many rows.
     #[must_use]
     pub fn others(
         &self,
         device: &DeviceDescription,
         spec: &Spec,
         options: &PlanOptions,
-    ) -> [Option<Self>; 2] {
+    ) -> [Option<Self>; 3] {
         match KernelRule::from(options).chooses() {
-            true => [self.smaller(device, spec), self.larger(device, spec)],
-            false => [None, None],
+            true => [
+                self.for_few_keys(device, spec),
+                self.smaller(device, spec),
+                self.larger(device, spec),
+            ],
+            false => [None, None, None],
         }
     }
 

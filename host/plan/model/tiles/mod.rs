@@ -174,6 +174,21 @@ impl TileTable {
         })
     }
 
+    /// The table with the deepest kernel that shares SMs for decodes of the fewest rows. None if the heads have no such kernel.
+    #[must_use]
+    fn for_few_keys(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+        let own = self.decode.first()?.kernel?.info();
+        let is_like = |id: &KernelId| {
+            let row = id.info();
+            row.co_resident && (row.rows, row.head_dim) == (own.rows, own.head_dim)
+        };
+        let kernels = serving(device, spec, Op::Decode).filter(is_like);
+        let deepest = kernels.max_by_key(|id| id.info().stages)?;
+        let mut table = self.clone();
+        table.decode[0] = Choice::of(deepest);
+        Some(table)
+    }
+
     /// The table with one tile for all decodes, larger than its own, if they have 8-bit keys. None if there is no such tile.
     #[must_use]
     fn larger(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
@@ -182,6 +197,12 @@ impl TileTable {
             decode: vec![choice],
             ..self.clone()
         })
+    }
+
+    /// Rows of the narrowest tile of decodes.
+    #[must_use]
+    pub fn narrowest(&self) -> u32 {
+        self.decode.first().map_or(0, |choice| choice.tile.m)
     }
 
     /// Rows of the widest tile of decodes.
