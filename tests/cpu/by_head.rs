@@ -5,8 +5,9 @@ use proptest::prelude::*;
 use tandem_attn::{
     exec::Cpu,
     kv::{KvScales, KvView, PagesByHead},
-    plan::{PlanOptions, Planner},
+    plan::{DeviceDescription, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
+    reference,
     tensor::{Element, F8E4M3},
 };
 
@@ -16,24 +17,63 @@ use crate::{
     problems::cases,
 };
 
+fn run<T: Element>(lists: &Lists<T>) -> Result<(), String> {
+    let (by_head, cpu) = (lists.by_head(), Cpu::new());
+    let batch = by_head.batch();
+    batch.check(by_head.spec()).unwrap();
+    let plan = Planner::new()
+        .plan(
+            by_head.spec(),
+            &batch,
+            &cpu.device(),
+            &PlanOptions::default(),
+        )
+        .unwrap();
+    plan.verify(&batch).unwrap();
+    let views = [lists.view().by_head().unwrap(), lists.view()];
+    let views = &views[..batch.parts.len()];
+    let right = reference::attention(by_head.spec(), &batch, &lists.q, views).unwrap();
+    let lse: Vec<f32> = right.lse.iter().map(|&lse| lse as f32).collect();
+    let out: Vec<f32> = right.out.iter().map(|&out| out as f32).collect();
+    lists.check(&out, &lse, false)?;
+    let mut out = vec![bf16::NAN; lists.q.len()];
+    let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
+    cpu.run(&plan, &lists.q, views, &mut out, Some(&mut lse))
+        .unwrap();
+    lists.check(&out, &lse, false)
+}
+
 proptest! {
     #![proptest_config(cases(64))]
 
     #[test]
     fn each_head_reads_its_own_pages(seed in any::<u64>()) {
-        let lists = Lists::random(seed);
-        let (by_head, cpu) = (lists.by_head(), Cpu::new());
-        let batch = by_head.batch();
-        batch.check(by_head.spec()).unwrap();
-        let plan = Planner::new()
-            .plan(by_head.spec(), &batch, &cpu.device(), &PlanOptions::default())
-            .unwrap();
-        plan.verify(&batch).unwrap();
-        let view = lists.view().by_head().unwrap();
-        let mut out = vec![bf16::NAN; lists.q.len()];
-        let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
-        cpu.run(&plan, &lists.q, &[view], &mut out, Some(&mut lse)).unwrap();
-        lists.check(&out, &lse, false).map_err(TestCaseError::fail)?;
+        run(&Lists::<bf16>::random(seed)).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn requests_without_lists_run_beside_those_with_lists(seed in any::<u64>()) {
+        run(&Lists::<bf16>::mixed(seed)).map_err(TestCaseError::fail)?;
+        run(&Lists::<F8E4M3>::mixed(seed)).map_err(TestCaseError::fail)?;
+    }
+
+    /// Plans for GPUs have other tiles, and cut prompts along their keys.
+    #[test]
+    fn plans_for_gpus_are_of_the_same_batch(seed in any::<u64>()) {
+        let lists = Lists::<bf16>::mixed(seed);
+        let by_head = lists.by_head();
+        let (batch, cpu) = (by_head.batch(), Cpu::new());
+        for device in ["h200", "a100"] {
+            let device = DeviceDescription::named(device).unwrap();
+            let plan = Planner::new().plan(by_head.spec(), &batch, &device, &PlanOptions::default());
+            let plan = plan.unwrap();
+            plan.verify(&batch).map_err(|defect| TestCaseError::fail(defect.to_string()))?;
+            let views = [lists.view().by_head().unwrap(), lists.view()];
+            let mut out = vec![bf16::NAN; lists.q.len()];
+            let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
+            cpu.run(&plan, &lists.q, &views[..batch.parts.len()], &mut out, Some(&mut lse)).unwrap();
+            lists.check(&out, &lse, false).map_err(TestCaseError::fail)?;
+        }
     }
 }
 

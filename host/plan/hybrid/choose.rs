@@ -234,7 +234,7 @@ impl WidePrefixes {
                 continue;
             }
             let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
-            let units = model.cost.units_per_item(draft.pack);
+            let units = draft.units(&model.cost);
             let ns = pairs * ns_per_pair + model.device.pod.tile_ns;
             all.load.add(0, units, ns);
             all.states += f64::from(draft.rows);

@@ -59,7 +59,9 @@ impl Workspace {
         };
         self.launch_plan.fill(plan, merge_mode)?;
         // Each page has at least one id. Kernels would write pages beyond the bound past the end of the workspace.
-        needed.converted_pages = self.launch_plan.conversion.ids.len() as u32;
+        let heads = plan.parts.iter().map(|part| part.heads).max();
+        let pages = self.launch_plan.conversion.ids.len() as u32;
+        needed.converted_pages = pages.saturating_mul(heads.unwrap_or(1));
         self.bound.check(&needed)?;
         check_launches(self.launch_plan.launches.len())?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
