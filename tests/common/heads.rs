@@ -14,6 +14,7 @@ use super::numeric::{Rng, Tolerance, compare, to_f64};
 type List = (Vec<u32>, u32);
 
 /// A request: its new tokens, and the pages and keys of each head.
+#[derive(Clone)]
 struct Request {
     tokens: u32,
     of_heads: Vec<List>,
@@ -34,6 +35,7 @@ pub struct Lists<T = bf16> {
 
 impl<T: Element> Lists<T> {
     /// Requests with lists of their own for each head.
+    #[allow(dead_code)] // not of all tests
     pub fn random(seed: u64) -> Self {
         Self::new(seed, false)
     }
@@ -91,6 +93,24 @@ impl<T: Element> Lists<T> {
             requests,
             q,
             pools,
+        }
+    }
+
+    /// The requests with lists, as the first tokens.
+    #[allow(dead_code)] // of tests on a GPU
+    pub fn without_whole(&self) -> Self
+    where
+        T: Clone,
+    {
+        let requests = self.requests.iter().filter(|request| !request.whole);
+        let requests: Vec<Request> = requests.cloned().collect();
+        let tokens: u32 = requests.iter().map(|request| request.tokens).sum();
+        let elements = tokens * self.spec.q_heads * self.spec.head_dim_qk;
+        Self {
+            requests,
+            q: self.q[..elements as usize].to_vec(),
+            pools: self.pools.clone(),
+            ..*self
         }
     }
 
