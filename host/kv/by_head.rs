@@ -197,6 +197,10 @@ impl PagesByHead {
             last,
             i32::MAX as u64,
         )?;
+        // Each table fits, so that nothing is added if all of them do not.
+        let ids = self.prompts.table.indices.len() as u64 + part.table.indices.len() as u64;
+        let what = Quantity::Batch("the number of page ids");
+        problem::fits(what, ids, u32::MAX.into())?;
         tokens = first / self.kv_heads;
         reach(&mut self.prompts, tokens);
         for row in 0..part.row_blocks() {
