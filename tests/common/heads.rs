@@ -37,17 +37,24 @@ impl<T: Element> Lists<T> {
     /// Requests with lists of their own for each head.
     #[allow(dead_code)] // not of all tests
     pub fn random(seed: u64) -> Self {
-        Self::new(seed, false)
+        Self::new(seed, None, false)
     }
 
     /// Such requests beside decodes and prompts whose heads read the same pages.
     pub fn mixed(seed: u64) -> Self {
-        Self::new(seed, true)
+        Self::new(seed, None, true)
     }
 
-    fn new(seed: u64, mixed: bool) -> Self {
+    /// The same with so many query heads for each KV head.
+    #[allow(dead_code)] // not of all tests
+    pub fn mixed_groups(seed: u64, group: u32) -> Self {
+        Self::new(seed, Some(group), true)
+    }
+
+    fn new(seed: u64, group: Option<u32>, mixed: bool) -> Self {
         let mut rng = Rng(seed);
-        let (kv_heads, group) = (1 + rng.below(4) as u32, 1 + rng.below(5) as u32);
+        let (kv_heads, few) = (1 + rng.below(4) as u32, 1 + rng.below(5) as u32);
+        let group = group.unwrap_or(few);
         let dim = [64, 128][rng.below(2)];
         let spec = Spec::new(kv_heads * group, kv_heads, dim).with_kv_dtype(T::DTYPE);
         let layout = [KvLayout::Nhd, KvLayout::Hnd][rng.below(2)];

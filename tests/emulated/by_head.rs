@@ -3,7 +3,7 @@
 use half::bf16;
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::emulated::Emulated,
+    exec::emulated::{Emulated, Settings},
     plan::{MergeMode, PlanOptions, Planner, pod::PodMode},
     tensor::{Element, F8E4M3},
 };
@@ -26,13 +26,21 @@ fn options() -> impl Strategy<Value = (PlanOptions, u8, u64)> {
 }
 
 fn check<T: Element>((options, schedule, seed): (PlanOptions, u8, u64)) -> Result<(), String> {
+    let emulated = settings(schedule, seed);
+    check_on(emulated, &options, &Lists::<T>::mixed(seed))
+}
+
+fn check_on<T: Element>(
+    settings: Settings,
+    options: &PlanOptions,
+    lists: &Lists<T>,
+) -> Result<(), String> {
     let _others = no_failure();
-    let emulated = Emulated::new(settings(schedule, seed)).expect("the emulator");
-    let lists = Lists::<T>::mixed(seed);
+    let emulated = Emulated::new(settings).expect("the emulator");
     let by_head = lists.by_head();
     let batch = by_head.batch();
     let plan = Planner::new()
-        .plan(by_head.spec(), &batch, &emulated.device(), &options)
+        .plan(by_head.spec(), &batch, &emulated.device(), options)
         .expect("it can be planned");
     let views = [lists.view().by_head().expect("even heads"), lists.view()];
     let views = &views[..batch.parts.len()];
@@ -55,5 +63,28 @@ proptest! {
     #[test]
     fn lists_of_8_bits_run_beside_whole_requests(case in options()) {
         check::<F8E4M3>(case).map_err(TestCaseError::fail)?;
+    }
+}
+
+/// A GPU whose prefills and decodes can be in one kernel, if they are of one part.
+#[test]
+fn lists_run_beside_whole_requests_on_ampere() {
+    for seed in 0..6 {
+        let ampere = Settings {
+            compute: 80,
+            ..settings(seed as u8 % 3, seed)
+        };
+        let lists = Lists::<bf16>::mixed(seed);
+        check_on(ampere, &PlanOptions::default(), &lists).unwrap();
+    }
+}
+
+/// More query heads than a tile of decodes holds: lists run as prefills, and keys of both kinds of tables are converted.
+#[test]
+fn lists_that_run_as_prefills_have_converted_pages_of_their_own() {
+    for seed in 0..4 {
+        let lists = Lists::<F8E4M3>::mixed_groups(seed, 72);
+        let options = PlanOptions::default();
+        check_on(settings(seed as u8 % 3, seed), &options, &lists).unwrap();
     }
 }

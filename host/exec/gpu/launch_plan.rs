@@ -160,8 +160,13 @@ impl LaunchPlan {
         if !plan.spec.converts() {
             return;
         }
-        for launch in &mut self.launches {
-            if launch.key.kernel.info().op == Op::Prefill {
+        // Pages lie by their number. Those of several heads are longer, and must begin behind those of one.
+        for several in [false, true] {
+            let of_prefills = |launch: &&mut GroupLaunch| {
+                let op = launch.key.kernel.info().op;
+                op == Op::Prefill && (launch.key.heads > 1) == several
+            };
+            for launch in self.launches.iter_mut().filter(of_prefills) {
                 let items = self.items.get_or_insert_with(|| plan.items.clone());
                 let range = launch.first as usize..(launch.first + launch.items) as usize;
                 let items = &mut items[range];

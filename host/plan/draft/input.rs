@@ -24,8 +24,8 @@ pub struct BatchInput<'a> {
     are_few: bool,
     /// Whether all decodes have enough rows for the larger tile.
     have_many_rows: bool,
-    /// Whether a part has several heads.
-    beside_heads: bool,
+    /// Whether a part has several heads: prefills, which run beside decodes of other parts.
+    pub beside_heads: bool,
     /// Whether a query token may have keys in several parts.
     composed: bool,
 }

@@ -77,7 +77,8 @@ pub fn choose(
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
-            by_tickets || !two_kernels
+            // Both are of one part then.
+            (by_tickets || !two_kernels) && !input.beside_heads
         } else {
             !(by_tickets || config.is_apart() && (shares || !may_be_apart))
         };
