@@ -97,7 +97,8 @@ fn masked(
     // Blocks of queries and of keys are as long. A block that begins within a block of keys sees both of its own.
     let mask = BlockMask::from_fn(BlockMask::KEYS, row.q_len, row.kv_len, |query, key| {
         let begin = first + query * BlockMask::KEYS;
-        let own = begin / BlockMask::KEYS..=(begin + BlockMask::KEYS - 1) / BlockMask::KEYS;
+        let last = begin + (BlockMask::KEYS - 1);
+        let own = begin / BlockMask::KEYS..=last / BlockMask::KEYS;
         own.contains(&key) || (query + key).is_multiple_of(apart)
     })?;
     prompts.push(row.q_len, &row.pages, row.kv_len, &[mask])?;

@@ -113,9 +113,9 @@ impl ByHead {
         let table = &batch.parts[0].table;
         let strides = layout.strides(table.page_size, kv_heads, head_dim_qk);
         let mut lists = PagesByHead::new(&self.model, strides, table.pool_pages)?;
-        for request in 0..batch.requests() {
+        for (request, &all_pages) in all_pages.iter().enumerate() {
             let (pages, keys) = (table.pages(request), table.kv_len(request));
-            if all_pages[request] {
+            if all_pages {
                 lists.push_whole(batch.q_len(request), pages, keys)?;
                 continue;
             }
