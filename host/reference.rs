@@ -186,12 +186,13 @@ fn check<T: Element>(
             expected: batch.parts.len(),
         });
     }
-    for (index, (view, Part { table, .. })) in kv.iter().zip(&batch.parts).enumerate() {
+    for (index, (view, Part { table, heads, .. })) in kv.iter().zip(&batch.parts).enumerate() {
         ShapeError::named(index, table.page_size, table.pool_pages)?;
+        let (spec, tokens) = (&spec.times(*heads), batch.total_q() / heads);
         view.check(spec, index, table.page_size, table.pool_pages)?;
         let pages = [table.page_size, table.pool_pages];
         view.scales
-            .check(T::DTYPE, index, spec.kv_heads, batch.total_q(), pages)?;
+            .check(T::DTYPE, index, spec.kv_heads, tokens, pages)?;
     }
     Ok(())
 }

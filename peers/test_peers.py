@@ -86,6 +86,7 @@ class Workloads(unittest.TestCase):
             ({"variant": {"sinks": True}, "requests": [plain]}, "variant.sinks"),
             ({"variant": {"rotary": {"theta": 1e4}}, "requests": [plain]}, "variant.rotary"),
             ({"requests": [{**plain, "branches": 2}]}, "branches"),
+            ({"requests": [{**plain, "one_block_in": 2}]}, "one_block_in"),
             ({"pages_by_head": 2, "requests": [plain]}, "pages_by_head"),
         ]:
             self.assertIn(says, one(**few, **fields).refused)

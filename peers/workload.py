@@ -146,7 +146,7 @@ def _refused(fields, requests):
     variant = fields["variant"]
     given = [f"variant.{name}" for name in VARIANTS if variant.get(name)]
     given += ["pages_by_head"] if fields.get("pages_by_head") else []
-    given += ["branches"] if any(request.get("branches") for request in requests) else []
+    given += [name for name in ("branches", "one_block_in") if any(request.get(name) for request in requests)]
     return f"no peer takes {', '.join(given)}" if given else None
 
 

@@ -6,7 +6,7 @@ use tandem_attn::{
     problem::{Batch, Compute, Dtype, PageTable, Spec},
 };
 
-use crate::{Failure, backend::Results, tensors::Tensors};
+use crate::{Failure, backend::Results, tensors::Tensors, workload::Place};
 
 /// The largest errors found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -141,7 +141,6 @@ struct Pick {
 
 /// Query tokens spread evenly over the batch, including the first and the last.
 fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
-    let part = &batch.parts[0];
     let variant = &spec.variant;
     let total = batch.total_q();
     let count = tokens.min(total);
@@ -161,7 +160,9 @@ fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
                 token
             };
             let from_end = batch.qo_indptr[request + 1] - 1 - token;
-            let keys = part.kv_len(request);
+            let place = Place::of(batch, request);
+            let keys = place.part.kv_len(place.row_block);
+            let from_end = from_end / place.part.heads;
             Pick {
                 token,
                 request,
@@ -180,9 +181,10 @@ fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
 /// A batch of one query token on the first `keys` keys of a request.
 fn alone(batch: &Batch, token: u32, request: usize, keys: u32) -> Batch {
     let table = &batch.parts[0].table;
+    let place = Place::of(batch, request);
     let pages = keys.div_ceil(table.page_size) as usize;
     let mut one = PageTable::new(table.page_size, table.pool_pages);
-    one.push(&table.pages(request)[..pages], keys);
+    one.push(&place.pages(token)[..pages], keys);
     let ancestors = batch.ancestors.get(token as usize);
     Batch::new(vec![0, 1], one).with_ancestors(ancestors.copied().into_iter().collect())
 }

@@ -54,6 +54,8 @@ fn case() -> Case {
         layout: KvLayout::Nhd,
         requests: vec![Requests {
             branches: 0,
+            all_pages: false,
+            one_block_in: 0,
             q_len: 256,
             kv_len: 1024,
             count: 1,

@@ -245,6 +245,15 @@ pub fn kv_view<'a, T: Element>(
     }
 }
 
+/// The specification of a part of so many heads ([`Part::heads`](tandem_attn::problem::Part::heads)).
+#[must_use]
+pub const fn of_part(spec: &Spec, heads: u32) -> Spec {
+    let mut of_part = *spec;
+    of_part.q_heads *= heads;
+    of_part.kv_heads *= heads;
+    of_part
+}
+
 /// Whether keys are stored with their scales in rows of 656 bytes, as DeepSeek's heads in F8E4M3.
 #[must_use]
 pub fn has_rows_656(spec: &Spec) -> bool {

@@ -188,7 +188,8 @@ impl Emulated {
             buffers: Vec::new(),
         };
         let mut pools = Vec::with_capacity(kv.len());
-        for view in kv {
+        for (view, part) in kv.iter().zip(&plan.parts) {
+            let spec = &spec.times(part.heads);
             let k = memory.put(view.k)?;
             let v = match spec.latent {
                 true => k,

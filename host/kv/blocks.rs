@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use kernels_gpu::abi::KvStrides;
 
-use super::by_head::Strided;
+use super::strided::Strided;
 use crate::problem::{Batch, PageTable, Part, ProblemError, Spec};
 
 /// One bit for each block of queries and block of [128 keys](Self::KEYS) of a request: whether these queries see these keys.

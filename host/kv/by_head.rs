@@ -1,15 +1,22 @@
-//! Page lists that differ by KV head, as in Quest and MInference.
+//! Page lists that differ by KV head, as in Quest and MInference, and requests beside them whose heads read the same pages.
 //!
 //! Each pair of a new token and a KV head becomes a request of a specification with one KV head. No data moves.
 //! Queries `[tokens, q_heads, dim]` are `[tokens · kv_heads, group, dim]` in the same memory, and so are outputs and LSEs.
 //! If the page stride of a pool is a multiple of its head stride, the part of a page that belongs to one head is a page of the view
 //! that [`KvView::by_head`](super::KvView::by_head) returns.
+//!
+//! The tokens of a prompt would not follow each other in that view, as a tile of a prefill needs them. So prompts are a part whose tokens
+//! are those of the model ([`Part::with_heads`](crate::problem::Part::with_heads)).
 
 use kernels_gpu::abi::KvStrides;
 
-use crate::problem::{self, Batch, PageTable, ProblemError, Quantity, Spec};
+use super::{
+    blocks::{BlockMask, BlockSparse, MaskedHeads},
+    strided::Strided,
+};
+use crate::problem::{self, Batch, PageTable, Part, ProblemError, Quantity, Spec};
 
-/// Page lists of requests by KV head, and the batch that computes them.
+/// Page lists of requests by KV head, requests without lists, and the one batch that computes them all.
 ///
 /// ```
 /// use half::bf16;
@@ -24,69 +31,42 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Quantity, Spec};
 /// let mut lists = PagesByHead::new(&spec, view.k_strides, pages)?;
 /// // A decode: the first KV head reads two pages of which the last has 5 keys, the second one three.
 /// lists.push(1, &[(&[7, 3], 21), (&[0, 7, 3], 37)])?;
+/// // A prompt of 40 tokens, all of them new, and a decode: all heads read all pages.
+/// lists.push_whole(40, &[2, 6, 4], 40)?;
+/// lists.push_whole(1, &[9, 1], 30)?;
 ///
 /// let (cpu, batch) = (Cpu::new(), lists.batch());
 /// let plan = Planner::new().plan(lists.spec(), &batch, &cpu.device(), &PlanOptions::default())?;
-/// let (q, mut out) = (vec![bf16::ONE; 8 * 64], vec![bf16::ZERO; 8 * 64]);
-/// cpu.run(&plan, &q, &[view.by_head()?], &mut out, None)?;
+/// let (q, mut out) = (vec![bf16::ONE; 42 * 8 * 64], vec![bf16::ZERO; 42 * 8 * 64]);
+/// // Lists read the pool by head. The second part, of the prompts, reads it as it is; without prompts there is no such part.
+/// let pools = [view.by_head()?, view];
+/// cpu.run(&plan, &q, &pools[..batch.parts.len()], &mut out, None)?;
 /// assert_eq!(out, q);
 /// # Ok::<(), tandem_attn::Error>(())
 /// ```
 ///
 /// On a GPU pools and tensors are [`KvPool::by_head`](crate::gpu::KvPool::by_head) and
-/// [`DeviceTensor::by_kv_head`](crate::gpu::DeviceTensor::by_kv_head).
+/// [`DeviceTensor::by_kv_head`](crate::gpu::DeviceTensor::by_kv_head), limits of a workspace
+/// [`BatchLimits::by_kv_head`](crate::plan::BatchLimits::by_kv_head), and launch sets have the prompts by
+/// [`LaunchSet::with_prompts_of_heads`](crate::gpu::LaunchSet::with_prompts_of_heads).
 #[derive(Clone, Debug)]
 pub struct PagesByHead {
     spec: Spec,
     kv_heads: u32,
     pages: u32,
+    strides: KvStrides,
     strided: Strided,
-    table: PageTable,
+    /// Requests of the batch: `[requests + 1]` query tokens of it.
+    qo_indptr: Vec<u32>,
+    /// Tokens of single heads.
+    lists: Part,
+    /// Tokens whose heads read the same pages.
+    prompts: Part,
 }
 
-/// How tables number the pages of a pool.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Strided {
-    /// Number of pages of the view from one page of the pool to the next.
-    step: u32,
-    /// Number of pages of the view.
-    pub(super) pages: u32,
-}
-
-impl Strided {
-    /// The pool as it is: pages with all heads.
-    pub(super) const fn whole(pages: u32) -> Self {
-        Self { step: 1, pages }
-    }
-
-    /// The part of a page that belongs to one head is a page of its own.
-    pub(super) fn by_head(
-        strides: KvStrides,
-        pages: u32,
-        kv_heads: u32,
-    ) -> Result<Self, ProblemError> {
-        let (_, step) = by_head(strides)?;
-        let of_view = match u64::from(pages) {
-            0 => 0,
-            // The view ends with the heads of the last page.
-            pages => (pages - 1) * u64::from(step) + u64::from(kv_heads),
-        };
-        problem::fits(
-            Quantity::Pool("pages × heads of the pool"),
-            of_view,
-            u32::MAX.into(),
-        )?;
-        Ok(Self {
-            step,
-            pages: of_view as u32,
-        })
-    }
-
-    /// The id of a page of the pool, or of a head's part of it.
-    pub(super) const fn id(&self, page: u32, head: u32) -> u32 {
-        page * self.step + head
-    }
-}
+/// Requests of more new tokens than these are prompts if their heads read the same pages. Others are lists: in a batch that has no
+/// prompts, decode kernels run all requests.
+const MOST_TOKENS: u32 = 8;
 
 impl PagesByHead {
     /// An empty set of lists, for a pool of `pages` pages with these strides.
@@ -95,14 +75,7 @@ impl PagesByHead {
     /// [`ProblemError::ByHead`] if the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so positions are
     /// unknown, and data for each query head does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
-        let variant = &spec.variant;
-        let what = [
-            (variant.window_left.is_some(), "a window"),
-            (variant.sinks, "sinks"),
-            (variant.hooks.is_some(), "hooks"),
-            (spec.rotary.is_some(), "a rotary embedding"),
-        ];
-        if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
+        if let Some(what) = spec.not_by_head() {
             return Err(ProblemError::ByHead { what });
         }
         let strided = Strided::by_head(strides, pages, spec.kv_heads)?;
@@ -111,12 +84,16 @@ impl PagesByHead {
             kv_heads: 1,
             ..*spec
         };
+        let part = |pages| Part::new(vec![0], PageTable::new(strides.page_size, pages));
         Ok(Self {
             spec: one,
             kv_heads: spec.kv_heads,
             pages,
+            strides,
             strided,
-            table: PageTable::new(strides.page_size, strided.pages),
+            qo_indptr: vec![0],
+            lists: part(strided.pages),
+            prompts: part(pages).with_heads(spec.kv_heads),
         })
     }
 
@@ -135,7 +112,7 @@ impl PagesByHead {
         if let (Some(&(_, keys)), true) = (short, self.spec.variant.causal) {
             return Err(ProblemError::BlockTokens { tokens, keys });
         }
-        let mut table = PageTable::new(self.table.page_size, self.table.pool_pages);
+        let mut table = PageTable::new(self.strides.page_size, self.strided.pages);
         for token in 0..tokens {
             for (head, &(pages, keys)) in (0..).zip(lists) {
                 if let Some(&got) = pages.iter().find(|&&page| page >= self.pages) {
@@ -153,18 +130,112 @@ impl PagesByHead {
                 table.try_push(ids, keys.saturating_sub(hidden))?;
             }
         }
-        for row in 0..table.row_blocks() {
-            self.table.push(table.pages(row), table.kv_len(row));
+        let first = self.last_token();
+        if table.row_blocks() > 0 {
+            reach(&mut self.lists, first);
+        }
+        for (row, end) in (0..table.row_blocks()).zip(first + 1..) {
+            self.lists.table.push(table.pages(row), table.kv_len(row));
+            self.lists.q_indptr.push(end);
+            self.qo_indptr.push(end);
         }
         Ok(())
+    }
+
+    /// Adds a request whose heads all read the same pages: the number of new tokens, the pages of its keys, and the number of keys, of
+    /// which the last ones are those of the new tokens. A decode or a prompt without page lists.
+    ///
+    /// # Errors
+    /// [`ProblemError::BlockTokens`], [`ProblemError::NoPage`], and those of [`PageTable::try_push`]. Nothing is added then.
+    pub fn push_whole(
+        &mut self,
+        tokens: u32,
+        pages: &[u32],
+        keys: u32,
+    ) -> Result<(), ProblemError> {
+        if tokens <= MOST_TOKENS {
+            return self.push(tokens, &vec![(pages, keys); self.kv_heads as usize]);
+        }
+        if self.spec.variant.causal && (1..tokens).contains(&keys) {
+            return Err(ProblemError::BlockTokens { tokens, keys });
+        }
+        self.check_pages(pages)?;
+        let mut one = Part::new(vec![0], PageTable::new(self.strides.page_size, self.pages));
+        one.try_push(tokens, pages, keys, 0)?;
+        self.add(&one)
+    }
+
+    /// Adds a prompt with a block mask, which is the same for all heads: as [`BlockSparse::push`](super::BlockSparse::push) with
+    /// [`MaskedHeads::All`].
+    ///
+    /// # Errors
+    /// Those of [`BlockSparse::new`](super::BlockSparse::new) and [`BlockSparse::push`](super::BlockSparse::push). Nothing is added then.
+    pub fn push_masked(
+        &mut self,
+        tokens: u32,
+        pages: &[u32],
+        keys: u32,
+        mask: &BlockMask,
+    ) -> Result<(), ProblemError> {
+        let model = self.spec.times(self.kv_heads);
+        let mut masked = BlockSparse::new(&model, self.strides, self.pages, MaskedHeads::All)?;
+        masked.push(tokens, pages, keys, std::slice::from_ref(mask))?;
+        let runs = masked.runs();
+        runs.iter()
+            .flat_map(|run| &run.batch.parts)
+            .try_for_each(|part| self.add(part))
+    }
+
+    /// Adds the row blocks of a part as requests whose heads read the same pages.
+    fn add(&mut self, part: &Part) -> Result<(), ProblemError> {
+        let mut tokens = part.q_indptr.last().copied().unwrap_or(0);
+        let first = self.last_token();
+        // All heads of a token are tokens of the batch, whose number fits 32 bits.
+        let last = u64::from(first) + u64::from(tokens) * u64::from(self.kv_heads);
+        problem::fits(
+            Quantity::Batch("query tokens × KV heads"),
+            last,
+            i32::MAX as u64,
+        )?;
+        // Each table fits, so that nothing is added if all of them do not.
+        let ids = self.prompts.table.indices.len() as u64 + part.table.indices.len() as u64;
+        let what = Quantity::Batch("the number of page ids");
+        problem::fits(what, ids, u32::MAX.into())?;
+        tokens = first / self.kv_heads;
+        reach(&mut self.prompts, tokens);
+        for row in 0..part.row_blocks() {
+            let queries = part.q_range(row).len() as u32;
+            self.prompts.try_push(
+                queries,
+                part.table.pages(row),
+                part.kv_len(row),
+                part.after(row),
+            )?;
+            tokens += queries;
+            self.qo_indptr.push(tokens * self.kv_heads);
+        }
+        Ok(())
+    }
+
+    fn check_pages(&self, pages: &[u32]) -> Result<(), ProblemError> {
+        let limit = self.pages;
+        match pages.iter().find(|&&page| page >= limit) {
+            Some(&got) => Err(ProblemError::NoPage { got, pages: limit }),
+            None => Ok(()),
+        }
+    }
+
+    /// Query tokens of the batch so far.
+    fn last_token(&self) -> u32 {
+        self.qo_indptr[self.qo_indptr.len() - 1]
     }
 
     /// The KV head of each query token of the [batch](Self::batch). A pool with a scale for each KV head becomes a view with a scale for
     /// each request ([`KvScales::Request`](super::KvScales::Request)): these are its `of_token`, and its requests the KV heads.
     #[must_use]
     pub fn heads(&self) -> Vec<u32> {
-        let rows = self.table.row_blocks() as u32;
-        (0..rows).map(|row| row % self.kv_heads).collect()
+        let tokens = self.last_token();
+        (0..tokens).map(|token| token % self.kv_heads).collect()
     }
 
     /// The specification of the [batch](Self::batch): one KV head and its group.
@@ -173,73 +244,32 @@ impl PagesByHead {
         &self.spec
     }
 
-    /// The batch: a request of one query token for each new token and KV head.
+    /// The batch. Its first part has a request of one query token for each new token and KV head, and reads a pool
+    /// [by head](super::KvView::by_head). If there are prompts whose heads read the same pages, they are a second part, which reads
+    /// the pool as it is.
     #[must_use]
     pub fn batch(&self) -> Batch {
-        let rows = self.table.row_blocks() as u32;
-        Batch::new((0..=rows).collect(), self.table.clone())
-    }
-}
-
-/// The strides of the parts of pages that belong to one head, as pages; and the number of such pages from one page of the
-/// pool to the next.
-fn by_head(strides: KvStrides) -> Result<(KvStrides, u32), ProblemError> {
-    let KvStrides { page, head, .. } = strides;
-    if head == 0 || !page.is_multiple_of(head) {
-        return Err(ProblemError::UnevenHeads { page, head });
-    }
-    let of_head = KvStrides {
-        page: head,
-        ..strides
-    };
-    Ok((of_head, page / head))
-}
-
-/// What a view of a pool by head has as scales.
-#[cfg(feature = "unstable")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScalesByHead {
-    /// Those of the pool, or none.
-    Same,
-    /// The pool has a scale for each KV head.
-    OfHeads,
-    /// The pool has scales of another kind, in words.
-    Others(&'static str),
-}
-
-/// The strides of keys and of values of a view by head, and the number of its pages from one page of the pool to the next.
-#[cfg(feature = "unstable")]
-pub(crate) fn view_by_head(
-    [k, v]: [KvStrides; 2],
-    scales: ScalesByHead,
-    in_parts: bool,
-) -> Result<([KvStrides; 2], u32), ProblemError> {
-    let refused = |what, instead| Err(ProblemError::PoolByHead { what, instead });
-    match scales {
-        ScalesByHead::Same => {}
-        ScalesByHead::OfHeads => {
-            return refused(
-                "a scale for each KV head",
-                "make the view without scales, and give it KvScales::Request: one request for each KV head, and \
-                 PagesByHead::heads as the requests of the query tokens",
-            );
+        let mut parts = vec![self.lists.clone()];
+        if self.prompts.row_blocks() > 0 {
+            parts.push(self.prompts.clone());
         }
-        ScalesByHead::Others(what) => {
-            return refused(
-                what,
-                "give it one scale for all keys and one for all values",
-            );
-        }
+        Batch::composed(self.qo_indptr.clone(), parts)
     }
-    if in_parts {
-        return refused("keys in two pools", "use one pool for whole keys");
+}
+
+/// Gives the tokens of other parts before `token` a row block without keys.
+fn reach(part: &mut Part, token: u32) {
+    let end = part.q_indptr[part.q_indptr.len() - 1];
+    if end == token {
+        return;
     }
-    let ((k, of_k), (v, of_v)) = (by_head(k)?, by_head(v)?);
-    if of_k != of_v {
-        return refused(
-            "different layouts of keys and values",
-            "use one layout for both",
-        );
+    if part.row_blocks() == 0 {
+        part.q_indptr = vec![token];
+        return;
     }
-    Ok(([k, v], of_k))
+    part.q_indptr.push(token);
+    part.table.push(&[], 0);
+    if !part.keys_after.is_empty() {
+        part.keys_after.push(0);
+    }
 }

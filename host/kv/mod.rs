@@ -15,12 +15,11 @@ mod radix;
 mod rows;
 mod scales;
 mod sequence;
+mod strided;
 mod view;
 mod view_mut;
 mod view_pages;
 
-#[cfg(all(feature = "cuda", feature = "unstable"))]
-pub(crate) use by_head::{ScalesByHead, view_by_head};
 pub use kernels_gpu::abi::KvStrides;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
@@ -29,6 +28,8 @@ pub(crate) use scales::ScaleAt;
 pub(crate) use scales::check_in_row;
 pub use scales::{AppendScales, KvScales};
 pub use sequence::Sequence;
+#[cfg(all(feature = "cuda", feature = "unstable"))]
+pub(crate) use strided::{ScalesByHead, view_by_head};
 #[cfg(feature = "cuda")]
 pub(crate) use view::check_heads;
 pub use view::{KvTensors, KvView};

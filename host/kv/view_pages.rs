@@ -3,7 +3,7 @@
 use kernels_gpu::abi::KvStrides;
 
 #[cfg(feature = "unstable")]
-use super::by_head::{ScalesByHead, view_by_head};
+use super::strided::{ScalesByHead, view_by_head};
 use super::{KvScales, KvView, RopePart};
 #[cfg(feature = "unstable")]
 use crate::problem::ProblemError;

@@ -11,7 +11,8 @@ pub(crate) const fn converted_pages(keys: &Range<u32>) -> Range<u32> {
     keys.start / ConvertedPage::KEYS..keys.end.div_ceil(ConvertedPage::KEYS)
 }
 
-/// Maximum number of converted pages of a plan. There are fewer if requests share prefixes.
+/// Maximum number of converted pages of a plan. There are fewer if requests share prefixes. With a part of several heads, each page has
+/// the room of so many.
 pub(crate) fn most_pages(plan: &Plan) -> u32 {
     if !plan.spec.converts() || plan.groups.iter().any(|group| group.id.is_none()) {
         return 0;
@@ -26,7 +27,13 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
             }
         }
     }
-    of_blocks + prefixes.pages()
+    (of_blocks + prefixes.pages()).saturating_mul(most_heads(plan))
+}
+
+/// The heads of the part that has the most.
+pub(crate) fn most_heads(plan: &Plan) -> u32 {
+    let heads = plan.parts.iter().map(|part| part.heads);
+    heads.max().unwrap_or(1)
 }
 
 /// The keys of a prefill's table that its launch converts: those that any token of its row block sees. None for a prefill that

@@ -212,6 +212,10 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
         }
         .into());
     }
+    if !tiles.has_prefills() && batch.parts.iter().any(|part| part.heads > 1) {
+        let what = "runs prompts beside page lists by KV head: plan them apart";
+        return Err(of_heads(spec, device, what.into()).into());
+    }
     // Kernels that only load by tensor maps, in groups of 8 tokens; these heads have no other kernel.
     let by_groups = |id: KernelId| {
         let row = id.info();

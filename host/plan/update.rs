@@ -314,6 +314,7 @@ fn same_ends(table: &PageTable, planned: &[u32]) -> bool {
 fn alike(part: &Part, planned: &PlannedPart, row_blocks: usize) -> bool {
     let table = &part.table;
     table.page_size == planned.page_size
+        && part.heads == planned.heads
         && part.q_indptr.len() == row_blocks + 1
         && table.indptr.len() == row_blocks + 1
         && table.last_page_len.len() == row_blocks

@@ -196,6 +196,31 @@ pub enum ProblemError {
         /// Query tokens in the batch.
         total_q: u32,
     },
+    /// A part with heads that are tokens of the batch.
+    #[error(
+        "part {part}: {heads} neighbouring tokens of the batch are one of the part, of {total_q} query tokens: give a divisor of \
+         their number"
+    )]
+    PartHeads {
+        /// The part.
+        part: usize,
+        /// Its `heads`.
+        heads: u32,
+        /// Query tokens in the batch.
+        total_q: u32,
+    },
+    /// Parts of different numbers of heads.
+    #[error(
+        "part {part} has {got} heads, another {other}: give all parts either 1 or the same number"
+    )]
+    PartsOfHeads {
+        /// The part.
+        part: usize,
+        /// Its `heads`.
+        got: u32,
+        /// Those of a part before it.
+        other: u32,
+    },
     /// A number of indices that is not a multiple of the keys of a query token.
     #[error(
         "{got} indices cannot be divided among query tokens of {k} keys: give {k} for each, at least 1, with −1 for no key"

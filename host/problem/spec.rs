@@ -231,6 +231,28 @@ impl Spec {
         variant.window_left.is_some() || self.rotary.is_some() || variant.hooks.is_some_and(hooks)
     }
 
+    /// What keeps the KV heads of a token from being tokens of their own, in words: distances, because page lists of heads skip keys,
+    /// and data for each query head.
+    pub(crate) fn not_by_head(&self) -> Option<&'static str> {
+        let what = [
+            (self.variant.window_left.is_some(), "a window"),
+            (self.variant.sinks, "sinks"),
+            (self.variant.hooks.is_some(), "hooks"),
+            (self.rotary.is_some(), "a rotary embedding"),
+        ];
+        let mut there = what.into_iter().filter(|&(there, _)| there);
+        there.next().map(|(_, what)| what)
+    }
+
+    /// The same heads so many times.
+    pub(crate) const fn times(self, heads: u32) -> Self {
+        Self {
+            q_heads: self.q_heads * heads,
+            kv_heads: self.kv_heads * heads,
+            ..self
+        }
+    }
+
     /// Whether keys and values are copied before prefills on a GPU use them: converted to another type, or with rotary
     /// embedding.
     pub(crate) const fn converts(&self) -> bool {

@@ -456,10 +456,10 @@ proptest! {
         qo in prop::collection::vec(0u32..20, 0..5), q in prop::collection::vec(0u32..20, 0..5),
         indptr in prop::collection::vec(0u32..9, 0..5), indices in prop::collection::vec(0u32..8, 0..9),
         last in prop::collection::vec(0u32..6, 0..5), after in prop::collection::vec(0u32..20, 0..3),
-        page_size in 0u32..5,
+        page_size in 0u32..5, heads in 0u32..4,
     ) {
         let table = PageTable { page_size, pool_pages: 7, indptr, indices, last_page_len: last };
-        let parts = vec![Part { q_indptr: q, table, keys_after: after }];
+        let parts = vec![Part::new(q, table).with_keys_after(after).with_heads(heads)];
         let batch = Batch::composed(qo, parts);
         if batch.check(&Spec::new(2, 1, 16)).is_ok() {
             let _ = batch.check_append();

@@ -116,7 +116,7 @@ impl<V: Variant> Row<'_, V> {
             head,
             ..
         } = self;
-        let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
+        let position = part.position_of(row_block, token);
         let mut query = q.to_vec();
         let asks = Query {
             token,
@@ -142,7 +142,8 @@ impl<V: Variant> Row<'_, V> {
             let (page, offset) = (pages[(key / page_size) as usize], key % page_size);
             let at = Key {
                 position: key,
-                head: head / spec.group(),
+                // In the pool of a part with several heads.
+                head: token % part.heads * spec.kv_heads + head / spec.group(),
             };
             let mut k = kv.key(spec, page, offset, at.head);
             if let Some(rotary) = &rotary {
@@ -151,12 +152,12 @@ impl<V: Variant> Row<'_, V> {
             transform(&mut k, |pair, dim| variant.key(pair, dim, at).plain());
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
             let scale_at = ScaleAt {
-                token,
+                token: token / part.heads,
                 head: at.head,
                 page,
                 offset,
             };
-            let [k_scale, v_scale] = kv.scales(spec.kv_heads, scale_at);
+            let [k_scale, v_scale] = kv.scales(spec.kv_heads * part.heads, scale_at);
             let logit = variant.base_2(dot * k_scale, Pair::new(variant, asks, key));
             Seen {
                 logit,
@@ -209,6 +210,7 @@ struct Seen<'a> {
 
 /// The row block of a part that holds a query token.
 fn row_block_of(part: &Part, token: u32) -> Option<usize> {
+    let token = token / part.heads;
     let row_block = part
         .q_indptr
         .partition_point(|&start| start <= token)

@@ -50,7 +50,7 @@ unstable! {
     use forecast::{Forecast, Link, MERGED_WHOLE};
 }
 
-use crate::problem::{Batch, Spec};
+use crate::problem::{Batch, ProblemError, Spec};
 
 /// The most ranks of a sharding.
 pub const MAX_RANKS: u32 = 72;
@@ -157,6 +157,10 @@ impl Sharding {
     pub fn shares(&self, spec: &Spec, batch: &Batch) -> Result<Vec<Share>, ShardError> {
         spec.check()?;
         batch.check(spec)?;
+        if batch.parts.iter().any(|part| part.heads > 1) {
+            let what = "prompts beside them that are distributed over ranks";
+            return Err(ProblemError::ByHead { what }.into());
+        }
         self.check(spec)?;
         let queries = queries::RankTokens::new(spec, batch, self.queries)?;
         (0..self.ranks())

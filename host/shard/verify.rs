@@ -116,7 +116,7 @@ fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
         let Some(row_block) = part.row_block_of(token) else {
             continue;
         };
-        let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
+        let position = part.position_of(row_block, token);
         let keys = spec.variant.visible(position, part.kv_len(row_block));
         let page_size = part.table.page_size;
         let mut key = keys.start;

@@ -8,6 +8,14 @@ use crate::problem::{Dtype, PageTable};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShapeError {
+    /// A plan whose part has heads that its query tokens do not have.
+    #[error("part {part} of the plan has {heads} heads: plan the batch again")]
+    PartHeads {
+        /// The part.
+        part: usize,
+        /// Its heads.
+        heads: u32,
+    },
     /// A tensor of the wrong length.
     #[error("{name} has {got} elements, but {shape} needs {expected}")]
     Length {

@@ -1,4 +1,4 @@
-//! Random page lists by KV head, and what attention over them is: each head of each request for itself.
+//! Random page lists by KV head, beside requests without lists, and what attention over them is: each head of each request for itself.
 
 use half::bf16;
 use tandem_attn::{
@@ -13,46 +13,85 @@ use super::numeric::{Rng, Tolerance, compare, to_f64};
 /// Pages, and how many keys they have.
 type List = (Vec<u32>, u32);
 
-/// Requests with lists of their own for each head, over a pool of random keys.
-pub struct Lists {
+/// A request: its new tokens, and the pages and keys of each head.
+#[derive(Clone)]
+struct Request {
+    tokens: u32,
+    of_heads: Vec<List>,
+    /// Whether it is added as one whose heads read the same pages.
+    whole: bool,
+}
+
+/// Requests over a pool of random keys.
+pub struct Lists<T = bf16> {
     pub spec: Spec,
     pub layout: KvLayout,
     pub page_size: u32,
     pub pages: u32,
-    /// New tokens, and the pages and keys of each head.
-    pub requests: Vec<(u32, Vec<List>)>,
+    requests: Vec<Request>,
     pub q: Vec<bf16>,
-    pub pools: [Vec<bf16>; 2],
+    pub pools: [Vec<T>; 2],
 }
 
-impl Lists {
+impl<T: Element> Lists<T> {
+    /// Requests with lists of their own for each head.
+    #[allow(dead_code)] // not of all tests
     pub fn random(seed: u64) -> Self {
+        Self::new(seed, None, false)
+    }
+
+    /// Such requests beside decodes and prompts whose heads read the same pages.
+    pub fn mixed(seed: u64) -> Self {
+        Self::new(seed, None, true)
+    }
+
+    /// The same with so many query heads for each KV head.
+    #[allow(dead_code)] // not of all tests
+    pub fn mixed_groups(seed: u64, group: u32) -> Self {
+        Self::new(seed, Some(group), true)
+    }
+
+    fn new(seed: u64, group: Option<u32>, mixed: bool) -> Self {
         let mut rng = Rng(seed);
-        let (kv_heads, group) = (1 + rng.below(4) as u32, 1 + rng.below(5) as u32);
+        let (kv_heads, few) = (1 + rng.below(4) as u32, 1 + rng.below(5) as u32);
+        let group = group.unwrap_or(few);
         let dim = [64, 128][rng.below(2)];
-        let spec = Spec::new(kv_heads * group, kv_heads, dim);
+        let spec = Spec::new(kv_heads * group, kv_heads, dim).with_kv_dtype(T::DTYPE);
         let layout = [KvLayout::Nhd, KvLayout::Hnd][rng.below(2)];
         let (page_size, pages) = ([16, 8, 5][rng.below(3)], 40);
         let mut shuffled: Vec<u32> = (0..pages).collect();
-        let requests: Vec<(u32, Vec<List>)> = (0..1 + rng.below(4))
+        let requests: Vec<Request> = (0..1 + rng.below(if mixed { 6 } else { 4 }))
             .map(|_| {
-                let tokens = [1, 1, 3][rng.below(3)];
+                let whole = mixed && rng.below(2) == 0;
+                let tokens = match whole {
+                    true => [1, 2, 9, 40, 77][rng.below(5)],
+                    false => [1, 1, 3][rng.below(3)],
+                };
                 let mut list = || {
                     rng.shuffle(&mut shuffled);
                     let keys = tokens + rng.below(20 * page_size as usize) as u32;
                     let list = &shuffled[..keys.div_ceil(page_size) as usize];
                     (list.to_vec(), keys)
                 };
-                (tokens, (0..kv_heads).map(|_| list()).collect())
+                let of_heads = match whole {
+                    true => vec![list(); kv_heads as usize],
+                    false => (0..kv_heads).map(|_| list()).collect(),
+                };
+                Request {
+                    tokens,
+                    of_heads,
+                    whole,
+                }
             })
             .collect();
-        let tokens: u32 = requests.iter().map(|(tokens, _)| tokens).sum();
-        let mut floats = |count: u32| -> Vec<bf16> {
-            let values = rng.floats(count as usize, -1.0, 1.0);
-            values.into_iter().map(bf16::from_f32).collect()
-        };
+        let tokens: u32 = requests.iter().map(|request| request.tokens).sum();
+        let mut floats = |count: u32| rng.floats(count as usize, -1.0, 1.0).into_iter();
         let q = floats(tokens * spec.q_heads * dim);
-        let pools = [(); 2].map(|()| floats(pages * page_size * kv_heads * dim));
+        let q = q.map(bf16::from_f32).collect();
+        let pools = [(); 2].map(|()| {
+            let pool = floats(pages * page_size * kv_heads * dim);
+            pool.map(T::from_f32).collect()
+        });
         Self {
             spec,
             layout,
@@ -64,7 +103,25 @@ impl Lists {
         }
     }
 
-    pub fn view(&self) -> KvView<'_, bf16> {
+    /// The requests with lists, as the first tokens.
+    #[allow(dead_code)] // of tests on a GPU
+    pub fn without_whole(&self) -> Self
+    where
+        T: Clone,
+    {
+        let requests = self.requests.iter().filter(|request| !request.whole);
+        let requests: Vec<Request> = requests.cloned().collect();
+        let tokens: u32 = requests.iter().map(|request| request.tokens).sum();
+        let elements = tokens * self.spec.q_heads * self.spec.head_dim_qk;
+        Self {
+            requests,
+            q: self.q[..elements as usize].to_vec(),
+            pools: self.pools.clone(),
+            ..*self
+        }
+    }
+
+    pub fn view(&self) -> KvView<'_, T> {
         let [k, v] = &self.pools;
         KvView::new(&self.spec, self.layout, self.page_size, k, v)
     }
@@ -72,12 +129,14 @@ impl Lists {
     pub fn by_head(&self) -> PagesByHead {
         let mut lists = PagesByHead::new(&self.spec, self.view().k_strides, self.pages)
             .expect("a plain variant");
-        for (tokens, of_heads) in &self.requests {
-            let of_heads: Vec<_> = of_heads
-                .iter()
-                .map(|(pages, keys)| (&pages[..], *keys))
-                .collect();
-            lists.push(*tokens, &of_heads).expect("good lists");
+        for request in &self.requests {
+            let of_heads = request.of_heads.iter();
+            let of_heads: Vec<_> = of_heads.map(|(pages, keys)| (&pages[..], *keys)).collect();
+            let pushed = match request.whole {
+                true => lists.push_whole(request.tokens, of_heads[0].0, of_heads[0].1),
+                false => lists.push(request.tokens, &of_heads),
+            };
+            pushed.expect("good lists");
         }
         lists
     }
@@ -94,12 +153,15 @@ impl Lists {
         let (row, dim) = (q_heads as usize * dim as usize, dim as usize);
         let mut out = vec![f64::NAN; self.q.len()];
         let mut lse = vec![f64::NAN; self.q.len() / dim];
-        let one = Spec::new(group as u32, 1, dim as u32);
+        let one = Spec::new(group as u32, 1, dim as u32).with_kv_dtype(T::DTYPE);
         let mut first = 0;
-        for (tokens, of_heads) in &self.requests {
+        for Request {
+            tokens, of_heads, ..
+        } in &self.requests
+        {
             for head in 0..kv_heads {
                 let (pages, keys) = &of_heads[head as usize];
-                let gather = |value: bool| -> Vec<bf16> {
+                let gather = |value: bool| -> Vec<T> {
                     let of_key = |key: u32| {
                         let (page, offset) =
                             (pages[(key / self.page_size) as usize], key % self.page_size);

@@ -3,10 +3,13 @@
 use half::bf16;
 use proptest::prelude::*;
 use tandem_attn::{
+    abi::{DIRECT, WorkItem},
     exec::Cpu,
-    kv::{KvScales, KvView, PagesByHead},
-    plan::{PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
+    kv::{BlockMask, BlockSparse, KvScales, KvView, MaskedHeads, PagesByHead},
+    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode, Update},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, ProblemError, Spec},
+    reference,
+    shard::Sharding,
     tensor::{Element, F8E4M3},
 };
 
@@ -16,24 +19,63 @@ use crate::{
     problems::cases,
 };
 
+fn run<T: Element>(lists: &Lists<T>) -> Result<(), String> {
+    let (by_head, cpu) = (lists.by_head(), Cpu::new());
+    let batch = by_head.batch();
+    batch.check(by_head.spec()).unwrap();
+    let plan = Planner::new()
+        .plan(
+            by_head.spec(),
+            &batch,
+            &cpu.device(),
+            &PlanOptions::default(),
+        )
+        .unwrap();
+    plan.verify(&batch).unwrap();
+    let views = [lists.view().by_head().unwrap(), lists.view()];
+    let views = &views[..batch.parts.len()];
+    let right = reference::attention(by_head.spec(), &batch, &lists.q, views).unwrap();
+    let lse: Vec<f32> = right.lse.iter().map(|&lse| lse as f32).collect();
+    let out: Vec<f32> = right.out.iter().map(|&out| out as f32).collect();
+    lists.check(&out, &lse, false)?;
+    let mut out = vec![bf16::NAN; lists.q.len()];
+    let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
+    cpu.run(&plan, &lists.q, views, &mut out, Some(&mut lse))
+        .unwrap();
+    lists.check(&out, &lse, false)
+}
+
 proptest! {
     #![proptest_config(cases(64))]
 
     #[test]
     fn each_head_reads_its_own_pages(seed in any::<u64>()) {
-        let lists = Lists::random(seed);
-        let (by_head, cpu) = (lists.by_head(), Cpu::new());
-        let batch = by_head.batch();
-        batch.check(by_head.spec()).unwrap();
-        let plan = Planner::new()
-            .plan(by_head.spec(), &batch, &cpu.device(), &PlanOptions::default())
-            .unwrap();
-        plan.verify(&batch).unwrap();
-        let view = lists.view().by_head().unwrap();
-        let mut out = vec![bf16::NAN; lists.q.len()];
-        let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
-        cpu.run(&plan, &lists.q, &[view], &mut out, Some(&mut lse)).unwrap();
-        lists.check(&out, &lse, false).map_err(TestCaseError::fail)?;
+        run(&Lists::<bf16>::random(seed)).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn requests_without_lists_run_beside_those_with_lists(seed in any::<u64>()) {
+        run(&Lists::<bf16>::mixed(seed)).map_err(TestCaseError::fail)?;
+        run(&Lists::<F8E4M3>::mixed(seed)).map_err(TestCaseError::fail)?;
+    }
+
+    /// Plans for GPUs have other tiles, and cut prompts along their keys.
+    #[test]
+    fn plans_for_gpus_are_of_the_same_batch(seed in any::<u64>()) {
+        let lists = Lists::<bf16>::mixed(seed);
+        let by_head = lists.by_head();
+        let (batch, cpu) = (by_head.batch(), Cpu::new());
+        for device in ["h200", "a100"] {
+            let device = DeviceDescription::named(device).unwrap();
+            let plan = Planner::new().plan(by_head.spec(), &batch, &device, &PlanOptions::default());
+            let plan = plan.unwrap();
+            plan.verify(&batch).map_err(|defect| TestCaseError::fail(defect.to_string()))?;
+            let views = [lists.view().by_head().unwrap(), lists.view()];
+            let mut out = vec![bf16::NAN; lists.q.len()];
+            let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
+            cpu.run(&plan, &lists.q, &views[..batch.parts.len()], &mut out, Some(&mut lse)).unwrap();
+            lists.check(&out, &lse, false).map_err(TestCaseError::fail)?;
+        }
     }
 }
 
@@ -172,4 +214,265 @@ fn scales_of_heads_are_those_of_requests() {
     let got = run(lists.spec(), &lists.batch(), view);
     let shape = [tokens as usize, 4, 16];
     compare("out", &shape, &got, &right, Tolerance::of(Dtype::BF16)).unwrap();
+}
+
+/// Lists, and a chunk of a long prompt between them, of which so few tiles are there that a GPU's plan cuts its keys.
+fn beside_a_chunk() -> (Spec, PagesByHead, Batch) {
+    let spec = Spec::new(8, 2, 64);
+    let strides = KvLayout::Hnd.strides(16, 2, 64);
+    let mut lists = PagesByHead::new(&spec, strides, 256).unwrap();
+    let all: Vec<u32> = (0..256).rev().collect();
+    lists.push(1, &[(&[7, 3], 21), (&all[..40], 633)]).unwrap();
+    lists.push_whole(48, &all, 4090).unwrap();
+    lists.push_whole(1, &all[..100], 1597).unwrap();
+    let batch = lists.batch();
+    (spec, lists, batch)
+}
+
+#[test]
+fn prompts_beside_lists_are_cut_along_their_keys() {
+    let (spec, lists, batch) = beside_a_chunk();
+    let h200 = DeviceDescription::named("h200").unwrap();
+    let plan = |options| {
+        let plan = Planner::new().plan(lists.spec(), &batch, &h200, &options);
+        plan.unwrap()
+    };
+    let cut = plan(PlanOptions::default());
+    assert_eq!(cut.verify(&batch), Ok(()));
+    let of_prompt = |item: &&WorkItem| item.part == 1;
+    let leave_states = cut
+        .items
+        .iter()
+        .filter(of_prompt)
+        .all(|item| item.slot != DIRECT);
+    assert!(
+        leave_states && cut.items.iter().filter(of_prompt).count() > 1,
+        "{cut}"
+    );
+    // Each tile has the heads of a token together, each of which is a token of the batch.
+    let whole = plan(PlanOptions::default().with_split(SplitMode::Off));
+    let group = whole.groups.iter().find(|group| group.heads == 2).unwrap();
+    assert_eq!(
+        whole.units_of(group) * group.pack,
+        whole.items_of(group).len() as u32 * 8
+    );
+    let chunk = Batch::new(vec![0, 48], {
+        let mut table = PageTable::new(16, 256);
+        table.push(&(0..256).collect::<Vec<_>>(), 4090);
+        table
+    });
+    let alone = Planner::new().plan(
+        &spec,
+        &chunk,
+        &h200,
+        &PlanOptions::default().with_split(SplitMode::Off),
+    );
+    let [alone, beside] = [&alone.unwrap(), &whole].map(|plan| {
+        let groups = plan
+            .groups
+            .iter()
+            .filter(|group| group.kernel == Kernel::Prefill);
+        let items = groups.flat_map(|group| plan.items_of(group));
+        items.fold(0, |sum, item| {
+            sum + plan.traffic_of(Kernel::Prefill, item).kv_bytes
+        })
+    });
+    assert_eq!(alone, beside);
+
+    let mut noise = Rng(9);
+    let mut numbers = |count: usize| -> Vec<bf16> {
+        let numbers = noise.floats(count, -1.0, 1.0).into_iter();
+        numbers.map(bf16::from_f32).collect()
+    };
+    let (q, k, v) = (numbers(50 * 512), numbers(256 * 2048), numbers(256 * 2048));
+    let view = KvView::new(&spec, KvLayout::Hnd, 16, &k, &v);
+    let views = [view.by_head().unwrap(), view];
+    let right = reference::attention(lists.spec(), &batch, &q, &views).unwrap();
+    let read: Plan = serde_json::from_str(&serde_json::to_string(&cut).unwrap()).unwrap();
+    for plan in [&cut, &whole, &read] {
+        let mut out = vec![bf16::NAN; q.len()];
+        Cpu::new().run(plan, &q, &views, &mut out, None).unwrap();
+        compare(
+            "out",
+            &[100, 4, 64],
+            &to_f64(&out),
+            &right.out,
+            Tolerance::of(Dtype::BF16),
+        )
+        .unwrap();
+    }
+
+    let mut out = vec![bf16::NAN; q.len()];
+    for heads in [0, 3] {
+        let mut wrong = cut.clone();
+        wrong.parts[1].heads = heads;
+        assert!(wrong.verify(&batch).is_err());
+        let ran = Cpu::new()
+            .run(&wrong, &q, &views, &mut out, None)
+            .unwrap_err();
+        assert!(ran.to_string().contains("part 1 of the plan has"), "{ran}");
+    }
+    let mut wrong = cut;
+    let gathered = wrong
+        .items
+        .iter_mut()
+        .find(|item| item.is_gathered())
+        .unwrap();
+    gathered.part = 1;
+    assert!(wrong.verify(&batch).is_err());
+    assert!(Cpu::new().run(&wrong, &q, &views, &mut out, None).is_err());
+}
+
+#[test]
+fn block_masks_stand_beside_lists() {
+    let spec = Spec::new(8, 2, 64);
+    let mut noise = Rng(5);
+    let mut numbers = |count: usize| -> Vec<bf16> {
+        let numbers = noise.floats(count, -1.0, 1.0).into_iter();
+        numbers.map(bf16::from_f32).collect()
+    };
+    let (q, k, v) = (numbers(302 * 512), numbers(30 * 2048), numbers(30 * 2048));
+    let view = KvView::new(&spec, KvLayout::Nhd, 16, &k, &v);
+    let table: Vec<u32> = (0..24).rev().collect();
+    // Of the last block of queries its own keys are hidden.
+    let mask = BlockMask::from_fn(64, 300, 377, |query, key| {
+        query < 4 && (query + key) % 2 == 0
+    })
+    .unwrap();
+    let run = |spec: &Spec, batch: &Batch, q: &[bf16], views: &[KvView<'_, bf16>]| {
+        let cpu = Cpu::new();
+        let plan = Planner::new().plan(spec, batch, &cpu.device(), &PlanOptions::default());
+        let plan = plan.unwrap();
+        plan.verify(batch).unwrap();
+        let mut out = vec![bf16::NAN; q.len()];
+        cpu.run(&plan, q, views, &mut out, None).unwrap();
+        to_f64(&out)
+    };
+    let mut alone = BlockSparse::new(&spec, view.k_strides, 30, MaskedHeads::All).unwrap();
+    alone
+        .push(300, &table, 377, std::slice::from_ref(&mask))
+        .unwrap();
+    let right = run(
+        &spec,
+        &alone.runs()[0].batch,
+        &q[512..][..300 * 512],
+        &[view],
+    );
+
+    let mut lists = PagesByHead::new(&spec, view.k_strides, 30).unwrap();
+    lists.push(1, &[(&[25, 3], 21), (&[29], 9)]).unwrap();
+    lists.push_masked(300, &table, 377, &mask).unwrap();
+    lists.push_whole(1, &[28], 7).unwrap();
+    let views = [view.by_head().unwrap(), view];
+    let got = run(lists.spec(), &lists.batch(), &q, &views);
+    let tolerance = Tolerance::of(Dtype::BF16);
+    compare(
+        "out",
+        &[300, 8, 64],
+        &got[512..][..300 * 512],
+        &right,
+        tolerance,
+    )
+    .unwrap();
+}
+
+#[test]
+fn plans_of_lists_follow_the_growth_of_decodes() {
+    let spec = Spec::new(8, 2, 64);
+    let strides = KvLayout::Hnd.strides(16, 2, 64);
+    let h200 = DeviceDescription::named("h200").unwrap();
+    let batch = |more: u32, prompt: bool| {
+        let mut lists = PagesByHead::new(&spec, strides, 20).unwrap();
+        lists
+            .push(1, &[(&[7, 3], 21 + more), (&[9, 8], 20 + more)])
+            .unwrap();
+        lists.push_whole(1, &[1, 2], 19 + more).unwrap();
+        if prompt {
+            lists.push_whole(9, &[4, 5], 20).unwrap();
+        }
+        lists.batch()
+    };
+    let spec = *PagesByHead::new(&spec, strides, 20).unwrap().spec();
+    let (mut planner, options) = (Planner::new(), PlanOptions::default());
+    let mut plan = planner
+        .plan(&spec, &batch(0, false), &h200, &options)
+        .unwrap();
+    let mut update = |batch: Batch| {
+        let update = planner
+            .update(&spec, &batch, &h200, &options, &mut plan)
+            .unwrap();
+        plan.verify(&batch).unwrap();
+        update
+    };
+    assert_eq!(update(batch(1, false)), Update::Patched);
+    assert_eq!(update(batch(1, true)), Update::Planned);
+    assert_eq!(update(batch(2, true)), Update::Planned);
+}
+
+#[test]
+fn what_cannot_stand_beside_lists_is_named() {
+    let (_, lists, batch) = beside_a_chunk();
+    let spec = *lists.spec();
+    assert_eq!(batch.check(&spec), Ok(()));
+    assert_eq!(batch.kv_len(1), 633);
+    assert_eq!((batch.q_len(2), batch.kv_len(2)), (96, 4090));
+    let by_head = |what| Err(ProblemError::ByHead { what });
+    assert_eq!(batch.check(&spec.with_sinks()), by_head("sinks"));
+    assert_eq!(batch.check(&spec.with_window_left(5)), by_head("a window"));
+    let masked = batch.clone().with_ancestors(vec![u64::MAX; 100]);
+    assert_eq!(masked.check(&spec), by_head("masks of the last keys"));
+    for heads in [0, 3] {
+        let (mut wrong, part, total_q) = (batch.clone(), 1, 100);
+        wrong.parts[1].heads = heads;
+        assert_eq!(
+            wrong.check(&spec),
+            Err(ProblemError::PartHeads {
+                part,
+                heads,
+                total_q
+            })
+        );
+    }
+    let mut wrong = batch.clone();
+    wrong
+        .parts
+        .push(Part::new(vec![0], PageTable::new(16, 256)).with_heads(4));
+    assert_eq!(
+        wrong.check(&spec),
+        Err(ProblemError::PartsOfHeads {
+            part: 2,
+            got: 4,
+            other: 2
+        })
+    );
+    let shares = Sharding::one()
+        .shares(&spec, &batch)
+        .unwrap_err()
+        .to_string();
+    assert!(shares.contains("distributed over ranks"), "{shares}");
+
+    let mut refused = lists.clone();
+    let outside = refused.push_whole(20, &[3, 256], 25);
+    assert_eq!(
+        outside,
+        Err(ProblemError::NoPage {
+            got: 256,
+            pages: 256
+        })
+    );
+    let (tokens, keys) = (20, 19);
+    let short = refused.push_whole(tokens, &[3, 4], keys);
+    assert_eq!(short, Err(ProblemError::BlockTokens { tokens, keys }));
+    let pages = refused.push_whole(20, &[3], 25);
+    assert!(
+        matches!(pages, Err(ProblemError::TooFewPages { .. })),
+        "{pages:?}"
+    );
+    let mask = BlockMask::new(64, 20, 20).unwrap();
+    let mask = refused.push_masked(20, &[3, 4], 25, &mask);
+    assert!(
+        matches!(mask, Err(ProblemError::BlockMask { .. })),
+        "{mask:?}"
+    );
+    assert_eq!(refused.batch(), batch);
 }

@@ -2,7 +2,10 @@
 
 #[path = "../common/adversarial.rs"]
 mod adversarial;
+mod by_head;
 mod calls;
+#[path = "../common/heads.rs"]
+mod heads;
 mod in_f32;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tandem_attn::{
     exec::Cpu,
-    plan::{DeviceDescription, Plan},
+    plan::{DeviceDescription, Plan, PlannedPart},
 };
 
 use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
@@ -124,17 +124,21 @@ impl Loaded for LoadedOnCpu<'_> {
         let heads = tensors::heads(&sinks);
         let slopes = tensors.slopes(&plan.spec);
         with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
-            let view = kv_view(&plan.spec, tensors.layout, page_size, k, v)
-                .with_scales(tensors.scales(&plan.spec, page_size));
+            let view = |part: &PlannedPart| {
+                let spec = tensors::of_part(&plan.spec, part.heads);
+                kv_view(&spec, tensors.layout, page_size, k, v)
+                    .with_scales(tensors.scales(&spec, page_size))
+            };
+            let views: Vec<_> = plan.parts.iter().map(view).collect();
             with_tensor!(&tensors.q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
                 let lse = Some(&mut lse[..]);
                 match &slopes {
                     Some(slopes) => {
                         let alibi = tensors::alibi(&plan.spec, slopes);
-                        cpu.run_with(&alibi, plan, q, &[view], out, lse, &heads)?;
+                        cpu.run_with(&alibi, plan, q, &views, out, lse, &heads)?;
                     }
-                    None => cpu.run_heads(plan, q, &[view], out, lse, &heads)?,
+                    None => cpu.run_heads(plan, q, &views, out, lse, &heads)?,
                 }
                 Ok(begin.elapsed())
             }))

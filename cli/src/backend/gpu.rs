@@ -202,20 +202,6 @@ impl Backend for GpuBackend {
         let tokens = tensors.k.len() / (spec.kv_heads as usize * tensors::key_elements(spec));
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
         let pages = (tokens / page_size as usize) as u32;
-        let pool = match spec.latent {
-            true if tensors::has_rows_656(spec) => {
-                KvPool::latent_656(page_size, pages, k.address())
-            }
-            true => KvPool::latent(spec, page_size, pages, k.address()),
-            false => KvPool::new(
-                spec,
-                tensors.layout,
-                page_size,
-                pages,
-                k.address(),
-                v.address(),
-            ),
-        };
         let given = tensors.given.scales.as_ref();
         let scales = match given.or(tensors.token_scales.as_ref()) {
             None => Vec::new(),
@@ -224,33 +210,53 @@ impl Backend for GpuBackend {
                 .map(|scales| Memory::new(&Tensor::F32(scales.clone())))
                 .collect::<Result<_, _>>()?,
         };
-        let pool = match (&scales[..], given) {
-            ([k, v], Some([of_k, _])) => {
-                let count = of_k.len();
-                let tensor =
-                    |memory: &Memory| DeviceTensor::new(memory.address(), Dtype::F32, [count]);
-                let (k, v) = (tensor(k), tensor(v));
-                pool.with_scales(match count {
-                    1 => KvScales::Tensor { k, v },
-                    _ => KvScales::Head { k, v },
-                })
+        // A page of a part with several heads is as many pages of others.
+        let pool = |heads: u32| {
+            let (spec, pages) = (&tensors::of_part(spec, heads), pages / heads);
+            let pool = match spec.latent {
+                true if tensors::has_rows_656(spec) => {
+                    KvPool::latent_656(page_size, pages, k.address())
+                }
+                true => KvPool::latent(spec, page_size, pages, k.address()),
+                false => KvPool::new(
+                    spec,
+                    tensors.layout,
+                    page_size,
+                    pages,
+                    k.address(),
+                    v.address(),
+                ),
+            };
+            match (&scales[..], given) {
+                ([k, v], Some([of_k, _])) => {
+                    let count = of_k.len();
+                    let tensor =
+                        |memory: &Memory| DeviceTensor::new(memory.address(), Dtype::F32, [count]);
+                    let (k, v) = (tensor(k), tensor(v));
+                    pool.with_scales(match count {
+                        1 => KvScales::Tensor { k, v },
+                        _ => KvScales::Head { k, v },
+                    })
+                }
+                ([k, v], None) => {
+                    let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
+                    let shape =
+                        [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
+                    let tensor = |memory: &Memory| {
+                        DeviceTensor::new(memory.address(), Dtype::F32, shape)
+                            .with_stride(0, strides.page as usize)
+                            .with_stride(1, strides.token as usize)
+                            .with_stride(2, strides.head as usize)
+                    };
+                    pool.with_scales(KvScales::Token {
+                        k: tensor(k),
+                        v: tensor(v),
+                    })
+                }
+                _ => pool,
             }
-            ([k, v], None) => {
-                let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
-                let shape = [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
-                let tensor = |memory: &Memory| {
-                    DeviceTensor::new(memory.address(), Dtype::F32, shape)
-                        .with_stride(0, strides.page as usize)
-                        .with_stride(1, strides.token as usize)
-                        .with_stride(2, strides.head as usize)
-                };
-                pool.with_scales(KvScales::Token {
-                    k: tensor(k),
-                    v: tensor(v),
-                })
-            }
-            _ => pool,
         };
+        let pools = plan.parts.iter().map(|part| pool(part.heads)).collect();
         let values = rows * spec.head_dim_v as usize;
         Ok(Box::new(LoadedOnGpu {
             q: Memory::new(&tensors.q)?,
@@ -270,7 +276,7 @@ impl Backend for GpuBackend {
                 .slopes(spec)
                 .map(|slopes| Memory::new(&Tensor::F32(slopes)))
                 .transpose()?,
-            pool,
+            pools,
             workspace,
             plan,
             backend: self,
@@ -288,7 +294,8 @@ struct LoadedOnGpu<'a> {
     slopes: Option<Memory>,
     /// The chosen keys, and their number.
     indices: Option<(Memory, usize)>,
-    pool: KvPool,
+    /// One for each part.
+    pools: Vec<KvPool>,
     out: Memory,
     lse: Memory,
     backend: &'a GpuBackend,
@@ -308,8 +315,8 @@ impl LoadedOnGpu<'_> {
         let q = DeviceTensor::new(self.q.address(), spec.q_dtype, [tokens, heads, dim_qk]);
         let out = DeviceTensor::new(self.out.address(), spec.out_dtype, [tokens, heads, dim_v]);
         let lse = DeviceTensor::new(self.lse.address(), Dtype::F32, [tokens, heads]);
-        let (workspace, pools) = (&mut self.workspace, [self.pool]);
-        let mut tensors = RunTensors::new(&q, &pools, &out).with_lse(&lse);
+        let workspace = &mut self.workspace;
+        let mut tensors = RunTensors::new(&q, &self.pools, &out).with_lse(&lse);
         if let Some(sinks) = &self.sinks {
             tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
         }
@@ -372,13 +379,14 @@ impl Loaded for LoadedOnGpu<'_> {
             return None;
         }
         let GpuBackend { gpu, .. } = self.backend;
-        let strides = self.pool.k_strides;
-        let element = u64::from(self.pool.dtype.bytes());
-        let pool = u64::from(self.pool.pages) * u64::from(strides.page) * element;
+        let pool = self.pools[0];
+        let (strides, address) = (pool.k_strides, pool.k);
+        let element = u64::from(pool.dtype.bytes());
+        let pool = u64::from(pool.pages) * u64::from(strides.page) * element;
         let bytes = bytes.min(pool) as usize;
         Some(self.backend.time(true, |stream| {
             // SAFETY: the pool has this many bytes. The call may overwrite four bytes of the LSEs.
-            unsafe { gpu.read_all(self.pool.k, bytes, self.lse.address(), stream) }
+            unsafe { gpu.read_all(address, bytes, self.lse.address(), stream) }
                 .map_err(Failure::from)
         }))
     }

@@ -17,7 +17,7 @@ use crate::{
     check,
     table::scaled,
     tensors::Tensors,
-    workload::{Case, Chosen},
+    workload::{Case, Chosen, Place},
 };
 
 const SEED: u64 = 7;
@@ -158,18 +158,20 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn of(spec: &Spec, batch: &Batch) -> Self {
-        let part = &batch.parts[0];
-        let table = &part.table;
+        let table = &batch.parts[0].table;
         let page_tokens = u64::from(table.page_size);
         let mut pairs = 0;
         // For each page, the number of its tokens that some request reads.
         let mut read = vec![0; table.pool_pages as usize];
         for request in 0..batch.requests() {
-            let (q_len, kv_len) = (batch.q_len(request), part.kv_len(request));
+            let q_len = batch.q_len(request);
             if q_len == 0 {
                 continue;
             }
-            let first = part.first_position(request);
+            let place = Place::of(batch, request);
+            let Place { part, row_block } = place;
+            let (q_len, kv_len) = (q_len / part.heads, part.kv_len(row_block));
+            let first = part.first_position(row_block);
             let words = batch
                 .ancestors
                 .get(batch.qo_indptr[request] as usize..)
@@ -180,14 +182,17 @@ impl Work {
                     let word = words.get(token as usize).copied().unwrap_or(u64::MAX);
                     seen.len() as u64 - hidden(word, first + token, &seen)
                 })
-                .sum::<u64>();
+                .sum::<u64>()
+                * u64::from(part.heads);
             let left_out = spec.variant.visible(first, kv_len).start / table.page_size;
-            let mut left = kv_len;
-            for (index, &page) in table.pages(request).iter().enumerate() {
-                let tokens = left.min(table.page_size);
-                left -= tokens;
-                if index as u32 >= left_out {
-                    read[page as usize] = tokens.max(read[page as usize]);
+            for head in 0..part.heads {
+                let mut left = kv_len;
+                for (index, page) in (0..).zip(place.pages(head)) {
+                    let tokens = left.min(table.page_size);
+                    left -= tokens;
+                    if index >= left_out {
+                        read[page as usize] = tokens.max(read[page as usize]);
+                    }
                 }
             }
         }

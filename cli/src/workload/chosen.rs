@@ -53,12 +53,15 @@ pub(super) fn indices(spec: &Spec, batch: &Batch, k: u32) -> Vec<i32> {
 
 /// Refuses keys chosen for a batch whose kernels do not read by indices.
 pub(super) fn check(case: &Case, k: u32) -> Result<(), String> {
-    let trees = case.requests.iter().any(|one| one.branches > 0);
+    let trees = case.requests.iter();
+    let trees = trees
+        .map(|one| one.branches + one.one_block_in)
+        .any(|some| some > 0);
     let window = case.spec.variant.window_left.is_some();
     if k == 0 || !has_rows_656(&case.spec) || trees || window || case.by_head.is_some() {
         return Err(format!(
-            "top_k is {k}: give 1 or more, latent keys of 576 elements with values of 512 in f8e4m3, and no window, branches or \
-             pages_by_head"
+            "top_k is {k}: give 1 or more, latent keys of 576 elements with values of 512 in f8e4m3, and no window, branches, \
+             one_block_in or pages_by_head"
         ));
     }
     Ok(())

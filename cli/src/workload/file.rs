@@ -266,7 +266,13 @@ impl Fields {
                 ));
             }
         }
+        let masks = requests.iter().position(|one| one.one_block_in > 0);
         let trees = requests.iter().any(|one| one.branches > 0);
+        if let (Some(index), true) = (masks, trees || self.tree.is_some() || !spec.variant.causal) {
+            return Err(format!(
+                "requests[{index}]: one_block_in needs a causal mask, and no tree or branches"
+            ));
+        }
         let tokens = requests.iter().fold(0_u64, |sum, one| {
             sum.saturating_add(u64::from(one.q_len) * u64::from(one.count))
         });
@@ -288,8 +294,23 @@ impl Fields {
             by_head: None,
             top_k: None,
         };
-        if let Some(pages) = self.pages_by_head.or(file.pages_by_head) {
-            case.choose_by_head(pages)?;
+        match self.pages_by_head.or(file.pages_by_head) {
+            Some(pages) => {
+                let masks = |one: &Requests| one.one_block_in > 0 && !one.all_pages;
+                if let Some(index) = case.requests.iter().position(masks) {
+                    return Err(format!(
+                        "requests[{index}]: one_block_in beside pages_by_head needs all_pages"
+                    ));
+                }
+                case.choose_by_head(pages)?;
+            }
+            None => {
+                if let Some(index) = case.requests.iter().position(|one| one.all_pages) {
+                    return Err(format!(
+                        "requests[{index}]: all_pages is for cases with pages_by_head: without it all heads read all pages"
+                    ));
+                }
+            }
         }
         if let Some(k) = self.top_k.or(file.top_k) {
             chosen::check(&case, k)?;

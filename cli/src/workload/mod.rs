@@ -8,8 +8,10 @@ mod file;
 pub(crate) mod json;
 mod layout;
 mod papers;
+mod place;
 
 pub use chosen::Chosen;
+pub(crate) use place::Place;
 
 use std::path::Path;
 
@@ -36,6 +38,12 @@ pub struct Requests {
     /// chain.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub branches: u32,
+    /// If heads read pages of their own: here they all read all pages.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_pages: bool,
+    /// A block mask: each block of 128 queries sees one of so many blocks of 128 keys before its own, and its own. 0: all.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub one_block_in: u32,
 }
 
 const fn is_zero(number: &u32) -> bool {
@@ -95,7 +103,7 @@ impl ByHead {
     pub(super) fn lists(
         &self,
         layout: KvLayout,
-        batch: &Batch,
+        (batch, all_pages): (&Batch, &[bool]),
     ) -> Result<PagesByHead, ProblemError> {
         let Spec {
             kv_heads,
@@ -105,8 +113,12 @@ impl ByHead {
         let table = &batch.parts[0].table;
         let strides = layout.strides(table.page_size, kv_heads, head_dim_qk);
         let mut lists = PagesByHead::new(&self.model, strides, table.pool_pages)?;
-        for request in 0..batch.requests() {
+        for (request, &all_pages) in all_pages.iter().enumerate() {
             let (pages, keys) = (table.pages(request), table.kv_len(request));
+            if all_pages {
+                lists.push_whole(batch.q_len(request), pages, keys)?;
+                continue;
+            }
             let count = pages.len().min(self.pages as usize);
             let of_head = |head: u32| -> Vec<u32> {
                 let apart = pages.len() / count.max(1);
@@ -238,9 +250,10 @@ impl Case {
             .saturating_mul(listed)
             .saturating_add(256 * self.count());
         memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
-        let mut batch = layout::batch(self).map_err(|error| wrong(error.to_string()))?;
+        let (mut batch, all_pages) =
+            layout::batch(self).map_err(|error| wrong(error.to_string()))?;
         if let Some(by_head) = &self.by_head {
-            let lists = by_head.lists(self.layout, &batch);
+            let lists = by_head.lists(self.layout, (&batch, &all_pages));
             batch = lists.map_err(|error| wrong(error.to_string()))?.batch();
         }
         batch
@@ -317,11 +330,19 @@ impl Case {
                      kv_len,
                      count,
                      branches,
+                     one_block_in,
+                     ..
                  }| match q_len {
                     _ if branches > 0 => {
                         format!(
                             "{} of {q_len} @ {kv_len}",
                             counted(count as usize, "draft tree")
+                        )
+                    }
+                    _ if one_block_in > 0 => {
+                        format!(
+                            "{} of {q_len} @ {kv_len} on one block in {one_block_in}",
+                            counted(count as usize, "chunk")
                         )
                     }
                     1 => format!("{} × {kv_len}", counted(count as usize, "decode")),

@@ -339,6 +339,8 @@ impl Hybrid {
     fn case(&self, name: String, heads: (u32, u32)) -> Case {
         let requests = |q_len, kv_len, count| Requests {
             branches: 0,
+            all_pages: false,
+            one_block_in: 0,
             q_len,
             kv_len,
             count,

@@ -23,10 +23,10 @@ fn every_suite_is_sound() {
         (Suite::Prefill, 17),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
-        (Suite::Variants, 27),
+        (Suite::Variants, 32),
         (Suite::Mla, 30),
         (Suite::Decode8, 12),
-        (Suite::All, 200),
+        (Suite::All, 205),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
@@ -251,6 +251,74 @@ fn pages_by_head_are_of_a_model_and_leave_no_place_for_trees() {
     let long = one(&text(r#"{"q_len": 9, "kv_len": 40}"#)).batch();
     let error = long.unwrap_err().to_string();
     assert!(error.contains("9 new tokens but only 8 keys"), "{error}");
+}
+
+/// Requests whose heads read all pages are in the same batch, prompts as a part of their own.
+#[test]
+fn requests_beside_pages_by_head_may_read_all_pages() {
+    let text = |requests: &str| {
+        format!(
+            r#"{{"heads": 4, "kv_heads": 2, "head_dim": 64, "layout": "hnd", "page_size": 4, "pages_by_head": 2,
+                "requests": [{requests}]}}"#
+        )
+    };
+    let case = one(&text(
+        r#"{"q_len": 1, "kv_len": 40}, {"q_len": 20, "kv_len": 30, "all_pages": true}, {"q_len": 1, "kv_len": 9, "all_pages": true}"#,
+    ));
+    assert_eq!((case.count(), case.tokens()), (3, 22));
+    let batch = case.batch().unwrap();
+    assert_eq!(
+        (batch.requests(), batch.total_q(), batch.parts.len()),
+        (5, 44, 2)
+    );
+    let keys: Vec<_> = (0..5).map(|request| batch.kv_len(request)).collect();
+    assert_eq!(keys, [8, 8, 30, 9, 9]);
+    let place = Place::of(&batch, 2);
+    assert_eq!(
+        (place.part.heads, place.part.kv_len(place.row_block)),
+        (2, 30)
+    );
+    // The parts of pages of the second head.
+    let pages = batch.parts[1].table.pages(place.row_block).iter();
+    assert_eq!(
+        place.pages(3),
+        pages.map(|page| 2 * page + 1).collect::<Vec<_>>()
+    );
+    assert_eq!(Place::of(&batch, 4).part.heads, 1);
+
+    let lists = text(r#"{"q_len": 20, "kv_len": 30, "one_block_in": 2}"#);
+    let error = parse("test", &lists).unwrap_err().to_string();
+    assert!(error.contains("needs all_pages"), "{error}");
+    let plain = r#"{"heads": 4, "kv_heads": 2, "head_dim": 64, "requests": [{"q_len": 1, "kv_len": 9, "all_pages": true}]}"#;
+    let error = parse("test", plain).unwrap_err().to_string();
+    assert!(error.contains("cases with pages_by_head"), "{error}");
+}
+
+#[test]
+fn blocks_of_queries_see_one_block_of_keys_in_some_and_their_own() {
+    let text = |more: &str| {
+        format!(
+            r#"{{"heads": 4, "kv_heads": 2, "head_dim": 64{more},
+                "requests": [{{"q_len": 512, "kv_len": 640, "one_block_in": 4}}]}}"#
+        )
+    };
+    let case = one(&text(""));
+    assert_eq!((case.count(), case.tokens()), (1, 512));
+    assert_eq!(case.name, "1 chunk of 512 @ 640 on one block in 4 4/2");
+    let batch = case.batch().unwrap();
+    // Query blocks 0 to 3 are key blocks 1 to 4. Of those before, 0 sees 0, 2 sees 2 and 3 sees 1; 1 would see 3, which comes later.
+    let keys: Vec<_> = (0..4).map(|request| batch.kv_len(request)).collect();
+    assert_eq!((batch.requests(), keys), (4, vec![256, 128, 256, 256]));
+    for wrong in [
+        r#", "variant": {"causal": false}"#,
+        r#", "tree": {"nodes_per_level": [1], "tokens_per_level": [5]}"#,
+    ] {
+        let error = parse("test", &text(wrong)).unwrap_err().to_string();
+        assert!(
+            error.contains("one_block_in needs a causal mask"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

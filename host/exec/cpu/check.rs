@@ -53,10 +53,11 @@ pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
     check_parts(plan, kv.len())?;
     for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
         let pages = plan.pool_pages(part);
+        let (spec, tokens) = (&spec.times(part.heads), plan.total_q / part.heads);
         view.check(spec, index, part.page_size, pages)?;
         let pages = [part.page_size, pages];
         view.scales
-            .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, pages)?;
+            .check(spec.kv_dtype, index, spec.kv_heads, tokens, pages)?;
     }
     Ok(())
 }
@@ -115,8 +116,9 @@ pub(super) fn check_tensors<'a>(
             ])?;
             let pages = plan.pool_pages(part);
             let of_part = [part.page_size, pages];
+            let (spec, tokens) = (&spec.times(part.heads), plan.total_q / part.heads);
             kv.scales
-                .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, of_part)?;
+                .check(spec.kv_dtype, index, spec.kv_heads, tokens, of_part)?;
             let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
                 let dim = kv.scales.row_elements(spec, spec.kv_dtype, dim)?;
                 let [got, page_size, heads, got_dim] = pool.shape();
@@ -200,6 +202,16 @@ fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
         return Err(ShapeError::Parts { got, expected });
     }
     (plan.parts.iter().enumerate()).try_for_each(|(index, part)| {
+        // Plans may come from a file.
+        if part.heads == 0
+            || !plan.total_q.is_multiple_of(part.heads)
+            || part.heads.checked_mul(plan.spec.q_heads).is_none()
+        {
+            return Err(ShapeError::PartHeads {
+                part: index,
+                heads: part.heads,
+            });
+        }
         ShapeError::named(index, part.page_size, plan.pool_pages(part))
     })
 }

@@ -420,8 +420,9 @@ fn tasks<'a>(plan: &Plan, workspace: &'a mut Workspace) -> Vec<Task<'a>> {
             1
         };
         let mut head = 0;
-        while head < spec.kv_heads {
-            let kv_heads = head..spec.kv_heads.min(head + together);
+        let all = spec.kv_heads * plan.parts[item.part as usize].heads;
+        while head < all {
+            let kv_heads = head..all.min(head + together);
             let states = kv_heads.len() * rows;
             let (task_out, task_lse);
             (task_out, out) = out.split_at_mut(states * dim);

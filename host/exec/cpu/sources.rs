@@ -61,15 +61,20 @@ impl Sources {
         for (index, item) in plan.items.iter().enumerate() {
             let broken = |of| BrokenPlan::at("items", index, of);
             check_item(plan, item).map_err(broken)?;
+            let heads = plan.parts[item.part as usize].heads;
             for row in 0..item.rows {
-                let at = Row {
-                    before: sources.rows,
-                    of_item: item.rows as usize,
-                    index: row as usize,
-                };
-                sources.add(plan, item, row, at).map_err(broken)?;
+                for head in 0..heads {
+                    // States of an item lie head by head, so those of a head are as if it had an item of its own.
+                    let at = Row {
+                        before: sources.rows + (head * item.rows) as usize,
+                        of_item: item.rows as usize,
+                        index: row as usize,
+                    };
+                    let states = token_and_slot(plan, item, row, [heads, head]);
+                    sources.add(plan, states, at).map_err(broken)?;
+                }
             }
-            sources.rows += item.rows as usize;
+            sources.rows += item.rows as usize * heads as usize;
         }
         for index in 0..plan.merges.len() {
             let broken = |of| BrokenPlan::at("merges", index, of);
@@ -88,11 +93,9 @@ impl Sources {
     fn add(
         &mut self,
         plan: &Plan,
-        item: &WorkItem,
-        row: u32,
+        (token, slot): (u32, u32),
         at: Row,
     ) -> Result<(), (&'static str, u32)> {
-        let (token, slot) = token_and_slot(plan, item, row);
         if slot == DIRECT {
             match self.of_token.get_mut(token as usize) {
                 Some(source) if *source == Source::Nothing => *source = Source::Row(at),
@@ -149,25 +152,30 @@ fn check_item(plan: &Plan, item: &WorkItem) -> Result<(), (&'static str, u32)> {
     let listed = if item.is_gathered() {
         plan.rows.len()
     } else {
-        plan.total_q as usize
+        (plan.total_q / part.heads) as usize
     };
+    if item.is_gathered() && part.heads > 1 {
+        return Err(("part", item.part));
+    }
     if !inside(item.rows_begin, item.rows, listed) {
         return Err(("rows_begin", item.rows_begin));
     }
     Ok(())
 }
 
-fn token_and_slot(plan: &Plan, item: &WorkItem, row: u32) -> (u32, u32) {
+/// The token and the slot of one of the heads of a row.
+fn token_and_slot(plan: &Plan, item: &WorkItem, row: u32, [heads, head]: [u32; 2]) -> (u32, u32) {
     if item.is_gathered() {
         let row = plan.rows[(item.rows_begin + row) as usize];
         (row.token, row.slot)
     } else {
         (
-            item.rows_begin + row,
+            (item.rows_begin + row) * heads + head,
             if item.slot == DIRECT {
                 DIRECT
             } else {
-                item.slot.saturating_add(row)
+                let slot = item.slot.saturating_add(row);
+                slot.saturating_mul(heads).saturating_add(head)
             },
         )
     }

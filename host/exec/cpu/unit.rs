@@ -183,7 +183,10 @@ pub(super) type LoadRows = fn(&PoolRows<'_>, &mut [f32]);
 /// One item and some KV heads.
 pub(super) struct Unit<'a, V> {
     pub(super) variant: &'a V,
-    pub(super) spec: &'a Spec,
+    /// With the heads of its part.
+    pub(super) spec: Spec,
+    /// As [`Part::heads`](crate::problem::Part::heads): so many tokens of the queries are one of its rows.
+    heads: u32,
     pub(super) kv_heads: Range<u32>,
     /// Key positions.
     pub(super) keys: Range<u32>,
@@ -209,7 +212,8 @@ impl<'a, V: Variant> Unit<'a, V> {
         rotary: Option<&'a RopeTable>,
         load: LoadRows,
     ) -> Self {
-        let spec = &plan.spec;
+        let heads = plan.parts[item.part as usize].heads;
+        let spec = plan.spec.times(heads);
         let token_and_position = |row: u32| {
             if item.is_gathered() {
                 let row = plan.rows[(item.rows_begin + row) as usize];
@@ -238,6 +242,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         Self {
             variant,
             spec,
+            heads,
             kv_heads,
             keys: item.kv_begin..item.kv_end,
             rows: rows.collect(),
@@ -252,7 +257,9 @@ impl<'a, V: Variant> Unit<'a, V> {
     /// Loads the query of a row, ready for the product with the keys.
     pub(super) fn load_query(&self, row: &Row, kv_head: u32, to: &mut [f32]) {
         let head = self.head(row, kv_head);
-        let start = row.token as usize * self.q.token + head as usize * self.q.head;
+        let of_token = self.spec.q_heads / self.heads;
+        let token = row.token * self.heads + head / of_token;
+        let start = token as usize * self.q.token + (head % of_token) as usize * self.q.head;
         with_elements!(Slice(self.q.elements), q => {
             to.iter_mut().zip(&q[start..]).for_each(|(to, x)| *to = x.to_f32());
         });

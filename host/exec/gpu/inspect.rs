@@ -114,7 +114,7 @@ pub(super) fn inspect(
                 return broken("its part", item.part, launch.key.part);
             }
             if !launch.converted.is_empty() {
-                check_rows(bytes, layout, known, &item, tokens)
+                check_rows(bytes, layout, known, &item, [tokens, launch.key.heads])
                     .or_else(|(what, got, limit)| broken(what, got, limit))?;
                 for page in converted_pages(&(item.kv_begin..item.kv_end)) {
                     let entry = item.table.wrapping_add(page);
@@ -144,7 +144,7 @@ pub(super) fn inspect(
             }
             let pages = keys.start / page_size..keys.end.div_ceil(page_size);
             check_pages(bytes, layout, table, item.table, pages, pool_pages)?;
-            check_rows(bytes, layout, known, &item, tokens)
+            check_rows(bytes, layout, known, &item, [tokens, launch.key.heads])
                 .or_else(|(what, got, limit)| broken(what, got, limit))?;
         }
     }
@@ -193,7 +193,7 @@ fn check_rows(
     layout: &WorkspaceLayout,
     known: &Known,
     item: &WorkItem,
-    tokens: u32,
+    [tokens, heads]: [u32; 2],
 ) -> Result<(), (&'static str, u32, u32)> {
     let below = |what, got: u32, limit: u32| match got < limit {
         true => Ok(()),
@@ -204,13 +204,13 @@ fn check_rows(
         below(
             "its last query token",
             item.rows_begin.saturating_add(last),
-            tokens,
+            tokens / heads,
         )?;
         if item.slot != DIRECT {
             below(
                 "its last partial state",
                 item.slot.saturating_add(last),
-                known.slots,
+                known.slots / heads,
             )?;
         }
         return Ok(());

@@ -14,13 +14,24 @@ pub struct LaunchKey {
     pub pack: u32,
     /// The part of the batch: parts have their own page pools.
     pub part: u32,
+    /// As [`Part::heads`](crate::problem::Part::heads) of that part.
+    pub heads: u32,
 }
 
 impl LaunchKey {
     /// The launch in words, for errors.
     pub(super) fn words(&self) -> String {
-        let Self { kernel, pack, part } = self;
-        format!("of {kernel} for part {part} with {pack} query heads in a tile")
+        let Self {
+            kernel,
+            pack,
+            part,
+            heads,
+        } = self;
+        let heads = match heads {
+            1 => String::new(),
+            _ => format!(", a part of {heads} heads,"),
+        };
+        format!("of {kernel} for part {part}{heads} with {pack} query heads in a tile")
     }
 }
 

@@ -160,8 +160,13 @@ impl LaunchPlan {
         if !plan.spec.converts() {
             return;
         }
-        for launch in &mut self.launches {
-            if launch.key.kernel.info().op == Op::Prefill {
+        // Pages lie by their number. Those of several heads are longer, and must begin behind those of one.
+        for several in [false, true] {
+            let of_prefills = |launch: &&mut GroupLaunch| {
+                let op = launch.key.kernel.info().op;
+                op == Op::Prefill && (launch.key.heads > 1) == several
+            };
+            for launch in self.launches.iter_mut().filter(of_prefills) {
                 let items = self.items.get_or_insert_with(|| plan.items.clone());
                 let range = launch.first as usize..(launch.first + launch.items) as usize;
                 let items = &mut items[range];
@@ -171,7 +176,9 @@ impl LaunchPlan {
                 let keys: u64 = pages.map(|page| u64::from(page.keys)).sum();
                 let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
                 let pairs: u64 = items.iter().map(pair).sum();
-                let pairs = pairs * u64::from(plan.spec.group());
+                let heads = u64::from(launch.key.heads);
+                let [pairs, keys] =
+                    [pairs * u64::from(plan.spec.group()), keys].map(|sum| sum * heads);
                 launch.few_rows = few_rows_see_them(pairs, keys, plan.spec.kv_heads);
             }
         }
@@ -185,7 +192,8 @@ impl LaunchPlan {
         let mut any = false;
         for item in plan.items.iter().filter(|item| !item.is_gathered()) {
             if item.merge != NO_MERGE && item.slot != DIRECT {
-                let merges = item.merge as usize..(item.merge + item.rows) as usize;
+                let rows = item.rows * plan.parts[item.part as usize].heads;
+                let merges = item.merge as usize..(item.merge + rows) as usize;
                 if let Some(merges) = self.leaves.get_mut(merges) {
                     merges.fill(true);
                     any = true;
@@ -291,11 +299,12 @@ fn launch(
             kernel,
             pack: group.pack,
             part,
+            heads: group.heads,
         },
         first,
         items: items.len() as u32,
         run: run_length(keys / items.len().max(1) as u64),
-        long: keys * plan.spec.kv_bytes_per_token() >= LONG,
+        long: keys * plan.spec.kv_bytes_per_token() * u64::from(group.heads) >= LONG,
         joint: items.iter().any(WorkItem::is_joint),
         kv_heads_together: group.kv_heads_together,
         converted: 0..0,
@@ -307,7 +316,8 @@ fn launch(
 fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let rows = item.rows_begin..item.rows_begin + item.rows;
     if !item.is_gathered() {
-        return rows;
+        let heads = plan.parts[item.part as usize].heads;
+        return rows.start * heads..rows.end * heads;
     }
     let rows = &plan.rows[rows.start as usize..rows.end as usize];
     let tokens = rows.iter().map(|row| row.token);

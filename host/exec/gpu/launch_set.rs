@@ -20,8 +20,12 @@ use crate::{
 
 /// The key of a launch for part 0. None if the device is not a GPU: then there is no kernel.
 fn of_part_0(kernel: Option<KernelId>, pack: u32) -> Option<LaunchKey> {
-    let part = 0;
-    kernel.map(|kernel| LaunchKey { kernel, pack, part })
+    kernel.map(|kernel| LaunchKey {
+        kernel,
+        pack,
+        part: 0,
+        heads: 1,
+    })
 }
 
 /// The launches that a captured CUDA graph contains. A plan that needs another launch is refused.
@@ -167,6 +171,23 @@ impl LaunchSet {
         self
     }
 
+    /// Adds its prefills for part 1 of a batch of page lists by KV head ([`PagesByHead`](crate::kv::PagesByHead)) of a model with
+    /// this number of KV heads: its prompts.
+    #[cfg(feature = "unstable")]
+    #[must_use]
+    pub fn with_prompts_of_heads(mut self, kv_heads: u32) -> Self {
+        let is_prefill = |key: &&LaunchKey| key.part == 0 && key.kernel.info().op == Op::Prefill;
+        let of_prompts = |key: &LaunchKey| LaunchKey {
+            part: 1,
+            heads: kv_heads,
+            ..*key
+        };
+        let prefills = self.keys.iter().filter(is_prefill).map(of_prompts);
+        let prefills: Vec<_> = prefills.collect();
+        self.add(prefills);
+        self
+    }
+
     /// Adds this launch.
     #[cfg_attr(not(feature = "unstable"), doc(hidden))]
     #[must_use]
@@ -205,13 +226,18 @@ impl LaunchSet {
     /// The launch of the set that does the work of a plan's launch: with the same kernel, or with a kernel of another
     /// architecture that cuts its items.
     fn place(&self, launch: &GroupLaunch) -> Option<usize> {
-        let LaunchKey { kernel, pack, part } = launch.key;
+        let LaunchKey {
+            kernel,
+            pack,
+            part,
+            heads,
+        } = launch.key;
         let same = |key: &LaunchKey| {
             let info = key.kernel.info();
             info.loads == Loads::Rows
                 && (info.multi_table || !launch.joint)
                 && kernel.on(info.arch) == Some(key.kernel)
-                && (key.pack, key.part) == (pack, part)
+                && (key.pack, key.part, key.heads) == (pack, part, heads)
                 && info.rows >= kernel.info().rows
         };
         let mut keys = self.keys.iter();

@@ -81,6 +81,7 @@ impl Gpu {
             kernel: *kernel,
             launch,
             part: 0,
+            heads: 1,
             parameters: Parameters::Merge(parameters),
         })
     }

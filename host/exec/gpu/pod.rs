@@ -53,6 +53,7 @@ impl Gpu {
             kernel: *kernel,
             launch,
             part: 0,
+            heads: 1,
             parameters: Parameters::Pod(PodParams {
                 prefill,
                 decode: GatherDecodeParams { team: 0, ..decode },

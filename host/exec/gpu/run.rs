@@ -215,7 +215,10 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             extent("the KV pool", dimension, got as usize, rule)
         };
         pool.check_dtype(&workspace.spec)?;
-        check_heads(&workspace.spec, pool.k_strides, part)?;
+        let heads = launch_plan.launches.iter();
+        let mut heads = heads.filter(|launch| launch.key.part as usize == part);
+        let heads = heads.next().map_or(1, |launch| launch.key.heads);
+        check_heads(&workspace.spec.times(heads), pool.k_strides, part)?;
         pool.check_rope(&workspace.spec, part)?;
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {

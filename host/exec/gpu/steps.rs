@@ -245,6 +245,7 @@ impl Gpu {
             kernel: *kernel,
             launch,
             part: 0,
+            heads: 1,
             parameters,
         }
     }

@@ -57,6 +57,30 @@ impl DeviceTensor<3> {
 }
 
 impl DeviceTensor<3> {
+    /// So many neighbouring tokens as one, as [parts of several heads](crate::problem::Part::heads) count them.
+    pub(super) fn tokens_together(&self, tensor: &'static str, heads: u32) -> Result<Self, Error> {
+        if heads == 1 {
+            return Ok(*self);
+        }
+        let ([tokens, of_token, dim], heads) = (self.shape, heads as usize);
+        let [token, head, element] = self.strides;
+        if token != of_token * head {
+            return Err(Error::Stride {
+                tensor,
+                dimension: "tokens",
+                got: token,
+                rule: format!("{}, as in DeviceTensor::by_kv_head", of_token * head),
+            });
+        }
+        Ok(Self {
+            shape: [tokens / heads, of_token * heads, dim],
+            strides: [token * heads, head, element],
+            ..*self
+        })
+    }
+}
+
+impl DeviceTensor<3> {
     /// Some heads of each token: `[tokens, heads of the range, dim]`. `None` where there are no such heads.
     ///
     /// ```

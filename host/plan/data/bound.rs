@@ -117,6 +117,25 @@ impl BatchLimits {
         self
     }
 
+    /// For batches of page lists by KV head (`kv::PagesByHead`, feature `unstable`) of a model with so many KV heads: from limits of
+    /// the requests of the model. Each head of a token is a token there. Prompts beside lists are a part of their own.
+    ///
+    /// ```
+    /// use tandem_attn::plan::BatchLimits;
+    ///
+    /// let limits = BatchLimits::decodes(64, 8192, 16).with_query_tokens(64 + 1024).by_kv_head(8);
+    /// assert_eq!((limits.requests, limits.query_tokens, limits.parts), (512, 8704, 2));
+    /// ```
+    #[must_use]
+    pub const fn by_kv_head(mut self, kv_heads: u32) -> Self {
+        self.requests = self.requests.saturating_mul(kv_heads);
+        self.query_tokens = self.query_tokens.saturating_mul(kv_heads);
+        self.page_ids = self.page_ids.saturating_mul(kv_heads);
+        self.prefill_keys = self.prefill_keys.saturating_mul(kv_heads);
+        self.parts = 2;
+        self
+    }
+
     /// With this number of partial states per query token, on average.
     #[must_use]
     pub const fn with_states_per_token(mut self, states_per_token: u32) -> Self {

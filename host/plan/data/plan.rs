@@ -61,13 +61,21 @@ pub struct TileGroup {
     /// before those of the next heads, a divisor of the KV heads. 0: all heads of an item come before the next item.
     #[serde(default)]
     pub kv_heads_together: u32,
+    /// As [`Part::heads`](crate::problem::Part::heads) of the parts of the items.
+    #[serde(default = "one")]
+    pub heads: u32,
+}
+
+/// The number of heads of plans that were stored without it.
+const fn one() -> u32 {
+    1
 }
 
 impl TileGroup {
     /// Units of an item: the number of tiles that have all query heads.
     #[must_use]
     pub const fn units_per_item(&self, spec: &Spec) -> u32 {
-        spec.q_heads.div_ceil(self.pack)
+        spec.q_heads.div_ceil(self.pack) * self.heads
     }
 }
 
@@ -80,6 +88,9 @@ pub struct PlannedPart {
     pub pages: Range<u32>,
     /// The part's row blocks among the plan's.
     pub row_blocks: Range<u32>,
+    /// As [`Part::heads`](crate::problem::Part::heads). The part's items count query tokens and slots in so many of the plan's.
+    #[serde(default = "one")]
+    pub heads: u32,
 }
 
 /// What a plan knows of a row block of a part.

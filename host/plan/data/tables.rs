@@ -58,6 +58,7 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
             page_size,
             pages: pages..count("page ids", page_ids.len())?,
             row_blocks: first_block..count("row blocks", row_blocks.len())?,
+            heads: part.heads,
         });
     }
     Ok(())

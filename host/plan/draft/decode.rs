@@ -68,7 +68,8 @@ impl DecodeDrafter {
                 capacity,
                 ..
             } = *planned;
-            if tokens == 0 {
+            // Beside parts of several heads, their tokens are row blocks without keys.
+            if tokens == 0 || (input.beside_heads && kv_len == 0) {
                 continue;
             }
             if input.kernel(tokens) != Kernel::Decode {
@@ -108,6 +109,7 @@ impl DecodeDrafter {
                 tile: Tile::default(),
                 pack: input.tiles.decode_pack(),
                 part: input.index,
+                heads: 1,
                 page_size: part.table.page_size,
                 table: 0,
                 rows_begin: 0,
@@ -143,7 +145,7 @@ impl DecodeDrafter {
         let fastest = options.packing == PackRule::Fastest && rules.join.is_none();
         let joins = fastest && options.decode_tile.is_none();
         // Beside prefills, decodes run in other kernels.
-        let alone = !input.composed && !has_prefills;
+        let alone = !input.composed && !has_prefills && !input.beside_heads;
         // In joint tiles, every row sees all keys of its runs: there is no mask.
         let all_see = all_see && !input.masked;
         let may_join = joins && cut_freely && all_see && alone;

@@ -26,17 +26,27 @@ pub struct BatchInput<'a> {
     are_few: bool,
     /// Whether all decodes have enough rows for the larger tile.
     have_many_rows: bool,
+    /// Whether a part has several heads: prefills, which run beside decodes of other parts.
+    pub beside_heads: bool,
+    /// Whether a query token may have keys in several parts.
+    composed: bool,
 }
 
 impl<'a> BatchInput<'a> {
     pub fn new(model: &'a Model, batch: &'a Batch, plan: &'a Plan) -> Self {
         let (few, most) = (model.most_decode_tokens, model.most_tokens_of_decodes);
-        let tokens = plan.row_blocks.iter().map(|block| block.tokens);
+        // Prefill kernels run parts of several heads, whatever the number of tokens.
+        let of_one_head = plan.parts.iter().filter(|part| part.heads == 1);
+        let of_one_head = of_one_head.flat_map(|part| {
+            &plan.row_blocks[part.row_blocks.start as usize..part.row_blocks.end as usize]
+        });
+        let beside_heads = plan.parts.iter().any(|part| part.heads > 1);
+        let tokens = of_one_head.map(|block| block.tokens);
         let tokens = tokens.filter(|&tokens| tokens > 0);
         let [shortest, longest] = tokens.fold([u32::MAX, 0], |[a, b], tokens| {
             [a.min(tokens), b.max(tokens)]
         });
-        let may_be = few < longest && longest <= most;
+        let may_be = !beside_heads && few < longest && longest <= most;
         let share_pages = LazyCell::new(|| most_share_pages(batch));
         // Beside shorter row blocks they are prefills: both kinds then run side by side. That is faster, unless prefills convert keys
         // of few rows that they do not share.
@@ -65,12 +75,14 @@ impl<'a> BatchInput<'a> {
                 keys += of_block * u64::from(block.kv_len);
             }
             let as_wide = smaller.widest() == model.tiles.widest();
-            longest <= most_decode_tokens
+            !beside_heads
+                && longest <= most_decode_tokens
                 && (as_wide || longest > in_tile)
                 && units <= most[0]
                 && keys <= most[1]
         });
         let have_many_rows = model.larger.is_some()
+            && !beside_heads
             && longest <= most_decode_tokens
             && shortest != u32::MAX
             && shortest > model.tiles.decode_tokens()
@@ -84,6 +96,8 @@ impl<'a> BatchInput<'a> {
             have_few_keys,
             are_few,
             have_many_rows,
+            beside_heads,
+            composed: batch.parts.len() > 1 && !(beside_heads && have_own_tokens(batch)),
         }
     }
 
@@ -112,6 +126,8 @@ impl<'a> BatchInput<'a> {
             parts,
             row_blocks,
             most_decode_tokens,
+            beside_heads,
+            composed,
             ..
         } = self;
         let parts = batch.parts.iter().zip(parts).zip(0..);
@@ -126,7 +142,8 @@ impl<'a> BatchInput<'a> {
                 row_blocks: &row_blocks[blocks],
                 first_row_block: planned.row_blocks.start,
                 most_decode_tokens,
-                composed: batch.parts.len() > 1,
+                composed,
+                beside_heads,
                 masked: !batch.ancestors.is_empty(),
             }
         })
@@ -147,6 +164,19 @@ fn most_share_pages<'a>(batch: &'a Batch) -> bool {
     2 * first.len() <= requests
 }
 
+/// Whether no query token has keys in two parts.
+fn have_own_tokens(batch: &Batch) -> bool {
+    let mut taken = vec![false; batch.total_q() as usize];
+    batch.parts.iter().all(|part| {
+        let keyed = (0..part.row_blocks()).filter(|&row_block| part.kv_len(row_block) > 0);
+        let mut tokens = keyed.flat_map(|row_block| {
+            let tokens = part.q_range(row_block);
+            tokens.start * part.heads..tokens.end * part.heads
+        });
+        tokens.all(|token| !std::mem::replace(&mut taken[token as usize], true))
+    })
+}
+
 /// A part of a batch and what its drafts depend on.
 pub struct PartInput<'a> {
     pub model: &'a Model,
@@ -160,8 +190,10 @@ pub struct PartInput<'a> {
     pub row_blocks: &'a [PlannedRowBlock],
     pub first_row_block: u32,
     most_decode_tokens: u32,
-    /// Whether the batch has other parts.
+    /// Whether query tokens may have keys in other parts, too.
     pub composed: bool,
+    /// Whether a part of the batch has several heads: prefills, which run beside decodes of other parts.
+    pub beside_heads: bool,
     /// Whether a mask (`Batch::ancestors`) hides some of the last keys from query tokens.
     pub masked: bool,
 }
@@ -169,7 +201,7 @@ pub struct PartInput<'a> {
 impl PartInput<'_> {
     /// The kernel that runs a row block of `q_len` query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        if q_len <= self.most_decode_tokens {
+        if q_len <= self.most_decode_tokens && self.part.heads == 1 {
             Kernel::Decode
         } else {
             Kernel::Prefill

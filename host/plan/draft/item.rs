@@ -1,5 +1,7 @@
 //! Drafts: the rows and keys of items that are not yet cut along the keys.
 
+use std::ops::Range;
+
 use crate::plan::{
     data::{Kernel, Tile},
     model::CostModel,
@@ -56,6 +58,8 @@ pub struct Draft {
     /// Query heads per tile.
     pub pack: u32,
     pub part: u32,
+    /// As [`Part::heads`](crate::problem::Part::heads): the tokens of the draft are those of its part.
+    pub heads: u32,
     /// The part's page size.
     pub page_size: u32,
     /// Index of the table's first page in the plan's page ids.
@@ -123,8 +127,20 @@ impl Draft {
         let partial_rows = if self.leaves_partial { self.rows } else { 0 };
         let unit = cost.fixed_ps(self.kernel, self.tile, self.pack, partial_rows)
             + cost.key_ps(self.kernel, self.tile, self.pack) * u64::from(self.kv_len());
-        let units = u64::from(cost.units_per_item(self.pack));
+        let units = u64::from(self.units(cost));
         unit * units / u64::from(cost.resident_ctas(self.kernel))
+    }
+
+    /// Units of an item of the draft.
+    pub const fn units(&self, cost: &CostModel) -> u32 {
+        cost.units_per_item(self.pack) * self.heads
+    }
+
+    /// The query tokens of the batch for tokens of the draft, which are consecutive.
+    pub const fn tokens(&self) -> Range<usize> {
+        let heads = self.heads as usize;
+        let first = self.rows_begin as usize;
+        first * heads..(first + self.rows as usize) * heads
     }
 
     /// The draft is cut at multiples of this number of keys.

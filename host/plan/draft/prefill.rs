@@ -45,7 +45,8 @@ impl PartInput<'_> {
         let mut keys: Vec<_> = self.contiguous().map(of_block).collect();
         keys.sort_unstable();
         let longest = keys.chunk_by(|a, b| a.0 == b.0).filter_map(<[_]>::last);
-        [longest.map(|&(_, keys)| u64::from(keys)).sum(), pairs]
+        let keys: u64 = longest.map(|&(_, keys)| u64::from(keys)).sum();
+        [keys, pairs].map(|sum| sum * u64::from(self.part.heads))
     }
 
     /// Counts the tiles of prefills, for forecasts. `add` is called for each group of similar tiles with their index in
@@ -85,7 +86,8 @@ impl PartInput<'_> {
                     }
                     _ => 1,
                 };
-                let units = alike.saturating_mul(self.model.cost.units_per_item(pack));
+                let of_item = self.model.cost.units_per_item(pack) * self.part.heads;
+                let units = alike.saturating_mul(of_item);
                 let units = units.saturating_mul(pieces);
                 add(launch, units, f64::from(keys) / f64::from(pieces));
             }
@@ -120,6 +122,7 @@ impl PartInput<'_> {
                         tile,
                         pack,
                         part: self.index,
+                        heads: part.heads,
                         page_size: part.table.page_size,
                         table: self.first_page + part.table.indptr[row_block],
                         rows_begin: begin,

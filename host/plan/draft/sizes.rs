@@ -63,13 +63,14 @@ impl PrefillSizes {
         units.clear();
         units.extend(drafts.iter().map(|draft| {
             let Draft { tile, pack, .. } = *draft;
+            let of_item = draft.units(cost);
             let keys = u64::from(draft.kv_len().next_multiple_of(tile.n));
             let rows = keys * cost.key_ps(Kernel::Prefill, tile, pack);
             let (rows, ends) = match wide {
                 true => (rows * WIDE / 100, ENDS[1]),
                 false => (rows, ENDS[0]),
             };
-            (Reverse(rows + ends), cost.units_per_item(pack))
+            (Reverse(rows + ends), of_item)
         }));
         let ctas = cost.resident_ctas(Kernel::Prefill);
         let count: u64 = units.iter().map(|&(_, units)| u64::from(units)).sum();

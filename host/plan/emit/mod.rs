@@ -164,7 +164,7 @@ impl Emitter {
                     self.tokens[row.token as usize].merge += 1;
                 }
             } else {
-                for token in &mut self.tokens[rows] {
+                for token in &mut self.tokens[draft.tokens()] {
                     token.merge += 1;
                 }
             }
@@ -177,8 +177,7 @@ impl Emitter {
             changed = false;
             for piece in input.pieces.iter().filter(contiguous) {
                 let draft = &input.drafts[piece.draft as usize];
-                let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
-                let tokens = &mut self.tokens[rows];
+                let tokens = &mut self.tokens[draft.tokens()];
                 let is_alone = |token: &Token| token.merge == 1;
                 if tokens.iter().any(is_alone) && !tokens.iter().all(is_alone) {
                     changed = true;
@@ -235,7 +234,9 @@ impl Emitter {
         self.runs.clear();
         self.tails.clear();
         let mut some_without_rows = false;
-        let (mut slot, mut written) = (0, 0);
+        // Slots of items of several heads come first, so that they begin at multiples of these.
+        let (mut slot_of_heads, mut slot) = (0, self.slots_of_heads(input));
+        let mut written = 0;
         for (piece, &place) in input.pieces.iter().zip(input.place) {
             let draft = &input.drafts[piece.draft as usize];
             if draft.is_joint() {
@@ -256,12 +257,16 @@ impl Emitter {
                 (position, rows) = self.write_rows(input, piece, rows_begin, &mut slot, plan);
                 written += rows;
             } else {
-                let tokens = &mut self.tokens[draft.rows_begin as usize..][..rows as usize];
+                let tokens = &mut self.tokens[draft.tokens()];
                 if tokens[0].merge != NO_MERGE {
-                    (item_slot, item_merge) = (slot, tokens[0].merge);
+                    let next = match draft.heads {
+                        1 => &mut slot,
+                        _ => &mut slot_of_heads,
+                    };
+                    (item_slot, item_merge) = (*next / draft.heads, tokens[0].merge);
                     for token in tokens {
-                        token.enter(slot, &mut plan.merge_slots);
-                        slot += 1;
+                        token.enter(*next, &mut plan.merge_slots);
+                        *next += 1;
                     }
                 }
             }
@@ -286,6 +291,15 @@ impl Emitter {
         }
         plan.rows.truncate(written as usize);
         some_without_rows
+    }
+
+    /// Slots of items of several heads.
+    fn slots_of_heads(&self, input: &Pieces<'_>) -> u32 {
+        let drafts = input.pieces.iter();
+        let drafts = drafts.map(|piece| &input.drafts[piece.draft as usize]);
+        let of_heads = drafts.filter(|draft| draft.heads > 1).map(Draft::tokens);
+        let of_heads = of_heads.filter(|tokens| self.tokens[tokens.start].merge != NO_MERGE);
+        of_heads.map(|tokens| tokens.len() as u32).sum()
     }
 
     /// Writes the rows of a gathered item that see any of its keys. Returns their smallest position and their number.
@@ -356,6 +370,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
         id,
         tile,
         pack,
+        heads,
         pieces,
         kv_heads_together,
         ..
@@ -371,6 +386,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
                 pack,
                 items,
                 kv_heads_together,
+                heads,
             });
         }
     }

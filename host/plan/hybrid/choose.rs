@@ -77,7 +77,8 @@ pub fn choose(
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
-            by_tickets || !two_kernels
+            // Both are of one part then.
+            (by_tickets || !two_kernels) && !input.beside_heads
         } else {
             !(by_tickets || config.is_apart() && (shares || !may_be_apart))
         };
@@ -234,7 +235,7 @@ impl WidePrefixes {
                 continue;
             }
             let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
-            let units = model.cost.units_per_item(draft.pack);
+            let units = draft.units(&model.cost);
             let ns = pairs * ns_per_pair + model.device.pod.tile_ns;
             all.load.add(0, units, ns);
             all.states += f64::from(draft.rows);

@@ -117,9 +117,10 @@ impl DraftClass {
                 leaves_partial,
                 many_rows,
                 page_size,
+                heads,
                 ..
             } = *draft;
-            let flags = (kernel, leaves_partial, many_rows);
+            let flags = (kernel, leaves_partial, many_rows, heads);
             (rows, tile, pack, page_size, flags)
         };
         like(&self.draft) == like(draft)
@@ -141,7 +142,7 @@ impl DraftClass {
         let key_apart = cost.key_apart_ps(kernel, tile, pack).max(1);
         let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
         self.unit = UnitCost {
-            units: cost.units_per_item(pack),
+            units: self.draft.units(cost),
             fixed: cost.own_ps(kernel, tile, pack, partial),
             fixed_cut,
             states: cost.states_ps(kernel, tile, pack, partial),

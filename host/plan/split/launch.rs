@@ -30,6 +30,8 @@ pub struct Launch {
     pub id: Option<KernelId>,
     pub tile: Tile,
     pub pack: u32,
+    /// As [`Part::heads`](crate::problem::Part::heads).
+    pub heads: u32,
     pub pieces: u32,
     /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
     pub kv_heads_together: u32,
@@ -75,6 +77,7 @@ impl Launches {
                 kernel,
                 tile: Tile { m, n },
                 pack,
+                heads,
                 ..
             } = class.draft;
             let n = match kernel {
@@ -86,7 +89,7 @@ impl Launches {
             tiles.push(ClassTile {
                 wanted: keys(class),
                 n,
-                launch: launch_for(list, kernel, id, tile, pack) as u32,
+                launch: launch_for(list, (kernel, id), tile, [pack, heads]) as u32,
             });
         }
         for (draft, of) in drafts.iter_mut().zip(of.iter_mut()) {
@@ -107,9 +110,10 @@ impl Launches {
                 kernel,
                 tile,
                 pack,
+                heads,
                 ..
             } = *launch;
-            (Reverse(longest), kernel, tile, pack)
+            (Reverse(longest), kernel, tile, pack, heads)
         };
         rank.clear();
         rank.extend(
@@ -126,20 +130,21 @@ impl Launches {
 /// Index of the launch of a kernel with a tile; adds a launch if there is none.
 fn launch_for(
     launches: &mut Vec<Launch>,
-    kernel: Kernel,
-    id: Option<KernelId>,
+    (kernel, id): (Kernel, Option<KernelId>),
     tile: Tile,
-    pack: u32,
+    [pack, heads]: [u32; 2],
 ) -> usize {
-    let known = launches
-        .iter()
-        .position(|launch| (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack));
+    let known = launches.iter().position(|launch| {
+        let heads_of = [launch.pack, launch.heads];
+        (launch.kernel, launch.tile, heads_of) == (kernel, tile, [pack, heads])
+    });
     known.unwrap_or_else(|| {
         launches.push(Launch {
             kernel,
             id,
             tile,
             pack,
+            heads,
             pieces: 0,
             kv_heads_together: 0,
             longest: 0,

@@ -47,6 +47,20 @@ impl Sections {
         if input.hybrid || !self.find(classes, drafts, pieces) {
             return;
         }
+        // Prefills of several heads have more KV heads than the specification; all of a launch must have the same number.
+        let mut of_prefills = drafts
+            .iter()
+            .filter(|draft| draft.kernel == Kernel::Prefill)
+            .map(|draft| draft.heads);
+        let heads = of_prefills.next().unwrap_or(1);
+        if of_prefills.any(|other| other != heads) {
+            return;
+        }
+        let input = &SplitInput {
+            kv_heads: input.kv_heads * heads,
+            section_keys: input.section_keys / heads,
+            ..*input
+        };
         let ctas = u64::from(classes.ctas(input.cost, Kernel::Prefill).0);
         let all: u64 = self.prompts.iter().map(|p| u64::from(p.keys)).sum();
         let together = self.heads(input, all, ctas);

@@ -23,7 +23,7 @@ pub fn widen(cost: &CostModel, tiles: &TileTable, drafts: &mut [Draft]) {
     }
     let (mut units, mut keys) = (0, 0);
     for draft in decodes() {
-        let of_item = u64::from(cost.units_per_item(draft.pack));
+        let of_item = u64::from(draft.units(cost));
         units += of_item;
         keys += of_item * u64::from(draft.kv_len());
     }

@@ -140,10 +140,10 @@ impl Plan {
         let (mut makespan, mut busy, mut states, mut fixed) = (0, 0, 0, u64::MAX);
         for group in groups() {
             // All groups run on the same CTAs, even if a kernel has fewer CTAs on an SM.
-            let units = cost.units_per_item(group.pack);
+            let units = cost.units_per_item(group.pack) * group.heads;
             let sections = match group.kv_heads_together {
                 0 => 1,
-                together => self.spec.kv_heads / together,
+                together => self.spec.kv_heads * group.heads / together,
             };
             let of_section = units / sections;
             let ordered = (0..sections).flat_map(|section| {

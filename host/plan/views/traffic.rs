@@ -50,8 +50,10 @@ impl Plan {
     /// What an item moves and computes.
     #[must_use]
     pub fn traffic_of(&self, kernel: Kernel, item: &WorkItem) -> Traffic {
-        let keys = u64::from(item.kv_len());
-        let partial_rows = u64::from(self.partial_rows(kernel, item));
+        let part = self.parts.get(item.part as usize);
+        let heads = part.map_or(1, |part| u64::from(part.heads));
+        let keys = u64::from(item.kv_len()) * heads;
+        let partial_rows = u64::from(self.partial_rows(kernel, item)) * heads;
         Traffic {
             kv_bytes: keys * self.spec.kv_bytes_per_token(),
             partial_bytes: 2 * partial_rows * self.spec.partial_bytes_per_token(),

@@ -209,10 +209,11 @@ impl Batch {
             let masked = !self.ancestors.is_empty();
             part.check_shared_blocks(index, &self.qo_indptr, spec, masked)?;
             let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
-            let page =
-                u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);
+            let heads = u64::from(spec.kv_heads) * u64::from(part.heads);
+            let page = u64::from(part.table.page_size) * heads * u64::from(head_dim);
             fits(Quantity::Page("elements of a page"), page, u32::MAX.into())?;
         }
+        self.check_heads(spec)?;
         self.check_work(spec)?;
         if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
             for row_block in 0..part.row_blocks() {
@@ -228,6 +229,29 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    /// Checks parts whose heads are tokens of the batch. What depends on the query head or the token does not know of them.
+    fn check_heads(&self, spec: &Spec) -> Result<(), ProblemError> {
+        let several = |part: &&Part| part.heads > 1;
+        let Some(first) = self.parts.iter().find(several) else {
+            return Ok(());
+        };
+        let other = first.heads;
+        let differs = |(_, part): &(usize, &Part)| part.heads > 1 && part.heads != other;
+        if let Some((part, of_part)) = self.parts.iter().enumerate().find(differs) {
+            let got = of_part.heads;
+            return Err(ProblemError::PartsOfHeads { part, got, other });
+        }
+        let refused = [
+            (spec.latent, "latent keys"),
+            (!self.ancestors.is_empty(), "masks of the last keys"),
+        ];
+        let refused = refused.into_iter().find(|&(there, _)| there);
+        match refused.map(|(_, what)| what).or_else(|| spec.not_by_head()) {
+            Some(what) => Err(ProblemError::ByHead { what }),
+            None => Ok(()),
+        }
     }
 
     /// Checks that sums of costs stay within 64 bits.

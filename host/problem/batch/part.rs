@@ -12,7 +12,7 @@ use super::{
 /// One block-sparse matrix of a batch (FlashInfer's composable formats: a batch is the ⊕ of its parts).
 ///
 /// No key may occur in two parts for the same query, since it would count twice.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Part {
     /// `[row_blocks + 1]` over query tokens: row block `r` is the tokens `q_indptr[r]..q_indptr[r + 1]`.
@@ -24,6 +24,29 @@ pub struct Part {
     /// holds these keys. Query `i` of `n` in a row block of `l` keys has the position `l + after - n + i`.
     /// Empty means zero for all: the queries are the last tokens of their own table.
     pub keys_after: Vec<u32>,
+    /// How many neighbouring tokens of the batch are one query token of this part, as its heads: 1, unless the batch has
+    /// [page lists by KV head](Self::with_heads).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub heads: u32,
+}
+
+/// The number of heads of parts that were stored without it.
+const fn one() -> u32 {
+    1
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_one(heads: &u32) -> bool {
+    *heads == 1
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self::new(Vec::new(), PageTable::default())
+    }
 }
 
 impl Part {
@@ -34,7 +57,18 @@ impl Part {
             q_indptr,
             table,
             keys_after: Vec::new(),
+            heads: 1,
         }
+    }
+
+    /// For a batch in which each KV head of a token is a token of its own, with its own pages: a part whose tokens are those of the
+    /// model, each `heads` tokens of the batch. All heads of such a token read the same pages, and prefill kernels run the part. Its
+    /// `q_indptr` counts the tokens of the model, its pool has all heads. [`PagesByHead`](crate::kv::PagesByHead) makes such batches.
+    #[cfg_attr(not(feature = "unstable"), doc(hidden))]
+    #[must_use]
+    pub const fn with_heads(mut self, heads: u32) -> Self {
+        self.heads = heads;
+        self
     }
 
     /// With keys in other parts that come after this table's keys: see [`keys_after`](Self::keys_after).
@@ -51,15 +85,16 @@ impl Part {
         self.table.row_blocks()
     }
 
-    /// The query tokens of a row block.
+    /// The query tokens of a row block, as the part counts them.
     #[must_use]
     #[inline]
     pub fn q_range(&self, row_block: usize) -> Range<u32> {
         self.q_indptr[row_block]..self.q_indptr[row_block + 1]
     }
 
-    /// The row block of a query token, if it has keys in this part.
+    /// The row block of a query token of the batch, if it has keys in this part.
     pub(crate) fn row_block_of(&self, token: u32) -> Option<usize> {
+        let token = token / self.heads.max(1);
         let ends = &self.q_indptr[1..];
         let row_block = ends.partition_point(|&end| end <= token);
         let found = row_block < ends.len() && self.q_indptr[row_block] <= token;
@@ -107,12 +142,19 @@ impl Part {
         position as i32
     }
 
+    /// The position of a query token of the batch that a row block has.
+    pub(crate) fn position_of(&self, row_block: usize, token: u32) -> i32 {
+        let index = token / self.heads - self.q_range(row_block).start;
+        self.first_position(row_block) + index as i32
+    }
+
     /// Pairs of a query and a key of its row block, hidden or not.
     pub(super) fn pairs(&self) -> u64 {
         let row_blocks = (0..self.row_blocks()).map(|row_block| {
             self.q_range(row_block).len() as u64 * u64::from(self.kv_len(row_block))
         });
-        row_blocks.fold(0, u64::saturating_add)
+        let pairs = row_blocks.fold(0, u64::saturating_add);
+        pairs.saturating_mul(self.heads.into())
     }
 
     /// No fewer than [`pairs`](Self::pairs), in constant time.
@@ -122,7 +164,9 @@ impl Part {
             _ => 0,
         };
         let keys = self.table.indices.len() as u64 * u64::from(self.table.page_size);
-        queries.saturating_mul(keys)
+        queries
+            .saturating_mul(keys)
+            .saturating_mul(self.heads.into())
     }
 
     pub(super) fn check(&self, part: usize, total_q: u32) -> Result<(), ProblemError> {
@@ -146,11 +190,19 @@ impl Part {
             });
         }
         let end = self.q_indptr[row_blocks];
-        if end > total_q {
+        let heads = self.heads;
+        if heads == 0 || !total_q.is_multiple_of(heads) {
+            return Err(ProblemError::PartHeads {
+                part,
+                heads,
+                total_q,
+            });
+        }
+        if end > total_q / heads {
             return Err(ProblemError::PartPastQueries {
                 part,
                 got: end,
-                total_q,
+                total_q: total_q / heads,
             });
         }
         for (row_block, &after) in self.keys_after.iter().enumerate() {
@@ -181,6 +233,8 @@ impl Part {
         let mut request_ends = qo_indptr[1..].iter().copied().peekable();
         for row_block in 0..self.row_blocks() {
             let Range { start, end } = self.q_range(row_block);
+            // Checked before: they are tokens of the batch.
+            let [start, end] = [start, end].map(|token| token * self.heads);
             if start == end {
                 continue;
             }
@@ -191,7 +245,7 @@ impl Part {
             let spans = request_ends
                 .peek()
                 .is_some_and(|&request_end| request_end < end);
-            let (q_len, keys_after) = (end - start, self.after(row_block));
+            let (q_len, keys_after) = ((end - start) / self.heads, self.after(row_block));
             if spans && self.kv_len(row_block) > 0 && (by_distance || keys_after < q_len) {
                 return Err(ProblemError::MaskedSharedBlock {
                     part,

@@ -1,14 +1,100 @@
-//! Page lists that differ by KV head.
+//! Page lists that differ by KV head, and requests without lists beside them.
 
 use half::bf16;
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{KvPool, RunTensors, WorkspaceOptions},
-    plan::{Bound, PlanOptions, Planner},
+    exec::gpu::{DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
+    plan::{BatchLimits, Bound, PlanOptions, Planner},
     problem::Dtype,
+    tensor::{Element, F8E4M3},
 };
 
-use super::common::{Memory, Stream, gpu, heads::Lists, problems::cases};
+use super::{
+    common::{Memory, Stream, gpu, heads::Lists, problems::cases},
+    hopper,
+};
+
+/// The tensors of lists on the GPU.
+struct OnDevice {
+    q: Memory,
+    out: Memory,
+    lse: Memory,
+    _pool: [Memory; 2],
+    pools: [KvPool; 2],
+    kv_heads: usize,
+    /// Query tokens of the batch, and heads and elements of each.
+    shape: [usize; 3],
+}
+
+impl OnDevice {
+    fn new<T: Element>(lists: &Lists<T>) -> Self {
+        let [heads, kv_heads] =
+            [lists.spec.q_heads, lists.spec.kv_heads].map(|heads| heads as usize);
+        let dim = lists.spec.head_dim_qk as usize;
+        let tokens = lists.q.len() / (heads * dim);
+        let [k, v] = lists.pools.each_ref().map(|values| Memory::new(values));
+        let (spec, layout) = (&lists.spec, lists.layout);
+        let pool = KvPool::new(
+            spec,
+            layout,
+            lists.page_size,
+            lists.pages,
+            k.address(),
+            v.address(),
+        );
+        let by_head = pool.by_head(spec.kv_heads).expect("a dense pool");
+        Self {
+            q: Memory::new(&lists.q),
+            out: Memory::new(&vec![bf16::NAN; lists.q.len()]),
+            lse: Memory::new(&vec![f32::NAN; tokens * heads]),
+            _pool: [k, v],
+            pools: [by_head, pool],
+            kv_heads,
+            shape: [tokens * kv_heads, heads / kv_heads, dim],
+        }
+    }
+
+    /// Queries and outputs, which are made from those of the model, and LSEs.
+    fn tensors(&self) -> (DeviceTensor<3>, DeviceTensor<3>, DeviceTensor<2>) {
+        let [tokens, group, dim] = self.shape;
+        let kv_heads = self.kv_heads;
+        let of_model = [tokens / kv_heads, group * kv_heads, dim];
+        let tensor = |memory: &Memory| {
+            let tensor = memory.tensor(Dtype::BF16, of_model);
+            tensor.by_kv_head(kv_heads as u32).expect("dense tokens")
+        };
+        let lse = self.lse.tensor(Dtype::F32, [tokens, group]);
+        (tensor(&self.q), tensor(&self.out), lse)
+    }
+}
+
+fn run<T: Element>(gpu: &Gpu, lists: &Lists<T>) -> Result<(), String> {
+    let by_head = lists.by_head();
+    let (batch, spec) = (by_head.batch(), by_head.spec());
+    let plan = Planner::new()
+        .plan(spec, &batch, &gpu.device(), &PlanOptions::default())
+        .unwrap();
+    let mut workspace = gpu
+        .workspace(spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let on_device = OnDevice::new(lists);
+    let (q, out, lse) = on_device.tensors();
+    let pools = &on_device.pools[..batch.parts.len()];
+    let tensors = RunTensors::new(&q, pools, &out).with_lse(&lse);
+    let stream = Stream::new();
+    // SAFETY: everything is there as described until the stream is done. The second run keeps the launches of the first.
+    unsafe {
+        workspace.upload(&plan, stream.0).unwrap();
+        gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
+        gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
+    }
+    stream.wait();
+    lists.check(
+        &on_device.out.read::<bf16>(),
+        &on_device.lse.read::<f32>(),
+        true,
+    )
+}
 
 #[test]
 fn each_head_reads_its_own_pages() {
@@ -16,35 +102,84 @@ fn each_head_reads_its_own_pages() {
         return;
     };
     proptest!(cases(24), |(seed in any::<u64>())| {
-        let lists = Lists::random(seed);
-        let (by_head, device) = (lists.by_head(), gpu.device());
-        let (batch, spec) = (by_head.batch(), by_head.spec());
-        let mut planner = Planner::new();
-        let plan = planner.plan(spec, &batch, &device, &PlanOptions::default()).unwrap();
-        let bound = Bound::of(&plan);
-        let mut workspace = gpu.workspace(spec, &bound, WorkspaceOptions::default()).unwrap();
-        let [q, k, v] = [&lists.q, &lists.pools[0], &lists.pools[1]].map(|values| Memory::new(values));
-        let [heads, kv_heads] = [lists.spec.q_heads, lists.spec.kv_heads].map(|heads| heads as usize);
-        let dim = lists.spec.head_dim_qk as usize;
-        let tokens = lists.q.len() / (heads * dim);
-        let out = Memory::new(&vec![bf16::NAN; lists.q.len()]);
-        let lse = Memory::new(&vec![f32::NAN; tokens * heads]);
-        let pool = KvPool::new(&lists.spec, lists.layout, lists.page_size, lists.pages, k.address(), v.address());
-        let pool = pool.by_head(lists.spec.kv_heads).expect("a dense pool");
-        let tensor = |memory: &Memory| {
-            let tensor = memory.tensor(Dtype::BF16, [tokens, heads, dim]);
-            tensor.by_kv_head(kv_heads as u32).expect("dense tokens")
-        };
-        let (q, out_tensor, stream) = (tensor(&q), tensor(&out), Stream::new());
-        let lse_tensor = lse.tensor(Dtype::F32, [tokens * kv_heads, heads / kv_heads]);
-        let pools = [pool];
-        let tensors = RunTensors::new(&q, &pools, &out_tensor).with_lse(&lse_tensor);
-        // SAFETY: everything is there as described until the stream is done.
-        unsafe {
-            workspace.upload(&plan, stream.0).unwrap();
-            gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
-        }
-        stream.wait();
-        lists.check(&out.read::<bf16>(), &lse.read::<f32>(), true).map_err(TestCaseError::fail)?;
+        run(gpu, &Lists::<bf16>::random(seed)).map_err(TestCaseError::fail)?;
     });
+}
+
+#[test]
+fn requests_without_lists_run_beside_those_with_lists() {
+    let Some(gpu) = gpu("requests_without_lists_run_beside_those_with_lists") else {
+        return;
+    };
+    proptest!(cases(24), |(seed in any::<u64>())| {
+        run(gpu, &Lists::<bf16>::mixed(seed)).map_err(TestCaseError::fail)?;
+    });
+}
+
+#[test]
+fn they_do_with_keys_of_8_bits() {
+    let Some(gpu) = hopper("they_do_with_keys_of_8_bits") else {
+        return;
+    };
+    proptest!(cases(24), |(seed in any::<u64>())| {
+        run(gpu, &Lists::<F8E4M3>::mixed(seed)).map_err(TestCaseError::fail)?;
+    });
+}
+
+/// One graph runs lists beside prompts, then lists alone, then the first batch again.
+#[test]
+fn a_graph_runs_lists_with_prompts_and_without() {
+    let Some(gpu) = hopper("a_graph_runs_lists_with_prompts_and_without") else {
+        return;
+    };
+    graph::<bf16>(gpu);
+    graph::<F8E4M3>(gpu);
+}
+
+fn graph<T: Element>(gpu: &Gpu) {
+    let device = gpu.device();
+    let mut seeds = 0..;
+    let lists = seeds.find_map(|seed| {
+        let lists = Lists::<T>::mixed(seed);
+        let parts =
+            [&lists, &lists.without_whole()].map(|lists| lists.by_head().batch().parts.len());
+        (parts == [2, 1] && !lists.without_whole().q.is_empty()).then_some(lists)
+    });
+    let whole = lists.expect("some have lists and prompts");
+    let alone = whole.without_whole();
+    let spec = *whole.by_head().spec();
+    let kv_heads = whole.spec.kv_heads;
+    let limits = BatchLimits::decodes(8, 400, whole.page_size).with_query_tokens(600);
+    let options = PlanOptions::default();
+    let bound = Bound::new(&spec, &device, &options, &limits.by_kv_head(kv_heads)).unwrap();
+    let options = options.with_bound(bound);
+    let launches = LaunchSet::all(&device, &spec).unwrap();
+    let launches = launches.with_prompts_of_heads(kv_heads);
+    let of_workspace = WorkspaceOptions::default().with_launches(launches);
+    let mut workspace = gpu.workspace(&spec, &bound, of_workspace).unwrap();
+    let on_device = OnDevice::new(&whole);
+    let (q, out, lse) = on_device.tensors();
+    let tensors = RunTensors::new(&q, &on_device.pools, &out).with_lse(&lse);
+    let stream = gpu.stream().unwrap();
+    let mut planner = Planner::new();
+    let mut captured = None;
+    for lists in [&whole, &alone, &whole] {
+        let batch = lists.by_head().batch();
+        let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
+        // SAFETY: everything is there as described until the stream is done.
+        unsafe { workspace.upload(&plan, *stream).unwrap() };
+        let graph = captured.get_or_insert_with(|| {
+            // SAFETY: as above.
+            let run = |stream| unsafe { gpu.run_with(&mut workspace, &tensors, stream) };
+            stream.capture(run).unwrap()
+        });
+        // SAFETY: as above.
+        unsafe { graph.launch(*stream).unwrap() };
+        stream.synchronize().unwrap();
+        let (out, lse) = (on_device.out.read::<bf16>(), on_device.lse.read::<f32>());
+        let rows = lists.q.len() / whole.spec.head_dim_qk as usize;
+        lists
+            .check(&out[..lists.q.len()], &lse[..rows], true)
+            .unwrap();
+    }
 }

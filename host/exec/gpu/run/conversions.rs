@@ -23,33 +23,35 @@ use crate::{
 };
 
 impl Workspace {
-    /// The pool of converted keys and values. It has no pages if the plan has no prefills.
-    pub(super) fn converted_pool(&self) -> KvPool {
+    /// The pool of converted keys and values, for a part of so many heads. It has no pages if the plan has no prefills.
+    pub(super) fn converted_pool(&self, heads: u32) -> KvPool {
         let spec = match self.spec.compute {
             Compute::F16 => self.spec.with_kv_dtype(self.spec.on_kernels().q_dtype),
             Compute::F8 => self.spec,
         };
+        let spec = spec.times(heads);
         let [k, v, ..] = self.converted();
         KvPool::new(
             &spec,
             KvLayout::Hnd,
             ConvertedPage::KEYS,
-            self.bound.converted_pages,
+            self.bound.converted_pages / heads,
             k,
             v,
         )
     }
 
-    /// The parameters that convert entries of the list.
+    /// The parameters that convert entries of the list, for a part of so many heads.
     pub(super) fn conversion_of(
         &self,
         pool: &KvPool,
+        heads: u32,
         pages: Range<u32>,
     ) -> Result<ConvertParams, Error> {
         pool.check_addresses()?;
         pool.check_dtype(&self.spec)?;
         let [to_k, to_v, done, control] = self.converted();
-        let [k_strides, v_strides] = vectors_of(pool, self.spec.kv_heads)?;
+        let [k_strides, v_strides] = vectors_of(pool, self.spec.kv_heads * heads)?;
         Ok(ConvertParams {
             k: pool.k,
             v: pool.v,
@@ -78,17 +80,17 @@ impl Gpu {
     pub(super) fn prepare_widen(
         &self,
         workspace: &Workspace,
-        pool: &KvPool,
+        (pool, heads): (&KvPool, u32),
         pages: Range<u32>,
         record: Option<DeviceArray<LaunchRecord>>,
         tokens: usize,
     ) -> Result<Step, Error> {
-        let spec = &workspace.spec.on_kernels();
+        let spec = &workspace.spec.times(heads).on_kernels();
         let pieces = pages.len() as u32 * spec.kv_heads * 2;
         let params = WidenParams {
-            convert: workspace.conversion_of(pool, pages)?,
+            convert: workspace.conversion_of(pool, heads, pages)?,
             scales: match pool.scales {
-                KvScales::Token { .. } => pool.scale_parameters(spec, tokens)?,
+                KvScales::Token { .. } => pool.scale_parameters(spec, tokens / heads as usize)?,
                 _ => ScaleParams::default(),
             },
             record: record.map_or(0, |record| record.address),
@@ -109,7 +111,7 @@ impl Gpu {
     ) -> Result<Step, Error> {
         let spec = &workspace.spec;
         let pieces = (pages.len() as u32).saturating_mul(PIECES);
-        let mut convert = workspace.conversion_of(pool, pages)?;
+        let mut convert = workspace.conversion_of(pool, 1, pages)?;
         if describes_values(pool, spec) {
             convert.to_v = 0;
         }

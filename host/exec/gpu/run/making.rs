@@ -141,7 +141,12 @@ impl Making<'_> {
         if let Some(hooks) = self.workspace.spec.variant.hooks {
             step.kernel = self.gpu.hooked(hooks, step.kernel.info)?;
         }
-        Ok(Some(Step { part, ..step }))
+        let heads = launch.key.heads;
+        Ok(Some(Step {
+            part,
+            heads,
+            ..step
+        }))
     }
 
     pub(super) fn extras(&self) -> Extras {

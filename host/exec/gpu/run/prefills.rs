@@ -8,7 +8,7 @@ use super::making::{Making, on, place};
 use crate::{
     Error,
     exec::gpu::{
-        KvPool, KvScales, PrefillCall,
+        DeviceTensor, KvPool, KvScales, PartialStates, PrefillCall,
         launch_key::no_records,
         launch_plan::GroupLaunch,
         prefill::describes_values,
@@ -29,6 +29,8 @@ impl Making<'_> {
     ) -> Result<Option<Step>, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (planned, captured) = (launch.key.kernel, workspace.captured());
+        let heads = launch.key.heads;
+        let of_part = workspace.spec.times(heads);
         let converts = workspace.spec.converts();
         let extras = Extras {
             kv_heads_together: launch.kv_heads_together,
@@ -69,11 +71,18 @@ impl Making<'_> {
         }
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
-        let (converted, mut spec) = (workspace.converted_pool(), workspace.spec.on_kernels());
+        let (converted, mut spec) = (workspace.converted_pool(heads), of_part.on_kernels());
         if converts {
             spec.kv_dtype = converted.dtype;
         }
         let [q, out] = tensors.of_launch(own_heads);
+        let q = &q.tokens_together("q", heads)?;
+        let out = &out.tokens_together("out", heads)?;
+        let lse = tensors.lse.map(|lse| rows_together(lse, heads));
+        let partials = PartialStates {
+            out: partials.out.tokens_together("partial_out", heads)?,
+            lse: rows_together(&partials.lse, heads),
+        };
         let mut extras = extras;
         if turns {
             spec.rotary = None;
@@ -103,7 +112,7 @@ impl Making<'_> {
             q,
             pool: if converts { &converted } else { pool },
             out,
-            lse: tensors.lse,
+            lse: lse.as_ref(),
             partials: leaves_states.then_some(&partials),
             ticket: workspace.ticket(index),
             record,
@@ -126,13 +135,14 @@ impl Making<'_> {
             } else if by_token(&workspace.spec, pool) {
                 shapes.source = Source::Widened { by_token: true };
             } else {
-                let tokens = tensors.q.shape[0];
-                params.attention.scales = pool.scale_parameters(&workspace.spec, tokens)?;
+                let tokens = tensors.q.shape[0] / heads as usize;
+                params.attention.scales = pool.scale_parameters(&of_part, tokens)?;
                 if self.widens(launch) {
                     shapes.source = Source::Widened { by_token: false };
                 } else {
                     shapes.source = Source::Converted;
-                    params.convert = workspace.conversion_of(pool, self.converted(launch))?;
+                    params.convert =
+                        workspace.conversion_of(pool, heads, self.converted(launch))?;
                 }
             }
         }
@@ -146,7 +156,7 @@ impl Making<'_> {
     /// The pages of keys that a prefill's launch converts.
     fn converted(&self, launch: &GroupLaunch) -> Range<u32> {
         match self.workspace.captured() {
-            true => 0..self.workspace.bound.converted_pages,
+            true => 0..self.workspace.bound.converted_pages / launch.key.heads,
             false => launch.converted.clone(),
         }
     }
@@ -176,11 +186,28 @@ impl Making<'_> {
         let step = if workspace.spec.rotary.is_some() {
             gpu.prepare_turn(workspace, pool, pages, record)?
         } else if by_token(&workspace.spec, pool) || self.widens(launch) {
-            gpu.prepare_widen(workspace, pool, pages, record, self.tensors.q.shape[0])?
+            let (heads, tokens) = (launch.key.heads, self.tensors.q.shape[0]);
+            gpu.prepare_widen(workspace, (pool, heads), pages, record, tokens)?
         } else {
             return Ok(None);
         };
-        Ok(Some(Step { part, ..step }))
+        let heads = launch.key.heads;
+        Ok(Some(Step {
+            part,
+            heads,
+            ..step
+        }))
+    }
+}
+
+/// A dense `[tokens, heads]` with so many neighbouring tokens as one.
+fn rows_together(rows: &DeviceTensor<2>, heads: u32) -> DeviceTensor<2> {
+    let ([tokens, of_token], heads) = (rows.shape, heads as usize);
+    let [token, head] = rows.strides;
+    DeviceTensor {
+        shape: [tokens / heads, of_token * heads],
+        strides: [token * heads, head],
+        ..*rows
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Step {
     pub launch: Launch,
     /// The part of the batch, which has a pool of its own.
     pub part: usize,
+    /// As [`Part::heads`](crate::problem::Part::heads) of that part.
+    pub heads: u32,
     pub parameters: Parameters,
 }
 
@@ -104,7 +106,8 @@ impl Step {
         maps: &mut Maps,
     ) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
-        let scales = pool.scale_parameters(spec, tensors.q.shape[0])?;
+        let (spec, tokens) = (&spec.times(self.heads), tensors.q.shape[0]);
+        let scales = pool.scale_parameters(spec, tokens / self.heads as usize)?;
         match &mut self.parameters {
             Parameters::Decode(params, shapes) => {
                 params.attention.scales = scales;

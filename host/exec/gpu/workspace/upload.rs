@@ -15,7 +15,7 @@ use crate::{
         launch_plan::LaunchPlan,
         launch_set::LaunchSubset,
     },
-    plan::{Bound, MAX_LAUNCHES, MergeMode, Plan},
+    plan::{Bound, MAX_LAUNCHES, MergeMode, Plan, conversion::most_heads},
     problem::{Spec, Variant},
 };
 
@@ -59,7 +59,8 @@ impl Workspace {
         };
         self.launch_plan.fill(plan, merge_mode)?;
         // Each page has at least one id. Kernels would write pages beyond the bound past the end of the workspace.
-        needed.converted_pages = self.launch_plan.conversion.ids.len() as u32;
+        let pages = self.launch_plan.conversion.ids.len() as u32;
+        needed.converted_pages = pages.saturating_mul(most_heads(plan));
         self.bound.check(&needed)?;
         check_launches(self.launch_plan.launches.len())?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];

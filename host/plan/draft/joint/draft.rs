@@ -92,6 +92,7 @@ impl Joiner {
                 tile: Tile { m: choice.m, n: 0 },
                 pack: spec.group(),
                 part: input.index,
+                heads: 1,
                 page_size,
                 table: runs[0].table,
                 rows_begin,

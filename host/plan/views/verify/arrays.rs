@@ -25,6 +25,12 @@ impl Plan {
                 table.page_size
             );
             ensure!(
+                planned.heads == part.heads,
+                "part {index} has {} heads, not {}",
+                planned.heads,
+                part.heads
+            );
+            ensure!(
                 self.page_ids.get(slice(&planned.pages)) == Some(&table.indices[..]),
                 "part {index} has other page ids"
             );
@@ -87,7 +93,14 @@ impl Plan {
                 group.pack,
                 group.kernel
             );
-            let (heads, together) = (self.spec.kv_heads, group.kv_heads_together);
+            let of_parts = self.parts.iter().any(|part| part.heads == group.heads);
+            ensure!(
+                group.heads > 0 && of_parts,
+                "a group of {} heads, which no part has",
+                group.heads
+            );
+            let heads = u64::from(self.spec.kv_heads) * u64::from(group.heads);
+            let together = u64::from(group.kv_heads_together);
             ensure!(
                 together == 0 || heads.is_multiple_of(together),
                 "{together} of {heads} KV heads together"
@@ -104,6 +117,13 @@ impl Plan {
             );
             for item in self.items_of(group) {
                 let gathered = group.kernel == Kernel::Decode;
+                let heads = self.parts.get(item.part as usize).map(|part| part.heads);
+                ensure!(
+                    heads.is_none_or(|heads| heads == group.heads && (heads == 1 || !gathered)),
+                    "{item:?} of a part of {heads:?} heads in a group of {} for {:?}",
+                    group.heads,
+                    group.kernel
+                );
                 ensure!(
                     item.is_gathered() == gathered,
                     "{item:?} in a group of {:?}",
@@ -197,13 +217,17 @@ impl Plan {
             item.slot,
             item.merge
         );
+        // Each head of a row is a token of the batch.
+        let heads = self.parts[item.part as usize].heads;
+        let begin = item.rows_begin.saturating_mul(heads);
+        let slot = item.slot.saturating_mul(heads);
         let row = |row: u32| Row {
-            token: item.rows_begin.saturating_add(row),
-            position: item.position.saturating_add_unsigned(row),
+            token: begin.saturating_add(row),
+            position: item.position.saturating_add_unsigned(row / heads),
             slot: if direct {
                 DIRECT
             } else {
-                item.slot.saturating_add(row)
+                slot.saturating_add(row)
             },
             merge: if direct {
                 NO_MERGE
@@ -211,6 +235,6 @@ impl Plan {
                 item.merge.saturating_add(row)
             },
         };
-        Ok((0..item.rows).map(row).collect())
+        Ok((0..item.rows.saturating_mul(heads)).map(row).collect())
     }
 }

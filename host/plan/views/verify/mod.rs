@@ -184,8 +184,7 @@ impl Plan {
             "item {index}: keys up to {} of {kv_len} of token {token}",
             item.kv_end
         );
-        let position =
-            part.first_position(row_block) + (token - part.q_range(row_block).start) as i32;
+        let position = part.position_of(row_block, token);
         // Prefills of a prefix number their rows from any position behind its keys, if every such row sees all of them.
         let variant = &self.spec.variant;
         let anywhere =
@@ -238,8 +237,7 @@ impl Plan {
                 .map(|item| (item.1, item.2));
             let visible = match row_blocks[index][token] {
                 Some(row_block) => {
-                    let offset = token as u32 - part.q_range(row_block).start;
-                    let position = part.first_position(row_block) + offset as i32;
+                    let position = part.position_of(row_block, token as u32);
                     self.spec.variant.visible(position, part.kv_len(row_block))
                 }
                 None => 0..0,
@@ -318,7 +316,8 @@ impl Plan {
 fn row_blocks(part: &Part, total_q: u32) -> Vec<Option<usize>> {
     let mut of_token = vec![None; total_q as usize];
     for row_block in 0..part.row_blocks() {
-        for token in part.q_range(row_block) {
+        let tokens = part.q_range(row_block);
+        for token in tokens.start * part.heads..tokens.end * part.heads {
             of_token[token as usize] = Some(row_block);
         }
     }
