@@ -195,7 +195,7 @@ pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>>
     let mut answers = vec![Vec::new(); requests.len()];
     while !engine.is_idle() {
         let step = engine.step(&mut |event| {
-            if let Event::Token { request, token } = event {
+            if let Event::Token { request, token, .. } = event {
                 let index = requests
                     .iter()
                     .position(|&one| one == request)
@@ -233,9 +233,12 @@ fn step(
         rows: &[tokens.len() as u32 - 1],
         draws: &[Sampling::GREEDY.draw(0).expect("greedy")],
         drawn: &[],
+        logits: LogitWork::default(),
     };
     backend.begin(&work).expect("a step");
-    backend.finish(&mut Vec::new()).expect("a step");
+    backend
+        .finish(&mut Vec::new(), &mut Vec::new())
+        .expect("a step");
     backend.logits().expect("a step")
 }
 
@@ -294,8 +297,9 @@ macro_rules! of_the_backend_within {
         fn finish(
             &mut self,
             tokens: &mut Vec<u32>,
+            log_probs: &mut Vec<tandem_engine::LogProb>,
         ) -> Result<tandem_engine::StepTime, tandem_engine::Error> {
-            self.0.finish(tokens)
+            self.0.finish(tokens, log_probs)
         }
 
         fn logits(&mut self) -> Result<Vec<f32>, tandem_engine::Error> {
