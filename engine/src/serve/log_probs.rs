@@ -71,12 +71,14 @@ impl Entry {
         entry
     }
 
-    /// The most probable tokens by their names, and the token itself.
+    /// The most probable tokens by their names, and the token itself. Of tokens with the same bytes there is one: the token
+    /// itself, else the first.
     fn by_name(&self) -> Value {
         let mut named = Map::new();
-        for one in self.top.iter().chain([&self.token]) {
+        for one in &self.top {
             named.entry(one.name()).or_insert_with(|| one.value.into());
         }
+        named.insert(self.token.name(), self.token.value.into());
         named.into()
     }
 }

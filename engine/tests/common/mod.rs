@@ -18,7 +18,7 @@ use tandem_attn::{
 };
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
-    Message, Sampling, Text, Weights, Work,
+    LogitWork, Message, Sampling, Text, Weights, Work,
 };
 use tandem_schedule::StepInputs;
 
