@@ -169,11 +169,9 @@ pub fn log_probs(logits: &[f32], token: u32, top: usize) -> Vec<(u32, f64)> {
     let log_sum = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
     let of = |token: u32| (token, f64::from(logits[token as usize]) - log_sum);
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by(|&a, &b| {
-        logits[b as usize]
-            .total_cmp(&logits[a as usize])
-            .then(a.cmp(&b))
-    });
+    // The first of equal ones; −0 equals 0.
+    let larger = |a: f32, b: f32| b.partial_cmp(&a).expect("numbers");
+    order.sort_by(|&a, &b| larger(logits[a as usize], logits[b as usize]).then(a.cmp(&b)));
     let none = std::iter::repeat((NO_TOKEN, f64::NEG_INFINITY));
     let most = order.into_iter().map(of).chain(none).take(top);
     std::iter::once(of(token)).chain(most).collect()

@@ -4,10 +4,7 @@
 //! counts once more than the host says. If the host's list does not have it, it becomes an entry of its own, the one behind the list.
 //! Each entry keeps the logit that it replaces, so that a second launch, `restore`, undoes the first.
 
-use crate::{
-    abi::{AdjustRow, AdjustToken},
-    common::math::Real,
-};
+use crate::abi::{AdjustRow, AdjustToken};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -27,8 +24,7 @@ pub fn adjusted(logit: f32, token: &AdjustToken, row: &AdjustRow) -> f32 {
     x *= if x > 0.0 { inverse } else { times };
     let count = token.seen & !AdjustToken::IN_PROMPT;
     if count > 0 {
-        // Two roundings, on every device.
-        x = Real::mul_add(-row.frequency, count as f32, x) - row.presence;
+        x = x - row.frequency * count as f32 - row.presence;
     }
     x
 }
@@ -85,22 +81,22 @@ mod device {
                 NO_TOKEN => NO_TOKEN,
                 at => ptr::load_u32((p.ids + u64::from(at) * 4) as *const u32),
             };
-            let mut found = 0;
+            let mut found = false;
             let mut index = row.first + thread::thread_idx_x();
             while index < row.end {
                 let at = p.tokens + u64::from(index) * TOKEN_BYTES;
                 let mut token = load_token(at);
                 if token.token == newest {
                     token.seen += 1;
-                    found = 1;
+                    found = true;
                 }
                 replace(p, row, logits, at, token);
                 index += THREADS;
             }
-            let found = thread::sync_threads_or(found);
+            let found = barrier::bar_any(0, THREADS, found);
             if thread::thread_idx_x() == 0 {
                 let token = AdjustToken {
-                    token: if found == 0 { newest } else { NO_TOKEN },
+                    token: if found { NO_TOKEN } else { newest },
                     bias: 0.0,
                     seen: 1,
                     logit: 0.0,
