@@ -2,58 +2,24 @@
 
 mod common;
 
-use common::{answers, engine, expected};
+use common::{adjusted, answers, ends, engine, expected, logits};
 use tandem_engine::{
     Engine, Error, Event, Finish, Generation, Limits, LogProbs, LogitRules, Penalties, Sampling,
 };
 
 const NEW: u32 = 16;
 
-/// The logits behind a text.
-fn logits(engine: &mut Engine, text: &[u32]) -> Vec<f32> {
-    let all = engine.logits(text, 64).expect("a short text");
-    let vocabulary = engine.architecture().vocabulary;
-    all[all.len() - vocabulary..].to_vec()
-}
-
-/// Greedy answers by the formulas of the guide, in f64.
+/// Greedy answers: the token with the largest logit by the formulas.
 fn naive(engine: &mut Engine, asked: &Generation) -> Vec<u32> {
-    let Penalties {
-        presence,
-        frequency,
-        repetition,
-    } = asked.rules.penalties;
-    let mut ends = asked.stop_tokens.clone();
-    if !asked.ignore_ends {
-        ends.extend_from_slice(&engine.architecture().ends);
-    }
-    let (mut text, mut answer) = (asked.prompt.clone(), Vec::new());
+    let mut answer = Vec::new();
     while answer.len() < asked.max_new_tokens as usize {
-        let raw = logits(engine, &text);
-        let adjusted = (0..).zip(raw).map(|(token, logit)| {
-            let mut x = f64::from(logit);
-            let biases = asked.rules.bias.iter().filter(|(of, _)| *of == token);
-            x += biases.map(|(_, bias)| f64::from(*bias)).sum::<f64>();
-            if answer.len() < asked.min_new_tokens as usize && ends.contains(&token) {
-                x = f64::NEG_INFINITY;
-            }
-            if text.contains(&token) {
-                let factor = f64::from(repetition);
-                x = if x > 0.0 { x / factor } else { x * factor };
-            }
-            let count = answer.iter().filter(|&&one| one == token).count();
-            let once = if count > 0 { f64::from(presence) } else { 0.0 };
-            x - f64::from(frequency) * count as f64 - once
-        });
-        let adjusted: Vec<f64> = adjusted.collect();
-        let token = (0..adjusted.len())
-            .rev()
-            .max_by(|&a, &b| adjusted[a].total_cmp(&adjusted[b]));
+        let adjusted = adjusted(engine, asked, &answer);
+        let tokens = (0..adjusted.len()).rev();
+        let token = tokens.max_by(|&a, &b| adjusted[a].total_cmp(&adjusted[b]));
         let token = token.expect("a vocabulary") as u32;
-        if ends.contains(&token) {
+        if ends(engine, asked).contains(&token) {
             break;
         }
-        text.push(token);
         answer.push(token);
     }
     answer
@@ -102,7 +68,11 @@ fn penalised_answers_are_those_of_a_naive_loop() {
     });
     let free = answers(&mut engine("llama3", Limits::default()), &free);
     let right: Vec<_> = asked.iter().map(|asked| naive(&mut one, asked)).collect();
-    assert!(free.iter().zip(&right).all(|(free, right)| free != right));
+    let changed = free
+        .iter()
+        .zip(&right)
+        .filter(|(free, right)| free != right);
+    assert!(changed.count() >= 5, "the rules change too little");
     // Together, in small steps. The step that draws a token has begun before the host knows the token before it.
     let limits = Limits {
         step_tokens: 24,

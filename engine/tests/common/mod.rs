@@ -18,7 +18,7 @@ use tandem_attn::{
 };
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
-    LogitWork, Message, Sampling, Text, Weights, Work,
+    LogitWork, Message, Penalties, Sampling, Text, Weights, Work,
 };
 use tandem_schedule::StepInputs;
 
@@ -206,6 +206,49 @@ pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>>
         step.expect("a step");
     }
     answers
+}
+
+/// The logits behind a text.
+pub fn logits(engine: &mut Engine, text: &[u32]) -> Vec<f32> {
+    let all = engine.logits(text, 64).expect("a short text");
+    let vocabulary = engine.architecture().vocabulary;
+    all[all.len() - vocabulary..].to_vec()
+}
+
+/// The tokens that end an answer.
+pub fn ends(engine: &Engine, asked: &Generation) -> Vec<u32> {
+    let of_model = engine
+        .architecture()
+        .ends
+        .iter()
+        .filter(|_| !asked.ignore_ends);
+    of_model.chain(&asked.stop_tokens).copied().collect()
+}
+
+/// The logits behind a prompt and the beginning of its answer, by the formulas of biases, bans and penalties in f64.
+pub fn adjusted(engine: &mut Engine, asked: &Generation, answer: &[u32]) -> Vec<f64> {
+    let Penalties {
+        presence,
+        frequency,
+        repetition,
+    } = asked.rules.penalties;
+    let ends = ends(engine, asked);
+    let text = [&asked.prompt, answer].concat();
+    let one = |(token, logit): (u32, f32)| {
+        let biases = asked.rules.bias.iter().filter(|(of, _)| *of == token);
+        let mut x = f64::from(logit) + biases.map(|(_, bias)| f64::from(*bias)).sum::<f64>();
+        if answer.len() < asked.min_new_tokens as usize && ends.contains(&token) {
+            x = f64::NEG_INFINITY;
+        }
+        if text.contains(&token) {
+            let factor = f64::from(repetition);
+            x = if x > 0.0 { x / factor } else { x * factor };
+        }
+        let count = answer.iter().filter(|&&one| one == token).count();
+        let once = if count > 0 { f64::from(presence) } else { 0.0 };
+        x - f64::from(frequency) * count as f64 - once
+    };
+    (0..).zip(logits(engine, &text)).map(one).collect()
 }
 
 /// The logits of the last token of a step: tokens of a request on these pages, after those before them.
