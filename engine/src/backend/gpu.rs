@@ -24,7 +24,7 @@ mod store;
 
 use half::bf16;
 use tandem_attn::{
-    exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream},
+    exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream, Workspace},
     plan::PlanOptions,
     problem::Batch,
     step::{LOG_PROBS, LogProb},
@@ -165,16 +165,14 @@ impl GpuBackend {
         let decodes = batch.total_q() as usize == requests && work.rows.len() == requests;
         let most = self.options.step_requests.min(self.options.step_tokens) as usize;
         let graphs = self.options.graphs && !self.apart;
+        let graphs = graphs && self.kinds.iter().all(|kind| kind.of_graphs().is_some());
         (graphs && decodes && requests > 0).then(|| graphs::bucket(requests, most))
     }
 
     /// Plans a batch for each kind of attention and uploads the plans.
     fn plan(&mut self, batch: &Batch, replayed: bool) -> Result<(), Error> {
         for kind in &mut self.kinds {
-            let (plans, workspace) = match replayed {
-                true => &mut kind.replayed,
-                false => &mut kind.launched,
-            };
+            let (_, plans, workspace) = kind.of(replayed);
             let plan = plans.plan(batch)?;
             // SAFETY: we own the stream, and all earlier work on this workspace is on it.
             unsafe { workspace.upload(plan, *self.stream)? };
@@ -196,10 +194,8 @@ impl GpuBackend {
                 .upload(work, bucket.unwrap_or(0), staged, stream)?;
         }
         self.pools.copy(work.copies, stream)?;
-        let needed = self.kinds.iter();
-        let needed: Vec<_> = needed
-            .map(|kind| kind.replayed.1.needed_launches())
-            .collect();
+        let needed = self.kinds.iter().filter_map(Kind::of_graphs);
+        let needed: Vec<_> = needed.map(Workspace::needed_launches).collect();
         let draws = work.logits.is_empty();
         if let Some(bucket) = bucket {
             let mut graphs = std::mem::take(self.graphs(draws));
@@ -246,7 +242,7 @@ impl GpuBackend {
     fn capture(&mut self, bucket: usize, only_needed: bool, draws: bool) -> Result<Graph, Error> {
         if only_needed {
             for kind in &mut self.kinds {
-                kind.replayed.1.launch_only_needed();
+                kind.of(true).2.launch_only_needed();
             }
         }
         // Capturing runs no work. The stream is moved out of `self` so that the rest of `self` can be borrowed.

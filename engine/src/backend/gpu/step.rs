@@ -66,14 +66,10 @@ impl GpuBackend {
             )?
         };
         for (index, layer) in model.layers.iter().enumerate() {
-            let kind = &mut kinds[a.layers[index]];
-            let (plans, workspace) = match replayed {
-                true => &mut kind.replayed,
-                false => &mut kind.launched,
-            };
+            let (rope, plans, workspace) = kinds[a.layers[index]].of(replayed);
             let cache = (pools.layer(index), pools.append_scales());
             step.norm(&layer.norm_attention, index > 0)?;
-            step.attention(layer, &plans.spec, &kind.rope, workspace, cache)?;
+            step.attention(layer, &plans.spec, rope, workspace, cache)?;
             step.feed_forward(layer)?;
         }
         step.norm(&model.norm, !model.layers.is_empty())?;
