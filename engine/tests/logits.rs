@@ -161,7 +161,7 @@ fn ends_are_not_drawn_before_the_minimum() {
         for ahead in [false, true] {
             let mut engine = engine("llama3", Limits::default()).running_ahead(ahead);
             let given = answers(&mut engine, std::slice::from_ref(&asked));
-            assert_eq!(given, [right.clone()], "at least {min_new_tokens}");
+            assert_eq!(given[0], right, "at least {min_new_tokens}");
             let early = &right[..min_new_tokens as usize];
             assert!(early.iter().all(|token| !asked.stop_tokens.contains(token)));
         }

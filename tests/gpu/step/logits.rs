@@ -178,7 +178,7 @@ fn log_probabilities_are_those_of_the_softmax() {
             }
             let ids: Vec<u32> = (0..3).map(|_| rng.below(vocabulary) as u32).collect();
             let asked = [(2, 20), (0, 7), (1, 0)].map(|(row, top)| LogProbRow { row, top });
-            let got = log_probs_of(&gpu, &logits, &asked, &ids);
+            let got = log_probs_of(gpu, &logits, &asked, &ids);
             for (asked, got) in asked.iter().zip(got.chunks(LOG_PROBS as usize)) {
                 let row = &logits.values[asked.row as usize * stride..][..vocabulary];
                 let right = log_probs(row, ids[asked.row as usize], asked.top as usize);
