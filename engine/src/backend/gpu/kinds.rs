@@ -113,6 +113,8 @@ fn plans(
 
 #[cfg(test)]
 mod tests {
+    use tandem_attn::problem::{Batch, PageTable};
+
     use super::*;
 
     #[test]
@@ -129,8 +131,19 @@ mod tests {
             assert!(launches("a100", heads).is_none(), "{heads}");
             assert!(launches("h200", heads).is_some(), "{heads}");
         }
-        // Other errors stay errors.
+        // Launched steps have plans for them.
         let ampere = DeviceDescription::named("a100").unwrap();
+        let (spec, planning) = (Spec::new(32, 1, 128), PlanOptions::default());
+        let limits = BatchLimits::decodes(4, 200, 16).with_query_tokens(64);
+        let bound = Bound::new(&spec, &ampere, &planning, &limits).unwrap();
+        let mut plans = Plans::new(spec, ampere.clone(), planning.with_bound(bound));
+        let mut table = PageTable::new(16, 64);
+        for first in [0, 13, 26, 39] {
+            table.push(&(first..first + 13).collect::<Vec<_>>(), 200);
+        }
+        let plan = plans.plan(&Batch::new((0..=4).collect(), table)).unwrap();
+        assert!(LaunchSet::new().and(plan).has_prefills());
+        // Other errors stay errors.
         let refused = of_graphs(&ampere, &Spec::new(32, 1, 272), &PlanOptions::default());
         assert!(refused.is_err());
     }
