@@ -21,7 +21,9 @@ use tandem_attn::{
         AppendScales, DeviceTensor, Gpu, KvPool, KvScales, OwnedStream, QkNorm, QkvStep, Stream,
     },
     problem::{Dtype, KvLayout, Spec},
-    step::{Activation, RmsNorm, Rope, Sampling},
+    step::{
+        Activation, AdjustToken, LOG_PROBS, LogProb, LogProbRow, Penalties, RmsNorm, Rope, Sampling,
+    },
 };
 
 const HIDDEN: usize = 4096;
@@ -102,6 +104,14 @@ fn main() {
     }
     // Logits that are nearly alike, as of random weights: most of the vocabulary stays.
     bench.sample("top-p 0.9, flat", Sampling { top_p: 0.9, ..hot }, 64, 0.5);
+    for rows in [1, 16, 64] {
+        for top in [0, 5, 20] {
+            bench.log_probs(rows, top);
+        }
+        for tokens in [100, 1000] {
+            bench.adjust(rows, tokens);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -363,6 +373,62 @@ impl Bench {
             let logits = DeviceTensor::new(logits, DTYPE, [rows, VOCABULARY]);
             // SAFETY: everything is there as described; `time` waits for it.
             unsafe { self.gpu.sample(&logits, draws.array(), ids.array(), stream) }
+        });
+    }
+
+    fn log_probs(&self, rows: usize, top: u32) {
+        let what = format!("log_probs, {rows} rows, top {top}");
+        if !self.wants(&what) {
+            return;
+        }
+        let bytes = rows * VOCABULARY * 4;
+        let sets = sets(bytes).min(8);
+        let logits = Rng(7).floats(rows * sets * VOCABULARY, -6.0, 6.0);
+        let asked: Vec<_> = (0..rows as u32)
+            .map(|row| LogProbRow { row, top })
+            .collect();
+        let (logits, asked) = (Memory::new(&logits), Memory::new(&asked));
+        let ids = Memory::new(&vec![7_u32; rows]);
+        let out = Memory::new(&vec![LogProb::default(); rows * LOG_PROBS as usize]);
+        self.report(&what, bytes, sets, |stream, set| {
+            let logits = logits.address() + (bytes * set) as u64;
+            let logits = DeviceTensor::new(logits, Dtype::F32, [rows, VOCABULARY]);
+            let (asked, ids, out) = (asked.array(), ids.array(), out.array());
+            // SAFETY: everything is there as described; `time` waits for it.
+            unsafe { self.gpu.log_probs(&logits, asked, ids, out, stream) }
+        });
+    }
+
+    /// One launch: what it adjusts is not restored.
+    fn adjust(&self, rows: usize, of_row: usize) {
+        let what = format!("adjust, {rows} rows of {of_row} tokens");
+        if !self.wants(&what) {
+            return;
+        }
+        let bytes = rows * VOCABULARY * 4;
+        let sets = sets(bytes).min(8);
+        let logits = Memory::of_bytes(bytes * sets);
+        let token = |at: usize| AdjustToken {
+            token: (at * 97 % VOCABULARY) as u32,
+            bias: 0.0,
+            seen: 1,
+            logit: 0.0,
+        };
+        let tokens: Vec<_> = (0..rows).flat_map(|_| (0..=of_row).map(token)).collect();
+        let row = |row: usize| {
+            let first = row * (of_row + 1);
+            Penalties::NONE.row(row as u32, first as u32..(first + of_row) as u32, Some(0))
+        };
+        let list: Vec<_> = (0..rows).map(row).collect();
+        let (list, tokens) = (Memory::new(&list), Memory::new(&tokens));
+        let ids = Memory::new(&[7_u32]);
+        let moved = rows * of_row * 2 * (4 + 16);
+        self.report(&what, moved, sets, |stream, set| {
+            let logits = logits.address() + (bytes * set) as u64;
+            let logits = DeviceTensor::new(logits, Dtype::F32, [rows, VOCABULARY]);
+            let (list, tokens, ids) = (list.array(), tokens.array(), ids.array());
+            // SAFETY: everything is there as described; `time` waits for it.
+            unsafe { self.gpu.adjust(&logits, list, tokens, ids, stream) }
         });
     }
 }

@@ -156,13 +156,13 @@ fn a_model_says_how_its_tokens_are_drawn() {
     let greedy = said(&[]).stdout;
     assert_ne!(drawn, greedy);
     write(
-        &json!({"do_sample": true, "temperature": 20.0, "repetition_penalty": 1.05, "eos_token_id": 1}),
+        &json!({"do_sample": true, "temperature": 20.0, "no_repeat_ngram_size": 3, "eos_token_id": 1}),
     );
     let by_file = said(&["--seed", "5"]);
     assert_eq!(by_file.stdout, drawn);
     assert!(
         by_file.stderr.contains(
-            "generation_config.json has repetition_penalty = 1.05, which is not implemented"
+            "generation_config.json has no_repeat_ngram_size = 3, which is not implemented"
         ),
         "{}",
         by_file.stderr
@@ -170,13 +170,26 @@ fn a_model_says_how_its_tokens_are_drawn() {
     let without = said(&["--generation-config", "none"]);
     assert_eq!(without.stdout, greedy);
     assert!(
-        !without.stderr.contains("repetition_penalty"),
+        !without.stderr.contains("no_repeat_ngram_size"),
         "{}",
         without.stderr
     );
     assert_eq!(said(&["--temperature", "0"]).stdout, greedy);
     write(&json!({"do_sample": false, "temperature": 20.0}));
     assert_eq!(said(&[]).stdout, greedy);
+    // Penalties count for greedy texts, too.
+    write(&json!({"do_sample": false, "repetition_penalty": 5.0}));
+    let penalised = said(&[]).stdout;
+    assert_ne!(penalised, greedy);
+    assert_eq!(said(&["--repetition-penalty", "1"]).stdout, greedy);
+    write(&json!({}));
+    assert_eq!(said(&["--repetition-penalty", "5"]).stdout, penalised);
+    let wrong = generate(folder, &["--repetition-penalty", "0"]);
+    assert!(
+        wrong.code == 2 && wrong.stderr.contains("between 0.01 and 100"),
+        "{}",
+        wrong.stderr
+    );
     write(&json!({"temperature": -1.0}));
     let wrong = generate(folder, &[]);
     assert!(

@@ -6,14 +6,19 @@ mod cpu;
 mod gpu;
 mod layers;
 
-use tandem_attn::{kv::PageCopy, plan::PlanOptions, problem::PageTable, step::Draw};
+use tandem_attn::{
+    kv::PageCopy,
+    plan::PlanOptions,
+    problem::PageTable,
+    step::{Draw, LogProb},
+};
 use tandem_schedule::{CacheType, StepInputs};
 
 pub use cpu::{CpuBackend, CpuOptions};
 #[cfg(feature = "cuda")]
 pub use gpu::{GpuBackend, GpuOptions};
 
-use crate::{Architecture, Error};
+use crate::{Architecture, Error, LogitWork};
 
 /// One step, ready to be computed.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +34,8 @@ pub struct Work<'a> {
     /// Tokens of the batch that the previous step draws: the token's index, and the row of the previous step that draws
     /// it. The ids of these tokens in `inputs` are placeholders.
     pub drawn: &'a [(u32, u32)],
+    /// Adjustments of logits, and log-probabilities.
+    pub logits: LogitWork<'a>,
 }
 
 /// How long a step took.
@@ -146,11 +153,16 @@ pub trait Backend: Send {
     /// pages that the step writes then have no valid contents.
     fn begin(&mut self, work: &Work<'_>) -> Result<(), Error>;
 
-    /// Waits for the oldest step under way and returns one drawn token for each of its rows.
+    /// Waits for the oldest step under way. `tokens` receives one drawn token for each of its rows, and `log_probs`
+    /// [`LOG_PROBS`](tandem_attn::step::LOG_PROBS) results for each row that asked for them.
     ///
     /// # Errors
     /// [`Error::NoStep`] if none is under way, or an error of the device.
-    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error>;
+    fn finish(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        log_probs: &mut Vec<LogProb>,
+    ) -> Result<StepTime, Error>;
 
     /// Logits of the rows of the last step, `[rows, vocabulary]`.
     ///

@@ -13,7 +13,7 @@ use tandem_schedule::{
 };
 
 use crate::{
-    Error,
+    Error, LogitWork,
     backend::{Backend, Part, StepTime, Work},
 };
 
@@ -212,15 +212,16 @@ fn run(
         rows: &rows,
         draws: &draws,
         drawn: &[],
+        logits: LogitWork::default(),
     };
-    let mut tokens = Vec::new();
+    let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
     let mut times = Vec::new();
     backend.begin(&work)?;
     for _ in 1..steps {
         backend.begin(&work)?;
-        times.push(backend.finish(&mut tokens)?);
+        times.push(backend.finish(&mut tokens, &mut log_probs)?);
     }
-    times.push(backend.finish(&mut tokens)?);
+    times.push(backend.finish(&mut tokens, &mut log_probs)?);
     Ok(times.split_off(1))
 }
 

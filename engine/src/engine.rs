@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tandem_attn::{
     problem::{Batch, PageTable},
-    step::{Draw, Sampling},
+    step::{Draw, LOG_PROBS, LogProb, LogProbRow, Penalties, Sampling},
 };
 use tandem_schedule::{
     CacheType, Composer, Limits, Request, RequestId, Sampled, Step, StepInputs,
@@ -12,8 +12,9 @@ use tandem_schedule::{
 };
 
 use crate::{
-    Architecture, Error,
+    Architecture, Error, LogProbs, LogitRules, LogitWork,
     backend::{Backend, StepTime, Work},
+    rules::{self, LogitRows, Rules},
 };
 
 /// A prompt and how to generate its answer.
@@ -25,9 +26,14 @@ pub struct Generation {
     pub max_new_tokens: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What changes the logits before.
+    pub rules: LogitRules,
+    /// Number of most probable tokens whose log-probabilities come with each token's own, at most 20; if none, there are no
+    /// log-probabilities.
+    pub log_probs: Option<u32>,
     /// Continue after a token that ends an answer: for measurements. [`stop_tokens`](Self::stop_tokens) still end it.
     pub ignore_ends: bool,
-    /// Number of tokens before which no token ends the answer. One that would is a token like any other.
+    /// Number of tokens before which no token that would end the answer is drawn.
     pub min_new_tokens: u32,
     /// Tokens that end the answer, beside those of the model.
     pub stop_tokens: Vec<u32>,
@@ -44,6 +50,11 @@ impl Generation {
             prompt,
             max_new_tokens,
             sampling: Sampling::GREEDY,
+            rules: LogitRules {
+                penalties: Penalties::NONE,
+                bias: Vec::new(),
+            },
+            log_probs: None,
             ignore_ends: false,
             min_new_tokens: 0,
             stop_tokens: Vec::new(),
@@ -64,7 +75,7 @@ pub enum Finish {
 }
 
 /// What happened to a request in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The first step with tokens of the request began. Reported once, before its tokens, also if it is preempted later.
     Started {
@@ -79,6 +90,8 @@ pub enum Event {
         request: RequestId,
         /// The token.
         token: u32,
+        /// Its log-probabilities, if the request asks for them.
+        log_probs: Option<LogProbs>,
     },
     /// The answer ended, and the engine has dropped the request.
     Finished {
@@ -109,10 +122,12 @@ pub struct Engine {
     inputs: StepInputs,
     rows: Vec<u32>,
     draws: Vec<Draw>,
+    logit_rows: LogitRows,
     drawn: Vec<(u32, u32)>,
     /// For each request that draws a token in the last step that began: its row.
     last_rows: HashMap<RequestId, u32>,
     sampled: Vec<u32>,
+    log_probs: Vec<LogProb>,
     /// Requests cancelled between steps whose end has not been reported yet.
     cancelled: Vec<RequestId>,
     steps: u64,
@@ -122,11 +137,15 @@ pub struct Engine {
 struct Flight {
     step: Step,
     rested: bool,
+    /// Rows with log-probabilities.
+    log_probs: Vec<LogProbRow>,
 }
 
 #[derive(Debug)]
 struct Answer {
     sampling: Sampling,
+    rules: Option<Box<Rules>>,
+    log_probs: Option<u32>,
     ignore_ends: bool,
     /// Tokens that still must come before one may end it.
     before_end: u32,
@@ -209,9 +228,11 @@ impl Engine {
             inputs: StepInputs::default(),
             rows: Vec::new(),
             draws: Vec::new(),
+            logit_rows: LogitRows::default(),
             drawn: Vec::new(),
             last_rows: HashMap::new(),
             sampled: Vec::new(),
+            log_probs: Vec::new(),
             cancelled: Vec::new(),
             steps: 0,
         })
@@ -237,17 +258,28 @@ impl Engine {
             prompt,
             max_new_tokens,
             sampling,
+            rules,
+            log_probs,
             ignore_ends,
             min_new_tokens,
             stop_tokens,
             computed,
         } = generation;
+        let architecture = self.backend.architecture();
+        let ends = architecture.ends.iter().filter(|_| !ignore_ends);
+        let ends = ends.chain(&stop_tokens).copied();
+        // A configuration may name an end that the model does not have.
+        let ends = ends.filter(|&end| (end as usize) < architecture.vocabulary);
+        let rules = Rules::new(&rules, &prompt, ends, min_new_tokens);
+        let most = u32::try_from(architecture.vocabulary).unwrap_or(u32::MAX);
         let request = self.composer.submit(Request {
             computed,
             ..Request::new(prompt, max_new_tokens)
         })?;
         let answer = Answer {
             sampling,
+            rules,
+            log_probs: log_probs.map(|top| top.min(most)),
             ignore_ends,
             before_end: min_new_tokens,
             stop_tokens,
@@ -262,7 +294,9 @@ impl Engine {
     fn check(&self, generation: &Generation) -> Result<(), Error> {
         let architecture = self.backend.architecture();
         let vocabulary = architecture.vocabulary;
-        let mut ids = generation.prompt.iter().chain(&generation.stop_tokens);
+        let biased = generation.rules.bias.iter().map(|(token, _)| token);
+        let ids = generation.prompt.iter().chain(&generation.stop_tokens);
+        let mut ids = ids.chain(biased);
         if let Some(&got) = ids.find(|&&id| id as usize >= vocabulary) {
             return Err(Error::Token { got, vocabulary });
         }
@@ -279,7 +313,7 @@ impl Engine {
             .sampling
             .draw(0)
             .map_err(tandem_attn::Error::from)?;
-        Ok(())
+        rules::check(&generation.rules, generation.log_probs)
     }
 
     /// Cancels a request at any point. Returns whether it existed. The next step reports its end.
@@ -327,8 +361,9 @@ impl Engine {
         }
         self.rows.clear();
         self.draws.clear();
+        self.logit_rows.clear();
         self.last_rows.clear();
-        for (entry, row) in step.entries.iter().zip(&inputs.logits) {
+        for (index, (entry, row)) in step.entries.iter().zip(&inputs.logits).enumerate() {
             let request = entry.request;
             let Some(answer) = self.requests.get_mut(&request) else {
                 continue;
@@ -343,8 +378,19 @@ impl Engine {
             let Some(row) = row else {
                 continue;
             };
-            self.last_rows.insert(request, self.rows.len() as u32);
+            let of_request = self.rows.len() as u32;
+            self.last_rows.insert(request, of_request);
             self.rows.push(*row);
+            if let Some(rules) = &answer.rules {
+                // The only token of such an entry: the device knows it before the host does.
+                let is_awaited = inputs.awaited.contains(&(index as u32));
+                let newest = is_awaited.then_some(*row);
+                rules.add_to(&mut self.logit_rows, of_request, answer.drawn, newest);
+            }
+            if let Some(top) = answer.log_probs {
+                let row = of_request;
+                self.logit_rows.log_probs.push(LogProbRow { row, top });
+            }
             let draw = answer.sampling.draw(answer.drawn);
             self.draws.push(draw.map_err(tandem_attn::Error::from)?);
             answer.drawn += 1;
@@ -355,28 +401,44 @@ impl Engine {
             rows: &self.rows,
             draws: &self.draws,
             drawn: &self.drawn,
+            logits: self.logit_rows.work(),
         })?;
         self.composer.advance(&step);
         let rested = std::mem::take(&mut self.rested);
-        self.flights.push_back(Flight { step, rested });
+        self.flights.push_back(Flight {
+            step,
+            rested,
+            log_probs: self.logit_rows.log_probs.clone(),
+        });
         Ok(true)
     }
 
     /// Waits for the oldest step under way, if there is one, and reports its tokens.
     fn finish(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
-        let Some(Flight { step, rested }) = self.flights.pop_front() else {
+        let Some(Flight {
+            step,
+            rested,
+            log_probs,
+        }) = self.flights.pop_front()
+        else {
             return Ok(StepReport::default());
         };
-        let mut time = self.backend.finish(&mut self.sampled)?;
+        let mut time = self
+            .backend
+            .finish(&mut self.sampled, &mut self.log_probs)?;
         time.gap_s = time.gap_s.filter(|_| !rested);
         self.steps += 1;
 
         let ends = &self.backend.architecture().ends;
-        let mut sampled = self.sampled.iter().copied();
+        let mut sampled = (0..).zip(self.sampled.iter().copied());
+        let results = self.log_probs.chunks_exact(LOG_PROBS as usize);
+        let mut results = log_probs.iter().zip(results).peekable();
         let requests = &mut self.requests;
         let finished = self.composer.resolve(&step, |entry| {
             let request = entry.request;
-            let token = sampled.next().expect("one for each row");
+            let (row, token) = sampled.next().expect("one for each row");
+            let log_probs = results.next_if(|(asked, _)| asked.row == row);
+            let log_probs = log_probs.map(|(asked, results)| LogProbs::of(*asked, results));
             // The request was cancelled meanwhile, or its answer had already ended.
             let Some(answer) = requests.get_mut(&request).filter(|answer| !answer.ended) else {
                 return Sampled::Last(token);
@@ -385,7 +447,14 @@ impl Engine {
                 answer.ended = true;
                 return Sampled::Last(token);
             }
-            report(Event::Token { request, token });
+            if let Some(rules) = &mut answer.rules {
+                rules.count(token);
+            }
+            report(Event::Token {
+                request,
+                token,
+                log_probs,
+            });
             Sampled::Token(token)
         });
         for left in finished {
@@ -454,9 +523,11 @@ impl Engine {
                 rows: &rows,
                 draws: &vec![draw; rows.len()],
                 drawn: &[],
+                logits: LogitWork::default(),
             };
             self.backend.begin(&work)?;
-            self.backend.finish(&mut self.sampled)?;
+            self.backend
+                .finish(&mut self.sampled, &mut self.log_probs)?;
             logits.extend(self.backend.logits()?);
         }
         Ok(logits)

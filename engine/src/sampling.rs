@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tandem_attn::step::Sampling;
+use tandem_attn::step::{Penalties, Sampling};
 
 use crate::{Error, error::damaged};
 
@@ -21,6 +21,12 @@ pub struct SamplingOptions {
     pub top_p: Option<f32>,
     /// See [`Sampling::min_p`].
     pub min_p: Option<f32>,
+    /// See [`Penalties::presence`].
+    pub presence_penalty: Option<f32>,
+    /// See [`Penalties::frequency`].
+    pub frequency_penalty: Option<f32>,
+    /// See [`Penalties::repetition`].
+    pub repetition_penalty: Option<f32>,
 }
 
 impl SamplingOptions {
@@ -39,10 +45,24 @@ impl SamplingOptions {
             top_k: self.top_k.or(others.top_k),
             top_p: self.top_p.or(others.top_p),
             min_p: self.min_p.or(others.min_p),
+            presence_penalty: self.presence_penalty.or(others.presence_penalty),
+            frequency_penalty: self.frequency_penalty.or(others.frequency_penalty),
+            repetition_penalty: self.repetition_penalty.or(others.repetition_penalty),
         }
     }
 
-    /// All parameters. What is open still is neutral, and the temperature is the given one.
+    /// Penalties. What is open is none.
+    #[must_use]
+    pub fn penalties(self) -> Penalties {
+        let none = Penalties::NONE;
+        Penalties {
+            presence: self.presence_penalty.unwrap_or(none.presence),
+            frequency: self.frequency_penalty.unwrap_or(none.frequency),
+            repetition: self.repetition_penalty.unwrap_or(none.repetition),
+        }
+    }
+
+    /// All other parameters. What is open still is neutral, and the temperature is the given one.
     #[must_use]
     pub fn sampling(self, temperature: f32, seed: u64) -> Sampling {
         Sampling {
@@ -60,7 +80,8 @@ impl SamplingOptions {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct GenerationConfig {
-    /// How tokens are drawn. If `do_sample` is false, the temperature is 0, and the file's other parameters do not count.
+    /// How tokens are drawn. If `do_sample` is false, the temperature is 0, and of the file's other parameters only the repetition
+    /// penalty counts.
     pub sampling: SamplingOptions,
     /// Settings that would change texts and are not implemented, each as `name = value`. The caller warns of them.
     pub unsupported: Vec<String>,
@@ -74,6 +95,7 @@ struct Fields {
     top_k: Option<i64>,
     top_p: Option<f32>,
     min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -101,8 +123,7 @@ const BESIDE_THE_TEXT: [&str; 16] = [
 /// Whether a value has no effect.
 fn is_neutral(name: &str, value: &Value) -> bool {
     let neutral = match name {
-        "repetition_penalty"
-        | "encoder_repetition_penalty"
+        "encoder_repetition_penalty"
         | "length_penalty"
         | "typical_p"
         | "num_beams"
@@ -147,9 +168,11 @@ impl GenerationConfig {
                 })?),
                 None => None,
             };
+        let repetition_penalty = fields.repetition_penalty;
         let sampling = match fields.do_sample {
             Some(false) => SamplingOptions {
                 temperature: Some(0.0),
+                repetition_penalty,
                 ..SamplingOptions::default()
             },
             _ => SamplingOptions {
@@ -158,10 +181,14 @@ impl GenerationConfig {
                 top_k,
                 top_p: fields.top_p,
                 min_p: fields.min_p,
+                repetition_penalty,
+                ..SamplingOptions::default()
             },
         };
         // As for the first token of a request.
         let checked = sampling.sampling(1.0, 0).draw(0);
+        checked.map_err(|error| damaged(&error))?;
+        let checked = sampling.penalties().check();
         checked.map_err(|error| damaged(&error))?;
         let changing = fields.others.iter().filter(|(name, value)| {
             !BESIDE_THE_TEXT.contains(&name.as_str()) && !is_neutral(name, value)
@@ -225,21 +252,22 @@ mod tests {
     #[test]
     fn what_would_change_texts_is_named() {
         let named = read(
-            r#"{"repetition_penalty": 1.05, "no_repeat_ngram_size": 3, "suppress_tokens": [7], "max_new_tokens": 64,
+            r#"{"repetition_penalty": 1.05, "encoder_repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "suppress_tokens": [7], "max_new_tokens": 64,
             "stop_strings": "x"}"#,
         );
+        assert_eq!(named.sampling.penalties().repetition, 1.05);
         let mut unsupported = named.unsupported;
         unsupported.sort_unstable();
         let expected = [
+            "encoder_repetition_penalty = 2.0",
             "max_new_tokens = 64",
             "no_repeat_ngram_size = 3",
-            "repetition_penalty = 1.05",
             "stop_strings = \"x\"",
             "suppress_tokens = [7]",
         ];
         assert_eq!(unsupported, expected);
         let neutral = read(
-            r#"{"repetition_penalty": 1.0, "num_beams": 1, "typical_p": 1, "no_repeat_ngram_size": 0, "max_length": 20,
+            r#"{"encoder_repetition_penalty": 1.0, "num_beams": 1, "typical_p": 1, "no_repeat_ngram_size": 0, "max_length": 20,
             "suppress_tokens": null, "bad_words_ids": [], "early_stopping": false, "use_cache": true}"#,
         );
         assert_eq!(neutral, GenerationConfig::default());
@@ -250,6 +278,7 @@ mod tests {
         for (text, said) in [
             (r#"{"temperature": -1.0}"#, "temperature"),
             (r#"{"top_p": 2.0}"#, "top_p"),
+            (r#"{"repetition_penalty": 0}"#, "repetition_penalty"),
             (
                 r#"{"top_k": -5}"#,
                 "top_k is -5: give a number of tokens, or 0 for all",

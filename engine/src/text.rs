@@ -3,6 +3,7 @@
 mod chat;
 mod date;
 mod limit;
+mod piece;
 mod settings;
 mod tojson;
 
@@ -13,6 +14,7 @@ use serde_json::Value;
 use tokenizers::Tokenizer;
 
 pub use chat::{ChatOptions, Message};
+pub use piece::TokenText;
 
 use crate::{
     Error,

@@ -11,7 +11,9 @@ use tandem_attn::{
     kv::PageCopy,
     plan::{PlanOptions, SplitMode},
 };
-use tandem_engine::{Backend, CacheType, Engine, Error, Generation, Limits, Sampling, Work};
+use tandem_engine::{
+    Backend, CacheType, Engine, Error, Generation, Limits, LogitWork, Sampling, Work,
+};
 use tandem_schedule::StepInputs;
 
 const OF_8_BITS: [CacheType; 2] = [CacheType::E4m3, CacheType::E4m3Scaled];
@@ -208,6 +210,7 @@ fn copied_pages_hold_the_same_bits() {
             rows: &[],
             draws: &[],
             drawn: &[],
+            logits: LogitWork::default(),
         };
         let refused = backend.begin(&work);
         assert!(refused.is_err(), "{cache_type}: there is no such page");

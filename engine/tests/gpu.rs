@@ -5,8 +5,8 @@ mod common;
 use std::path::Path;
 
 use common::{
-    FAMILIES, ODD_VOCABULARY, answers, expected, expected_text, folder, nearness, odd_logits,
-    of_folder, of_odd_vocabulary, reference,
+    FAMILIES, ODD_VOCABULARY, adjusted, answers, expected, expected_text, folder, logits, nearness,
+    odd_logits, of_folder, of_odd_vocabulary, reference,
 };
 use tandem_attn::{
     Error as AttentionError,
@@ -15,8 +15,8 @@ use tandem_attn::{
     problem::Spec,
 };
 use tandem_engine::{
-    Architecture, Backend, CacheType, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling,
-    Weights,
+    Architecture, Backend, CacheType, Engine, Event, Generation, GpuBackend, GpuOptions, Limits,
+    LogitRules, Penalties, Sampling, Weights,
 };
 
 /// The GPU; none if there is none, unless the environment requires one.
@@ -161,6 +161,87 @@ fn pages_of_no_or_too_many_tokens_are_refused() {
         let said = refused.expect_err("no such pages").to_string();
         let rule = format!("is {page_size}: give 1 to 128 tokens");
         assert!(said.contains(&rule), "{said}");
+    }
+}
+
+/// Kernels adjust logits, also in steps that begin before the host knows the token before them, and restore them for
+/// log-probabilities.
+#[test]
+fn rules_change_what_is_drawn_and_not_the_log_probabilities() {
+    const NEW: u32 = 12;
+    let prompt = expected("llama3").prompt;
+    let rules = |presence, frequency, repetition, bias: &[(u32, f32)]| LogitRules {
+        penalties: Penalties {
+            presence,
+            frequency,
+            repetition,
+        },
+        bias: bias.to_vec(),
+    };
+    let asked: Vec<_> = [
+        rules(0.0, 0.0, 1.0, &[]),
+        rules(2.0, 0.0, 1.0, &[]),
+        rules(0.0, -1.5, 1.0, &[(7, 1.0)]),
+        rules(0.5, 0.5, 3.0, &[]),
+        rules(0.0, 0.0, 1.0, &[(77, 100.0)]),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(index, rules)| Generation {
+        rules,
+        log_probs: (index > 0).then_some(5 * index as u32),
+        ignore_ends: index == 3,
+        min_new_tokens: NEW,
+        ..Generation::greedy(prompt[..20 + index].to_vec(), NEW)
+    })
+    .collect();
+    for graphs in [false, true] {
+        let [mut together, mut one] = match [gpu(), gpu()] {
+            [Some(a), Some(b)] => [a, b].map(|gpu| engine(gpu, "llama3", graphs)),
+            _ => return,
+        };
+        let mut requests = Vec::new();
+        for asked in &asked {
+            requests.push(together.submit(asked.clone()).expect("it fits"));
+        }
+        let mut given = vec![Vec::new(); asked.len()];
+        while !together.is_idle() {
+            let step = together.step(&mut |event| {
+                if let Event::Token {
+                    request,
+                    token,
+                    log_probs,
+                } = event
+                {
+                    let index = requests.iter().position(|&one| one == request);
+                    given[index.expect("one of them")].push((token, log_probs));
+                }
+            });
+            step.expect("a step");
+        }
+        assert!(given[4].iter().all(|(token, _)| *token == 77));
+        for (asked, given) in asked.iter().zip(&given) {
+            assert_eq!(given.len(), NEW as usize);
+            let tokens: Vec<u32> = given.iter().map(|(token, _)| *token).collect();
+            for (at, (token, log_probs)) in given.iter().enumerate() {
+                // Products of other shapes differ a little in bf16.
+                let adjusted = adjusted(&mut one, asked, &tokens[..at]);
+                let largest = adjusted.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let drawn = adjusted[*token as usize];
+                assert!(drawn > largest - 0.1, "{drawn} of {largest}, {asked:?}");
+                assert_eq!(log_probs.is_some(), asked.log_probs.is_some());
+                let Some(log_probs) = log_probs else { continue };
+                let raw = logits(&mut one, &[&asked.prompt[..], &tokens[..at]].concat());
+                let log_sum = raw.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+                let near = |token: u32, got: f32| {
+                    (f64::from(raw[token as usize]) - log_sum - f64::from(got)).abs() < 0.1
+                };
+                assert!(near(*token, log_probs.token), "{token}: {log_probs:?}");
+                assert_eq!(log_probs.top.len(), asked.log_probs.unwrap() as usize);
+                assert!(log_probs.top.iter().all(|one| near(one.token, one.value)));
+                assert!(log_probs.top.is_sorted_by(|a, b| a.value >= b.value));
+            }
+        }
     }
 }
 

@@ -53,6 +53,24 @@ pub enum StepError {
 }
 
 impl StepError {
+    /// Whether a number of a sampling holds its rule.
+    pub(super) fn sampling(
+        what: &'static str,
+        got: f32,
+        holds: bool,
+        rule: &'static str,
+    ) -> Result<(), Self> {
+        match holds {
+            true => Ok(()),
+            // The f64 of its shortest decimal number, which is what was written: 1e-5, and not 9.999999747e-6.
+            false => Err(Self::Sampling {
+                what,
+                got: got.to_string().parse().unwrap_or_else(|_| got.into()),
+                rule,
+            }),
+        }
+    }
+
     /// Whether heads have the elements that a rotary embedding turns.
     pub(crate) const fn rope_dim(got: u32, head_dim: u32) -> Result<(), Self> {
         match got > head_dim {

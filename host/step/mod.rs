@@ -2,7 +2,8 @@
 //!
 //! After the projection to queries, keys and values, one call ([`cpu::qkv`]) normalises heads, applies the rotary embedding, and
 //! appends keys and values to their pages. The rest of a step is [`cpu::rms_norm`] with its
-//! residual, [`cpu::gate`], [`cpu::embed`] and [`cpu::sample`]. `gpu::Gpu` (feature `cuda`) has a launch for
+//! residual, [`cpu::gate`], [`cpu::embed`] and [`cpu::sample`]. Around the last, [`cpu::adjust`] applies biases and penalties,
+//! [`cpu::restore`] takes them back, and [`cpu::log_probs`] computes log-probabilities. `gpu::Gpu` (feature `cuda`) has a launch for
 //! each of them, on the caller's stream, which a CUDA graph can capture.
 //!
 //! The parameters of a model are data: [`Rope`], [`RmsNorm`], [`Activation`], [`Sampling`]. Everything is computed in
@@ -29,10 +30,16 @@
 
 pub mod cpu;
 mod error;
+mod penalties;
 mod rope;
 mod sampling;
 
 pub use error::StepError;
+pub use kernels_gpu::{
+    abi::{AdjustRow, AdjustToken, LogProb, LogProbRow, NO_TOKEN},
+    step::sample::{LOG_PROBS, MOST_TOP},
+};
+pub use penalties::Penalties;
 pub use rope::{Pairing, Rope, RopeScaling, RopeTable, Yarn};
 pub use sampling::{Draw, Sampling};
 

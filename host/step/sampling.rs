@@ -57,17 +57,7 @@ impl Sampling {
             min_p,
             seed,
         } = *self;
-        let rule = |what, got: f32, holds: bool, rule| {
-            match holds {
-                true => Ok(()),
-                // The f64 of its shortest decimal number, which is what was written: 1e-5, and not 9.999999747e-6.
-                false => Err(StepError::Sampling {
-                    what,
-                    got: got.to_string().parse().unwrap_or_else(|_| got.into()),
-                    rule,
-                }),
-            }
-        };
+        let rule = StepError::sampling;
         rule(
             "the temperature",
             temperature,

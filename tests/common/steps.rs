@@ -3,7 +3,10 @@
 #![allow(dead_code)]
 
 use proptest::prelude::*;
-use tandem_attn::step::{Activation, Pairing, RmsNorm, Rope, RopeScaling, Sampling, Yarn};
+use tandem_attn::step::{
+    Activation, AdjustToken, NO_TOKEN, Pairing, Penalties, RmsNorm, Rope, RopeScaling, Sampling,
+    Yarn,
+};
 
 /// A rotary embedding of so many elements, of every kind.
 pub fn rope(rotated: impl Strategy<Value = u32>) -> impl Strategy<Value = Rope> {
@@ -145,4 +148,31 @@ pub fn probabilities(sampling: &Sampling, logits: &[f64]) -> Vec<f64> {
     }
     let sum: f64 = weights.iter().sum();
     weights.iter().map(|weight| weight / sum).collect()
+}
+
+/// A logit with the bias of its token and the penalties of its row.
+pub fn adjusted(penalties: &Penalties, logit: f64, token: &AdjustToken) -> f64 {
+    let count = token.seen & !AdjustToken::IN_PROMPT;
+    let mut x = logit + f64::from(token.bias);
+    if token.seen > 0 {
+        let factor = f64::from(penalties.repetition);
+        x = if x > 0.0 { x / factor } else { x * factor };
+    }
+    if count > 0 {
+        x -= f64::from(penalties.presence);
+    }
+    x - f64::from(penalties.frequency) * f64::from(count)
+}
+
+/// The log-probability of a token, and of the most probable ones, in order.
+pub fn log_probs(logits: &[f32], token: u32, top: usize) -> Vec<(u32, f64)> {
+    let log_sum = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+    let of = |token: u32| (token, f64::from(logits[token as usize]) - log_sum);
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    // The first of equal ones; −0 equals 0.
+    let larger = |a: f32, b: f32| b.partial_cmp(&a).expect("numbers");
+    order.sort_by(|&a, &b| larger(logits[a as usize], logits[b as usize]).then(a.cmp(&b)));
+    let none = std::iter::repeat((NO_TOKEN, f64::NEG_INFINITY));
+    let most = order.into_iter().map(of).chain(none).take(top);
+    std::iter::once(of(token)).chain(most).collect()
 }

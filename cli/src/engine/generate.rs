@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
-use tandem_engine::{ChatOptions, Event, Finish, Generation, Message, Text, TextStream};
+use tandem_engine::{
+    ChatOptions, Event, Finish, Generation, LogitRules, Message, Text, TextStream,
+};
 
 use super::{ModelArgs, SamplingArgs, warn_of_no_end};
 use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
@@ -55,7 +57,7 @@ fn object(json: &str) -> Result<Map<String, Value>, String> {
 /// [`Failure::Input`] for an invalid model or prompt, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let folder = args.model.folder()?;
-    let sampling = args.sampling.sampling(args.model.usual_sampling()?)?;
+    let (sampling, penalties) = args.sampling.sampling(args.model.usual_sampling()?)?;
     let text = Text::read(folder)?;
     let prompt = prompt(args, &text)?;
     let mut stream = match args.chat {
@@ -75,6 +77,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         prompt,
         max_new_tokens: args.max_new_tokens,
         sampling,
+        rules: LogitRules {
+            penalties,
+            bias: Vec::new(),
+        },
         ignore_ends: args.ignore_end,
         ..Generation::greedy(Vec::new(), 0)
     })?;

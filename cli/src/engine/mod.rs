@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::{Error as AttentionError, problem::Dtype};
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, GenerationConfig,
-    Limits, Sampling, SamplingOptions, Text, Weights,
+    Limits, Penalties, Sampling, SamplingOptions, Text, Weights,
 };
 use tandem_schedule::ScheduleError;
 
@@ -235,6 +235,10 @@ pub struct SamplingArgs {
     /// else 0]
     #[arg(long)]
     min_p: Option<f32>,
+    /// Divide positive logits of tokens of the prompt and the text by this number, and multiply others; 1: neither [default:
+    /// the model's, else 1]
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
     /// Equal seeds give equal texts [default: 0]
     #[arg(long)]
     seed: Option<u64>,
@@ -245,12 +249,13 @@ impl SamplingArgs {
     ///
     /// # Errors
     /// [`Failure::Input`] if sampling options are given although temperature 0 does not sample.
-    fn sampling(self, usual: SamplingOptions) -> Result<Sampling, Failure> {
+    fn sampling(self, usual: SamplingOptions) -> Result<(Sampling, Penalties), Failure> {
         let Self {
             temperature,
             top_k,
             top_p,
             min_p,
+            repetition_penalty,
             seed,
         } = self;
         let given = [
@@ -264,8 +269,11 @@ impl SamplingArgs {
             top_k,
             top_p,
             min_p,
+            repetition_penalty,
+            ..SamplingOptions::default()
         };
-        let sampling = options.or(usual).sampling(0.0, seed.unwrap_or(0));
+        let options = options.or(usual);
+        let sampling = options.sampling(0.0, seed.unwrap_or(0));
         let first = given.iter().find(|(_, given)| *given);
         if let Some((option, _)) = first.filter(|_| sampling.temperature == 0.0) {
             return Err(Failure::Input(format!(
@@ -275,8 +283,10 @@ impl SamplingArgs {
         }
         // As for the first token.
         let checked = sampling.draw(0);
+        let penalties = options.penalties();
+        let checked = checked.and_then(|_| penalties.check());
         checked.map_err(|error| Failure::Input(error.to_string()))?;
-        Ok(sampling)
+        Ok((sampling, penalties))
     }
 }
 

@@ -8,7 +8,7 @@ use tandem_attn::{
     Cpu,
     plan::PlanOptions,
     problem::Dtype,
-    step::{RopeTable, cpu as step},
+    step::{LOG_PROBS, LogProb, RopeTable, cpu as step},
 };
 use tandem_schedule::CacheType;
 
@@ -59,7 +59,7 @@ pub struct CpuBackend {
     buffers: Buffers,
     watch: Watch,
     /// Steps that have begun and not finished.
-    under_way: VecDeque<(Vec<u32>, StepTime)>,
+    under_way: VecDeque<(Vec<u32>, Vec<LogProb>, StepTime)>,
     /// Drawn tokens of the last step.
     tokens: Vec<u32>,
 }
@@ -179,10 +179,7 @@ impl CpuBackend {
         for (plans, _) in &mut self.kinds {
             plans.plan(&inputs.batch)?;
         }
-        let mut ids = inputs.tokens.clone();
-        for &(token, row) in work.drawn {
-            ids[token as usize] = self.tokens[row as usize];
-        }
+        let ids = self.ids(work);
         let (b, watch) = (&mut self.buffers, &mut self.watch);
         watch.start();
         fit(&mut b.residual, tokens * a.hidden);
@@ -238,6 +235,33 @@ impl CpuBackend {
         );
         watch.mark(Part::Head);
         Ok(())
+    }
+
+    /// Draws a token from each row of logits, and computes log-probabilities. The logits stay as they are.
+    fn draw(&mut self, work: &Work<'_>) -> Result<Vec<LogProb>, Error> {
+        let (vocabulary, asked) = (self.architecture.vocabulary, work.logits);
+        let mut adjusted = asked.tokens.to_vec();
+        if !asked.adjusted.is_empty() {
+            let ids = self.ids(work);
+            let rows = asked.adjusted;
+            step::adjust(&mut self.logits, vocabulary, rows, &mut adjusted, &ids)?;
+        }
+        self.tokens.resize(work.rows.len(), 0);
+        step::sample(&self.logits, vocabulary, work.draws, &mut self.tokens)?;
+        step::restore(&mut self.logits, vocabulary, asked.adjusted, &adjusted)?;
+        let mut out = vec![LogProb::default(); asked.log_probs.len() * LOG_PROBS as usize];
+        let rows = asked.log_probs;
+        step::log_probs(&self.logits, vocabulary, rows, &self.tokens, &mut out)?;
+        Ok(out)
+    }
+
+    /// The tokens of a step. `self.tokens` are still those that the previous step drew.
+    fn ids(&self, work: &Work<'_>) -> Vec<u32> {
+        let mut ids = work.inputs.tokens.clone();
+        for &(token, row) in work.drawn {
+            ids[token as usize] = self.tokens[row as usize];
+        }
+        ids
     }
 }
 
@@ -398,13 +422,7 @@ impl Backend for CpuBackend {
         }
         let begun = Instant::now();
         self.forward(work)?;
-        self.tokens.resize(work.rows.len(), 0);
-        step::sample(
-            &self.logits,
-            self.architecture.vocabulary,
-            work.draws,
-            &mut self.tokens,
-        )?;
+        let log_probs = self.draw(work)?;
         self.watch.mark(Part::Sample);
         let now = Instant::now();
         let time = StepTime {
@@ -413,13 +431,18 @@ impl Backend for CpuBackend {
             parts_s: self.watch.parts_s.clone(),
         };
         self.watch.ended = Some(now);
-        self.under_way.push_back((self.tokens.clone(), time));
+        self.under_way
+            .push_back((self.tokens.clone(), log_probs, time));
         Ok(())
     }
 
-    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
-        let (drawn, time) = self.under_way.pop_front().ok_or(Error::NoStep)?;
-        *tokens = drawn;
+    fn finish(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        log_probs: &mut Vec<LogProb>,
+    ) -> Result<StepTime, Error> {
+        let time;
+        (*tokens, *log_probs, time) = self.under_way.pop_front().ok_or(Error::NoStep)?;
         Ok(time)
     }
 

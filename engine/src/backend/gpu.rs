@@ -4,12 +4,16 @@
 //! step) with tokens that write to no page. A bucket has one graph for each choice of attention kernels that its plans need, up to a limit. Other
 //! steps launch kernel by kernel. Everything is on one stream: a step is enqueued while the previous one runs, and reads
 //! the drawn tokens of that step on the device.
+//!
+//! A step in which a row's logits are adjusted, or log-probabilities are asked for, runs from a graph that ends with the logits.
+//! What follows is launched kernel by kernel.
 
 mod blas;
 mod buffers;
 mod capacity;
 mod graphs;
 mod kinds;
+mod logit_buffers;
 mod logits;
 mod pools;
 mod replan;
@@ -20,9 +24,10 @@ mod store;
 
 use half::bf16;
 use tandem_attn::{
-    exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream},
+    exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream, Workspace},
     plan::PlanOptions,
     problem::Batch,
+    step::{LOG_PROBS, LogProb},
 };
 use tandem_schedule::CacheType;
 
@@ -32,6 +37,7 @@ use blas::Blas;
 use buffers::{Buffers, cuda};
 use graphs::Graphs;
 use kinds::{Kind, kinds, limits};
+use logit_buffers::LogitBuffers;
 use pools::Pools;
 use replan::replan;
 use slots::Slots;
@@ -75,10 +81,13 @@ impl Default for GpuOptions {
 pub struct GpuBackend {
     // Fields drop in this order: graphs before the memory that they use, and all memory before the GPU.
     graphs: Graphs<Graph>,
+    /// Graphs that end with the logits.
+    undrawn: Graphs<Graph>,
     kinds: Vec<Kind>,
     model: Model<DeviceBuffer<bf16>>,
     pools: Pools,
     buffers: Buffers,
+    logit_buffers: LogitBuffers,
     slots: Slots,
     blas: Blas,
     stream: OwnedStream,
@@ -131,10 +140,12 @@ impl GpuBackend {
         drop(store);
         Ok(Self {
             graphs: Graphs::default(),
+            undrawn: Graphs::default(),
             kinds,
             model,
             pools,
             buffers,
+            logit_buffers: LogitBuffers::default(),
             slots,
             blas,
             stream: gpu.stream()?,
@@ -154,16 +165,14 @@ impl GpuBackend {
         let decodes = batch.total_q() as usize == requests && work.rows.len() == requests;
         let most = self.options.step_requests.min(self.options.step_tokens) as usize;
         let graphs = self.options.graphs && !self.apart;
+        let graphs = graphs && self.kinds.iter().all(|kind| kind.of_graphs().is_some());
         (graphs && decodes && requests > 0).then(|| graphs::bucket(requests, most))
     }
 
     /// Plans a batch for each kind of attention and uploads the plans.
     fn plan(&mut self, batch: &Batch, replayed: bool) -> Result<(), Error> {
         for kind in &mut self.kinds {
-            let (plans, workspace) = match replayed {
-                true => &mut kind.replayed,
-                false => &mut kind.launched,
-            };
+            let (_, plans, workspace) = kind.of(replayed);
             let plan = plans.plan(batch)?;
             // SAFETY: we own the stream, and all earlier work on this workspace is on it.
             unsafe { workspace.upload(plan, *self.stream)? };
@@ -185,49 +194,62 @@ impl GpuBackend {
                 .upload(work, bucket.unwrap_or(0), staged, stream)?;
         }
         self.pools.copy(work.copies, stream)?;
-        let needed = self.kinds.iter();
-        let needed: Vec<_> = needed
-            .map(|kind| kind.replayed.1.needed_launches())
-            .collect();
+        let needed = self.kinds.iter().filter_map(Kind::of_graphs);
+        let needed: Vec<_> = needed.map(Workspace::needed_launches).collect();
+        let draws = work.logits.is_empty();
         if let Some(bucket) = bucket {
-            let mut graphs = std::mem::take(&mut self.graphs);
+            let mut graphs = std::mem::take(self.graphs(draws));
             graphs.prepare(bucket, &needed, |only_needed| {
-                self.capture(bucket, only_needed)
+                self.capture(bucket, only_needed, draws)
             });
-            self.graphs = graphs;
+            *self.graphs(draws) = graphs;
         }
         self.slots.next()?.begins(stream)?;
-        let graph = bucket.and_then(|bucket| self.graphs.get(bucket, &needed));
+        let graph = bucket.and_then(|bucket| self.graphs(draws).get(bucket, &needed));
         match (bucket, graph) {
-            (None, _) => self.forward(tokens, rows, false, stream)?,
+            (None, _) => self.forward(tokens, rows, false, draws, stream)?,
             // SAFETY: all memory that the graph uses lives in `self`, and the uploads come earlier on the same stream.
             (_, Some(graph)) => unsafe { graph.launch(stream)? },
-            (Some(bucket), None) => self.forward(bucket, bucket, true, stream)?,
+            (Some(bucket), None) => self.forward(bucket, bucket, true, draws, stream)?,
+        }
+        if !draws {
+            self.draw(&work.logits, tokens, rows)?;
         }
         let slot = self.slots.next()?;
         slot.ends(stream)?;
-        slot.rows = rows;
+        (slot.rows, slot.log_prob_rows) = (rows, work.logits.log_probs.len());
         // SAFETY: we own the stream, and the slot's event is waited for before the tokens are read.
         unsafe {
             self.buffers.fetch(slot.tokens.target(0..rows), stream)?;
+            let results = slot.log_prob_rows * LOG_PROBS as usize;
+            self.logit_buffers
+                .fetch(results, &mut slot.log_probs, &self.stream)?;
         }
         slot.copied(stream)?;
         self.slots.begin();
         Ok(())
     }
 
+    /// The graphs of steps that draw their tokens, or end with the logits.
+    const fn graphs(&mut self, draws: bool) -> &mut Graphs<Graph> {
+        match draws {
+            true => &mut self.graphs,
+            false => &mut self.undrawn,
+        }
+    }
+
     /// Captures a graph for the uploaded plans, with all launches or only those that they need.
-    fn capture(&mut self, bucket: usize, only_needed: bool) -> Result<Graph, Error> {
+    fn capture(&mut self, bucket: usize, only_needed: bool, draws: bool) -> Result<Graph, Error> {
         if only_needed {
             for kind in &mut self.kinds {
-                kind.replayed.1.launch_only_needed();
+                kind.of(true).2.launch_only_needed();
             }
         }
         // Capturing runs no work. The stream is moved out of `self` so that the rest of `self` can be borrowed.
         let stream = std::mem::replace(&mut self.stream, self.gpu.stream()?);
         let mut failed = None;
         let captured = stream.capture(|on| {
-            match self.forward(bucket, bucket, true, on) {
+            match self.forward(bucket, bucket, true, draws, on) {
                 Ok(()) => {}
                 Err(Error::Attention(error)) => return Err(error),
                 Err(other) => failed = Some(other),
@@ -300,9 +322,13 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
-    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+    fn finish(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        log_probs: &mut Vec<LogProb>,
+    ) -> Result<StepTime, Error> {
         self.gpu.make_current()?;
-        self.slots.finish(tokens)
+        self.slots.finish(tokens, log_probs)
     }
 
     fn logits(&mut self) -> Result<Vec<f32>, Error> {
@@ -317,7 +343,7 @@ impl Backend for GpuBackend {
             return Err(Error::TooManySteps);
         }
         // Graphs contain addresses of the workspaces.
-        self.graphs = Graphs::default();
+        (self.graphs, self.undrawn) = (Graphs::default(), Graphs::default());
         let (parts, present) = (&mut self.kinds, &mut self.planning);
         replan(parts, present, options, |options| {
             kinds(&self.gpu, &self.architecture, &self.options, options)

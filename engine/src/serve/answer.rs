@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     api::Kind,
     assembly::Assembly,
+    log_probs::{Entry, written},
     refusal::{Refusal, respond},
     runner::{Piece, Taken},
 };
@@ -40,6 +41,8 @@ pub(super) struct Answer {
 pub(super) struct Choice {
     taken: Taken,
     assembly: Assembly,
+    /// Tokens with log-probabilities that were not written yet.
+    scored: Vec<Entry>,
     generated: u32,
     cached: u32,
     /// Whether it has had no event yet.
@@ -52,6 +55,7 @@ impl Choice {
         Self {
             taken,
             assembly,
+            scored: Vec::new(),
             generated: 0,
             cached: 0,
             first: true,
@@ -79,9 +83,14 @@ impl Choice {
 
     fn next(&mut self, piece: Option<Piece>) -> Next {
         let next = match piece {
-            Some(Piece::Token(token)) => {
+            Some(Piece::Token(token, log_probs)) => {
                 self.generated += 1;
                 self.taken.token();
+                let scored = log_probs.map(|log_probs| self.assembly.scored(token, &log_probs));
+                match scored.transpose() {
+                    Ok(scored) => self.scored.extend(scored),
+                    Err(error) => return Next::Failed(error.to_string()),
+                }
                 self.assembly.push(token).map(|(text, ended)| match ended {
                     true => Next::End(text, "stop"),
                     false => Next::Text(text),
@@ -112,10 +121,12 @@ pub(super) struct Labels {
     id: String,
     model: String,
     created: u64,
+    /// Whether answers have log-probabilities.
+    log_probs: bool,
 }
 
 impl Labels {
-    pub(super) fn new(kind: Kind, index: u64, model: &str) -> Self {
+    pub(super) fn new(kind: Kind, index: u64, model: &str, log_probs: bool) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
@@ -125,6 +136,7 @@ impl Labels {
             id: format!("{prefix}-{index}"),
             model: model.to_owned(),
             created: seconds(),
+            log_probs,
         }
     }
 
@@ -134,9 +146,16 @@ impl Labels {
         })
     }
 
-    /// A choice, with its text in the field of the interface.
-    fn choice(index: usize, text: (&str, Value), finish: Option<&str>) -> Value {
-        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": finish});
+    /// A choice, with its text in the field of the interface. `scored` are its tokens if it has log-probabilities.
+    fn choice(
+        &self,
+        index: usize,
+        text: (&str, Value),
+        scored: Option<&[Entry]>,
+        finish: Option<&str>,
+    ) -> Value {
+        let log_probs = scored.map(|scored| written(self.kind, scored));
+        let mut choice = json!({"index": index, "logprobs": log_probs, "finish_reason": finish});
         choice[text.0] = text.1;
         choice
     }
@@ -150,24 +169,34 @@ impl Labels {
         self.around(object, choices)
     }
 
-    fn text_event(&self, index: usize, text: &str, first: bool, finish: Option<&str>) -> Value {
+    fn text_event(
+        &self,
+        index: usize,
+        text: &str,
+        scored: &[Entry],
+        first: bool,
+        finish: Option<&str>,
+    ) -> Value {
         let content = match (self.kind, first, finish) {
             (Kind::Completion, ..) => ("text", json!(text)),
             (Kind::Chat, true, _) => ("delta", json!({"role": "assistant", "content": text})),
             (Kind::Chat, false, Some(_)) if text.is_empty() => ("delta", json!({})),
             (Kind::Chat, false, _) => ("delta", json!({"content": text})),
         };
-        self.event(json!([Self::choice(index, content, finish)]))
+        let scored = Some(scored).filter(|scored| !scored.is_empty());
+        self.event(json!([self.choice(index, content, scored, finish)]))
     }
 
-    /// A whole answer with these texts and the reasons why they ended.
-    fn whole(&self, texts: &[(String, &str)]) -> Value {
-        let choices = texts.iter().enumerate().map(|(index, (text, finish))| {
+    /// A whole answer with these texts and the reasons why they ended, and its choices with their log-probabilities.
+    fn whole(&self, texts: &[(String, &str)], choices: &[Choice]) -> Value {
+        let texts = texts.iter().zip(choices).enumerate();
+        let choices = texts.map(|(index, ((text, finish), choice))| {
             let content = match self.kind {
                 Kind::Completion => ("text", json!(text)),
                 Kind::Chat => ("message", json!({"role": "assistant", "content": text})),
             };
-            Self::choice(index, content, Some(finish))
+            let scored = self.log_probs.then_some(&choice.scored[..]);
+            self.choice(index, content, scored, Some(finish))
         });
         let object = match self.kind {
             Kind::Completion => "text_completion",
@@ -239,7 +268,7 @@ impl Answer {
                 Next::Failed(reason) => return Refusal::failed(reason).into_response(),
             }
         }
-        let mut body = self.labels.whole(&texts);
+        let mut body = self.labels.whole(&texts, &self.choices);
         body["usage"] = self.usage();
         respond(StatusCode::OK, &body)
     }
@@ -258,8 +287,11 @@ impl Answer {
             Next::End(text, finish) => (text, Some(finish)),
             Next::Failed(reason) => return (frame(&Refusal::failed(reason).body()), false),
         };
-        let first = std::mem::take(&mut self.choices[index].first);
-        let mut event = self.labels.text_event(index, &text, first, finish);
+        let choice = &mut self.choices[index];
+        let first = std::mem::take(&mut choice.first);
+        let scored = std::mem::take(&mut choice.scored);
+        let labels = &self.labels;
+        let mut event = labels.text_event(index, &text, &scored, first, finish);
         if include_usage {
             event["usage"] = Value::Null;
         }

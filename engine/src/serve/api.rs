@@ -1,6 +1,7 @@
 //! Requests in OpenAI's format. A field that would change the text and is not implemented is refused.
 
 mod chat;
+mod logits;
 mod messages;
 
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::{
     fields::{self, Fields, Idle},
     refusal::Refusal,
 };
-use crate::{ChatOptions, Error, Generation, SamplingOptions, Text};
+use crate::{ChatOptions, Error, Generation, LogitRules, SamplingOptions, Text};
 
 /// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,8 @@ pub(super) struct Parameters {
     max_tokens: Option<u32>,
     pub min_tokens: u32,
     sampling: SamplingOptions,
+    bias: Vec<(u32, f32)>,
+    pub log_probs: Option<u32>,
     /// Whether the request says how a token is drawn, beside the temperature.
     draws: bool,
     seed: u64,
@@ -137,12 +140,15 @@ impl Parameters {
         }
         // The first choice has the request's seed. An odd factor, so that no two choices have the same one.
         let apart = (choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let sampling = self.sampling.or(usual);
         Generation {
             max_new_tokens: self.new_tokens(prompt_tokens, most),
-            sampling: self
-                .sampling
-                .or(usual)
-                .sampling(1.0, self.seed.wrapping_add(apart)),
+            sampling: sampling.sampling(1.0, self.seed.wrapping_add(apart)),
+            rules: LogitRules {
+                penalties: sampling.penalties(),
+                bias: self.bias.clone(),
+            },
+            log_probs: self.log_probs,
             ignore_ends: self.ignore_ends,
             min_new_tokens: self.min_tokens,
             stop_tokens: self.stop_tokens.clone(),
@@ -277,6 +283,9 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         )?,
         top_p: fields.number("top_p")?,
         min_p: fields.number("min_p")?,
+        presence_penalty: fields.number("presence_penalty")?,
+        frequency_penalty: fields.number("frequency_penalty")?,
+        repetition_penalty: fields.number("repetition_penalty")?,
     };
     let seed = fields.take("seed", "give a whole number of 64 bits", Value::as_i64)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
@@ -293,6 +302,8 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
             .unwrap_or_default(),
         draws: seed.is_some() || sampling.has_rules(),
         sampling,
+        bias: logits::biases(&mut fields)?,
+        log_probs: logits::log_probs(kind, &mut fields)?,
         seed: seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
         stop: fields
             .take("stop", &stop, stops)?

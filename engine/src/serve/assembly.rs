@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::{Error, Text, TextStream};
+use super::log_probs::Entry;
+use crate::{Error, LogProbs, Text, TextStream};
 
 /// Assembles the text from tokens, up to a stop text.
 pub(super) struct Assembly {
@@ -11,6 +12,8 @@ pub(super) struct Assembly {
     stops: Arc<[String]>,
     /// Tokens before which no stop text is looked for.
     before_stop: u32,
+    /// Characters of the text that was returned.
+    returned: usize,
     /// Text held back because it may be the beginning of a stop text.
     held: String,
 }
@@ -27,12 +30,25 @@ impl Assembly {
             stream,
             stops,
             before_stop: min_tokens,
+            returned: 0,
             held: String::new(),
         }
     }
 
+    /// The place of a token that comes next, with its log-probabilities.
+    pub(super) fn scored(&self, token: u32, log_probs: &LogProbs) -> Result<Entry, Error> {
+        let offset = self.returned + self.held.chars().count();
+        Entry::new(&self.text, offset, token, log_probs)
+    }
+
     /// Returns the text that a token adds, and whether a stop text ends the answer.
     pub(super) fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
+        let pushed = self.added(token)?;
+        self.returned += pushed.0.chars().count();
+        Ok(pushed)
+    }
+
+    fn added(&mut self, token: u32) -> Result<(String, bool), Error> {
         self.held += &self.stream.push(&self.text, token)?;
         if self.before_stop > 0 {
             self.before_stop -= 1;

@@ -129,18 +129,15 @@ const BESIDE_THE_TEXT: [&str; 6] = [
 /// The values without effect of a request's field that is not read.
 pub(super) fn idle(kind: Kind, name: &str) -> Idle {
     let value = match name {
-        "best_of" | "repetition_penalty" | "length_penalty" => json!(1),
-        "presence_penalty" | "frequency_penalty" | "top_logprobs" => json!(0),
-        "logprobs"
-        | "echo"
-        | "use_beam_search"
-        | "include_stop_str_in_output"
-        | "continue_final_message" => json!(false),
+        "best_of" | "length_penalty" => json!(1),
+        "top_logprobs" => json!(0),
+        "echo" | "use_beam_search" | "include_stop_str_in_output" | "continue_final_message" => {
+            json!(false)
+        }
         "skip_special_tokens" | "add_generation_prompt" => json!(true),
         // The template of a chat writes them; those of a completion are added.
         "add_special_tokens" => json!(kind == Kind::Completion),
         "suffix" => json!(""),
-        "logit_bias" => json!({}),
         "tools" | "functions" => json!([]),
         // Completions have no tools, so that these choices have no effect.
         "tool_choice" | "function_call" => {

@@ -237,7 +237,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
         choices: choices
             .map(|(taken, text)| Choice::new(taken, text))
             .collect(),
-        labels: Labels::new(kind, index, &options.name),
+        labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
         prompt_tokens: prompts.iter().map(Vec::len).sum(),
         each,
         turn: 0,

@@ -24,6 +24,7 @@ mod handlers;
 mod json;
 mod lanes;
 mod listen;
+mod log_probs;
 mod metrics;
 mod options;
 mod patience;

@@ -18,7 +18,7 @@ use super::{
     places::{Place, Places},
     refusal::Refusal,
 };
-use crate::{Engine, Error, Event, Finish, Generation};
+use crate::{Engine, Error, Event, Finish, Generation, LogProbs};
 
 /// What a client receives.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) enum Piece {
     Started {
         cached: u32,
     },
-    Token(u32),
+    Token(u32, Option<LogProbs>),
     Finished(Finish),
     /// The engine failed.
     Failed(String),
@@ -267,7 +267,11 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
                 let _ = client.pieces.send(Piece::Started { cached });
             }
         }
-        Event::Token { request, token } => {
+        Event::Token {
+            request,
+            token,
+            log_probs,
+        } => {
             let Some(client) = by_request.get_mut(&request) else {
                 return;
             };
@@ -277,7 +281,7 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
                 None => metrics.first_token(now - client.begun),
                 Some(last) => metrics.next_token(now - last),
             }
-            let _ = client.pieces.send(Piece::Token(token));
+            let _ = client.pieces.send(Piece::Token(token, log_probs));
         }
         Event::Finished { request, reason } => {
             if let Some(mut client) = by_request.remove(&request) {

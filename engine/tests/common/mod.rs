@@ -18,7 +18,7 @@ use tandem_attn::{
 };
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Event, Generation, Limits,
-    Message, Sampling, Text, Weights, Work,
+    LogitWork, Message, Penalties, Sampling, Text, Weights, Work,
 };
 use tandem_schedule::StepInputs;
 
@@ -195,7 +195,7 @@ pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>>
     let mut answers = vec![Vec::new(); requests.len()];
     while !engine.is_idle() {
         let step = engine.step(&mut |event| {
-            if let Event::Token { request, token } = event {
+            if let Event::Token { request, token, .. } = event {
                 let index = requests
                     .iter()
                     .position(|&one| one == request)
@@ -206,6 +206,49 @@ pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>>
         step.expect("a step");
     }
     answers
+}
+
+/// The logits behind a text.
+pub fn logits(engine: &mut Engine, text: &[u32]) -> Vec<f32> {
+    let all = engine.logits(text, 64).expect("a short text");
+    let vocabulary = engine.architecture().vocabulary;
+    all[all.len() - vocabulary..].to_vec()
+}
+
+/// The tokens that end an answer.
+pub fn ends(engine: &Engine, asked: &Generation) -> Vec<u32> {
+    let of_model = engine
+        .architecture()
+        .ends
+        .iter()
+        .filter(|_| !asked.ignore_ends);
+    of_model.chain(&asked.stop_tokens).copied().collect()
+}
+
+/// The logits behind a prompt and the beginning of its answer, by the formulas of biases, bans and penalties in f64.
+pub fn adjusted(engine: &mut Engine, asked: &Generation, answer: &[u32]) -> Vec<f64> {
+    let Penalties {
+        presence,
+        frequency,
+        repetition,
+    } = asked.rules.penalties;
+    let ends = ends(engine, asked);
+    let text = [&asked.prompt, answer].concat();
+    let one = |(token, logit): (u32, f32)| {
+        let biases = asked.rules.bias.iter().filter(|(of, _)| *of == token);
+        let mut x = f64::from(logit) + biases.map(|(_, bias)| f64::from(*bias)).sum::<f64>();
+        if answer.len() < asked.min_new_tokens as usize && ends.contains(&token) {
+            x = f64::NEG_INFINITY;
+        }
+        if text.contains(&token) {
+            let factor = f64::from(repetition);
+            x = if x > 0.0 { x / factor } else { x * factor };
+        }
+        let count = answer.iter().filter(|&&one| one == token).count();
+        let once = if count > 0 { f64::from(presence) } else { 0.0 };
+        x - f64::from(frequency) * count as f64 - once
+    };
+    (0..).zip(logits(engine, &text)).map(one).collect()
 }
 
 /// The logits of the last token of a step: tokens of a request on these pages, after those before them.
@@ -233,9 +276,12 @@ fn step(
         rows: &[tokens.len() as u32 - 1],
         draws: &[Sampling::GREEDY.draw(0).expect("greedy")],
         drawn: &[],
+        logits: LogitWork::default(),
     };
     backend.begin(&work).expect("a step");
-    backend.finish(&mut Vec::new()).expect("a step");
+    backend
+        .finish(&mut Vec::new(), &mut Vec::new())
+        .expect("a step");
     backend.logits().expect("a step")
 }
 
@@ -294,8 +340,9 @@ macro_rules! of_the_backend_within {
         fn finish(
             &mut self,
             tokens: &mut Vec<u32>,
+            log_probs: &mut Vec<tandem_engine::LogProb>,
         ) -> Result<tandem_engine::StepTime, tandem_engine::Error> {
-            self.0.finish(tokens)
+            self.0.finish(tokens, log_probs)
         }
 
         fn logits(&mut self) -> Result<Vec<f32>, tandem_engine::Error> {

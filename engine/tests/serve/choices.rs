@@ -189,17 +189,26 @@ fn tokens_that_end_an_answer_are_those_asked_for() {
     let stop = right[5];
     let at = right.iter().position(|&token| token == stop).unwrap();
     assert_eq!(with(json!({"stop_token_ids": [stop]})), cut(at, "stop"));
-    // Before min_tokens it is a token like any other.
-    let next = right.iter().skip(at + 1).position(|&token| token == stop);
-    let expected = match next {
-        Some(after) => cut(at + 1 + after, "stop"),
-        None => cut(40, "length"),
+    // Before min_tokens it is not drawn.
+    let (min_new_tokens, stop_tokens) = (at as u32 + 1, vec![stop]);
+    let generation = Generation {
+        ignore_ends: true,
+        min_new_tokens,
+        stop_tokens,
+        ..Generation::greedy(ids.clone(), 40)
     };
+    let longer = answers(&mut engine("llama3", Limits::default()), &[generation]).remove(0);
+    assert!(longer.len() > at && longer[..at] == right[..at] && longer[at] != stop);
+    let finish = if longer.len() < 40 { "stop" } else { "length" };
     assert_eq!(
         with(json!({"stop_token_ids": [stop], "min_tokens": at + 1})),
-        expected
+        (
+            text.decode(&longer).unwrap(),
+            longer.len(),
+            finish.to_owned()
+        )
     );
-    // So is a stop text.
+    // A stop text before it is a text like any other.
     let all = text.decode(&right).unwrap();
     let stop: String = all.chars().skip(2).take(2).collect();
     assert!(with(json!({"stop": stop})).1 < 30);

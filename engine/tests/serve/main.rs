@@ -9,6 +9,7 @@ mod choices;
 mod clients;
 mod ends;
 mod limits;
+mod logits;
 mod model_files;
 mod refusals;
 mod server;

@@ -13,8 +13,10 @@ n: 100000 => 400 100000 choices are asked for (n for each prompt), and this serv
 best_of: 2 => 400 best_of is 2, and only 1 is implemented
 min_tokens: 2 => 400 min_tokens is 2, and the answer may have 1 tokens: give a smaller min_tokens or a larger max_tokens
 stop_token_ids: [999999] => 400 token 999999 is outside the model's vocabulary of 384 tokens: give ids below that, from the model's own tokenizer
-logprobs: 5 => 400 logprobs is 5, and only false is implemented
-presence_penalty: 0.5 => 400 presence_penalty is 0.5, and only 0 is implemented
+logprobs: 21 => 400 logprobs is 21: give a number of most likely tokens, at most 20
+presence_penalty: 2.5 => 400 presence_penalty of the sampling is 2.5: it must be between -2 and 2
+logit_bias: {"999999": 1} => 400 token 999999 is outside the model's vocabulary of 384 tokens: give ids below that, from the model's own tokenizer
+echo: true => 400 echo is true, and only false is implemented
 model: "gpt-4" => 404 there is no model "gpt-4" here, only "tiny"
 prompt: [1, 999999] => 400 token 999999 is outside the model's vocabulary of 384 tokens: give ids below that, from the model's own tokenizer
 max_tokens: 100000 => 400 100001 tokens of prompt and answer are more than the 512 positions of the model: use a shorter prompt or answer
@@ -87,7 +89,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
     assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 20, "each refusal of the handlers is counted");
+    assert_eq!(refused, 22, "each refusal of the handlers is counted");
 }
 
 /// Their ranges are known to the engine alone.
@@ -98,6 +100,8 @@ fn errors_of_the_engine_name_their_field() {
         ("temperature", json!(-1)),
         ("top_p", json!(1.5)),
         ("min_p", json!(2)),
+        ("frequency_penalty", json!(-2.5)),
+        ("repetition_penalty", json!(0)),
     ] {
         let mut asked = json!({"prompt": "a", "max_tokens": 1});
         asked[field] = value;

@@ -2,10 +2,12 @@
 //!
 //! Slices are dense, and of any [`Element`] type. Whatever the number of threads, the bits are the same.
 
+mod logits;
 mod qkv;
 mod rows;
 mod sample;
 
+pub use logits::{adjust, log_probs, restore};
 pub use qkv::{QkNorm, QkvStep, qkv};
 pub use rows::{embed, gate, rms_norm};
 pub use sample::sample;

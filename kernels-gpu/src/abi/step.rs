@@ -192,3 +192,105 @@ pub struct SampleParams {
     /// The lowest bit of a logit, as an f32, that can be set in the logits' type.
     pub last_bit: u32,
 }
+
+/// In [`AdjustRow::newest`] and [`AdjustToken::token`]: there is no token.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// A row of logits that is adjusted before a token is drawn from it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct AdjustRow {
+    /// The row of logits; no other one has it.
+    pub row: u32,
+    /// Its first [`AdjustToken`].
+    pub first: u32,
+    /// One past its last. One more follows, which the kernel writes.
+    pub end: u32,
+    /// Index in `ids` of its newest token, which counts once more than `seen` says; or [`NO_TOKEN`].
+    pub newest: u32,
+    /// The presence penalty.
+    pub presence: f32,
+    /// The frequency penalty.
+    pub frequency: f32,
+    /// The repetition penalty, and 1 divided by it.
+    pub repetition: [f32; 2],
+}
+
+/// A token whose logit is adjusted. A row has each token once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct AdjustToken {
+    /// The token.
+    pub token: u32,
+    /// Added to its logit.
+    pub bias: f32,
+    /// How often the text has it behind the prompt, and [`IN_PROMPT`](Self::IN_PROMPT).
+    pub seen: u32,
+    /// Its logit as it was.
+    pub logit: f32,
+}
+
+impl AdjustToken {
+    /// In [`seen`](Self::seen): the prompt has the token.
+    pub const IN_PROMPT: u32 = 1 << 31;
+}
+
+/// Parameters of `adjust` and `restore`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct AdjustParams {
+    /// `[…, vocabulary]`.
+    pub logits: u64,
+    /// [`AdjustRow`]s, one for each block.
+    pub rows: u64,
+    /// [`AdjustToken`]s.
+    pub tokens: u64,
+    /// u32: tokens, among them the newest of rows.
+    pub ids: u64,
+    /// From one row of logits to the next, in elements.
+    pub row: u64,
+    /// Logits of a row.
+    pub vocabulary: u32,
+    /// 1: writes the logits back that it adjusted before.
+    pub restore: u32,
+}
+
+/// A row of logits whose log-probabilities are wanted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct LogProbRow {
+    /// The row of logits.
+    pub row: u32,
+    /// How many of the most probable tokens, at most [`MOST_TOP`](crate::step::sample::MOST_TOP).
+    pub top: u32,
+}
+
+/// A token and the logarithm of its probability.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct LogProb {
+    /// The token; [`NO_TOKEN`] if there are not so many.
+    pub token: u32,
+    /// The natural logarithm of its probability.
+    pub value: f32,
+}
+
+/// Parameters of `log_probs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct LogProbsParams {
+    /// `[…, vocabulary]`.
+    pub logits: u64,
+    /// [`LogProbRow`]s, one for each block.
+    pub rows: u64,
+    /// u32: the token of each row of logits.
+    pub ids: u64,
+    /// `[rows, LOG_PROBS]` [`LogProb`].
+    pub out: u64,
+    /// From one row of logits to the next, in elements.
+    pub row: u64,
+    /// Logits of a row.
+    pub vocabulary: u32,
+    /// Zero.
+    pub reserved: u32,
+}

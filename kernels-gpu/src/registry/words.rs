@@ -123,6 +123,10 @@ pub enum Op {
     Embed,
     /// Draws tokens from logits.
     Sample,
+    /// Adds biases and penalties to logits, or takes them back.
+    Adjust,
+    /// Log-probabilities of tokens.
+    LogProbs,
     /// Measures the bandwidth of reads.
     MeasureRead,
     /// Measures the rate of tensor-core products.

@@ -20,6 +20,8 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     gate::ROWS,
     embed::ROWS,
     sample::ROWS,
+    sample::adjust::ROWS,
+    sample::log_probs::ROWS,
 ];
 
 /// Elements of a vector of 16 bytes.

@@ -7,6 +7,7 @@ mod steps;
 
 mod fixtures;
 mod heads;
+mod logits;
 mod refused;
 mod rows;
 mod sampling;

@@ -141,6 +141,8 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
         Op::Gate => step::gate(gpu, row, seed, checked),
         Op::Embed => step::embed(gpu, row, seed, checked),
         Op::Sample => step::sample(gpu, row, seed, checked),
+        Op::Adjust => step::adjust(gpu, seed, checked),
+        Op::LogProbs => step::log_probs(gpu, seed, checked),
     }
 }
 

@@ -6,7 +6,10 @@ use tandem_attn::{
     exec::gpu::{self, DeviceTensor, Gpu, KernelInfo, KvPool},
     kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
-    step::{Activation, Draw, Pairing, RmsNorm, Rope, Sampling, cpu},
+    step::{
+        Activation, AdjustToken, Draw, LOG_PROBS, LogProb, LogProbRow, Pairing, Penalties, RmsNorm,
+        Rope, Sampling, cpu,
+    },
     tensor::{Element, F8E4M3},
 };
 
@@ -337,4 +340,112 @@ fn sample_of<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Outp
         outputs(&ids)
     });
     compared(outputs(&ids.read()), right)
+}
+
+pub fn adjust(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    let mut rng = Rng(seed + 1);
+    let vocabulary = 8 * (40 + rng.below(200));
+    let mut logits = random::<f32>(&mut rng, 2 * vocabulary, 9.0);
+    let penalties = Penalties {
+        presence: 0.5,
+        frequency: 0.25,
+        repetition: 1.5,
+    };
+    let ids = [rng.below(vocabulary) as u32; 1];
+    let (mut rows, mut tokens) = (Vec::new(), Vec::new());
+    let none = AdjustToken {
+        token: 0,
+        bias: 0.0,
+        seen: 0,
+        logit: 0.0,
+    };
+    for row in [1, 0] {
+        let first = tokens.len() as u32;
+        // The last row does not list its newest token.
+        for token in (0..vocabulary as u32).filter(|&token| row == 1 || token != ids[0]) {
+            let seen = [0, 1, 9, AdjustToken::IN_PROMPT][rng.below(4)];
+            let bias = [0.0, rng.between(-9.0, 9.0), f32::NEG_INFINITY][rng.below(3)];
+            tokens.push(AdjustToken {
+                token,
+                bias,
+                seen,
+                logit: 0.0,
+            });
+        }
+        rows.push(penalties.row(row, first..tokens.len() as u32, Some(0)));
+        tokens.push(none);
+    }
+    let (memory, on_rows) = (Memory::new(&logits), Memory::new(&rows));
+    let (on_tokens, on_ids) = (Memory::new(&tokens), Memory::new(&ids));
+    let (tensor, stream) = (memory.tensor(Dtype::F32, [2, vocabulary]), Stream::new());
+    let (of_rows, of_tokens) = (on_rows.array(), on_tokens.array());
+    // SAFETY: everything is there as described until the stream is done; tokens of a row are distinct.
+    let adjusted = unsafe {
+        gpu.adjust(&tensor, of_rows, of_tokens, on_ids.array(), stream.0)
+            .map_err(|error| error.to_string())?;
+        stream.wait();
+        let adjusted = memory.read::<f32>();
+        gpu.restore(&tensor, of_rows, of_tokens, stream.0)
+            .map_err(|error| error.to_string())?;
+        adjusted
+    };
+    stream.wait();
+    let outputs = |adjusted: &[f32], restored: &[f32], tokens: &[AdjustToken]| {
+        vec![
+            Output::exact("adjusted", adjusted),
+            Output::exact("restored", restored),
+            Output::exact("tokens", tokens),
+        ]
+    };
+    let got = outputs(&adjusted, &memory.read(), &on_tokens.read());
+    let right = checked.then(|| {
+        let before = logits.clone();
+        cpu::adjust(&mut logits, vocabulary, &rows, &mut tokens, &ids).expect("a good call");
+        outputs(&logits, &before, &tokens)
+    });
+    compared(got, right)
+}
+
+pub fn log_probs(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    let mut rng = Rng(seed + 1);
+    let vocabulary = 1 + rng.below(9000);
+    let (rows, stride) = (3, vocabulary.next_multiple_of(8));
+    let logits = random::<f32>(&mut rng, rows * stride, 5.0);
+    let ids = [(); 3].map(|()| rng.below(vocabulary) as u32);
+    let asked = [(2, 20), (0, 3)].map(|(row, top)| LogProbRow { row, top });
+    let none = vec![LogProb::default(); asked.len() * LOG_PROBS as usize];
+    let (memory, on_asked) = (Memory::new(&logits), Memory::new(&asked));
+    let (on_ids, out, stream) = (Memory::new(&ids), Memory::new(&none), Stream::new());
+    let tensor = memory.tensor(Dtype::F32, [rows, vocabulary]);
+    let tensor = tensor.with_stride(0, stride);
+    // SAFETY: everything is there as described until the stream is done.
+    unsafe {
+        gpu.log_probs(
+            &tensor,
+            on_asked.array(),
+            on_ids.array(),
+            out.array(),
+            stream.0,
+        )
+    }
+    .map_err(|error| error.to_string())?;
+    stream.wait();
+    let outputs = |out: &[LogProb]| {
+        let tokens: Vec<u32> = out.iter().map(|one| one.token).collect();
+        let values: Vec<f32> = out.iter().map(|one| one.value).collect();
+        vec![
+            Output::exact("tokens", &tokens),
+            Output::rounded("values", Dtype::F32, 1e-5, &values),
+        ]
+    };
+    let right = checked.then(|| {
+        let dense: Vec<_> = logits
+            .chunks(stride)
+            .map(|row| &row[..vocabulary])
+            .collect();
+        let mut out = none.clone();
+        cpu::log_probs(&dense.concat(), vocabulary, &asked, &ids, &mut out).expect("a good call");
+        outputs(&out)
+    });
+    compared(outputs(&out.read()), right)
 }

@@ -5,6 +5,7 @@ mod steps;
 
 mod graph;
 mod heads;
+mod logits;
 mod refused;
 mod rows;
 mod sampling;

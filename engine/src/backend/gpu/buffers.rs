@@ -9,7 +9,7 @@ use cudarc::driver::{
 use half::bf16;
 use tandem_attn::{
     abi::NO_SLOT,
-    exec::gpu::{DeviceArray, DeviceBuffer, Gpu, Stream},
+    exec::gpu::{DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Stream},
     step::{Draw, Sampling},
 };
 
@@ -202,6 +202,17 @@ impl Buffers {
 
     pub(super) fn draws(&self, rows: usize) -> DeviceArray<Draw> {
         self.part(self.layout.draws(), rows)
+    }
+
+    /// The first rows of logits.
+    pub(super) fn logits(&self, a: &Architecture, rows: usize) -> DeviceTensor<2> {
+        let logits = self.logits.tensor([rows, a.vocabulary]);
+        logits.with_stride(0, logits::stride(a.vocabulary))
+    }
+
+    /// The drawn tokens of the first rows.
+    pub(super) fn sampled(&self, rows: usize) -> DeviceArray<u32> {
+        DeviceArray::new(self.sampled.address(), rows)
     }
 
     pub(super) fn rows(&self, rows: usize) -> DeviceArray<u32> {

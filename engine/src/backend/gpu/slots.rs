@@ -6,7 +6,10 @@ use cudarc::driver::{
     result::{self, event},
     sys::{CUevent, CUevent_flags},
 };
-use tandem_attn::exec::gpu::Stream;
+use tandem_attn::{
+    exec::gpu::Stream,
+    step::{LOG_PROBS, LogProb},
+};
 
 use super::cuda;
 use crate::{
@@ -32,6 +35,12 @@ pub(super) struct Slot {
     /// Drawn tokens, copied from the device.
     pub tokens: Pinned,
     pub rows: usize,
+    /// What the step does with its logits, staged for the copy to the device.
+    pub logits: Pinned,
+    /// Log-probabilities, copied from the device.
+    pub log_probs: Pinned,
+    /// Rows with log-probabilities.
+    pub log_prob_rows: usize,
     begins: Event,
     ends: Event,
     /// Recorded when the tokens are on the host.
@@ -49,6 +58,9 @@ impl Slots {
                 inputs: Pinned::new(inputs)?,
                 tokens: Pinned::new(rows)?,
                 rows: 0,
+                logits: Pinned::new(0)?,
+                log_probs: Pinned::new(0)?,
+                log_prob_rows: 0,
                 begins: Event::new()?,
                 ends: Event::new()?,
                 copied: Event::new()?,
@@ -81,8 +93,12 @@ impl Slots {
         self.begun += 1;
     }
 
-    /// Waits for the oldest step under way and returns its tokens and times.
-    pub(super) fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+    /// Waits for the oldest step under way and returns its tokens, log-probabilities and times.
+    pub(super) fn finish(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        log_probs: &mut Vec<LogProb>,
+    ) -> Result<StepTime, Error> {
         if self.under_way() == 0 {
             return Err(Error::NoStep);
         }
@@ -92,6 +108,10 @@ impl Slots {
         slot.copied.wait()?;
         tokens.clear();
         tokens.extend_from_slice(&slot.tokens.words()[..slot.rows]);
+        log_probs.clear();
+        // Each result is two words.
+        let results = 2 * slot.log_prob_rows * LOG_PROBS as usize;
+        log_probs.extend_from_slice(bytemuck::cast_slice(&slot.log_probs.words()[..results]));
         let gap_s = match step {
             0 => None,
             _ => Some(self.slots[(step - 1) % SLOTS].ends.until(&slot.begins)?),
@@ -165,6 +185,14 @@ impl Pinned {
         // SAFETY: the allocation has this many words.
         unsafe { address.write_bytes(0, words) };
         Ok(Self { address, words })
+    }
+
+    /// Grows to so many words. No copy may be under way.
+    pub(super) fn at_least(&mut self, words: usize) -> Result<(), Error> {
+        if self.words < words {
+            *self = Self::new(words.next_power_of_two())?;
+        }
+        Ok(())
     }
 
     pub(super) const fn words(&self) -> &[u32] {

@@ -3,8 +3,8 @@
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{
-        AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, KvPool,
-        QkNorm, QkvStep, Stream, Workspace,
+        AppendScales, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, KvPool, QkNorm,
+        QkvStep, Stream, Workspace,
     },
     problem::Spec,
 };
@@ -17,17 +17,18 @@ use super::{
     slots::Slot,
 };
 use crate::{
-    Architecture, Error,
+    Architecture, Error, LogitWork,
     backend::{Part, layers::Layer},
 };
 
 impl GpuBackend {
-    /// Enqueues a whole step on a stream, from token ids to drawn tokens.
+    /// Enqueues a step on a stream, from token ids to logits, or to drawn tokens if it `draws`.
     pub(super) fn forward(
         &mut self,
         tokens: usize,
         rows: usize,
         replayed: bool,
+        draws: bool,
         stream: Stream,
     ) -> Result<(), Error> {
         let Self {
@@ -65,19 +66,48 @@ impl GpuBackend {
             )?
         };
         for (index, layer) in model.layers.iter().enumerate() {
-            let kind = &mut kinds[a.layers[index]];
-            let (plans, workspace) = match replayed {
-                true => &mut kind.replayed,
-                false => &mut kind.launched,
-            };
+            let (rope, plans, workspace) = kinds[a.layers[index]].of(replayed);
             let cache = (pools.layer(index), pools.append_scales());
             step.norm(&layer.norm_attention, index > 0)?;
-            step.attention(layer, &plans.spec, &kind.rope, workspace, cache)?;
+            step.attention(layer, &plans.spec, rope, workspace, cache)?;
             step.feed_forward(layer)?;
         }
         step.norm(&model.norm, !model.layers.is_empty())?;
         step.mark(Part::Norms)?;
-        step.sample(model.head(), rows)
+        step.logits(model.head(), rows)?;
+        match draws {
+            true => step.draw(rows),
+            false => Ok(()),
+        }
+    }
+
+    /// Enqueues what a step does with its logits: they are adjusted, tokens are drawn, the logits are what they were again, and
+    /// log-probabilities are computed.
+    pub(super) fn draw(
+        &mut self,
+        work: &LogitWork<'_>,
+        tokens: usize,
+        rows: usize,
+    ) -> Result<(), Error> {
+        let (gpu, a, b) = (&self.gpu, &self.architecture, &self.buffers);
+        let (slot, stream) = (self.slots.next()?, *self.stream);
+        let (logits, sampled) = (b.logits(a, rows), b.sampled(rows));
+        let adjusts = !work.adjusted.is_empty();
+        // SAFETY: all buffers live in `self` longer than the work on its stream, and are as large as the shapes. Rows, tokens and ids
+        // are those of the step, and the rules of a request have each token once.
+        unsafe {
+            let buffers = &mut self.logit_buffers;
+            let on = buffers.upload(gpu, work, slot, &self.stream)?;
+            if adjusts {
+                gpu.adjust(&logits, on.rows, on.tokens, b.ids(tokens), stream)?;
+            }
+            gpu.sample(&logits, b.draws(rows), sampled, stream)?;
+            if adjusts {
+                gpu.restore(&logits, on.rows, on.tokens, stream)?;
+            }
+            gpu.log_probs(&logits, on.log_probs, sampled, on.results, stream)?;
+        }
+        slot.mark(Part::Sample, stream)
     }
 }
 
@@ -240,8 +270,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Computes the logits of the rows that are needed, and draws a token from each.
-    fn sample(&mut self, head: &DeviceBuffer<bf16>, rows: usize) -> Result<(), Error> {
+    /// Computes the logits of the rows that are needed.
+    fn logits(&mut self, head: &DeviceBuffer<bf16>, rows: usize) -> Result<(), Error> {
         if rows == 0 {
             return Ok(());
         }
@@ -257,21 +287,25 @@ impl Step<'_> {
             biased: false,
         };
         let matrices: [DevicePtr; 3] = [wanted.address, head.address(), b.logits.address()];
-        let logits = b
-            .logits
-            .tensor([rows, a.vocabulary])
-            .with_stride(0, shape.out_stride);
         // SAFETY: see above.
         unsafe {
             self.gpu
                 .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
             self.blas.multiply(shape, matrices, None, self.stream)?;
         }
-        self.mark(Part::Head)?;
-        let ids = DeviceArray::new(b.sampled.address(), rows);
+        self.mark(Part::Head)
+    }
+
+    /// Draws a token from each row of logits.
+    fn draw(&mut self, rows: usize) -> Result<(), Error> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (b, stream) = (self.b, self.stream);
+        let (logits, ids) = (b.logits(self.a, rows), b.sampled(rows));
         // SAFETY: see above.
         unsafe {
-            self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?;
+            self.gpu.sample(&logits, b.draws(rows), ids, stream)?;
         }
         self.mark(Part::Sample)
     }

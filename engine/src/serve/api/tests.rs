@@ -67,6 +67,9 @@ fn values_without_effect_are_taken() {
         (Kind::Completion, "add_special_tokens", json!(true)),
         (Kind::Completion, "top_k", json!(-1)),
         (Kind::Completion, "repetition_penalty", json!(1.0)),
+        (Kind::Completion, "logprobs", json!(false)),
+        (Kind::Completion, "top_logprobs", json!(0)),
+        (Kind::Chat, "top_logprobs", json!(0)),
         (Kind::Chat, "logprobs", json!(false)),
         (Kind::Chat, "add_special_tokens", json!(false)),
         (Kind::Chat, "prompt", Value::Null),
@@ -112,6 +115,9 @@ const MOST: Most = Most {
         top_k: None,
         top_p: None,
         min_p: None,
+        presence_penalty: None,
+        frequency_penalty: None,
+        repetition_penalty: None,
     },
     positions: 200,
     limit: 150,
@@ -176,6 +182,91 @@ fn stop_texts_are_few_and_short() {
         assert!(
             said.contains("up to 4 of them") && said.contains("4096 bytes"),
             "{said}"
+        );
+    }
+}
+
+#[test]
+fn log_probabilities_are_asked_for_as_each_endpoint_has_them() {
+    let asked = |kind, field: &str, value| {
+        parsed(kind, field, value).map(|asked| asked.parameters.log_probs)
+    };
+    for (value, top) in [
+        (json!(0), Some(0)),
+        (json!(20), Some(20)),
+        (Value::Null, None),
+    ] {
+        assert_eq!(asked(Kind::Completion, "logprobs", value), Ok(top));
+    }
+    assert_eq!(asked(Kind::Chat, "logprobs", json!(true)), Ok(Some(0)));
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "logprobs": true, "top_logprobs": 3});
+    let both = parse(Kind::Chat, body.to_string().as_bytes(), "tiny").unwrap();
+    assert_eq!(both.parameters.log_probs, Some(3));
+    let top = "give a number of most likely tokens, at most 20";
+    for (kind, field, value, message) in [
+        (
+            Kind::Completion,
+            "logprobs",
+            json!(21),
+            format!("logprobs is 21: {top}"),
+        ),
+        (
+            Kind::Completion,
+            "logprobs",
+            json!(true),
+            format!("logprobs is true: {top}"),
+        ),
+        (
+            Kind::Completion,
+            "top_logprobs",
+            json!(2),
+            "top_logprobs is 2, and only 0 is implemented".into(),
+        ),
+        (
+            Kind::Chat,
+            "logprobs",
+            json!(2),
+            "logprobs is 2: give true or false".into(),
+        ),
+        (
+            Kind::Chat,
+            "top_logprobs",
+            json!(21),
+            format!("top_logprobs is 21: {top}"),
+        ),
+        (
+            Kind::Chat,
+            "top_logprobs",
+            json!(2),
+            "top_logprobs is 2 without logprobs: set logprobs to true".into(),
+        ),
+    ] {
+        assert_eq!(refused(kind, field, value), message);
+    }
+}
+
+#[test]
+fn biases_are_numbers_of_token_ids() {
+    let asked = |value| parsed(Kind::Chat, "logit_bias", value).map(|asked| asked.parameters.bias);
+    let few = json!({"7": -100, "9": 1.5});
+    assert_eq!(asked(few), Ok(vec![(7, -100.0), (9, 1.5)]));
+    let of = |count: u32| {
+        let all = (0..count).map(|id| (id.to_string(), json!(1)));
+        Value::Object(all.collect())
+    };
+    assert_eq!(asked(of(1024)).unwrap().len(), 1024);
+    for wrong in [
+        of(1025),
+        json!({"a": 1}),
+        json!({"-1": 1}),
+        json!({"7": 101}),
+        json!({"7": "1"}),
+        json!([7]),
+    ] {
+        let message = asked(wrong).unwrap_err();
+        assert!(
+            message.starts_with("logit_bias is ") && message.contains("up to 1024 token ids"),
+            "{message}"
         );
     }
 }

@@ -1,5 +1,6 @@
 //! The step around attention, on the GPU: see [`step`](crate::step).
 
+mod logits;
 mod qkv;
 mod rows;
 mod sample;

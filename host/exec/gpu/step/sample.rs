@@ -3,20 +3,20 @@
 use kernels_gpu::{
     abi::SampleParams,
     registry::Op,
-    step::{
-        VECTOR,
-        sample::{CLUSTER, MOST, SHARED_BYTES, THREADS},
-    },
+    step::sample::{CLUSTER, MOST, SHARED_BYTES, THREADS},
 };
 
-use super::super::{
-    DeviceArray, DeviceTensor, Gpu, Stream,
-    registry::element,
-    tensor::{VECTOR_BYTES, fits},
+use super::{
+    super::{
+        DeviceArray, DeviceTensor, Gpu, Stream,
+        registry::element,
+        tensor::{VECTOR_BYTES, fits},
+    },
+    logits::check_logits,
 };
 use crate::{
     Error,
-    checks::{check_extent, extent},
+    checks::check_extent,
     problem::{Dtype, Quantity},
     step::Draw,
 };
@@ -58,21 +58,7 @@ impl Gpu {
                 });
             }
         };
-        logits.check_dense("logits", 1)?;
-        logits.check_address("logits", VECTOR_BYTES)?;
-        if !(1..=Self::MOST_SAMPLED).contains(&vocabulary) {
-            let rule = format!("between 1 and {MOST}");
-            return Err(extent("logits", "elements in a row", vocabulary, rule));
-        }
-        let row = logits.strides[0];
-        if rows > 1 && !row.is_multiple_of(VECTOR as usize) {
-            return Err(Error::Stride {
-                tensor: "logits",
-                dimension: "rows",
-                got: row,
-                rule: format!("a multiple of {VECTOR}"),
-            });
-        }
+        check_logits(logits)?;
         check_extent("draws", "rows", draws.len, rows, "in logits")?;
         check_extent("ids", "rows", ids.len, rows, "in logits")?;
         draws.check_address("draws", VECTOR_BYTES)?;
@@ -82,7 +68,7 @@ impl Gpu {
             logits: logits.address,
             draws: draws.address,
             ids: ids.address,
-            row: row as u64,
+            row: logits.strides[0] as u64,
             vocabulary: vocabulary as u32,
             last_bit,
         };

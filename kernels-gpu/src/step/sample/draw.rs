@@ -93,7 +93,7 @@ unsafe fn write_best(table: Table, id_at: *mut u32) {
 /// # Safety
 /// All lanes come here.
 #[inline(always)]
-unsafe fn largest_of_lanes(x: u64) -> u64 {
+pub(super) unsafe fn largest_of_lanes(x: u64) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
         let high = warp::warp_reduce_max(warp::FULL_MASK, (x >> 32) as u32);

@@ -17,12 +17,14 @@ use crate::{
     math::exp2,
 };
 
+pub mod adjust;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod draw;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod histogram;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod limit;
+pub mod log_probs;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod logits;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
@@ -30,6 +32,8 @@ mod part;
 pub mod race;
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod team;
+
+pub use log_probs::{LOG_PROBS, MOST_TOP};
 
 /// The weight of the largest logit. The sum of eight weights fits 32 bits.
 pub const ONE: u32 = 1 << 28;
