@@ -35,7 +35,12 @@ impl Work {
         // Positions grow with the row, and the visible range with the position.
         let (_, mut least) = tile.sees(&p.pack, variant, first);
         if EXTRAS {
-            least = p.attention.seen_by_all(least);
+            let token = p.pack.div(first);
+            // Rows past the end count as the last token's.
+            let token = token.min(p.pack.div(tile.rows.max(1) - 1));
+            let (token, position) = (tile.token + token, tile.position + token as i32);
+            // SAFETY: one of the launch's tokens.
+            least = unsafe { p.attention.seen_by_tokens(least, token, position) };
         }
         let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
         let keys = s.shape.keys as i32;
@@ -88,14 +93,15 @@ macro_rules! logits_of_block {
                     hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
                 }
                 // Opaque, here and below: otherwise derived values occupy registers all the time.
-                if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
+                let masks = $p.attention.key_masks();
+                if EXTRAS && after && masks.any_here() {
                     // Rows past the end count as the last token's.
                     let last = $p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;
-                    hide_strangers_from(&mut $logits, begin, |h| {
+                    hide_masked(&mut $logits, begin, |h| {
                         let token = $p.pack.div(misc::opaque($rows[h])).min(last);
-                        let ancestors = $p.attention.ancestors_of(tile.token + token);
-                        (tile.position + token as i32, ancestors)
+                        let mask = masks.of(tile.token + token);
+                        (tile.position + token as i32, mask)
                     });
                 }
                 if before {
