@@ -79,7 +79,9 @@ impl Batch {
             );
         }
         parts.push(Part::new(part.q_indptr.clone(), own).with_keys_after(part.keys_after.clone()));
-        Self::composed(self.qo_indptr.clone(), parts).with_ancestors(self.ancestors.clone())
+        Self::composed(self.qo_indptr.clone(), parts)
+            .with_ancestors(self.ancestors.clone())
+            .with_masks(self.masks.clone())
     }
 }
 

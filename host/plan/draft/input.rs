@@ -111,7 +111,7 @@ impl<'a> BatchInput<'a> {
                 first_row_block: planned.row_blocks.start,
                 most_decode_tokens,
                 composed: batch.parts.len() > 1,
-                masked: !batch.ancestors.is_empty(),
+                masked: batch.has_masks(),
             }
         })
     }
@@ -146,7 +146,7 @@ pub struct PartInput<'a> {
     most_decode_tokens: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
-    /// Whether a mask (`Batch::ancestors`) hides some of the last keys from query tokens.
+    /// Whether bits (`Batch::ancestors` or `Batch::masks`) hide keys from query tokens.
     pub masked: bool,
 }
 

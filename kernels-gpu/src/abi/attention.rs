@@ -76,12 +76,12 @@ pub struct AttentionParams {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TokenMask {
-    /// Index of its first word, in u64 from the beginning of the array.
-    pub first: u32,
     /// Its words; 0: it hides nothing.
     pub words: u32,
     /// Bit `b` is the key `b - after` positions before the token's own.
     pub after: u32,
+    /// Index of its first word, in u64 from the beginning of the array.
+    pub first: u32,
     /// Zero.
     pub reserved: u32,
 }

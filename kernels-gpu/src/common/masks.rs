@@ -8,6 +8,9 @@
 //! have a [`TokenMask`](crate::abi::TokenMask) for each token.
 
 #[cfg(target_arch = "nvptx64")]
+use cuda_std::ptr::{load_nc_u32, load_nc_u32x2};
+
+#[cfg(target_arch = "nvptx64")]
 use crate::abi::AttentionParams;
 
 /// The number of keys that a word describes.
@@ -45,35 +48,38 @@ impl AttentionParams {
         }
     }
 
-    /// The last key that all rows of a gathered item are known to see. Without masks it would be `last`; `position` is the item's.
+    /// The last key that some rows are known to see, all of them. Without masks it would be `last`. `limit` is the position of their
+    /// gathered item, or the [limit of their tokens](Self::limit_of_tokens): what longer masks reach beyond one word is in it.
     #[inline(always)]
     #[must_use]
-    pub const fn seen_by_all(&self, last: i32, position: i32) -> i32 {
+    pub const fn seen_by_all(&self, last: i32, limit: i32) -> i32 {
         if self.key_masks().any() {
-            // What longer masks reach beyond one word is in the item's position.
-            let least = if position < last { position } else { last };
+            let least = if limit < last { limit } else { last };
             least.saturating_sub(REACH as i32)
         } else {
             last
         }
     }
 
-    /// The same for consecutive tokens, the first of which is `token` at `position`. They have masks of the same reach.
+    /// The limit of consecutive tokens of a request, of which `token` is one, at `position`.
     ///
     /// # Safety
     /// The token is one of the launch's.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn seen_by_tokens(&self, last: i32, token: u32, position: i32) -> i32 {
-        let masks = self.key_masks();
-        if masks.any() {
-            // SAFETY: the caller's promise.
-            let mask = unsafe { masks.of(token) };
-            let reach = (mask.words * REACH).wrapping_sub(mask.after);
-            let seen = position.wrapping_sub(reach as i32);
-            if mask.words > 0 && seen < last { seen } else { last }
+    pub unsafe fn limit_of_tokens(&self, token: u32, position: i32) -> i32 {
+        if self.masks == 0 {
+            return i32::MAX;
+        }
+        // SAFETY: as in `Masks::of`.
+        let [words, after] =
+            unsafe { load_nc_u32x2((self.masks + u64::from(token) * 16) as *const u32) };
+        // The bits of all tokens of a request begin at the same key.
+        if words > 0 {
+            let beyond = ((words - 1) * REACH).wrapping_sub(after);
+            position.wrapping_sub(beyond as i32)
         } else {
-            last
+            i32::MAX
         }
     }
 }
@@ -109,9 +115,9 @@ impl Masks {
                 after: 0,
             };
         }
+        let entry = (self.masks + token * 16) as *const u32;
         // SAFETY: the array begins with an entry for each token; nobody writes it while a kernel runs.
-        let [first, words, after, _] =
-            unsafe { cuda_std::ptr::load_nc_u32x4((self.masks + token * 16) as *const u32) };
+        let ([words, after], first) = unsafe { (load_nc_u32x2(entry), load_nc_u32(entry.add(2))) };
         KeyMask {
             address: self.masks + u64::from(first) * 8,
             words,
@@ -140,22 +146,25 @@ impl KeyMask {
     #[must_use]
     pub unsafe fn bits(self, distance: i32) -> u64 {
         let bit = distance.wrapping_add_unsigned(self.after);
-        let (word, shift) = (bit >> 6, bit as u32 & 63);
+        let (half, shift) = (bit >> 5, bit as u32 & 31);
         // SAFETY: the caller's promise.
-        let (low, high) = unsafe { (self.word(word), self.word(word + 1)) };
-        // The high word is shifted by 1 and the rest, because a shift by 64 has no meaning.
-        low >> shift | high << 1 << (63 - shift)
+        let halves = unsafe { [self.half(half), self.half(half + 1), self.half(half + 2)] };
+        // The high half is shifted by 1 and the rest, because a shift by 32 has no meaning. It is one instruction.
+        let from = |low: u32, high: u32| high << 1 << (shift ^ 31) | low >> shift;
+        let [low, high] = [from(halves[0], halves[1]), from(halves[1], halves[2])];
+        u64::from(high) << 32 | u64::from(low)
     }
 
+    /// Half a word.
     #[inline(always)]
-    unsafe fn word(self, index: i32) -> u64 {
+    unsafe fn half(self, index: i32) -> u32 {
         let index = index as u32;
-        if index < self.words {
-            let at = (self.address + u64::from(index) * 8) as *const u64;
-            // SAFETY: one of the mask's words; nobody writes them while a kernel runs.
-            unsafe { cuda_std::ptr::load_nc_u64(at) }
+        if index < 2 * self.words {
+            let at = (self.address + u64::from(index) * 4) as *const u32;
+            // SAFETY: in one of the mask's words; nobody writes them while a kernel runs.
+            unsafe { load_nc_u32(at) }
         } else {
-            u64::MAX
+            u32::MAX
         }
     }
 }

@@ -68,11 +68,8 @@ impl Seen {
     fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
         // Positions grow with the row, and the visible range with the position.
         let low = tile.sees(&p.pack, variant, first_row);
-        // Rows past the end count as the last token's.
-        let token = p.pack.div(first_row.min(tile.rows.max(1) - 1));
-        let (token, position) = (tile.token + token, tile.position + token as i32);
         // SAFETY: one of the launch's tokens.
-        let least = unsafe { p.attention.seen_by_tokens(low.1, token, position) };
+        let limit = unsafe { p.attention.limit_of_tokens(tile.token, tile.position) };
         let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
         Self {
             any: (
@@ -83,7 +80,7 @@ impl Seen {
                     i32::MIN
                 },
             ),
-            every: (high.0, least),
+            every: (high.0, p.attention.seen_by_all(low.1, limit)),
         }
     }
 
@@ -241,12 +238,14 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
             // Rows past the end count as the last token's.
             let last = p.pack.div(tile.rows - 1);
             let begin = misc::opaque(begin as u32) as i32;
-            hide_masked(&mut logits[half], begin, |h| {
+            let row = |h: usize| {
                 let token = p.pack.div(misc::opaque(of[h])).min(last);
                 // SAFETY: a token of the launch.
                 let mask = unsafe { masks.of(tile.token + token) };
                 (tile.position + token as i32, mask)
-            });
+            };
+            // SAFETY: whole warps.
+            unsafe { hide_masked(&mut logits[half], begin, row) };
         }
         half += 1;
     }

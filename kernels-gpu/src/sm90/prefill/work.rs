@@ -1,6 +1,6 @@
 //! A consumer warpgroup's view of its tile, and the transforms and masks of its logits.
 
-use cuda_std::misc;
+use cuda_std::{misc, shared};
 
 use super::{super::uniform, shared::Shared};
 use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
@@ -35,12 +35,9 @@ impl Work {
         // Positions grow with the row, and the visible range with the position.
         let (_, mut least) = tile.sees(&p.pack, variant, first);
         if EXTRAS {
-            let token = p.pack.div(first);
-            // Rows past the end count as the last token's.
-            let token = token.min(p.pack.div(tile.rows.max(1) - 1));
-            let (token, position) = (tile.token + token, tile.position + token as i32);
-            // SAFETY: one of the launch's tokens.
-            least = unsafe { p.attention.seen_by_tokens(least, token, position) };
+            // SAFETY: the tile's barrier completed.
+            let limit = unsafe { shared::load_u32(s.limit(stage)) } as i32;
+            least = p.attention.seen_by_all(least, limit);
         }
         let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
         let keys = s.shape.keys as i32;
@@ -93,8 +90,8 @@ macro_rules! logits_of_block {
                     hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
                 }
                 // Opaque, here and below: otherwise derived values occupy registers all the time.
-                let masks = $p.attention.key_masks();
-                if EXTRAS && after && masks.any_here() {
+                if EXTRAS && after && $p.attention.key_masks().any_here() {
+                    let masks = $p.attention.key_masks();
                     // Rows past the end count as the last token's.
                     let last = $p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;

@@ -86,7 +86,7 @@ unsafe fn multiply<T: Half, const PIECE: u32>(
 /// Sets the logits of keys that rows do not see to −∞, in the block that begins at `begin`.
 ///
 /// # Safety
-/// `unit` is the unit in the slot, and its rows are written.
+/// Whole warps; `unit` is the unit in the slot, and its rows are written.
 #[inline(always)]
 unsafe fn hide<V: Variant>(
     p: &DecodeParams,
@@ -115,11 +115,13 @@ unsafe fn hide<V: Variant>(
     hide_before(logits, begin, [upper[0], lower[0]]);
     let masks = p.attention.key_masks();
     if masks.any() {
-        hide_masked(logits, begin, |h| {
+        let row = |h: usize| {
             let row = of(misc::opaque(row + 8 * h as u32));
             // SAFETY: the token is one of the launch's.
             (row.position, unsafe { masks.of(row.token) })
-        });
+        };
+        // SAFETY: whole warps.
+        unsafe { hide_masked(logits, begin, row) };
     }
 }
 
