@@ -27,7 +27,7 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
         ..
     } = plan;
     ancestors.clone_from(&batch.ancestors);
-    masks.clone_from(&batch.masks);
+    masks.copy(&batch.masks);
     parts.clear();
     page_ids.clear();
     row_blocks.clear();

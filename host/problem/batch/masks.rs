@@ -173,6 +173,12 @@ impl Masks {
         self.words.len()
     }
 
+    /// Becomes the same as another, and allocates nothing if it was as large before.
+    pub(crate) fn copy(&mut self, other: &Self) {
+        self.tokens.clone_from(&other.tokens);
+        self.words.clone_from(&other.words);
+    }
+
     /// The words of a query token and its `after` ([`kernels_gpu::masks`]); no words if nothing is hidden.
     pub(crate) fn of_token(&self, token: u32) -> (&[u64], u32) {
         let mask = self.tokens.get(token as usize);

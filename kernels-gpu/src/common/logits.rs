@@ -40,12 +40,13 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
     }
 }
 
-/// Sets keys that the rows' masks hide to −∞; `begin` is the block's first key, `row` gives a row's position and mask.
+/// Sets keys that the rows' masks hide to −∞; `begin` is the block's first key, `row` gives a row's position and mask. `SKIPS`: whether
+/// columns that all rows of the warp see are skipped. Some kernels then have too few registers.
 ///
 /// # Safety
 /// Whole warps, and the masks are those of the launch.
 #[inline(always)]
-pub unsafe fn hide_masked<const S: usize>(
+pub unsafe fn hide_masked<const SKIPS: bool, const S: usize>(
     s: &mut [f32; S],
     begin: i32,
     row: impl Fn(usize) -> (i32, KeyMask),
@@ -60,9 +61,8 @@ pub unsafe fn hide_masked<const S: usize>(
         while first < S / 2 {
             // SAFETY: a row's mask.
             let bits = unsafe { mask.bits(position - last - 4 * first as i32) };
-            // Rows often see all of these; and the words of one row are then not loaded while those of another take registers.
             // SAFETY: whole warps.
-            let any = unsafe { warp::warp_vote_any(warp::FULL_MASK, bits != u64::MAX) };
+            let any = !SKIPS || unsafe { warp::warp_vote_any(warp::FULL_MASK, bits != u64::MAX) };
             let mut i = 0;
             while any && i < AT_ONCE && first + i < S / 2 {
                 let before_last = 57 - (8 * (i / 2) + i % 2);

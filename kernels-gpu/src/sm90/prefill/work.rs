@@ -95,7 +95,7 @@ macro_rules! logits_of_block {
                     // Rows past the end count as the last token's.
                     let last = $p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;
-                    hide_masked(&mut $logits, begin, |h| {
+                    hide_masked::<true, _>(&mut $logits, begin, |h| {
                         let token = $p.pack.div(misc::opaque($rows[h])).min(last);
                         let mask = masks.of(tile.token + token);
                         (tile.position + token as i32, mask)

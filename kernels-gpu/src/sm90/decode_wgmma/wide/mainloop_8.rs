@@ -138,7 +138,7 @@ pub(super) unsafe fn consume<
                     if masks.any() {
                         // Positional blocks have keys of one run: they are consecutive.
                         let begin = Visible::load(mask, 0).key as i32;
-                        hide_masked(&mut logits, begin, |h| {
+                        hide_masked::<false, S>(&mut logits, begin, |h| {
                             let row = query(p, variant, s, slots.stage, misc::opaque(rows[h]));
                             (row.position, masks.of(row.token))
                         });
