@@ -40,16 +40,17 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
     }
 }
 
-/// Sets keys that the rows' masks hide to −∞; `begin` is the block's first key, `row` gives a row's position and mask. `SKIPS`: whether
+/// Sets keys that the rows' masks hide to −∞; `begin` is the block's first key, `row` gives a row's position and mask. `skips`: whether
 /// columns that all rows of the warp see are skipped. Some kernels then have too few registers.
 ///
 /// # Safety
 /// Whole warps, and the masks are those of the launch.
 #[inline(always)]
-pub unsafe fn hide_masked<const SKIPS: bool, const S: usize>(
+pub unsafe fn hide_masked<const S: usize>(
     s: &mut [f32; S],
     begin: i32,
     row: impl Fn(usize) -> (i32, KeyMask),
+    skips: bool,
 ) {
     // The elements of a row for which 64 bits suffice: two of each eight columns, 57 columns apart at most.
     const AT_ONCE: usize = 16;
@@ -62,7 +63,7 @@ pub unsafe fn hide_masked<const SKIPS: bool, const S: usize>(
             // SAFETY: a row's mask.
             let bits = unsafe { mask.bits(position - last - 4 * first as i32) };
             // SAFETY: whole warps.
-            let any = !SKIPS || unsafe { warp::warp_vote_any(warp::FULL_MASK, bits != u64::MAX) };
+            let any = !skips || unsafe { warp::warp_vote_any(warp::FULL_MASK, bits != u64::MAX) };
             let mut i = 0;
             while any && i < AT_ONCE && first + i < S / 2 {
                 let before_last = 57 - (8 * (i / 2) + i % 2);

@@ -8,7 +8,7 @@
 //! have a [`TokenMask`](crate::abi::TokenMask) for each token.
 
 #[cfg(target_arch = "nvptx64")]
-use cuda_std::ptr::{load_nc_u32, load_nc_u32x2};
+use cuda_std::ptr::{load_nc_u32, load_nc_u32x2, load_nc_u64};
 
 #[cfg(target_arch = "nvptx64")]
 use crate::abi::AttentionParams;
@@ -146,25 +146,22 @@ impl KeyMask {
     #[must_use]
     pub unsafe fn bits(self, distance: i32) -> u64 {
         let bit = distance.wrapping_add_unsigned(self.after);
-        let (half, shift) = (bit >> 5, bit as u32 & 31);
+        let (word, shift) = (bit >> 6, bit as u32 & 63);
         // SAFETY: the caller's promise.
-        let halves = unsafe { [self.half(half), self.half(half + 1), self.half(half + 2)] };
-        // The high half is shifted by 1 and the rest, because a shift by 32 has no meaning. It is one instruction.
-        let from = |low: u32, high: u32| high << 1 << (shift ^ 31) | low >> shift;
-        let [low, high] = [from(halves[0], halves[1]), from(halves[1], halves[2])];
-        u64::from(high) << 32 | u64::from(low)
+        let (low, high) = unsafe { (self.word(word), self.word(word + 1)) };
+        // The high word is shifted by 1 and the rest, because a shift by 64 has no meaning.
+        high << 1 << (shift ^ 63) | low >> shift
     }
 
-    /// Half a word.
     #[inline(always)]
-    unsafe fn half(self, index: i32) -> u32 {
+    unsafe fn word(self, index: i32) -> u64 {
         let index = index as u32;
-        if index < 2 * self.words {
-            let at = (self.address + u64::from(index) * 4) as *const u32;
-            // SAFETY: in one of the mask's words; nobody writes them while a kernel runs.
-            unsafe { load_nc_u32(at) }
+        if index < self.words {
+            let at = (self.address + u64::from(index) * 8) as *const u64;
+            // SAFETY: one of the mask's words; nobody writes them while a kernel runs.
+            unsafe { load_nc_u64(at) }
         } else {
-            u32::MAX
+            u64::MAX
         }
     }
 }

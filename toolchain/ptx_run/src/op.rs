@@ -106,6 +106,7 @@ pub enum Word3 {
     Bfe,
     BfeSigned,
     PermuteBytes,
+    FunnelRight,
 }
 
 /// Arithmetic on two longs; shifts take a word as the second.

@@ -245,7 +245,7 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
                 (tile.position + token as i32, mask)
             };
             // SAFETY: whole warps.
-            unsafe { hide_masked::<true, S>(&mut logits[half], begin, row) };
+            unsafe { hide_masked(&mut logits[half], begin, row, true) };
         }
         half += 1;
     }

@@ -95,11 +95,12 @@ macro_rules! logits_of_block {
                     // Rows past the end count as the last token's.
                     let last = $p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;
-                    hide_masked::<true, _>(&mut $logits, begin, |h| {
+                    let row = |h: usize| {
                         let token = $p.pack.div(misc::opaque($rows[h])).min(last);
                         let mask = masks.of(tile.token + token);
                         (tile.position + token as i32, mask)
-                    });
+                    };
+                    hide_masked(&mut $logits, begin, row, !V::TRANSFORMS_LOGITS);
                 }
                 if before {
                     hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);

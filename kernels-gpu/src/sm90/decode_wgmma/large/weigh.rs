@@ -121,7 +121,7 @@ unsafe fn hide<V: Variant>(
             (row.position, unsafe { masks.of(row.token) })
         };
         // SAFETY: whole warps.
-        unsafe { hide_masked::<true, S>(logits, begin, row) };
+        unsafe { hide_masked(logits, begin, row, true) };
     }
 }
 

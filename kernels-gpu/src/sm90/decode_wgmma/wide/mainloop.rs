@@ -202,10 +202,11 @@ pub(super) unsafe fn consume<
                     if masks.any() {
                         // Positional blocks have keys of one run: they are consecutive.
                         let begin = Visible::load(mask, 0).key as i32;
-                        hide_masked::<false, S>(&mut logits, begin, |h| {
+                        let row = |h: usize| {
                             let row = query(p, variant, s, slots.stage, misc::opaque(rows[h]));
                             (row.position, masks.of(row.token))
-                        });
+                        };
+                        hide_masked(&mut logits, begin, row, false);
                     }
                 } else {
                     finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
