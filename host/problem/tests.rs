@@ -520,9 +520,18 @@ fn masks_mean_the_same_however_they_are_pushed() {
     };
     let by_pairs = pushed(&|masks| masks.push(3, 6, sees));
     assert_eq!((by_pairs.tokens(), by_pairs.words()), (3, 3));
-    assert_eq!(pushed(&|masks| masks.push_flags(3, &flags).unwrap()), by_pairs);
-    assert_eq!(pushed(&|masks| masks.push_packed(3, 6, &bytes).unwrap()), by_pairs);
-    assert_eq!(pushed(&|masks| masks.push_words(3, &words).unwrap()), by_pairs);
+    assert_eq!(
+        pushed(&|masks| masks.push_flags(3, &flags).unwrap()),
+        by_pairs
+    );
+    assert_eq!(
+        pushed(&|masks| masks.push_packed(3, 6, &bytes).unwrap()),
+        by_pairs
+    );
+    assert_eq!(
+        pushed(&|masks| masks.push_words(3, &words).unwrap()),
+        by_pairs
+    );
 }
 
 #[test]
@@ -537,7 +546,9 @@ fn tokens_that_see_the_same_keys_share_their_words() {
 /// Trees of up to 64 tokens have the same masks as ancestors.
 #[test]
 fn trees_may_be_masks() {
-    let parents: Vec<_> = (0..64_u32).map(|token| (token % 3 > 0).then(|| token / 2)).collect();
+    let parents: Vec<_> = (0..64_u32)
+        .map(|token| (token % 3 > 0).then(|| token / 2))
+        .collect();
     let mut masks = Masks::default();
     masks.push_tree(&parents);
     for (token, word) in (0..).zip(Batch::ancestors_of(&parents)) {
@@ -565,10 +576,17 @@ fn masks_that_are_not_those_of_the_batch_are_refused() {
         batch.clone().with_masks(masks).check(&spec)
     };
     let any = |query: u32, key: u32| query != key;
-    assert_eq!(check(&|masks| (masks.push(3, 9, any), masks.push_open(2)).1), Ok(()));
+    assert_eq!(
+        check(&|masks| (masks.push(3, 9, any), masks.push_open(2)).1),
+        Ok(())
+    );
     assert_eq!(
         check(&|masks| masks.push(3, 9, any)),
-        Err(ProblemError::Masks { what: "query tokens", got: 3, expected: 5 })
+        Err(ProblemError::Masks {
+            what: "query tokens",
+            got: 3,
+            expected: 5
+        })
     );
     // The numbers of query tokens of the two requests are exchanged.
     assert_eq!(
@@ -576,7 +594,13 @@ fn masks_that_are_not_those_of_the_batch_are_refused() {
         Err(ProblemError::MaskOfToken { token: 2 })
     );
     let mut masks = Masks::default();
-    let wrong = |what, got, expected| Err(ProblemError::Masks { what, got, expected });
+    let wrong = |what, got, expected| {
+        Err(ProblemError::Masks {
+            what,
+            got,
+            expected,
+        })
+    };
     assert_eq!(masks.push_flags(3, &[true; 10]), wrong("flags", 10, 9));
     assert_eq!(masks.push_words(0, &[1]), wrong("words", 1, 0));
     assert_eq!(masks.push_packed(3, 9, &[0; 3]), wrong("bytes", 3, 4));

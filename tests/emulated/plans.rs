@@ -151,7 +151,13 @@ fn masks_that_reach_back_some_words_are_the_reference() {
         spec.variant.causal = causal;
         spec.variant.soft_cap = (seed == 3).then_some(10.0);
         spec.variant.window_left = (seed == 4).then_some(190);
-        let requests = [(320, 0, 1), (450, 0, 3), (300, 0, 210), (90, 2, 1), (330, 0, 40)];
+        let requests = [
+            (320, 0, 1),
+            (450, 0, 3),
+            (300, 0, 210),
+            (90, 2, 1),
+            (330, 0, 40),
+        ];
         let batch = prefixed(&requests, 16, false, seed);
         let mut masks = Masks::default();
         let mut noise = Rng(seed);

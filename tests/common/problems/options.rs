@@ -342,7 +342,9 @@ fn odd_keys(batch: &Batch) -> Masks {
     let mut masks = Masks::default();
     for request in 0..batch.requests() {
         let keys = batch.kv_len(request) as u32;
-        masks.push(batch.q_len(request), keys, |query, key| (query + key) % 2 == 0);
+        masks.push(batch.q_len(request), keys, |query, key| {
+            (query + key) % 2 == 0
+        });
     }
     masks
 }

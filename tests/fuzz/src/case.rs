@@ -186,7 +186,9 @@ impl Case {
                 let each = row.keys.div_ceil(64);
                 let words = (0..row.queries * each).map(|_| rng.bits() | rng.bits());
                 let words: Vec<_> = words.collect();
-                masks.push_words(row.queries, &words).expect("as many for each");
+                masks
+                    .push_words(row.queries, &words)
+                    .expect("as many for each");
             }
             batch = batch.with_masks(masks);
         }

@@ -106,7 +106,6 @@ pub enum Word3 {
     Bfe,
     BfeSigned,
     PermuteBytes,
-    FunnelRight,
 }
 
 /// Arithmetic on two longs; shifts take a word as the second.

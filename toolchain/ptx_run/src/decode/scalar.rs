@@ -162,7 +162,6 @@ impl Decoder<'_> {
             ["bfe", "u32"] => self.word3(Word3::Bfe, operands),
             ["bfe", "s32"] => self.word3(Word3::BfeSigned, operands),
             ["prmt", "b32"] => self.word3(Word3::PermuteBytes, operands),
-            ["shf", "r", "wrap", "b32"] => self.word3(Word3::FunnelRight, operands),
             ["mad", "lo", "s64" | "u64"] => (|| {
                 let [d, a, b, c] = exactly(operands)?;
                 Ok(Op::MadLong {

@@ -249,10 +249,6 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
             }
         }),
         Word3::PermuteBytes => std::array::from_fn(|lane| permuted(a[lane], b[lane], c[lane])),
-        Word3::FunnelRight => std::array::from_fn(|lane| {
-            let both = u64::from(b[lane]) << 32 | u64::from(a[lane]);
-            (both >> (c[lane] & 31)) as u32
-        }),
     }
 }
 

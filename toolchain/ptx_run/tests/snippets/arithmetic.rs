@@ -267,20 +267,6 @@ fn bytes_are_permuted_by_digits() {
 }
 
 #[test]
-fn funnels_shift_the_second_operand_into_the_first() {
-    let shifted = |by: u32| {
-        lanes(&format!(
-            "mov.b32 %r3, 0x89ABCDEF; mov.b32 %r4, 0x01234567; mov.b32 %r5, {by}; shf.r.wrap.b32 %r10, %r3, %r4, %r5;"
-        ))[0] as u32
-    };
-    assert_eq!(shifted(0), 0x89AB_CDEF);
-    assert_eq!(shifted(8), 0x6789_ABCD);
-    assert_eq!(shifted(31), 0x0246_8ACF);
-    // Only five bits of the distance count.
-    assert_eq!(shifted(36), 0x789A_BCDE);
-}
-
-#[test]
 fn pairs_of_halves_have_the_first_operand_above() {
     assert_eq!(
         lanes("cvt.rn.bf16x2.f32 %r10, 0f40000000, 0f3F800000;"),
