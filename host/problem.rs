@@ -29,7 +29,7 @@ mod spec;
 mod variant;
 
 pub(crate) use advice::Quantity;
-pub use batch::{Batch, PageTable, Part};
+pub use batch::{Batch, Masks, PageTable, Part};
 pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;

@@ -13,7 +13,7 @@ impl Batch {
     /// first part has the pages that most requests share, the last part the remaining pages of each request.
     ///
     /// The new keys of a request stay in its own row block, so a causal mask hides the same keys as before. Windows, rotary
-    /// embedding, biases by distance and masks of the last keys need distances, which a row block of several requests does not
+    /// embedding, biases by distance and masks as bits need distances, which a row block of several requests does not
     /// have; [`check`](Self::check) refuses them.
     ///
     /// ```
@@ -79,7 +79,9 @@ impl Batch {
             );
         }
         parts.push(Part::new(part.q_indptr.clone(), own).with_keys_after(part.keys_after.clone()));
-        Self::composed(self.qo_indptr.clone(), parts).with_ancestors(self.ancestors.clone())
+        Self::composed(self.qo_indptr.clone(), parts)
+            .with_ancestors(self.ancestors.clone())
+            .with_masks(self.masks.clone())
     }
 }
 

@@ -3,7 +3,7 @@
 //! A page of such a table is a *token slot*: token `t` of page `p` in a pool of `page_size`-token pages is
 //! slot `p · page_size + t` (see [`KvView::by_token`](super::KvView::by_token)).
 
-use kernels_gpu::tree::REACH;
+use kernels_gpu::masks::REACH;
 
 use crate::problem::{Batch, PageTable, Part, Spec};
 
@@ -66,12 +66,12 @@ impl Batch {
     /// ```
     ///
     /// # Panics
-    /// If there are more than 64 tokens, or a parent does not come before its child.
+    /// If there are more than 64 tokens ([`Masks::push_tree`](crate::problem::Masks::push_tree) takes any number), or a parent does not come before its child.
     #[must_use]
     pub fn ancestors_of(parents: &[Option<u32>]) -> Vec<u64> {
         assert!(
             parents.len() <= REACH as usize,
-            "{} drafted tokens: a mask reaches back {REACH} keys",
+            "{} drafted tokens: a word reaches back {REACH} keys (Masks::push_tree takes any number)",
             parents.len()
         );
         let mut paths: Vec<u64> = Vec::with_capacity(parents.len());

@@ -88,8 +88,8 @@ impl Planner {
         if let Some(model) = kept {
             check_heads(model, batch, options)?;
         }
-        if !batch.ancestors.is_empty() {
-            device.supports_trees(spec)?;
+        if batch.has_masks() {
+            device.supports_masks(spec)?;
         }
         check_split(options.split, batch)?;
         plan.spec = *spec;

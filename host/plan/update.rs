@@ -164,6 +164,9 @@ impl Plan {
     fn growth(&self, batch: &Batch) -> Option<Growth> {
         if !self.growable
             || self.ancestors != batch.ancestors
+            // The bits of a longer request are others.
+            || !self.masks.is_empty()
+            || !batch.masks.is_empty()
             || self.parts.len() != batch.parts.len()
             || self.total_q != batch.total_q()
         {

@@ -17,7 +17,7 @@ use super::{
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
-use crate::problem::{Padding, PageTable, Spec};
+use crate::problem::{Masks, Padding, PageTable, Spec};
 
 impl Bound {
     /// The bound of all plans within the limits that are made with these options and this bound.
@@ -35,8 +35,8 @@ impl Bound {
         device.check()?;
         device.supports_with(spec, options.decode_tile)?;
         PageTable::try_new(limits.page_size, 0)?;
-        if limits.trees {
-            device.supports_trees(spec)?;
+        if limits.trees || limits.mask_words > 0 {
+            device.supports_masks(spec)?;
         }
         let tiles = TileTable::of_options(device, spec, options)?;
         let wide = |number: u32| u64::from(number);
@@ -82,6 +82,14 @@ impl Bound {
             ancestors: match limits.trees {
                 true => limits.query_tokens,
                 false => 0,
+            },
+            mask_words: match limits.mask_words {
+                0 => 0,
+                // Two describe a token. A graph with room for masks reads ancestors as masks.
+                words => {
+                    let of_tokens = (2 + u64::from(limits.trees)) * tokens;
+                    fit("words of masks", wide(words) + of_tokens)?
+                }
             },
             padded_tokens: match spec.moves_queries() {
                 true => limits.query_tokens,
@@ -133,6 +141,8 @@ pub struct WorkspaceLayout {
     pub page_ids: Range<u64>,
     /// `[query tokens]` u64: [`Plan::ancestors`].
     pub ancestors: Range<u64>,
+    /// `[mask_words]` u64: [`Plan::masks`], a [`TokenMask`](kernels_gpu::abi::TokenMask) for each query token and the words after these.
+    pub masks: Range<u64>,
     /// `[converted_pages]` [`ConvertedPage`]: what prefills convert.
     pub conversions: Range<u64>,
     /// `[converted_pages]` u32: the tables of these pages.
@@ -209,6 +219,7 @@ impl WorkspaceLayout {
             merges,
             slots,
             ancestors,
+            mask_words,
             padded_tokens,
             converted_pages,
         } = *bound;
@@ -225,6 +236,7 @@ impl WorkspaceLayout {
         let merge_slots = section(slots.into(), size_of::<u32>());
         let page_ids = section(page_ids.into(), size_of::<u32>());
         let ancestors = section(ancestors.into(), size_of::<u64>());
+        let masks = section(mask_words.into(), size_of::<u64>());
         let conversions = section(converted_pages.into(), size_of::<ConvertedPage>());
         let converted_ids = section(converted_pages.into(), size_of::<u32>());
         let upload_bytes = converted_ids.end;
@@ -258,6 +270,7 @@ impl WorkspaceLayout {
             merge_slots,
             page_ids,
             ancestors,
+            masks,
             partial_out,
             partial_lse,
             arrivals,
@@ -314,7 +327,31 @@ impl WorkspaceLayout {
             upload,
         )?;
         put("page ids", &plan.page_ids, &self.page_ids, upload)?;
-        put("ancestors", &plan.ancestors, &self.ancestors, upload)
+        put("ancestors", &plan.ancestors, &self.ancestors, upload)?;
+        if plan.masks.is_empty() {
+            return Ok(());
+        }
+        self.write_masks(&plan.masks, upload)
+    }
+
+    /// Writes masks to their place in an upload.
+    ///
+    /// # Errors
+    /// [`PlanError::Bound`] if they are longer than their place.
+    pub(crate) fn write_masks(&self, masks: &Masks, upload: &mut [u8]) -> Result<(), PlanError> {
+        let place = &mut upload[self.masks.start as usize..self.masks.end as usize];
+        let (needed, bound) = (masks.array_len(), place.len() / size_of::<u64>());
+        match place.get_mut(..needed * size_of::<u64>()) {
+            Some(place) => {
+                masks.write(place);
+                Ok(())
+            }
+            None => Err(PlanError::Bound {
+                what: "words of masks",
+                needed: needed as u64,
+                bound: bound as u64,
+            }),
+        }
     }
 }
 

@@ -65,6 +65,33 @@ pub enum ProblemError {
          masks count keys back from the query, or remove the ancestors"
     )]
     AncestorsNotCausal,
+    /// Ancestors together with masks.
+    #[error(
+        "the batch has both ancestors and masks: give one of them; a mask of one word for each token (Masks::push_words), or a \
+         tree of any size (Masks::push_tree), replaces ancestors"
+    )]
+    MasksAndAncestors,
+    /// Masks that do not fit their request or the batch.
+    #[error(
+        "masks have {got} {what}, where {expected} are expected: push the mask of each request, in the order of qo_indptr"
+    )]
+    Masks {
+        /// What was counted.
+        what: &'static str,
+        /// How many there are.
+        got: usize,
+        /// How many there must be.
+        expected: usize,
+    },
+    /// A mask that does not continue that of the token before, or whose words are not there.
+    #[error(
+        "the mask of query token {token} is not that of the next token of its request: push masks request by request, with the \
+         numbers of query tokens that qo_indptr gives"
+    )]
+    MaskOfToken {
+        /// The query token.
+        token: u32,
+    },
     /// A softmax scale that is not a positive number.
     #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
     Scale {
@@ -353,7 +380,7 @@ pub enum ProblemError {
     /// distances.
     #[error(
         "row block {row_block} of part {part} covers several requests, so masks and distances are undefined: let \
-         its {q_len} queries see all its keys (no window or ancestors; under a causal mask keys_after of at least \
+         its {q_len} queries see all its keys (no window, ancestors or masks; under a causal mask keys_after of at least \
          {q_len}, here {keys_after}) and use no distances (no rotary embedding, no hooks but sigmoid weights), or \
          give each request its own row block with the same page ids"
     )]

@@ -490,3 +490,122 @@ fn ancestors_are_a_word_for_each_query_of_a_causal_batch() {
         Err(ProblemError::AncestorsNotCausal)
     );
 }
+
+/// What each token of a request sees of six keys, of which the last ones are the tokens' own.
+fn seen(masks: &Masks, tokens: u32) -> Vec<Vec<u32>> {
+    let of = |token: u32| {
+        let position = 6 - (tokens - token) as i32;
+        let keys = (0..6).filter(|&key| masks.sees(token, position, key as i32));
+        keys.collect()
+    };
+    (0..tokens).map(of).collect()
+}
+
+#[test]
+fn masks_mean_the_same_however_they_are_pushed() {
+    let rows: [&[u32]; 3] = [&[0, 2, 5], &[], &[1, 3, 4]];
+    let sees = |query: u32, key: u32| rows[query as usize].contains(&key);
+    let flags: Vec<bool> = (0..18).map(|pair| sees(pair / 6, pair % 6)).collect();
+    let mut bytes = [0_u8; 3];
+    for (pair, &flag) in flags.iter().enumerate() {
+        bytes[pair / 8] |= u8::from(flag) << (pair % 8);
+    }
+    // Bit 0 is the last key.
+    let words = rows.map(|row| row.iter().map(|key| 1 << (5 - key)).sum::<u64>());
+    let pushed = |push: &dyn Fn(&mut Masks)| {
+        let mut masks = Masks::default();
+        push(&mut masks);
+        assert_eq!(seen(&masks, 3), rows.map(<[u32]>::to_vec));
+        masks
+    };
+    let by_pairs = pushed(&|masks| masks.push(3, 6, sees));
+    assert_eq!((by_pairs.tokens(), by_pairs.words()), (3, 3));
+    assert_eq!(
+        pushed(&|masks| masks.push_flags(3, &flags).unwrap()),
+        by_pairs
+    );
+    assert_eq!(
+        pushed(&|masks| masks.push_packed(3, 6, &bytes).unwrap()),
+        by_pairs
+    );
+    assert_eq!(
+        pushed(&|masks| masks.push_words(3, &words).unwrap()),
+        by_pairs
+    );
+}
+
+#[test]
+fn tokens_that_see_the_same_keys_share_their_words() {
+    let mut masks = Masks::default();
+    masks.push(64, 130, |query, key| key < 66 || (query < 32) == (key < 98));
+    assert_eq!((masks.tokens(), masks.words()), (64, 2 * 3));
+    masks.push_open(9);
+    assert_eq!((masks.tokens(), masks.words()), (73, 2 * 3));
+}
+
+/// Trees of up to 64 tokens have the same masks as ancestors.
+#[test]
+fn trees_may_be_masks() {
+    let parents: Vec<_> = (0..64_u32)
+        .map(|token| (token % 3 > 0).then(|| token / 2))
+        .collect();
+    let mut masks = Masks::default();
+    masks.push_tree(&parents);
+    for (token, word) in (0..).zip(Batch::ancestors_of(&parents)) {
+        let position = 100 + token as i32;
+        for key in 0..=position {
+            let distance = (position - key) as u32;
+            let is_seen = word.checked_shr(distance).is_none_or(|word| word & 1 != 0);
+            assert_eq!(masks.sees(token, position, key), is_seen, "{token}: {key}");
+        }
+    }
+    masks.push_tree(&vec![None; 200]);
+    assert_eq!(masks.words(), 64 + 200 * 4);
+}
+
+#[test]
+fn masks_that_are_not_those_of_the_batch_are_refused() {
+    let spec = Spec::new(4, 2, 64);
+    let mut table = PageTable::new(16, 4);
+    table.push(&[2], 9);
+    table.push(&[0], 5);
+    let batch = Batch::new(vec![0, 3, 5], table);
+    let check = |push: &dyn Fn(&mut Masks)| {
+        let mut masks = Masks::default();
+        push(&mut masks);
+        batch.clone().with_masks(masks).check(&spec)
+    };
+    let any = |query: u32, key: u32| query != key;
+    assert_eq!(
+        check(&|masks| (masks.push(3, 9, any), masks.push_open(2)).1),
+        Ok(())
+    );
+    assert_eq!(
+        check(&|masks| masks.push(3, 9, any)),
+        Err(ProblemError::Masks {
+            what: "query tokens",
+            got: 3,
+            expected: 5
+        })
+    );
+    // The numbers of query tokens of the two requests are exchanged.
+    assert_eq!(
+        check(&|masks| (masks.push(2, 9, any), masks.push(3, 5, any)).1),
+        Err(ProblemError::MaskOfToken { token: 2 })
+    );
+    let mut masks = Masks::default();
+    let wrong = |what, got, expected| {
+        Err(ProblemError::Masks {
+            what,
+            got,
+            expected,
+        })
+    };
+    assert_eq!(masks.push_flags(3, &[true; 10]), wrong("flags", 10, 9));
+    assert_eq!(masks.push_words(0, &[1]), wrong("words", 1, 0));
+    assert_eq!(masks.push_packed(3, 9, &[0; 3]), wrong("bytes", 3, 4));
+    assert!(masks.is_empty());
+    masks.push_open(5);
+    let both = batch.with_ancestors(vec![1; 5]).with_masks(masks);
+    assert_eq!(both.check(&spec), Err(ProblemError::MasksAndAncestors));
+}

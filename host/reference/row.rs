@@ -1,7 +1,7 @@
 //! One query token of one head: which keys it sees, and the softmax over them.
 
 use kernels_gpu::{
-    tree::descends,
+    masks::sees,
     variant::{Hook, Key, Pair, Query, Variant},
 };
 
@@ -36,16 +36,7 @@ impl<V: Variant> Row<'_, V> {
             .iter()
             .zip(kv)
             .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, *view)))
-            .flat_map(|(part, row_block, view)| {
-                let ancestors = batch.ancestors.get(self.token as usize);
-                self.visible(
-                    part,
-                    row_block,
-                    ancestors.copied().unwrap_or(u64::MAX),
-                    q,
-                    view,
-                )
-            })
+            .flat_map(|(part, row_block, view)| self.visible(batch, part, row_block, q, view))
             .collect();
         let max = seen
             .iter()
@@ -103,9 +94,9 @@ impl<V: Variant> Row<'_, V> {
     /// The keys of a row block that the query sees.
     fn visible<'a>(
         &self,
+        batch: &Batch,
         part: &Part,
         row_block: usize,
-        ancestors: u64,
         q: &[f64],
         kv: &'a dyn Pool,
     ) -> Vec<Seen<'a>> {
@@ -133,9 +124,12 @@ impl<V: Variant> Row<'_, V> {
         let (first, last) = variant.visible_keys(position);
         let pages = part.table.pages(row_block);
         let page_size = part.table.page_size;
+        let ancestors = batch.ancestors.get(token as usize).copied().into_iter();
+        let ancestors: Vec<u64> = ancestors.collect();
         let seen = (0..part.kv_len(row_block)).filter(|&key| {
             (first..=last).contains(&(key as i32))
-                && descends(ancestors, position, key as i32)
+                && sees(&ancestors, 0, position, key as i32)
+                && batch.masks.sees(token, position, key as i32)
                 && variant.visible(Pair::new(variant, asks, key)).plain()
         });
         seen.map(|key| {

@@ -73,10 +73,10 @@ pub enum ShardError {
         /// Runs of neighbouring keys.
         runs: usize,
     },
-    /// Queries of one request on several ranks, with a window, a variant or a rotary embedding and no causal mask.
+    /// Queries of one request on several ranks, with a window, a variant, a rotary embedding or masks as bits and no causal mask.
     #[error(
         "row block {row_block} of part {part} would be cut before its last query, whose position a window, a \
-         variant or a rotary embedding without a causal mask needs: distribute heads or keys instead of queries"
+         variant, a rotary embedding or masks as bits need without a causal mask: distribute heads or keys instead of queries"
     )]
     WindowOfQueries {
         /// The part of the batch.

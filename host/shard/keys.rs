@@ -64,12 +64,12 @@ pub(super) fn batch_of(
             let own = runs(deal, ranks, pages).into_iter();
             let own: Vec<_> = own.filter(|(_, of)| *of == rank).map(|run| run.0).collect();
             let variant = &spec.variant;
-            let masked = match (variant.window_left, variant.hooks, &batch.ancestors[..]) {
+            let masked = match (variant.window_left, variant.hooks, batch.has_masks()) {
                 _ if spec.rotary.is_some() => Some("the rotary embedding"),
                 (Some(_), ..) => Some("a window"),
                 (None, Some(_), _) => Some("the variant"),
-                (None, None, [_, ..]) => Some("a mask of the last keys"),
-                (None, None, []) => None,
+                (None, None, true) => Some("a mask"),
+                (None, None, false) => None,
             };
             match (masked, own.len(), part.q_range(row_block).is_empty()) {
                 (Some(what), runs @ 2.., false) => {
@@ -88,7 +88,9 @@ pub(super) fn batch_of(
     });
     let parts = parts.collect::<Result<_, _>>()?;
     let own = Batch::composed(batch.qo_indptr.clone(), parts);
-    Ok(own.with_ancestors(batch.ancestors.clone()))
+    Ok(own
+        .with_ancestors(batch.ancestors.clone())
+        .with_masks(batch.masks.clone()))
 }
 
 /// A part of a rank's batch, while it is made.

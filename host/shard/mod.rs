@@ -28,9 +28,9 @@
 //! | keys | all queries, some keys | outputs and LSEs | decodes with long contexts |
 //! | queries | some queries, all keys | nothing | prefills whose keys every rank has |
 //!
-//! If a rank has one run of a request's keys, it knows their positions, so windows and masks of the last keys work. If it has
+//! If a rank has one run of a request's keys, it knows their positions, so windows and masks as bits work. If it has
 //! several runs ([`Keys::RoundRobin`], [`Keys::Folded`]), the causal mask is still exact, by row blocks that end where runs
-//! end; windows and masks of the last keys are refused with [`ShardError::Positions`].
+//! end; windows and masks as bits are refused with [`ShardError::Positions`].
 
 mod error;
 mod forecast;

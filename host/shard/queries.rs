@@ -76,7 +76,7 @@ impl<'a> RankTokens<'a> {
         }
         let parts = batch.parts.iter().enumerate();
         let parts = parts
-            .map(|(index, part)| self.part(part, index, tokens))
+            .map(|(index, part)| self.part(part, index, tokens, !batch.masks.is_empty()))
             .collect::<Result<_, _>>()?;
         let ancestors = match batch.ancestors.is_empty() {
             true => Vec::new(),
@@ -86,11 +86,20 @@ impl<'a> RankTokens<'a> {
                 .copied()
                 .collect(),
         };
-        let own = Batch::composed(own_indptr, parts).with_ancestors(ancestors);
+        let masks = tokens.iter().flat_map(Range::clone).map(|token| (token, 0));
+        let own = Batch::composed(own_indptr, parts)
+            .with_ancestors(ancestors)
+            .with_masks(batch.masks.of_tokens(masks));
         Ok((own, tokens.clone()))
     }
 
-    fn part(&self, whole: &Part, index: usize, tokens: &[Range<u32>]) -> Result<Part, ShardError> {
+    fn part(
+        &self,
+        whole: &Part,
+        index: usize,
+        tokens: &[Range<u32>],
+        masked: bool,
+    ) -> Result<Part, ShardError> {
         let (variant, rotary) = (&self.spec.variant, self.spec.rotary.is_some());
         let table = PageTable::new(whole.table.page_size, whole.table.pool_pages);
         let starts = tokens.iter().scan(0, |own, run| {
@@ -117,7 +126,10 @@ impl<'a> RankTokens<'a> {
                 let cut = block.end - piece.end;
                 let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
                 if !variant.causal
-                    && (variant.window_left.is_some() || variant.hooks.is_some() || rotary)
+                    && (variant.window_left.is_some()
+                        || variant.hooks.is_some()
+                        || rotary
+                        || masked)
                     && cut > after
                 {
                     return Err(ShardError::WindowOfQueries {

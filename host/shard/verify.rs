@@ -108,9 +108,9 @@ impl Share {
 
 /// What a query token sees.
 fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
-    // What depends on distances: masks of the last keys, variants, and the rotary embedding.
+    // What depends on distances: masks as bits, variants, and the rotary embedding.
     let of_spec = spec.variant.hooks.is_some() || spec.rotary.is_some();
-    let measured = of_spec || !batch.ancestors.is_empty();
+    let measured = of_spec || batch.has_masks();
     let mut all = Vec::new();
     for (index, part) in batch.parts.iter().enumerate() {
         let Some(row_block) = part.row_block_of(token) else {

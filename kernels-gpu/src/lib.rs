@@ -28,7 +28,7 @@ pub mod step;
 mod hooks;
 pub mod variants;
 
-pub use common::{divisor, math, state, tree, variant};
+pub use common::{divisor, masks, math, state, variant};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use hooks::{CheckOwn, Hooks, HooksName};
 

@@ -78,6 +78,7 @@ fn each_option_counts_or_is_refused() {
         assert_eq!(same, name == "layout", "{name}");
         let kinds = [
             "ancestors ",
+            "masks ",
             "compute",
             "adds_up ",
             "sinks without",

@@ -110,6 +110,7 @@ fn each_option_counts_or_is_refused() {
         assert_eq!(same, name == "layout", "{name}");
         let kinds = [
             "ancestors ",
+            "masks ",
             "head_dim",
             "compute",
             "adds_up ",

@@ -5,14 +5,14 @@ use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
     exec::emulated::{Emulated, Settings},
     plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, Masks, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };
 
 use crate::{
     no_failure,
-    numeric::{Tolerance, compare, to_f64},
-    problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant},
+    numeric::{Rng, Tolerance, compare, to_f64},
+    problems::{Tensors, cases, heads as of_heads, masks, prefixed, sinks, variant},
     settings,
 };
 
@@ -126,6 +126,67 @@ fn plans_on_the_emulator_are_the_reference() {
         _ => check::<bf16, bf16>(&case),
     };
     runner.run(&case(), small).unwrap();
+}
+
+/// Bits hide any keys of prompts, decodes and both.
+#[test]
+fn plans_with_masks_of_any_keys_are_the_reference() {
+    let mut runner = proptest::test_runner::TestRunner::new(cases(40));
+    let masked = |mut case: Case| {
+        case.batch = case.batch.clone().with_masks(masks(&case.batch, case.seed));
+        match case.seed % 5 {
+            0 => check::<f16, f16>(&case),
+            1 => check::<bf16, F8E4M3>(&case),
+            _ => check::<bf16, bf16>(&case),
+        }
+    };
+    runner.run(&case(), masked).unwrap();
+}
+
+/// Prompts and decodes of several tiles and blocks of keys; masks that reach back a part of the keys; and rows without keys.
+#[test]
+fn masks_that_reach_back_some_words_are_the_reference() {
+    for (seed, causal) in (0..8).zip([true, false].into_iter().cycle()) {
+        let mut spec = Spec::new(4, 1, 128);
+        spec.variant.causal = causal;
+        spec.variant.soft_cap = (seed == 3).then_some(10.0);
+        spec.variant.window_left = (seed == 4).then_some(190);
+        let requests = [
+            (320, 0, 1),
+            (450, 0, 3),
+            (300, 0, 210),
+            (90, 2, 1),
+            (330, 0, 40),
+        ];
+        let batch = prefixed(&requests, 16, false, seed);
+        let mut masks = Masks::default();
+        let mut noise = Rng(seed);
+        for request in 0..batch.requests() {
+            let each = noise.below(4) as u32;
+            // Some rows see none of the keys that their bits describe, which may be all.
+            let words = (0..batch.q_len(request) * each).map(|_| match noise.below(3) {
+                0 => 0,
+                _ => noise.bits() & noise.bits(),
+            });
+            let words: Vec<_> = words.collect();
+            masks.push_words(batch.q_len(request), &words).unwrap();
+        }
+        let case = Case {
+            spec,
+            batch: batch.with_masks(masks),
+            options: PlanOptions::default().with_split(match seed % 3 {
+                0 => SplitMode::Fixed { tokens: 64 },
+                _ => SplitMode::Makespan,
+            }),
+            layout: KvLayout::Nhd,
+            schedule: (seed % 3) as u8,
+            seed,
+        };
+        check::<bf16, bf16>(&case).unwrap();
+        if seed < 2 {
+            check::<bf16, F8E4M3>(&case).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl Head {
 
 fn mask(row: &Row, keys: &Range<u32>, hidden: f32, logits: &mut [f32; KEYS]) {
     let &Row { first, last, .. } = row;
-    row.hide_other_branches(keys.clone(), hidden, logits.iter_mut());
+    row.hide_masked(keys.clone(), hidden, logits.iter_mut());
     let begin = keys.start as i32;
     // The last position to consider: the last one that is seen, or the tile's last key.
     let last = last.min(keys.end as i32 - 1);

@@ -48,6 +48,7 @@ impl Sources {
     /// Fails if running the plan would read or write out of bounds.
     pub(super) fn of(plan: &Plan) -> Result<Self, BrokenPlan> {
         plan.check_slots()?;
+        plan.check_masks()?;
         let mut sources = Self {
             rows: 0,
             of_token: vec![Source::Nothing; plan.total_q as usize],

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kernels_gpu::{
     abi::{KvStrides, WorkItem},
-    tree::descends,
+    masks::sees,
     variant::{Hook, Key, Pair, Query, Variant},
 };
 
@@ -131,7 +131,7 @@ impl PoolRows<'_> {
 
 /// A query token and one of the query heads of a KV head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct Row<'a> {
     token: u32,
     /// Index of the head in its group.
     member: u32,
@@ -140,11 +140,11 @@ pub(super) struct Row {
     pub(super) first: i32,
     /// Last key position that it sees, inclusive.
     pub(super) last: i32,
-    /// Mask of the last keys that it sees.
-    ancestors: u64,
+    /// The words of its mask, and where their bits begin ([`kernels_gpu::masks`]).
+    mask: (&'a [u64], u32),
 }
 
-impl Row {
+impl Row<'_> {
     /// Whether a key lies within its visible interval.
     #[inline(always)]
     pub(super) fn sees(&self, key: u32) -> bool {
@@ -159,18 +159,19 @@ impl Row {
         begin..end
     }
 
-    /// Hides the keys of other branches of its tree. `logits` has one place for each key.
-    pub(super) fn hide_other_branches<'l>(
+    /// Hides the keys that its mask hides. `logits` has one place for each key.
+    pub(super) fn hide_masked<'l>(
         &self,
         keys: Range<u32>,
         hidden: f32,
         logits: impl Iterator<Item = &'l mut f32>,
     ) {
-        if self.ancestors == u64::MAX {
+        let (words, after) = self.mask;
+        if matches!(words, [] | [u64::MAX]) {
             return;
         }
         for (logit, key) in logits.zip(keys) {
-            if !descends(self.ancestors, self.position, key as i32) {
+            if !sees(words, after, self.position, key as i32) {
                 *logit = hidden;
             }
         }
@@ -191,7 +192,7 @@ pub(super) struct Unit<'a, V> {
     /// Key positions.
     pub(super) keys: Range<u32>,
     /// Token by token, with the heads of a group together. The same for all KV heads.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<Row<'a>>,
     q: Queries<'a>,
     pools: &'a Pools<'a>,
     pages: &'a [u32],
@@ -228,15 +229,14 @@ impl<'a, V: Variant> Unit<'a, V> {
         let rows = (0..item.rows).flat_map(|row| {
             let (token, position) = token_and_position(row);
             let (first, last) = variant.visible_keys(position);
-            let ancestors = plan.ancestors.get(token as usize);
-            let ancestors = ancestors.copied().unwrap_or(u64::MAX);
+            let mask = plan.mask_of(token);
             (0..spec.group()).map(move |member| Row {
                 token,
                 member,
                 position,
                 first,
                 last,
-                ancestors,
+                mask,
             })
         });
         Self {

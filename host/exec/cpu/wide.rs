@@ -93,7 +93,7 @@ fn attend_head<V: Variant>(
             }
             for (lane, row) in block.rows.iter().enumerate() {
                 let logits = logits[lane..].iter_mut().step_by(lanes);
-                row.hide_other_branches(seen.clone(), hidden(V::SOFTMAX), logits);
+                row.hide_masked(seen.clone(), hidden(V::SOFTMAX), logits);
             }
             (kernels.absorb)(block, seen, logits, &values[skip * dim_v..], dim_v, outputs);
         }

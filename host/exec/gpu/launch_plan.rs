@@ -84,6 +84,8 @@ pub(super) struct LaunchPlan {
     pub(super) fixed_splits: bool,
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
+    /// Whether query tokens have masks of any keys.
+    pub(super) masks: bool,
     pub(super) parts: Vec<PartNeeds>,
     /// Number of page ids, if runs are given the indices of keys instead
     /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
@@ -104,6 +106,7 @@ impl LaunchPlan {
         self.total_q = plan.total_q;
         self.fixed_splits = plan.fixed_splits;
         self.trees = !plan.ancestors.is_empty();
+        self.masks = !plan.masks.is_empty();
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.resident = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);

@@ -248,7 +248,6 @@ fn pair<const RANK: usize>(
         k: k.address,
         v: v.address,
         of_token: 0,
-        reserved: [0; 2],
     })
 }
 

@@ -46,6 +46,10 @@ pub struct BatchLimits {
     pub states_per_token: u32,
     /// Whether batches may have masks of the last keys ([`Batch::ancestors`](crate::problem::Batch::ancestors)).
     pub trees: bool,
+    /// Words of the masks of all query tokens together ([`Masks::words`](crate::problem::Masks::words)); 0: batches have no
+    /// [`Batch::masks`](crate::problem::Batch::masks).
+    #[serde(default)]
+    pub mask_words: u32,
 }
 
 /// The page size of limits that were stored without it.
@@ -78,6 +82,7 @@ impl BatchLimits {
             parts: 1,
             states_per_token: 8,
             trees: false,
+            mask_words: 0,
         }
     }
 
@@ -100,6 +105,14 @@ impl BatchLimits {
     #[must_use]
     pub const fn with_trees(mut self, trees: bool) -> Self {
         self.trees = trees;
+        self
+    }
+
+    /// With masks of any keys ([`Batch::masks`](crate::problem::Batch::masks)) that have this number of words together. A token with
+    /// bits for `n` keys has `n / 64` words, rounded up; neighbouring tokens that see the same keys share them.
+    #[must_use]
+    pub const fn with_mask_words(mut self, words: u32) -> Self {
+        self.mask_words = words;
         self
     }
 
@@ -177,6 +190,9 @@ pub struct Bound {
     /// Query tokens with ancestors.
     #[serde(default)]
     pub ancestors: u32,
+    /// Words of masks, and two for each query token if there are any.
+    #[serde(default)]
+    pub mask_words: u32,
     /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded or rotated (RoPE) for them.
     #[serde(default)]
     pub padded_tokens: u32,
@@ -196,6 +212,7 @@ impl Bound {
             merges: plan.merges.len() as u32,
             slots: plan.slots,
             ancestors: plan.ancestors.len() as u32,
+            mask_words: plan.masks.array_len() as u32,
             padded_tokens: match plan.spec.moves_queries() {
                 true => plan.total_q,
                 false => 0,
@@ -223,6 +240,11 @@ impl Bound {
                 "masks of the last keys (BatchLimits::with_trees)",
                 needed.ancestors,
                 self.ancestors,
+            ),
+            (
+                "words of masks, and two for each query token (BatchLimits::with_mask_words)",
+                needed.mask_words,
+                self.mask_words,
             ),
             (
                 "query tokens (BatchLimits::with_query_tokens)",

@@ -9,7 +9,10 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::PodPlan;
-use crate::{plan::Origin, problem::Spec};
+use crate::{
+    plan::Origin,
+    problem::{Masks, Spec},
+};
 
 /// Query rows × keys that one CTA works on at a time.
 #[derive(
@@ -150,6 +153,9 @@ pub struct Plan {
     /// As [`Batch::ancestors`](crate::problem::Batch::ancestors).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
+    /// As [`Batch::masks`](crate::problem::Batch::masks).
+    #[serde(default, skip_serializing_if = "Masks::is_empty")]
+    pub masks: Masks,
     /// Number of partial states. Every slot is below it; each slot is written by one item and read by one merge.
     pub slots: u32,
     /// Whether [`grow`](Self::grow) can move the queries. This needs a plan of decodes only, in which no row sees some of its
@@ -187,6 +193,7 @@ impl Plan {
             merge_slots: Vec::new(),
             page_ids: Vec::new(),
             ancestors: Vec::new(),
+            masks: Masks::NONE,
             slots: 0,
             growable: false,
             grows_by: None,
@@ -195,6 +202,26 @@ impl Plan {
             pod: None,
             origin: Origin(None),
         }
+    }
+
+    /// The words of a query token's mask and where their bits begin ([`kernels_gpu::masks`]); no words if nothing is hidden.
+    pub(crate) fn mask_of(&self, token: u32) -> (&[u64], u32) {
+        match self.ancestors.get(token as usize) {
+            Some(word) => (std::slice::from_ref(word), 0),
+            None => self.masks.of_token(token),
+        }
+    }
+
+    /// The position that a gathered item with these rows has: the smallest of them. A row whose mask has more than one word counts as
+    /// further back by what its mask reaches beyond the first; kernels know from the item alone which keys all rows see.
+    pub(in crate::plan) fn position_of(
+        &self,
+        rows: impl IntoIterator<Item = (u32, i32)>,
+    ) -> Option<i32> {
+        let positions = rows.into_iter().map(|(token, position)| {
+            position.saturating_sub_unsigned(self.masks.beyond_a_word(token))
+        });
+        positions.min()
     }
 
     /// The items of a group.

@@ -23,9 +23,11 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
         page_ids,
         row_blocks,
         ancestors,
+        masks,
         ..
     } = plan;
     ancestors.clone_from(&batch.ancestors);
+    masks.copy(&batch.masks);
     parts.clear();
     page_ids.clear();
     row_blocks.clear();

@@ -144,7 +144,7 @@ impl<'a> BatchInput<'a> {
                 most_decode_tokens,
                 composed,
                 beside_heads,
-                masked: !batch.ancestors.is_empty(),
+                masked: batch.has_masks(),
             }
         })
     }
@@ -194,7 +194,7 @@ pub struct PartInput<'a> {
     pub composed: bool,
     /// Whether a part of the batch has several heads: prefills, which run beside decodes of other parts.
     pub beside_heads: bool,
-    /// Whether a mask (`Batch::ancestors`) hides some of the last keys from query tokens.
+    /// Whether bits (`Batch::ancestors` or `Batch::masks`) hide keys from query tokens.
     pub masked: bool,
 }
 

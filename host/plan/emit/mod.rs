@@ -125,6 +125,9 @@ impl Emitter {
             self.drop_items_without_rows(plan);
         }
         self.append_runs(plan);
+        if !plan.masks.is_empty() {
+            tell_reach_of_masks(plan);
+        }
         Ok(())
     }
 
@@ -358,6 +361,18 @@ impl Emitter {
             moved(&mut group.items.end);
         }
         plan.groups.retain(|group| !group.items.is_empty());
+    }
+}
+
+/// Moves the positions of gathered items back by what the masks of their rows reach beyond one word.
+fn tell_reach_of_masks(plan: &mut Plan) {
+    for index in 0..plan.items.len() {
+        let item = plan.items[index];
+        if item.is_gathered() {
+            let rows = plan.rows_of(&item).iter();
+            let position = plan.position_of(rows.map(|row| (row.token, row.position)));
+            plan.items[index].position = position.unwrap_or(item.position);
+        }
     }
 }
 

@@ -72,6 +72,22 @@ impl Plan {
         }
     }
 
+    /// Checks that the words of all masks are there.
+    pub(crate) fn check_masks(&self) -> Result<(), BrokenPlan> {
+        let (got, expected) = (self.masks.tokens(), self.total_q as usize);
+        match self.masks.broken() {
+            Some(token) => {
+                let first = ("first word of token", token as u32);
+                Err(BrokenPlan::at("masks", token, first))
+            }
+            None if got > 0 && got != expected => {
+                let tokens = ("number of tokens", got as u32);
+                Err(BrokenPlan::at("masks", expected, tokens))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Checks all indices by which the runs of joint items are found.
     fn check_joint(&self) -> Result<(), BrokenPlan> {
         let broken = |array, index, field, got| BrokenPlan::at(array, index, (field, got));

@@ -6,7 +6,7 @@ use crate::{
     problem::{Batch, Dtype, PageTable, Part, ProblemError},
 };
 
-fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 23] {
+fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 24] {
     [
         &layout.records,
         &layout.items,
@@ -16,6 +16,7 @@ fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 23] {
         &layout.merge_slots,
         &layout.page_ids,
         &layout.ancestors,
+        &layout.masks,
         &layout.conversions,
         &layout.converted_ids,
         &layout.partial_out,
@@ -43,6 +44,7 @@ fn sections_are_aligned_and_disjoint() {
         merges: 7,
         slots: 9,
         ancestors: 5,
+        mask_words: 13,
         padded_tokens: 0,
         converted_pages: 2,
     };

@@ -1,8 +1,10 @@
 //! The requests.
 
+mod masks;
 mod part;
 mod table;
 
+pub use masks::Masks;
 pub use part::Part;
 pub use table::PageTable;
 
@@ -36,6 +38,11 @@ pub struct Batch {
     /// depth only in a chain; where that matters, `kv::DraftTree::batch` (feature `unstable`) gives each token its depth.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
+    /// Masks of any keys, of all query tokens; empty if there are none, or if [`ancestors`](Self::ancestors) suffice.
+    ///
+    /// As these they change no distances. They may show a query keys after its own only if the variant is not causal.
+    #[serde(default, skip_serializing_if = "Masks::is_empty")]
+    pub masks: Masks,
 }
 
 impl Batch {
@@ -61,6 +68,7 @@ impl Batch {
             parts: vec![Part::new(qo_indptr.clone(), table)],
             qo_indptr,
             ancestors: Vec::new(),
+            masks: Masks::NONE,
         }
     }
 
@@ -71,6 +79,7 @@ impl Batch {
             qo_indptr,
             parts,
             ancestors: Vec::new(),
+            masks: Masks::NONE,
         }
     }
 
@@ -144,6 +153,18 @@ impl Batch {
         self
     }
 
+    /// With masks of any keys: see [`Masks`].
+    #[must_use]
+    pub fn with_masks(mut self, masks: Masks) -> Self {
+        self.masks = masks;
+        self
+    }
+
+    /// Whether bits hide keys from query tokens: ancestors or masks.
+    pub(crate) const fn has_masks(&self) -> bool {
+        !self.ancestors.is_empty() || !self.masks.is_empty()
+    }
+
     /// Number of requests.
     #[must_use]
     pub fn requests(&self) -> usize {
@@ -197,7 +218,11 @@ impl Batch {
             if !spec.variant.causal {
                 return Err(ProblemError::AncestorsNotCausal);
             }
+            if !self.masks.is_empty() {
+                return Err(ProblemError::MasksAndAncestors);
+            }
         }
+        self.masks.check(total_q)?;
         let rows = u64::from(total_q) * u64::from(spec.q_heads);
         fits(
             Quantity::Batch("query tokens × query heads"),
@@ -206,8 +231,8 @@ impl Batch {
         )?;
         for (index, part) in self.parts.iter().enumerate() {
             part.check(index, total_q)?;
-            let masked = !self.ancestors.is_empty();
-            part.check_shared_blocks(index, &self.qo_indptr, spec, masked)?;
+            part.check_shared_blocks(index, &self.qo_indptr, spec, self.has_masks())?;
+            part.check_masks(&self.masks)?;
             let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
             let heads = u64::from(spec.kv_heads) * u64::from(part.heads);
             let page = u64::from(part.table.page_size) * heads * u64::from(head_dim);

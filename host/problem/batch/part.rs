@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{MAX_POSITION, ProblemError, Spec, fits},
-    PageTable, Quantity, check_indptr,
+    Masks, PageTable, Quantity, check_indptr,
 };
 
 /// One block-sparse matrix of a batch (FlashInfer's composable formats: a batch is the ⊕ of its parts).
@@ -216,6 +216,15 @@ impl Part {
         Ok(())
     }
 
+    /// The masks of a row block with keys are those of consecutive tokens of a request.
+    pub(super) fn check_masks(&self, masks: &Masks) -> Result<(), ProblemError> {
+        if masks.is_empty() {
+            return Ok(());
+        }
+        let mut with_keys = (0..self.row_blocks()).filter(|&block| self.kv_len(block) > 0);
+        with_keys.try_for_each(|block| masks.check_block(self.q_range(block)))
+    }
+
     /// The queries of row blocks that span requests have no order: nothing may be hidden from them, and nothing may
     /// depend on distances.
     pub(super) fn check_shared_blocks(
@@ -223,10 +232,10 @@ impl Part {
         part: usize,
         qo_indptr: &[u32],
         spec: &Spec,
-        ancestors: bool,
+        masked: bool,
     ) -> Result<(), ProblemError> {
         let variant = &spec.variant;
-        let by_distance = spec.counts_distances() || ancestors;
+        let by_distance = spec.counts_distances() || masked;
         if (!variant.causal && !by_distance) || self.q_indptr == qo_indptr {
             return Ok(());
         }

@@ -45,7 +45,7 @@ pub struct AttentionParams {
     /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: none. Sinks are
     /// applied when a final result is written, never to partial states.
     pub sinks: u64,
-    /// `[total_q]` u64: the [ancestors](crate::common::tree) of each query token; 0: no trees.
+    /// `[total_q]` u64: the [ancestors](crate::common::masks) of each query token; 0: no trees, or they are among `masks`.
     pub ancestors: u64,
     /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,
@@ -67,6 +67,23 @@ pub struct AttentionParams {
     pub variant: VariantParams,
     /// Scales of 8-bit keys and values.
     pub scales: ScaleParams,
+    /// `[total_q]` [`TokenMask`], followed by the words that these refer to; 0: no masks of any length.
+    pub masks: u64,
+}
+
+/// Where the [mask](crate::common::masks) of a query token is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct TokenMask {
+    /// Its words; 0: it hides nothing.
+    pub words: u32,
+    /// Bit `b` is the key `b - after` positions before the token's own.
+    pub after: u32,
+    /// Index of its first word, in u64 from the beginning of the array.
+    pub first: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Scales of 8-bit keys and values: f32 in device memory, so that a captured graph sees new ones.
@@ -83,8 +100,6 @@ pub struct ScaleParams {
     pub k_strides: KvStrides,
     /// Strides of `v`, likewise.
     pub v_strides: KvStrides,
-    /// Zero.
-    pub reserved: [u32; 2],
 }
 
 impl AttentionParams {

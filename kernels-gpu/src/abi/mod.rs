@@ -53,7 +53,8 @@ pub struct WorkItem {
     /// One past the last key position; equal to `kv_begin` if no key is visible.
     pub kv_end: u32,
     /// Contiguous: position of the first row; row `i` is at `position + i` (as [`QueryRow::position`]). Gathered: the
-    /// smallest position among the rows. An item with `kv_end <= position + 1` needs no causal mask.
+    /// smallest position among the rows; a row whose [mask](crate::common::masks) has several words counts as further back by the
+    /// keys that these reach beyond 64. An item with `kv_end <= position + 1` needs no causal mask.
     pub position: i32,
     /// Contiguous: slot of the first row, row `i` owns `slot + i`; or [`DIRECT`]. Joint: offset, in items, from this
     /// item to its first run. Gathered: unused.

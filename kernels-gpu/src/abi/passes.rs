@@ -213,6 +213,8 @@ pub struct WidenParams {
     pub convert: ConvertParams,
     /// Scales of each token and KV head, or none.
     pub scales: ScaleParams,
+    /// Zero.
+    pub reserved: [u32; 2],
     /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which selects the pages to widen; or 0.
     pub record: u64,
     /// KV heads.

@@ -34,6 +34,8 @@ pub struct QkvParams {
     pub positions: u64,
     /// Scales for 8-bit pages. Stride `page` is between pages if each token has scales of its own.
     pub scales: ScaleParams,
+    /// Zero.
+    pub reserved: [u32; 2],
     /// Strides of the key pool.
     pub k_strides: KvStrides,
     /// Strides of the value pool.

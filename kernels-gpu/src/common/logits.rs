@@ -1,10 +1,10 @@
 //! Masks and transforms of logits in tensor-core accumulators; for the order of their elements see
 //! [`softmax`](super::softmax).
 
-use cuda_std::{math::fma, misc, warp};
+use cuda_std::{math::fma, warp};
 
 use crate::common::{
-    tree::descends,
+    masks::KeyMask,
     variant::{Hook, Pair, Variant},
 };
 
@@ -40,48 +40,42 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
     }
 }
 
-/// Sets keys of other branches of a tree to −∞. `key` gives the position of the lane's first key in each group of 8
-/// columns, `row` a row's position and ancestors.
+/// Sets keys that the rows' masks hide to −∞; `begin` is the block's first key, `row` gives a row's position and mask. `skips`: whether
+/// columns that all rows of the warp see are skipped. Some kernels then have too few registers.
 ///
-/// A loop that is not unrolled first collects one bit per key: unrolled, it needs more registers than the kernels have.
+/// # Safety
+/// Whole warps, and the masks are those of the launch.
 #[inline(always)]
-pub fn hide_other_branches<const S: usize>(
+pub unsafe fn hide_masked<const S: usize>(
     s: &mut [f32; S],
-    key: impl Fn(u32) -> i32,
-    row: impl Fn(usize) -> (i32, u64),
+    begin: i32,
+    row: impl Fn(usize) -> (i32, KeyMask),
+    skips: bool,
 ) {
-    const { assert!(S <= 64) };
+    // The elements of a row for which 64 bits suffice: two of each eight columns, 57 columns apart at most.
+    const AT_ONCE: usize = 16;
     let mut h = 0;
     while h < 2 {
-        let (position, ancestors) = row(h);
-        let (mut hidden, mut group) = (0_u32, 0);
-        let groups = misc::opaque(S as u32 / 4);
-        while group < groups {
-            let key = key(group);
-            let other = |key| u32::from(!descends(ancestors, position, key));
-            hidden |= (other(key) | other(key + 1) << 1) << (2 * group);
-            group += 1;
-        }
-        let mut i = 0;
-        while i < S / 2 {
-            if hidden >> i & 1 != 0 {
-                s[4 * (i / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+        let (position, mask) = row(h);
+        let last = begin + first_column() + 57;
+        let mut first = 0;
+        while first < S / 2 {
+            // SAFETY: a row's mask.
+            let bits = unsafe { mask.bits(position - last - 4 * first as i32) };
+            // SAFETY: whole warps.
+            let any = !skips || unsafe { warp::warp_vote_any(warp::FULL_MASK, bits != u64::MAX) };
+            let mut i = 0;
+            while any && i < AT_ONCE && first + i < S / 2 {
+                let before_last = 57 - (8 * (i / 2) + i % 2);
+                if bits >> before_last & 1 == 0 {
+                    s[4 * ((first + i) / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+                }
+                i += 1;
             }
-            i += 1;
+            first += AT_ONCE;
         }
         h += 1;
     }
-}
-
-/// The same for a block of consecutive keys from `begin` on.
-#[inline(always)]
-pub fn hide_strangers_from<const S: usize>(
-    s: &mut [f32; S],
-    begin: i32,
-    row: impl Fn(usize) -> (i32, u64),
-) {
-    let column = begin + first_column();
-    hide_other_branches(s, |group| column + 8 * group as i32, row);
 }
 
 /// A row's query paired with the lane's first key of a block.

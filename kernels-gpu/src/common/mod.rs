@@ -6,6 +6,7 @@ pub mod divisor;
 pub mod half;
 #[cfg(target_arch = "nvptx64")]
 pub mod logits;
+pub mod masks;
 pub mod math;
 #[cfg(target_arch = "nvptx64")]
 pub mod policy;
@@ -18,5 +19,4 @@ pub mod softmax;
 pub mod state;
 #[cfg(target_arch = "nvptx64")]
 pub mod tile_counter;
-pub mod tree;
 pub mod variant;

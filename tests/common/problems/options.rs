@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use tandem_attn::{
     kv::{KvScales, KvStrides},
     plan::{Bound, MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode},
-    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, Masks, PageTable, Spec},
     step::{Pairing, Rope},
     variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
 };
@@ -285,6 +285,18 @@ pub const OPTIONS: &[(&str, Change)] = &[
         spec.variant.causal = false;
         batch.ancestors = vec![!0b10; batch.total_q() as usize];
     }),
+    ("masks", |_, batch| batch.masks = odd_keys(batch)),
+    ("masks, without a causal mask", |spec, batch| {
+        spec.variant.causal = false;
+        batch.masks = odd_keys(batch);
+    }),
+    ("masks of other queries", |_, batch| {
+        batch.masks.push_open(batch.total_q() + 1)
+    }),
+    ("masks beside ancestors", |_, batch| {
+        batch.ancestors = vec![!0b10; batch.total_q() as usize];
+        batch.masks = odd_keys(batch);
+    }),
     ("keys_after", |_, batch| {
         let row_blocks = batch.parts[0].row_blocks();
         batch.parts[0].keys_after = vec![3; row_blocks];
@@ -324,6 +336,18 @@ pub const OPTIONS: &[(&str, Change)] = &[
         *batch = requests(16, &[(6, 5)])
     }),
 ];
+
+/// Each query sees every other key.
+fn odd_keys(batch: &Batch) -> Masks {
+    let mut masks = Masks::default();
+    for request in 0..batch.requests() {
+        let keys = batch.kv_len(request) as u32;
+        masks.push(batch.q_len(request), keys, |query, key| {
+            (query + key) % 2 == 0
+        });
+    }
+    masks
+}
 
 /// A causal batch that [`OPTIONS`] change.
 pub fn plain(dtype: Dtype) -> (Spec, Batch) {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tandem_attn::{
-    problem::{Batch, Dtype, Spec, Variant},
+    problem::{Batch, Dtype, Masks, Spec, Variant},
     step::{Pairing, Rope, RopeScaling, Yarn},
     tensor::HeadTensors,
     variant::FromLaunch,
@@ -128,6 +128,56 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
     words
 }
 
+/// Masks of any keys: for each request none, a prefix that sees itself, blocks of the diagonal, any keys, rows that see no key, bits
+/// for the last keys alone, or a tree.
+pub fn masks(batch: &Batch, seed: u64) -> Masks {
+    let mut rng = Rng(seed);
+    let mut masks = Masks::default();
+    for request in 0..batch.requests() {
+        let (q_len, kv_len) = (batch.q_len(request), batch.kv_len(request) as u32);
+        let first = kv_len - q_len.min(kv_len);
+        match rng.below(7) {
+            0 => masks.push_open(q_len),
+            1 => {
+                let prefix = rng.below(kv_len as usize + 1) as u32;
+                masks.push(q_len, kv_len, |query, key| {
+                    key <= first + query || key < prefix
+                });
+            }
+            2 => {
+                let block = 1 + rng.below(90) as u32;
+                masks.push(q_len, kv_len, |query, key| {
+                    key / block == (first + query) / block
+                });
+            }
+            3 => {
+                let bytes = (q_len * kv_len).div_ceil(8);
+                let bytes: Vec<u8> = (0..bytes).map(|_| rng.bits() as u8).collect();
+                masks.push_packed(q_len, kv_len, &bytes).unwrap();
+            }
+            4 => {
+                // Few keys, and of some rows none.
+                let flags = (0..q_len * kv_len).map(|_| rng.below(40) == 0);
+                let flags: Vec<_> = flags.collect();
+                masks.push_flags(q_len, &flags).unwrap();
+            }
+            5 => {
+                let each = rng.below(4) as u32;
+                let words: Vec<_> = (0..q_len * each).map(|_| rng.bits()).collect();
+                masks.push_words(q_len, &words).unwrap();
+            }
+            _ => {
+                let parent = |token: u32| {
+                    let at = rng.below(token as usize + 1).checked_sub(1);
+                    at.map(|at| at as u32)
+                };
+                masks.push_tree(&(0..q_len).map(parent).collect::<Vec<_>>());
+            }
+        }
+    }
+    masks
+}
+
 /// A rotary embedding of heads of so many elements: any pairs, part of a head, frequencies as they are or scaled. Half-split
 /// parts are multiples of 32 elements, as kernels have them.
 pub fn rotary(head_dim: u32, seed: u64) -> Rope {
@@ -159,7 +209,7 @@ pub fn rotary(head_dim: u32, seed: u64) -> Rope {
         .with_scaling(scaling)
 }
 
-/// Sinks for some of the problems, and masks of the last keys.
+/// Sinks for some of the problems, and masks as bits.
 pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
     spec.variant.sinks = seed % 3 == 1;
     if batch.parts.len() > 1 {
@@ -171,5 +221,7 @@ pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
     }
     if spec.variant.causal && seed % 5 < 2 {
         *batch = batch.clone().with_ancestors(ancestors(batch, seed));
+    } else if seed % 5 >= 3 {
+        *batch = batch.clone().with_masks(masks(batch, seed));
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tandem_attn::{
     abi::KvStrides,
     plan::PlanOptions,
-    problem::{Batch, PageTable, Spec},
+    problem::{Batch, Masks, PageTable, Spec},
 };
 
 use crate::numeric::Rng;
@@ -104,6 +104,9 @@ pub struct Step {
     pub composed: bool,
     /// Queries see but some of the last keys.
     pub trees: bool,
+    /// Queries see but some of all keys.
+    #[serde(default)]
+    pub masks: bool,
     /// The plan of the step before is updated.
     pub update: bool,
     /// The same batch by other plans.
@@ -175,6 +178,19 @@ impl Case {
             // A query's own key is seen, so that no row is empty more often than by chance.
             let words = (0..batch.total_q()).map(|_| rng.bits() | rng.bits() | 1);
             batch = batch.with_ancestors(words.collect());
+        }
+        if step.masks {
+            let mut rng = Rng(self.seed ^ 3);
+            let mut masks = Masks::default();
+            for row in &step.rows {
+                let each = row.keys.div_ceil(64);
+                let words = (0..row.queries * each).map(|_| rng.bits() | rng.bits());
+                let words: Vec<_> = words.collect();
+                masks
+                    .push_words(row.queries, &words)
+                    .expect("as many for each");
+            }
+            batch = batch.with_masks(masks);
         }
         batch
     }

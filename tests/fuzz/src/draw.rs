@@ -256,12 +256,14 @@ impl Draw {
             }
             let others = rng.below(if tiny { 2 } else { 7 });
             let trees = spec.variant.causal && chance(rng, 15);
+            let masks = !trees && chance(rng, 15);
             // Row blocks of several requests know no distances.
             let distances = spec.variant.window_left.is_some() || spec.variant.hooks.is_some();
             Step {
                 rows,
-                composed: !distances && !trees && chance(rng, 15),
+                composed: !distances && !trees && !masks && chance(rng, 15),
                 trees,
+                masks,
                 update: at > 0 && chance(rng, 70),
                 others: (0..others).map(|_| self.options(rng, page_size)).collect(),
             }

@@ -88,11 +88,17 @@ pub fn bound(steps: &[Planned], slack: u32) -> Bound {
             merges: most.merges.max(needed.merges),
             slots: most.slots.max(needed.slots),
             ancestors: most.ancestors.max(needed.ancestors),
+            mask_words: most.mask_words.max(needed.mask_words),
             padded_tokens: most.padded_tokens.max(needed.padded_tokens),
             converted_pages: most.converted_pages.max(needed.converted_pages),
         }
     });
+    // Where there is room for masks, graphs read the masks of all batches.
+    let tokens = steps.iter().flat_map(|step| &step.plans);
+    let tokens = tokens.map(|plan| plan.total_q).max().unwrap_or(0);
+    let of_tokens = if most.mask_words > 0 { 3 * tokens } else { 0 };
     Bound {
+        mask_words: most.mask_words + of_tokens,
         items: most.items + slack,
         rows: most.rows + slack,
         page_ids: most.page_ids + slack,

@@ -67,7 +67,8 @@ const WAYS: [Smaller; 18] = [
     |case| {
         without(case, case.steps.len(), |case, at| {
             let step = &mut case.steps[at];
-            (step.composed, step.trees, step.update) = (false, false, false);
+            (step.composed, step.update) = (false, false);
+            (step.trees, step.masks) = (false, false);
         })
     },
     shorter,

@@ -22,7 +22,7 @@ use tandem_attn::{
 use super::{
     common::{
         Memory, Rng, Stream,
-        problems::{Pools, Tensors, ancestors},
+        problems::{Pools, Tensors, ancestors, masks},
     },
     hopper,
     problem::{OnDevice, check_results},
@@ -187,6 +187,7 @@ pub fn bound(trees: bool) -> Bound {
         merges: TOKENS,
         slots: 4000,
         ancestors: if trees { TOKENS } else { 0 },
+        mask_words: 0,
         padded_tokens: 0,
         converted_pages: 14 * 16,
     }
@@ -261,7 +262,8 @@ fn a_graph_serves_plans_of_heads_that_decodes_pad() {
     serves::<bf16>(gpu, 96, &modes);
 }
 
-/// Where states are merged, whether there are prefills, how they share the GPU, and whether there are sinks and trees.
+/// Where states are merged, whether there are prefills, how they share the GPU, and whether there are sinks and trees, and masks if
+/// a kernel merges.
 type Mode = (MergeMode, bool, PodMode, bool);
 
 fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[Mode]) {
@@ -279,8 +281,11 @@ fn serves_by<K: Element, R: Replay>(
     for &(merge_mode, prefills, pod, rich) in modes {
         let mut spec = Spec::new(8, 2, head_dim).with_kv_dtype(K::DTYPE);
         spec.variant.sinks = rich;
+        let masked = rich && merge_mode == MergeMode::Kernel;
         let bound = || Bound {
             padded_tokens: if head_dim == 128 { 0 } else { TOKENS },
+            // Two and up to 15 for each token, or one instead of those: a graph with room for masks reads ancestors as masks.
+            mask_words: if masked { TOKENS * 17 } else { 0 },
             ..bound(rich)
         };
         let mut device = gpu.device();
@@ -338,7 +343,9 @@ fn serves_by<K: Element, R: Replay>(
         let mut free = 0;
         for round in 0..rounds {
             let mut batch = random_batch(&mut rng, prefills, page);
-            if rich && round % 3 > 0 {
+            if masked && round % 3 == 1 {
+                batch = batch.clone().with_masks(masks(&batch, round as u64));
+            } else if rich && round % 3 > 0 {
                 batch = batch
                     .clone()
                     .with_ancestors(ancestors(&batch, round as u64));

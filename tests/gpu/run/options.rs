@@ -87,6 +87,7 @@ fn each_option_counts_or_is_refused() {
         // keys of 16, and those of sigmoid weights have heads of 128.
         let kinds = [
             "ancestors ",
+            "masks ",
             "head_dim",
             "compute",
             "hooks without",

@@ -17,7 +17,7 @@ const MAX_R: usize = 32;
 
 /// Some rows and the states of their softmax, in as many lanes as the machine's kernels have.
 pub(in super::super) struct Block<'a> {
-    pub(super) rows: &'a [Row],
+    pub(super) rows: &'a [Row<'a>],
     softmax: bool,
     first: [i32; MAX_R],
     last: [i32; MAX_R],

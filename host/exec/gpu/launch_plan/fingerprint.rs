@@ -15,7 +15,7 @@ impl LaunchPlan {
             (launch.key, items, &launch.converted, launch.few_rows).hash(&mut hash);
         }
         let merges = (self.fused, self.prefill_merges, self.left, self.most_slots);
-        let rest = (self.trees, self.indices, &self.padded);
+        let rest = (self.trees, self.masks, self.indices, &self.padded);
         (merges, rest, self.tickets.is_some()).hash(&mut hash);
         hash.finish()
     }

@@ -93,6 +93,7 @@ impl Gpu {
                 KvScales::Token { .. } => pool.scale_parameters(spec, tokens / heads as usize)?,
                 _ => ScaleParams::default(),
             },
+            reserved: [0; 2],
             record: record.map_or(0, |record| record.address),
             kv_heads: Divisor::new(spec.kv_heads),
             vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),

@@ -154,6 +154,7 @@ impl Making<'_> {
             scaled: false,
             sinks: self.tensors.sinks,
             ancestors: self.workspace.ancestors(),
+            masks: self.workspace.masks(),
             padding: Padding::of(&self.workspace.spec),
             gap: 0,
             kv_heads_together: 0,

@@ -225,6 +225,7 @@ fn parameters(
         turns,
         positions,
         scales: target.scales,
+        reserved: [0; 2],
         k_strides: target.strides[0],
         v_strides: target.strides[1],
         source_token: vectors("qkv", step.qkv.strides[0])?,

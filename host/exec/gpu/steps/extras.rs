@@ -1,7 +1,7 @@
 //! Inputs of some variants and batches besides queries, keys and values: their checks and kernel parameters.
 
 use kernels_gpu::{
-    abi::{AttentionParams, RotaryParams},
+    abi::{AttentionParams, RotaryParams, TokenMask},
     registry::{Arch, KernelId},
     variant::OwnDefect,
 };
@@ -25,6 +25,8 @@ pub struct Extras {
     pub sinks: Option<DeviceArray<f32>>,
     /// `[tokens]`: as [`Batch::ancestors`](crate::problem::Batch::ancestors).
     pub ancestors: Option<DeviceArray<u64>>,
+    /// A [`TokenMask`] for each token, and the words of all tokens after these, at the places that these give.
+    pub masks: Option<DeviceArray<u64>>,
     /// How heads are padded, if the heads of the pool are smaller than the spec says.
     pub(in crate::exec::gpu) padding: Option<Padding>,
     /// Additional columns between the 64th column of a head and the next, in outputs and partial states. This launch
@@ -45,11 +47,22 @@ impl Extras {
     /// Checks that the inputs that the spec needs are there, for this number of query tokens.
     pub(in crate::exec::gpu) fn check(&self, spec: &Spec, tokens: usize) -> Result<(), Error> {
         check_sinks(spec, self.sinks)?;
-        let Some(ancestors) = self.ancestors else {
-            return Ok(());
-        };
-        ancestors.check_address("ancestors", 8)?;
-        check_least("ancestors", "tokens", ancestors.len, tokens, ", as in q")
+        if let Some(ancestors) = self.ancestors {
+            ancestors.check_address("ancestors", 8)?;
+            check_least("ancestors", "tokens", ancestors.len, tokens, ", as in q")?;
+        }
+        if let Some(masks) = self.masks {
+            let of_token = size_of::<TokenMask>() / size_of::<u64>();
+            masks.check_address("masks", size_of::<TokenMask>() as u32)?;
+            check_least(
+                "masks",
+                "u64",
+                masks.len,
+                of_token * tokens,
+                ", two for each token of q",
+            )?;
+        }
+        Ok(())
     }
 
     /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports sinks, masks, scales and the
@@ -65,7 +78,8 @@ impl Extras {
                 there: "a rotary embedding in kernels that do not share SMs with decodes",
             });
         }
-        if row.extras || !(scaled || turns || self.sinks.is_some() || self.ancestors.is_some()) {
+        let masked = self.ancestors.is_some() || self.masks.is_some();
+        if row.extras || !(scaled || turns || self.sinks.is_some() || masked) {
             return Ok(kernel);
         }
         let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
@@ -110,6 +124,7 @@ impl Extras {
             scales: pool.scale_parameters(spec, q.shape[0])?,
             sinks: self.sinks.map_or(0, |sinks| sinks.address),
             ancestors: self.ancestors.map_or(0, |ancestors| ancestors.address),
+            masks: self.masks.map_or(0, |masks| masks.address),
             ..AttentionParams::default()
         })
     }

@@ -65,13 +65,22 @@ impl Workspace {
         .map(|range| self.memory.address() + range.start)
     }
 
-    /// Ancestors of the plan's query tokens. A captured launch always reads them, if the bound has room for them.
+    /// Ancestors of the plan's query tokens. A captured launch always reads them, if the bound has room for them and none for masks.
     pub(in crate::exec::gpu) fn ancestors(&self) -> Option<DeviceArray<u64>> {
         let some = match self.captured() {
-            true => self.bound.ancestors > 0,
+            true => self.bound.ancestors > 0 && self.bound.mask_words == 0,
             false => self.launch_plan.trees,
         };
         some.then(|| self.array(&self.layout.ancestors))
+    }
+
+    /// Masks of the plan's query tokens. A captured launch always reads them, if the bound has room for them.
+    pub(in crate::exec::gpu) fn masks(&self) -> Option<DeviceArray<u64>> {
+        let some = match self.captured() {
+            true => self.bound.mask_words > 0,
+            false => self.launch_plan.masks,
+        };
+        some.then(|| self.array(&self.layout.masks))
     }
 
     /// The rotary embedding that decodes and the launches before prefills apply. Zeros if there is none.

@@ -16,7 +16,7 @@ use crate::{
         launch_set::LaunchSubset,
     },
     plan::{Bound, MAX_LAUNCHES, MergeMode, Plan, conversion::most_heads},
-    problem::{Spec, Variant},
+    problem::{Masks, Spec, Variant},
 };
 
 /// Two arrays with at most this many bytes between them are copied together: one more copy would take as long as these
@@ -35,7 +35,7 @@ impl Workspace {
     /// - `stream` waits for active runs of this workspace on other streams.
     ///
     /// # Errors
-    /// [`Error::OtherSpec`], [`Error::Plan`] if the plan is larger than the bound, [`Error::NotCaptured`],
+    /// [`Error::OtherSpec`], [`Error::BrokenPlan`], [`Error::Plan`] if the plan is larger than the bound, [`Error::NotCaptured`],
     /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for a plan of more than 64 launches (a
     /// batch of many parts). After these errors nothing was changed on the device, and the workspace has no plan.
     /// [`Error::Driver`].
@@ -48,10 +48,18 @@ impl Workspace {
             return Err(Error::OtherSpec { workspace, plan });
         }
         let mut needed = Bound::of(plan);
-        let all_see = self.captured() && self.bound.ancestors > 0 && plan.ancestors.is_empty();
+        plan.check_masks()?;
+        let reads_masks = self.captured() && self.bound.mask_words > 0;
+        let reads_ancestors = self.captured() && self.bound.ancestors > 0 && !reads_masks;
+        let all_see = reads_ancestors && plan.ancestors.is_empty();
         if all_see {
             needed.ancestors = plan.total_q;
         }
+        // Captured launches read masks, which say the same as the plan's ancestors, or that nothing is hidden.
+        let others = reads_masks && plan.masks.is_empty();
+        let others = others.then(|| Masks::of_ancestors(&plan.ancestors, plan.total_q));
+        let masks = others.as_ref().unwrap_or(&plan.masks);
+        needed.mask_words = masks.array_len() as u32;
         self.bound.check(&needed)?;
         let merge_mode = match &self.options.launches {
             Some(set) => set.merge_mode,
@@ -94,6 +102,10 @@ impl Workspace {
         if all_see {
             bytes[ancestors.start as usize..ancestors.end as usize].fill(u8::MAX);
         }
+        if let Some(masks) = &others {
+            layout.write_masks(masks, bytes)?;
+        }
+        let masks = layout.masks.start..layout.masks.start + u64::from(needed.mask_words) * 8;
         let records = if captured { &records[..] } else { &[] };
         put(records, &layout.records, bytes);
         if let Some(items) = &self.launch_plan.items {
@@ -113,6 +125,7 @@ impl Workspace {
             filled(&plan.merge_slots, &layout.merge_slots),
             filled(&plan.page_ids, &layout.page_ids),
             ancestors,
+            masks,
             filled(&conversion.pages, &layout.conversions),
             filled(&conversion.ids, &layout.converted_ids),
         ];

@@ -281,15 +281,15 @@ impl DeviceDescription {
         })
     }
 
-    /// Checks that the kernels support masks of the last keys. Kernels of latent heads do not.
-    pub(in crate::plan) fn supports_trees(&self, spec: &Spec) -> Result<(), Unsupported> {
+    /// Checks that the kernels support masks as bits. Kernels of latent heads do not.
+    pub(in crate::plan) fn supports_masks(&self, spec: &Spec) -> Result<(), Unsupported> {
         if !spec.latent || self.is_cpu() {
             return Ok(());
         }
         Err(Unsupported::Latent {
             device: self.name.clone(),
             what:
-                "with ancestors (Batch::ancestors: give each draft token as a request of its own, by Batch::of_indices, or use heads that are not latent)"
+                "with ancestors or masks (Batch::ancestors, Batch::masks: give each draft token as a request of its own, by Batch::of_indices, or use heads that are not latent)"
                     .into(),
         })
     }

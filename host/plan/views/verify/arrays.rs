@@ -15,6 +15,10 @@ impl Plan {
             self.ancestors == batch.ancestors,
             "the ancestors of query tokens are not the batch's"
         );
+        ensure!(
+            self.masks == batch.masks,
+            "the masks of query tokens are not the batch's"
+        );
         let slice = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
         for (index, (part, planned)) in batch.parts.iter().zip(&self.parts).enumerate() {
             let table = &part.table;

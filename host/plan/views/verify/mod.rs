@@ -99,22 +99,20 @@ impl Plan {
             );
             ensure!(item.kv_begin < item.kv_end, "item {index} has no keys");
             let rows = self.expand(index, item)?;
-            if item.is_joint() {
-                // A joint item computes its runs, which are checked instead.
-                let smallest = rows.iter().map(|row| row.position).min();
-                ensure!(
-                    smallest == Some(item.position),
-                    "item {index}: position {} of {smallest:?}",
-                    item.position
-                );
-                continue;
-            }
-            let smallest = rows.iter().map(|row| row.position).min();
+            let positions = rows.iter().map(|row| (row.token, row.position));
+            let smallest = match item.is_gathered() {
+                true => self.position_of(positions),
+                false => positions.map(|(_, position)| position).min(),
+            };
             ensure!(
                 smallest == Some(item.position),
                 "item {index}: position {} of {smallest:?}",
                 item.position
             );
+            if item.is_joint() {
+                // A joint item computes its runs, which are checked instead.
+                continue;
+            }
             for row in rows {
                 ensure!(
                     row.token < self.total_q,

@@ -153,7 +153,7 @@ pub(in super::super) unsafe fn attend<
         let keys = Keys {
             begin: unit.begin,
             end: unit.end,
-            ancestors: p.attention.ancestors,
+            masks: p.attention.key_masks(),
         };
         while left > 0 {
             wait_but::<RING>();

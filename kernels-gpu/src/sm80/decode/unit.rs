@@ -85,7 +85,7 @@ impl Unit {
             warp::sync_warp(warp::FULL_MASK);
             let windowed = a.variant.window_left != i32::MAX;
             let (_, high) = variant.visible_keys(item.position);
-            let high = a.seen_by_all(high);
+            let high = a.seen_by_all(high, item.position);
             Self {
                 tokens: item.rows,
                 head,

@@ -13,7 +13,7 @@ use crate::{
     abi::GatherPrefillParams,
     common::{
         half::Half,
-        logits::{hide_after, hide_before, hide_strangers_from, mask, transform},
+        logits::{hide_after, hide_before, hide_masked, mask, transform},
         prefill_tile::Tile,
         softmax::Rows,
         variant::{Hook, Variant},
@@ -68,6 +68,8 @@ impl Seen {
     fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
         // Positions grow with the row, and the visible range with the position.
         let low = tile.sees(&p.pack, variant, first_row);
+        // SAFETY: one of the launch's tokens.
+        let limit = unsafe { p.attention.limit_of_tokens(tile.token, tile.position) };
         let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
         Self {
             any: (
@@ -78,7 +80,7 @@ impl Seen {
                     i32::MIN
                 },
             ),
-            every: (high.0, p.attention.seen_by_all(low.1)),
+            every: (high.0, p.attention.seen_by_all(low.1, limit)),
         }
     }
 
@@ -231,16 +233,19 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
         hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
         // Opaque, here and below: otherwise derived values occupy registers all the time.
-        if misc::opaque_u64(p.attention.ancestors) != 0 {
+        let masks = p.attention.key_masks();
+        if masks.any_here() {
             // Rows past the end count as the last token's.
             let last = p.pack.div(tile.rows - 1);
             let begin = misc::opaque(begin as u32) as i32;
-            hide_strangers_from(&mut logits[half], begin, |h| {
+            let row = |h: usize| {
                 let token = p.pack.div(misc::opaque(of[h])).min(last);
                 // SAFETY: a token of the launch.
-                let ancestors = unsafe { p.attention.ancestors_of(tile.token + token) };
-                (tile.position + token as i32, ancestors)
-            });
+                let mask = unsafe { masks.of(tile.token + token) };
+                (tile.position + token as i32, mask)
+            };
+            // SAFETY: whole warps.
+            unsafe { hide_masked(&mut logits[half], begin, row, true) };
         }
         half += 1;
     }

@@ -173,7 +173,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let keys = Keys {
                     begin: unit.begin,
                     end: unit.end,
-                    ancestors: self.params.ancestors,
+                    masks: self.params.key_masks(),
                 };
                 let sharers = Sharers {
                     warps: Layout::<DIM, ROWS, WARPS, CACHE>::PER_CHUNK,

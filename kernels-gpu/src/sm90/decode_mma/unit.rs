@@ -184,7 +184,7 @@ impl Seen {
     ) -> Self {
         let windowed = p.attention.variant.window_left != i32::MAX;
         let (_, high) = variant.visible_keys(position);
-        let high = p.attention.seen_by_all(high);
+        let high = p.attention.seen_by_all(high, position);
         let end = if windowed {
             0
         } else {

@@ -18,7 +18,7 @@ use crate::{
     common::cache::factor_of_products,
     common::half::Half,
     common::logits::{
-        hide_after, hide_before, hide_strangers_from, lean, mask, transform, transform_fours,
+        hide_after, hide_before, hide_masked, lean, mask, transform, transform_fours,
     },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},

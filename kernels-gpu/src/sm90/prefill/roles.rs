@@ -59,7 +59,7 @@ pub unsafe fn run<
                 1 if gathered => gather::<true, VALUE_STAGES>(p, s),
                 0 => load::<false, STAGES>(p, maps.add(1), s, turns),
                 1 => load::<true, VALUE_STAGES>(p, maps.add(2), s, turns),
-                2 if thread == 64 => schedule(p, maps, variant, s),
+                2 if thread == 64 => schedule::<V, EXTRAS>(p, maps, variant, s),
                 3 if PRODUCES < 40 => write::<T, 2>(p, maps.add(3), s),
                 3 => write::<T, 4>(p, maps.add(3), s),
                 _ => {}

@@ -135,7 +135,7 @@ unsafe fn bring_to_each(
 /// # Safety
 /// One thread of the CTA calls this; `maps` points to the tensor map of the queries, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn schedule<V: Variant>(
+pub(super) unsafe fn schedule<V: Variant, const EXTRAS: bool>(
     p: &PrefillParams,
     maps: *const TensorMap,
     variant: &V,
@@ -164,6 +164,10 @@ pub(super) unsafe fn schedule<V: Variant>(
             let late = tile.blocks >= PREFETCH_DISTANCE && last;
             tile.store(s.tile(ring.stage));
             shared::store_u32(s.late(ring.stage), u32::from(late));
+            if EXTRAS {
+                let limit = a.limit_of_tokens(tile.token, tile.position);
+                shared::store_u32(s.limit(ring.stage), limit as u32);
+            }
             mbarrier::arrive(s.tile_full(ring.stage));
             // The parity that consumers of `queries_full` wait with. A single query stage has one phase per tile.
             let here = [ring.stage, ring.parity ^ 1];

@@ -79,6 +79,11 @@ impl Shared {
     pub(super) fn late(self, stage: u32) -> u32 {
         self.tile(stage) + 48
     }
+    /// Address, behind that flag, of the [limit](crate::abi::AttentionParams::limit_of_tokens) of the tile's tokens.
+    #[inline(always)]
+    pub(super) fn limit(self, stage: u32) -> u32 {
+        self.tile(stage) + 52
+    }
     /// Whether the scheduler waits for [`near_end`](Self::near_end) of this tile. The tile has at least that many
     /// blocks.
     ///

@@ -1,6 +1,6 @@
 //! A consumer warpgroup's view of its tile, and the transforms and masks of its logits.
 
-use cuda_std::misc;
+use cuda_std::{misc, shared};
 
 use super::{super::uniform, shared::Shared};
 use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
@@ -35,7 +35,9 @@ impl Work {
         // Positions grow with the row, and the visible range with the position.
         let (_, mut least) = tile.sees(&p.pack, variant, first);
         if EXTRAS {
-            least = p.attention.seen_by_all(least);
+            // SAFETY: the tile's barrier completed.
+            let limit = unsafe { shared::load_u32(s.limit(stage)) } as i32;
+            least = p.attention.seen_by_all(least, limit);
         }
         let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
         let keys = s.shape.keys as i32;
@@ -88,15 +90,17 @@ macro_rules! logits_of_block {
                     hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
                 }
                 // Opaque, here and below: otherwise derived values occupy registers all the time.
-                if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
+                if EXTRAS && after && $p.attention.key_masks().any_here() {
+                    let masks = $p.attention.key_masks();
                     // Rows past the end count as the last token's.
                     let last = $p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;
-                    hide_strangers_from(&mut $logits, begin, |h| {
+                    let row = |h: usize| {
                         let token = $p.pack.div(misc::opaque($rows[h])).min(last);
-                        let ancestors = $p.attention.ancestors_of(tile.token + token);
-                        (tile.position + token as i32, ancestors)
-                    });
+                        let mask = masks.of(tile.token + token);
+                        (tile.position + token as i32, mask)
+                    };
+                    hide_masked(&mut $logits, begin, row, !V::TRANSFORMS_LOGITS);
                 }
                 if before {
                     hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);

@@ -12,7 +12,7 @@ use self::scales::TokenScales;
 use super::KEYS;
 use crate::{
     abi::QueryRow,
-    common::{cache::Cache, state::Softmax, variant::Variant},
+    common::{cache::Cache, masks::Masks, state::Softmax, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -87,8 +87,8 @@ pub struct Keys {
     pub begin: u32,
     /// One past the last.
     pub end: u32,
-    /// As [`AttentionParams::ancestors`](crate::abi::AttentionParams::ancestors).
-    pub ancestors: u64,
+    /// The launch's masks.
+    pub masks: Masks,
 }
 
 /// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the state of the softmax, and the accumulators, for

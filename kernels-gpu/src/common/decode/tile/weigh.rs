@@ -1,6 +1,6 @@
 //! From the logits of a chunk to its weights P: scales, variant, masks, and the online softmax with lazy rescaling.
 
-use cuda_std::{misc, mma, warp};
+use cuda_std::{mma, warp};
 
 use super::{KEY_BLOCKS, Keys, Logits, Rows, Weights, scales::TokenScales};
 use crate::common::{
@@ -9,11 +9,14 @@ use crate::common::{
     math::exp2,
     softmax::SLACK,
     state::Softmax,
-    tree,
     variant::{Hook, Pair, Query, Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
+
+/// The last of a lane's keys in a chunk.
+const LAST: usize = 2 * KEY_BLOCKS - 1;
+const _: () = assert!(LAST * 8 < 64);
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
     /// Computes the weights from the accumulators of S. The first key of the chunk is at position `first`. With
@@ -70,18 +73,12 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 } else {
                     (0, 0)
                 };
-                // One bit per key of the lane, set if the key is on another branch of the tree than the row.
-                let mut other_branch = 0_u32;
-                if MASKED && keys.ancestors != 0 {
+                // The lane's keys are 8 apart; bit 0 is the last one.
+                let mut seen = u64::MAX;
+                if MASKED && keys.masks.any() {
+                    let last = first + 8 * LAST as u32;
                     // SAFETY: the token is one of the launch's.
-                    let ancestors = unsafe { tree::load(keys.ancestors, token) };
-                    // Not unrolled: that would take more registers.
-                    let (mut i, end) = (0, misc::opaque(2 * KEY_BLOCKS as u32));
-                    while i < end {
-                        let hidden = !tree::descends(ancestors, position, (first + i * 8) as i32);
-                        other_branch |= u32::from(hidden) << i;
-                        i += 1;
-                    }
+                    seen = unsafe { keys.masks.of(token).bits(position - last as i32) };
                 }
                 let query = Query {
                     token,
@@ -104,7 +101,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         *logit += scales.values_log2[i];
                     }
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
-                        || MASKED && other_branch >> i & 1 != 0
+                        || MASKED && seen >> (8 * (LAST - i)) & 1 == 0
                         || V::MASKS && !variant.visible(at).plain()
                     {
                         *logit = if V::SOFTMAX { f32::NEG_INFINITY } else { 0.0 };

@@ -19,7 +19,7 @@ use crate::{
     abi::{DIRECT, DecodeParams},
     common::{
         half::Half,
-        logits::{hide_after, hide_before, hide_strangers_from},
+        logits::{hide_after, hide_before, hide_masked},
         softmax::{Rows, largest_sum},
         state::{sink_of, with_sink},
         variant::Variant,
@@ -86,7 +86,7 @@ unsafe fn multiply<T: Half, const PIECE: u32>(
 /// Sets the logits of keys that rows do not see to −∞, in the block that begins at `begin`.
 ///
 /// # Safety
-/// `unit` is the unit in the slot, and its rows are written.
+/// Whole warps; `unit` is the unit in the slot, and its rows are written.
 #[inline(always)]
 unsafe fn hide<V: Variant>(
     p: &DecodeParams,
@@ -113,12 +113,15 @@ unsafe fn hide<V: Variant>(
     let [upper, lower] = [seen(row), seen(row + 8)];
     hide_after(logits, begin, [upper[1], lower[1]]);
     hide_before(logits, begin, [upper[0], lower[0]]);
-    if p.attention.ancestors != 0 {
-        hide_strangers_from(logits, begin, |h| {
+    let masks = p.attention.key_masks();
+    if masks.any() {
+        let row = |h: usize| {
             let row = of(misc::opaque(row + 8 * h as u32));
             // SAFETY: the token is one of the launch's.
-            (row.position, unsafe { p.attention.ancestors_of(row.token) })
-        });
+            (row.position, unsafe { masks.of(row.token) })
+        };
+        // SAFETY: whole warps.
+        unsafe { hide_masked(logits, begin, row, true) };
     }
 }
 
@@ -126,7 +129,7 @@ unsafe fn hide<V: Variant>(
 #[inline(always)]
 fn is_whole<V: Variant>(p: &DecodeParams, variant: &V, unit: &Unit, begin: i32) -> bool {
     let (_, last) = variant.visible_keys(unit.position);
-    let last = p.attention.seen_by_all(last);
+    let last = p.attention.seen_by_all(last, unit.position);
     // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
     let has_window = variant.params().window_left != i32::MAX;
     let past = begin + BLOCK_KEYS as i32;

@@ -70,7 +70,7 @@ pub(super) unsafe fn consume<
                 return;
             }
             let (_, least) = variant.visible_keys(unit.position);
-            let least = p.attention.seen_by_all(least);
+            let least = p.attention.seen_by_all(least, unit.position);
             // Only the smallest position is known: with a window, no key is sure to be seen by all rows.
             let all_from = if variant.params().window_left == i32::MAX {
                 unit.kv_begin as i32

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{half::Half, math::exp2, softmax::SLACK, tree::descends, variant::Variant},
+    common::{half::Half, math::exp2, softmax::SLACK, variant::Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -123,26 +123,30 @@ pub(super) unsafe fn hide<V: Variant, const KEYS: usize>(
         // SAFETY: the unit's rows are written; rows past the end take the last token.
         let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
         let position = row.position;
-        let ancestors = if p.attention.ancestors == 0 {
-            u64::MAX
-        } else {
-            // SAFETY: the token is one of the launch's.
-            unsafe { p.attention.ancestors_of(row.token) }
-        };
         let (first, last) = variant.visible_keys(position);
         let (first, last) = (
             first.max(unit.kv_begin as i32),
             last.min(unit.kv_end as i32 - 1),
         );
-        let mut i = 0;
-        while i < 2 * KEYS {
-            let (tile, half) = (i / 2, i % 2);
-            let key = (tile * 64 + half * 8) as u32 + warp * 16 + lane / 4;
-            let key = begin + key as i32;
-            if key < first || key > last || !descends(ancestors, position, key) {
-                logits[tile][2 * half + column] = f32::NEG_INFINITY;
+        let masks = p.attention.key_masks();
+        let mut tile = 0;
+        while tile < KEYS {
+            let key = begin + ((tile * 64) as u32 + warp * 16 + lane / 4) as i32;
+            // Bit 0 is the second key of the tile, which is 8 after the first.
+            let mut seen = u64::MAX;
+            if masks.any() {
+                // SAFETY: the token is one of the launch's.
+                seen = unsafe { masks.of(row.token).bits(position - (key + 8)) };
             }
-            i += 1;
+            let mut half = 0;
+            while half < 2 {
+                let key = key + 8 * half as i32;
+                if key < first || key > last || seen >> (8 * (1 - half)) & 1 == 0 {
+                    logits[tile][2 * half + column] = f32::NEG_INFINITY;
+                }
+                half += 1;
+            }
+            tile += 1;
         }
         column += 1;
     }

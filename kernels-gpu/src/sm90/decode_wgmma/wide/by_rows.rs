@@ -205,7 +205,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     // Read again, because it would take registers in the loop over keys.
                     let unit = Unit::load(s.unit(slot));
                     let (_, least) = variant.visible_keys(unit.position);
-                    let least = a.seen_by_all(least);
+                    let least = a.seen_by_all(least, unit.position);
                     let windowed = variant.params().window_left != i32::MAX;
                     let (mask, mine) = (s.mask(mask), lane < keys / TOKENS);
                     let mut walk = Walk::resume(s, slot, masked_run);

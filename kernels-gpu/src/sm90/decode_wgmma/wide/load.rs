@@ -161,7 +161,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
             (unit, Walk::start(s, slots.stage))
         };
         let (_, least) = variant.visible_keys(unit.position);
-        let least = p.attention.seen_by_all(least);
+        let least = p.attention.seen_by_all(least, unit.position);
         let mut block = 0;
         let mut piece = Piece::NONE;
         let mut mode = Mode::NONE;

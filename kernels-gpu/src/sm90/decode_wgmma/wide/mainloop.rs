@@ -15,7 +15,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::half::Half,
-    common::logits::hide_other_branches,
+    common::logits::hide_masked,
     common::softmax::Rows,
     common::variant::{Hook, Pair, Query, Variant},
 };
@@ -198,16 +198,15 @@ pub(super) unsafe fn consume<
                 let rows = [row, row + 8];
                 if mode.positional {
                     finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
-                    if p.attention.ancestors != 0 {
-                        let column = (warp::lane_id() % 4 * 2) as i32;
-                        hide_other_branches(
-                            &mut logits,
-                            |group| Visible::load(mask, group).key as i32 + column,
-                            |h| {
-                                let row = query(p, variant, s, slots.stage, misc::opaque(rows[h]));
-                                (row.position, p.attention.ancestors_of(row.token))
-                            },
-                        );
+                    let masks = p.attention.key_masks();
+                    if masks.any() {
+                        // Positional blocks have keys of one run: they are consecutive.
+                        let begin = Visible::load(mask, 0).key as i32;
+                        let row = |h: usize| {
+                            let row = query(p, variant, s, slots.stage, misc::opaque(rows[h]));
+                            (row.position, masks.of(row.token))
+                        };
+                        hide_masked(&mut logits, begin, row, false);
                     }
                 } else {
                     finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);

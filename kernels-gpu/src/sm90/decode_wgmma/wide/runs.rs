@@ -100,9 +100,9 @@ pub(super) unsafe fn list_runs(
     // Opaque: otherwise values derived from the parameters are kept in predicate registers, of which there are too few.
     let window = misc::opaque(p.attention.variant.window_left as u32) as i32;
     let causal = misc::opaque(p.attention.variant.causal);
-    let last = p.attention.seen_by_all(item.position);
-    let sees_all =
-        window == i32::MAX && (causal == 0 || item.kv_end as i32 <= last.saturating_add(1));
+    let last = if causal == 0 { i32::MAX } else { item.position };
+    let last = p.attention.seen_by_all(last, item.position);
+    let sees_all = window == i32::MAX && item.kv_end as i32 <= last.saturating_add(1);
     let (mut listed, mut pieces) = (0, 0);
     // SAFETY: a whole warp; the plan's items are valid.
     unsafe {

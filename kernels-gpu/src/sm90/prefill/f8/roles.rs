@@ -60,7 +60,7 @@ pub(super) unsafe fn run<
             match thread / 32 {
                 0 => load::<false, STAGES>(p, s),
                 1 => load::<true, VALUE_STAGES>(p, s),
-                2 if thread == 64 => schedule(p, maps, variant, s),
+                2 if thread == 64 => schedule::<V, true>(p, maps, variant, s),
                 3 => write::<T, 4>(p, maps.add(3), s),
                 _ => {}
             }
