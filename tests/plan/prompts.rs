@@ -62,6 +62,14 @@ fn kv_heads_take_turns_where_the_keys_of_all_do_not_fit_in_cache() {
     assert_eq!(together(&[(1024, 1024); 5]), 0);
     // So many that the last ones keep all SMs busy.
     assert_eq!(together(&[(2048, 16384)]), 4);
+    // Work for 130 and for 128 of 132 SMs is enough.
+    let spec = Spec::new(128, 128, 192).with_head_dim_v(128);
+    let of_128_heads = |request| {
+        let plan = plan_for(&spec, &[request], &PlanOptions::default());
+        (plan.groups[0].tile.m, plan.groups[0].kv_heads_together)
+    };
+    assert_eq!(of_128_heads((8192, 8192)), (128, 4));
+    assert_eq!(of_128_heads((512, 8192)), (128, 32));
 }
 
 /// The keys of one KV head of 80 prompts of 1024 are more than L2 holds. 34 are at work at a time.
