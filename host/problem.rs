@@ -29,7 +29,7 @@ mod spec;
 mod variant;
 
 pub(crate) use advice::Quantity;
-pub use batch::{Batch, Masks, PageTable, Part};
+pub use batch::{Batch, PageTable, Part};
 pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
@@ -38,6 +38,7 @@ pub(crate) use padding::Padding;
 pub use spec::Spec;
 pub use variant::Variant;
 unstable! {
+    use batch::Masks;
     use compute::Compute;
 }
 

@@ -66,12 +66,12 @@ impl Batch {
     /// ```
     ///
     /// # Panics
-    /// If there are more than 64 tokens ([`Masks::push_tree`](crate::problem::Masks::push_tree) takes any number), or a parent does not come before its child.
+    /// If there are more than 64 tokens ([`push_mask_tree`](Self::push_mask_tree) takes any number), or a parent does not come before its child.
     #[must_use]
     pub fn ancestors_of(parents: &[Option<u32>]) -> Vec<u64> {
         assert!(
             parents.len() <= REACH as usize,
-            "{} drafted tokens: a word reaches back {REACH} keys (Masks::push_tree takes any number)",
+            "{} drafted tokens: a word reaches back {REACH} keys (Batch::push_mask_tree takes any number)",
             parents.len()
         );
         let mut paths: Vec<u64> = Vec::with_capacity(parents.len());

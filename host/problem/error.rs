@@ -67,8 +67,8 @@ pub enum ProblemError {
     AncestorsNotCausal,
     /// Ancestors together with masks.
     #[error(
-        "the batch has both ancestors and masks: give one of them; a mask of one word for each token (Masks::push_words), or a \
-         tree of any size (Masks::push_tree), replaces ancestors"
+        "the batch has both ancestors and masks: give one of them; a tree of any size (Batch::push_mask_tree) or masks of one word for \
+         each token (Batch::push_mask_words) replace ancestors"
     )]
     MasksAndAncestors,
     /// Masks that do not fit their request or the batch.

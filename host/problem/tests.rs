@@ -609,3 +609,40 @@ fn masks_that_are_not_those_of_the_batch_are_refused() {
     let both = batch.with_ancestors(vec![1; 5]).with_masks(masks);
     assert_eq!(both.check(&spec), Err(ProblemError::MasksAndAncestors));
 }
+
+/// A batch knows the tokens and keys of the next request; the one without query tokens has no mask.
+#[test]
+fn a_batch_takes_the_mask_of_the_next_request() {
+    let mut table = PageTable::new(16, 4);
+    [3, 2, 9, 1]
+        .into_iter()
+        .zip(0..)
+        .for_each(|(keys, page)| table.push(&[page], keys));
+    let mut batch = Batch::new(vec![0, 2, 2, 5, 6], table);
+    let mut asked = Vec::new();
+    batch
+        .push_mask(|query, key| asked.push((query, key)) == ())
+        .unwrap();
+    assert_eq!((asked.len(), asked.iter().max()), (2 * 3, Some(&(1, 2))));
+    let wrong = |what, got, expected| {
+        Err(ProblemError::Masks {
+            what,
+            got,
+            expected,
+        })
+    };
+    assert_eq!(batch.push_mask_flags(&[true; 24]), wrong("flags", 24, 27));
+    assert_eq!(batch.push_mask_packed(&[0; 3]), wrong("bytes", 3, 4));
+    assert_eq!(batch.push_mask_tree(&[None; 2]), wrong("parents", 2, 3));
+    batch.push_mask_words(&[1, 2, 3]).unwrap();
+    assert_eq!(
+        batch.check(&Spec::new(4, 2, 64)),
+        wrong("query tokens", 5, 6)
+    );
+    batch.push_mask_open().unwrap();
+    assert_eq!(batch.push_mask_open(), wrong("requests", 5, 4));
+    assert_eq!(
+        (batch.check(&Spec::new(4, 2, 64)), batch.mask_words()),
+        (Ok(()), 1 + 3)
+    );
+}

@@ -46,7 +46,7 @@ pub struct BatchLimits {
     pub states_per_token: u32,
     /// Whether batches may have masks of the last keys ([`Batch::ancestors`](crate::problem::Batch::ancestors)).
     pub trees: bool,
-    /// Words of the masks of all query tokens together ([`Masks::words`](crate::problem::Masks::words)); 0: batches have no
+    /// Words of the masks of all query tokens together ([`Batch::mask_words`](crate::problem::Batch::mask_words)); 0: batches have no
     /// [`Batch::masks`](crate::problem::Batch::masks).
     #[serde(default)]
     pub mask_words: u32,

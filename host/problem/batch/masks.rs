@@ -9,34 +9,17 @@ use kernels_gpu::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{ProblemError, Quantity};
+use super::{Batch, ProblemError, Quantity};
 use crate::problem::fits;
 
 /// Two u64 describe the mask of a token.
 const TOKEN: usize = size_of::<TokenMask>() / size_of::<u64>();
 
-/// Which keys each query token sees, as bits: masks of any length ([`Batch::masks`](super::Batch::masks)).
+/// The masks of a batch. [`Batch::push_mask`] and what follows it push them.
 ///
 /// They are pushed request by request. The bits of a token begin at the *last key* of its request, that of the last query
 /// token: bit `b` is the key `b` before it. Keys that the bits do not describe are seen. All bits are in addition to the causal
 /// mask and the window.
-///
-/// ```
-/// use tandem_attn::problem::{Batch, Masks, PageTable, Spec};
-///
-/// let mut masks = Masks::default();
-/// // A prompt of 6 tokens, of which 1 to 4 are an image: they see each other.
-/// let image = 1..5;
-/// masks.push(6, 6, |query, key| key <= query || image.contains(&query) && image.contains(&key));
-/// // A decode that sees every key.
-/// masks.push_open(1);
-/// let mut table = PageTable::new(16, 4);
-/// table.push(&[2], 6);
-/// table.push(&[0], 9);
-/// let batch = Batch::new(vec![0, 6, 7], table).with_masks(masks);
-/// batch.check(&Spec::new(8, 2, 64).non_causal())?;
-/// # Ok::<(), tandem_attn::problem::ProblemError>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Masks {
     /// `[total_q]`. `first` counts from the beginning of `words`.
@@ -125,7 +108,7 @@ impl Masks {
     }
 
     /// Adds the next request: a tree of draft tokens of any size, whose keys are the last ones of the request. Each token sees the
-    /// context, its ancestors and itself; `parents` is as in [`Batch::ancestors_of`](super::Batch::ancestors_of).
+    /// context, its ancestors and itself; `parents` is as in [`Batch::ancestors_of`].
     ///
     /// # Panics
     /// If a parent does not come before its child.
@@ -204,7 +187,7 @@ impl Masks {
         own
     }
 
-    /// The same as the masks of the last keys ([`Batch::ancestors`](super::Batch::ancestors)), or as none, of so many query tokens.
+    /// The same as the masks of the last keys ([`Batch::ancestors`]), or as none, of so many query tokens.
     pub(crate) fn of_ancestors(ancestors: &[u64], total_q: u32) -> Self {
         let word = |token: u32| match ancestors.get(token as usize) {
             Some(_) => (token, 1),
@@ -338,6 +321,129 @@ impl Masks {
                 expected: each.unwrap_or(0) * tokens,
             }),
         }
+    }
+}
+
+/// Masks of any keys, as bits. They are pushed request by request, in order; requests without query tokens have none.
+///
+/// Bits hide keys in addition to the causal mask and the window: where tokens are to see later ones, the variant must not be causal.
+/// They change no distances. A batch has masks of all its requests or of none.
+impl Batch {
+    /// Adds the mask of the next request. `sees` is asked for each of its query tokens and each of its keys
+    /// ([`kv_len`](Self::kv_len)). Tokens that follow each other and see the same keys share their words.
+    ///
+    /// ```
+    /// use tandem_attn::problem::{Batch, PageTable, Spec};
+    ///
+    /// // A prompt of 6 tokens, and a decode.
+    /// let mut table = PageTable::new(16, 4);
+    /// table.push(&[2], 6);
+    /// table.push(&[0], 9);
+    /// let mut batch = Batch::new(vec![0, 6, 7], table);
+    /// // Tokens 1 to 4 of the prompt are an image: they see each other. The decode sees every key.
+    /// let image = 1..5;
+    /// batch.push_mask(|query, key| key <= query || image.contains(&query) && image.contains(&key))?;
+    /// batch.push_mask_open()?;
+    /// batch.check(&Spec::new(8, 2, 64).non_causal())?;
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if all requests have a mask.
+    pub fn push_mask(&mut self, sees: impl FnMut(u32, u32) -> bool) -> Result<(), ProblemError> {
+        let [q_len, kv_len] = self.next_masked()?;
+        self.masks.push(q_len, kv_len, sees);
+        Ok(())
+    }
+
+    /// The same by a flag for each pair: token by token, with all keys of a token together.
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if the flags are not as many as the pairs, or if all requests have a mask.
+    pub fn push_mask_flags(&mut self, flags: &[bool]) -> Result<(), ProblemError> {
+        let [q_len, kv_len] = self.next_masked()?;
+        let expected = q_len as usize * kv_len as usize;
+        if flags.len() != expected {
+            return Err(ProblemError::Masks {
+                what: "flags",
+                got: flags.len(),
+                expected,
+            });
+        }
+        self.masks.push_flags(q_len, flags)
+    }
+
+    /// The same by bits: pair `i` is bit `i % 8` of byte `i / 8`, and tokens follow each other without gaps, as in FlashInfer's
+    /// `packed_custom_mask` of a request.
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if there is not a bit for each pair, in whole bytes, or if all requests have a mask.
+    pub fn push_mask_packed(&mut self, bytes: &[u8]) -> Result<(), ProblemError> {
+        let [q_len, kv_len] = self.next_masked()?;
+        self.masks.push_packed(q_len, kv_len, bytes)
+    }
+
+    /// The same by words, as many for each token, token by token, as they are stored. Bit `b` of a token's words (bit `b % 64` of word
+    /// `b / 64`) is the key `b` before the request's last key; keys that the words do not describe are seen.
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if the words are not as many for each token, or if all requests have a mask.
+    pub fn push_mask_words(&mut self, words: &[u64]) -> Result<(), ProblemError> {
+        let [q_len, _] = self.next_masked()?;
+        self.masks.push_words(q_len, words)
+    }
+
+    /// The next request has no mask.
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if all requests have a mask.
+    pub fn push_mask_open(&mut self) -> Result<(), ProblemError> {
+        let [q_len, _] = self.next_masked()?;
+        self.masks.push_open(q_len);
+        Ok(())
+    }
+
+    /// The query tokens of the next request are a tree of draft tokens of any size. Each sees the context, its ancestors and itself;
+    /// `parents` is as in [`ancestors_of`](Self::ancestors_of), which makes smaller masks of up to 64 tokens.
+    ///
+    /// # Errors
+    /// [`ProblemError::Masks`] if there is not a parent (or none) for each token, or if all requests have a mask.
+    ///
+    /// # Panics
+    /// If a parent does not come before its child.
+    pub fn push_mask_tree(&mut self, parents: &[Option<u32>]) -> Result<(), ProblemError> {
+        let [q_len, _] = self.next_masked()?;
+        if parents.len() != q_len as usize {
+            return Err(ProblemError::Masks {
+                what: "parents",
+                got: parents.len(),
+                expected: q_len as usize,
+            });
+        }
+        self.masks.push_tree(parents);
+        Ok(())
+    }
+
+    /// Words of all masks, for [`BatchLimits::with_mask_words`](crate::plan::BatchLimits::with_mask_words).
+    #[must_use]
+    pub const fn mask_words(&self) -> usize {
+        self.masks.words()
+    }
+
+    /// Query tokens and keys of the request that gets the next mask.
+    fn next_masked(&self) -> Result<[u32; 2], ProblemError> {
+        let pushed = self.masks.tokens();
+        if pushed >= self.total_q() as usize {
+            return Err(ProblemError::Masks {
+                what: "requests",
+                got: self.requests() + 1,
+                expected: self.requests(),
+            });
+        }
+        let begun = |&first: &u32| first as usize <= pushed;
+        let request = self.qo_indptr.partition_point(begun) - 1;
+        let keys = PlainLen::of(self.kv_len(request) as usize)?;
+        Ok([self.q_len(request), keys.0])
     }
 }
 

@@ -38,9 +38,8 @@ pub struct Batch {
     /// depth only in a chain; where that matters, `kv::DraftTree::batch` (feature `unstable`) gives each token its depth.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
-    /// Masks of any keys, of all query tokens; empty if there are none, or if [`ancestors`](Self::ancestors) suffice.
-    ///
-    /// As these they change no distances. They may show a query keys after its own only if the variant is not causal.
+    /// Masks of any keys, of all query tokens; empty if there are none, or if [`ancestors`](Self::ancestors) suffice. See
+    /// [`push_mask`](Self::push_mask).
     #[serde(default, skip_serializing_if = "Masks::is_empty")]
     pub masks: Masks,
 }
@@ -153,7 +152,7 @@ impl Batch {
         self
     }
 
-    /// With masks of any keys: see [`Masks`].
+    /// With masks of any keys that are those of another batch of the same requests: see [`push_mask`](Self::push_mask).
     #[must_use]
     pub fn with_masks(mut self, masks: Masks) -> Self {
         self.masks = masks;
