@@ -86,7 +86,7 @@ impl<'a> RankTokens<'a> {
                 .copied()
                 .collect(),
         };
-        let masks = tokens.iter().flat_map(Range::clone).map(|token| (token, 0));
+        let masks = tokens.iter().flat_map(Range::clone);
         let own = Batch::composed(own_indptr, parts)
             .with_ancestors(ancestors)
             .with_masks(batch.masks.of_tokens(masks));

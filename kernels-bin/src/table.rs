@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            21116828,
+            20875402,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            10065360,
+            9753040,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29528450,
+            29439253,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            13719440,
+            12988304,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18260032,
+            18018809,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9526872,
+            9512536,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11556892,
+            11401535,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5722288,
+            5400752,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1659578,
+            1599400,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            773408,
+            730400,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2140864,
+            2064804,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1122080,
+            1116960,
         )),
     },
     Module {
@@ -89,11 +89,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2140865,
+            2064805,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1149112,
+            1140920,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1398910,
+            1369570,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            633016,
+            596152,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1398909,
+            1369569,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            651040,
+            622368,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1634787,
+            1590491,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            600864,
+            529184,
         )),
     },
     Module {
@@ -137,11 +137,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1634788,
+            1590492,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            613784,
+            542104,
         )),
     },
     Module {
@@ -173,11 +173,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            715727,
+            741238,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            354576,
+            371664,
         )),
     },
     Module {
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            688560,
+            714027,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            321568,
+            337440,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            3047622,
+            3006837,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            1351568,
+            1335184,
         )),
     },
     Module {

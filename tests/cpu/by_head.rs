@@ -420,7 +420,10 @@ fn what_cannot_stand_beside_lists_is_named() {
     assert_eq!(batch.check(&spec.with_sinks()), by_head("sinks"));
     assert_eq!(batch.check(&spec.with_window_left(5)), by_head("a window"));
     let masked = batch.clone().with_ancestors(vec![u64::MAX; 100]);
-    assert_eq!(masked.check(&spec), by_head("masks of the last keys"));
+    assert_eq!(masked.check(&spec), by_head("masks as bits"));
+    let mut masked = batch.clone();
+    while masked.push_mask(|_, key| key != 3).is_ok() {}
+    assert_eq!(masked.check(&spec), by_head("masks as bits"));
     for heads in [0, 3] {
         let (mut wrong, part, total_q) = (batch.clone(), 1, 100);
         wrong.parts[1].heads = heads;

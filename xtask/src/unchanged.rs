@@ -26,6 +26,10 @@ pub fn build(report: &Report) -> Result<Vec<CudaModule>, Error> {
         builders.map(move |it| it.assemble(family.0 == ALWAYS))
     };
     let mut modules = build_all(modules::FAMILIES.iter().flat_map(of_family))?;
+    assert!(
+        modules.iter().any(|module| module.cubin.is_some()),
+        "there is a family {ALWAYS:?}"
+    );
     let tools = tools(&modules[0], &assembler()?);
     let changed = |module: &CudaModule| {
         let known = report.tools == tools && is_known(&name(module), &module.ptx, report);

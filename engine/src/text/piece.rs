@@ -23,13 +23,15 @@ impl Text {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             return Ok(TokenText { text, bytes });
         }
-        let decoded = self.tokenizer.decode(&[token], false);
-        let mut text = decoded.map_err(tokenizer_error)?;
         let name = self.tokenizer.id_to_token(token).unwrap_or_default();
-        // Some decoders take it away at the beginning of a text.
-        if name.starts_with('▁') && !text.starts_with(' ') {
-            text.insert(0, ' ');
-        }
+        // Some decoders take one space or all of them away at the beginning of a text.
+        let text = match name.starts_with('▁') {
+            true => name.replace('▁', " "),
+            false => {
+                let decoded = self.tokenizer.decode(&[token], false);
+                decoded.map_err(tokenizer_error)?
+            }
+        };
         let bytes = match text.contains(char::REPLACEMENT_CHARACTER) {
             true => name.chars().map(byte_of).collect(),
             false => None,

@@ -147,7 +147,8 @@ impl LaunchSet {
         }
     }
 
-    /// Adds the launches that this plan needs. A plan that is not for a GPU adds nothing.
+    /// Adds the launches that this plan needs. A plan that is not for a GPU adds nothing. Other sizes of batches may need other
+    /// launches: few keys have another kernel than many, and [`decodes`](Self::decodes) has both.
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
         let mut launch_plan = LaunchPlan::default();

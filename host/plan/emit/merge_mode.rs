@@ -25,7 +25,11 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
     const ELEMENTS: u64 = 512;
     // With fixed splits, results must not depend on the rest of the batch, so the way of merging must not either.
     let fixed = options.split.is_fixed();
-    let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
+    // Kernels that share SMs do not merge.
+    let merges_itself = |group: &TileGroup| group.id.is_none_or(|id| !id.info().co_resident);
+    let few_rows = |group: &TileGroup| {
+        group.kernel == Kernel::Decode && group.tile.m <= ROWS && merges_itself(group)
+    };
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;
     let tokens = plan.row_blocks.iter().map(|block| block.tokens).max();
     let of_token = plan.spec.group() * plan.spec.head_dim_v;

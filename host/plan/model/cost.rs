@@ -191,7 +191,8 @@ impl CostModel {
         if cost.spread_states.is_some() {
             let products = self.cached_key_ps(kernel, tile).max(1);
             let most = self.key_ps(kernel, tile, pack) * 1000 / products;
-            contention.solo_speedup = contention.solo_speedup.min(most as u32);
+            let most = u32::try_from(most).unwrap_or(u32::MAX);
+            contention.solo_speedup = contention.solo_speedup.min(most);
         }
         contention
     }

@@ -75,6 +75,10 @@ impl Plan {
     /// Checks that the words of all masks are there.
     pub(crate) fn check_masks(&self) -> Result<(), BrokenPlan> {
         let (got, expected) = (self.masks.tokens(), self.total_q as usize);
+        if got > 0 && !self.ancestors.is_empty() {
+            let ancestors = ("ancestors beside masks", self.ancestors.len() as u32);
+            return Err(BrokenPlan::at("masks", 0, ancestors));
+        }
         match self.masks.broken() {
             Some(token) => {
                 let first = ("first word of token", token as u32);

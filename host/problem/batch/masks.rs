@@ -174,14 +174,13 @@ impl Masks {
         sees(words, after, position, key)
     }
 
-    /// The masks of some query tokens, which become the tokens of another batch: for each its index, and by how many positions
-    /// it is further behind there.
-    pub(crate) fn of_tokens(&self, tokens: impl IntoIterator<Item = (u32, u32)>) -> Self {
+    /// The masks of some query tokens, which become the tokens of another batch.
+    pub(crate) fn of_tokens(&self, tokens: impl IntoIterator<Item = u32>) -> Self {
         let mut own = Self::default();
         if !self.is_empty() {
-            for (token, later) in tokens {
+            for token in tokens {
                 let mask = &self.tokens[token as usize];
-                own.push_row(self.row(mask), mask.after.wrapping_sub(later));
+                own.push_row(self.row(mask), mask.after);
             }
         }
         own
@@ -331,6 +330,9 @@ impl Masks {
 impl Batch {
     /// Adds the mask of the next request. `sees` is asked for each of its query tokens and each of its keys
     /// ([`kv_len`](Self::kv_len)). Tokens that follow each other and see the same keys share their words.
+    ///
+    /// Where a request has keys in several parts, [`Part::keys_after`](super::super::Part::keys_after) of each part is the number of
+    /// keys behind it, also without a causal mask: bits count from the request's last key.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};

@@ -269,7 +269,7 @@ impl Batch {
         }
         let refused = [
             (spec.latent, "latent keys"),
-            (!self.ancestors.is_empty(), "masks of the last keys"),
+            (self.has_masks(), "masks as bits"),
         ];
         let refused = refused.into_iter().find(|&(there, _)| there);
         match refused.map(|(_, what)| what).or_else(|| spec.not_by_head()) {

@@ -13,7 +13,7 @@ use crate::{
         DeviceArray, DeviceTensor, Gpu, KvPool,
         tensor::{COUNTED, fits},
     },
-    problem::{Padding, Quantity, Spec},
+    problem::{Padding, ProblemError, Quantity, Spec},
     tensor::{ShapeError, check_softmax},
 };
 
@@ -50,6 +50,9 @@ impl Extras {
         if let Some(ancestors) = self.ancestors {
             ancestors.check_address("ancestors", 8)?;
             check_least("ancestors", "tokens", ancestors.len, tokens, ", as in q")?;
+        }
+        if self.ancestors.is_some() && self.masks.is_some() {
+            return Err(ProblemError::MasksAndAncestors.into());
         }
         if let Some(masks) = self.masks {
             let of_token = size_of::<TokenMask>() / size_of::<u64>();

@@ -109,6 +109,8 @@ impl DeviceDescription {
                 ("queued_ns", tile.queued_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("state_ns", tile.state_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("cut_ns", tile.cut_ns.unwrap_or(0.0), 0.0, 1e9),
+                ("spread_states", tile.spread_states.unwrap_or(0.0), 0.0, 1e3),
+                ("few_keys", tile.few_keys.unwrap_or(0.0), 0.0, 1e9),
                 (
                     "smaller units",
                     tile.smaller.map_or(0.0, |[units, _]| units),

@@ -98,7 +98,7 @@ impl TileTable {
     ) -> [Option<Self>; 3] {
         match KernelRule::from(options).chooses() {
             true => [
-                self.for_few_keys(device, spec),
+                self.for_few_keys(device, spec, options),
                 self.smaller(device, spec),
                 self.larger(device, spec),
             ],

@@ -20,9 +20,9 @@ use self::{
     hybrid::{co_resident_kernels, kernels_apart, ticket_kernels},
     serving::serving,
 };
-use super::{DeviceDescription, PodConfig};
+use super::{CostModel, DeviceDescription, PodConfig};
 use crate::{
-    plan::data::{Kernel, PlanError, Tile},
+    plan::data::{Kernel, MergeMode, PlanError, PlanOptions, Tile},
     problem::{Compute, Spec},
 };
 
@@ -174,9 +174,19 @@ impl TileTable {
         })
     }
 
-    /// The table with the deepest kernel that shares SMs for decodes of the fewest rows. None if the heads have no such kernel.
+    /// The table with the deepest kernel that shares SMs for decodes of the fewest rows. None if decodes of these heads never take
+    /// it, or have to merge in their own CTAs, which it does not.
     #[must_use]
-    fn for_few_keys(&self, device: &DeviceDescription, spec: &Spec) -> Option<Self> {
+    fn for_few_keys(
+        &self,
+        device: &DeviceDescription,
+        spec: &Spec,
+        options: &PlanOptions,
+    ) -> Option<Self> {
+        CostModel::new(device, spec).few_keys(self.narrowest())?;
+        if options.merge_mode == MergeMode::Fused {
+            return None;
+        }
         let own = self.decode.first()?.kernel?.info();
         let is_like = |id: &KernelId| {
             let row = id.info();
