@@ -25,6 +25,7 @@ fn each(one: &Bound, other: &Bound, of: impl Fn(u32, u32) -> u32) -> Bound {
         merges: of(one.merges, other.merges),
         slots: of(one.slots, other.slots),
         ancestors: of(one.ancestors, other.ancestors),
+        mask_words: of(one.mask_words, other.mask_words),
         padded_tokens: of(one.padded_tokens, other.padded_tokens),
         converted_pages: of(one.converted_pages, other.converted_pages),
     }
@@ -42,6 +43,7 @@ mod tests {
             merges: 0,
             slots,
             ancestors: 0,
+            mask_words: 0,
             padded_tokens: 0,
             converted_pages: 3,
         }
