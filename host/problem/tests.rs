@@ -547,7 +547,7 @@ fn tokens_that_see_the_same_keys_share_their_words() {
 #[test]
 fn trees_may_be_masks() {
     let parents: Vec<_> = (0..64_u32)
-        .map(|token| (token % 3 > 0).then(|| token / 2))
+        .map(|token| (token % 3 > 0).then_some(token / 2))
         .collect();
     let mut masks = Masks::default();
     masks.push_tree(&parents);
@@ -621,7 +621,10 @@ fn a_batch_takes_the_mask_of_the_next_request() {
     let mut batch = Batch::new(vec![0, 2, 2, 5, 6], table);
     let mut asked = Vec::new();
     batch
-        .push_mask(|query, key| asked.push((query, key)) == ())
+        .push_mask(|query, key| {
+            asked.push((query, key));
+            true
+        })
         .unwrap();
     assert_eq!((asked.len(), asked.iter().max()), (2 * 3, Some(&(1, 2))));
     let wrong = |what, got, expected| {
