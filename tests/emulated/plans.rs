@@ -186,6 +186,11 @@ fn masks_that_reach_back_some_words_are_the_reference() {
         if seed < 2 {
             check::<bf16, F8E4M3>(&case).unwrap();
         }
+        let ampere = Settings {
+            compute: 80,
+            ..settings(case.schedule, case.seed)
+        };
+        check_on::<bf16, bf16>(&case, ampere).unwrap();
     }
 }
 

@@ -100,7 +100,8 @@ macro_rules! logits_of_block {
                         let mask = masks.of(tile.token + token);
                         (tile.position + token as i32, mask)
                     };
-                    hide_masked(&mut $logits, begin, row, !V::TRANSFORMS_LOGITS);
+                    // With other transforms skipping takes registers that tiles of 192 rows do not have.
+                    hide_masked(&mut $logits, begin, row, !V::TRANSFORMS_LOGITS || V::LINEAR);
                 }
                 if before {
                     hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);
