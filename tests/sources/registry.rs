@@ -83,7 +83,7 @@ fn the_compiler_kept_what_the_planner_relies_on() {
         // with a soft cap or scales of tokens also the consumers, about 30 words for each block.
         // Of latent attention, the warps that copy single keys spill up to 60 bytes.
         let most = match row.op {
-            _ if row.products_of_8_bits && row.head_dim > 128 => 1200,
+            _ if row.products_of_8_bits && row.head_dim > 128 => 1300,
             _ if row.products_of_8_bits => 700,
             Op::Decode if row.co_resident && row.cache.is_some() => 710,
             Op::Decode if row.rows == 64 && row.cache.is_some() => 900,
