@@ -180,14 +180,16 @@ fn rows_in_heads_of_256_have_tiles_of_8_or_64() {
     assert_eq!(of(32), [(true, 64)]);
 }
 
-/// The CTA that arrives last merges all tokens of a request; more than one are faster in a kernel.
+/// The CTA that arrives last merges all tokens of a request; more than one are faster in a kernel. So are few keys, whose kernel
+/// merges nothing.
 #[test]
 fn several_new_tokens_are_merged_in_a_kernel() {
     let spec = Spec::new(32, 8, 128);
-    let mode = |new| plan_for(&spec, &[(new, 16384)], &PlanOptions::default()).merge_mode;
-    assert_eq!(mode(1), MergeMode::Fused);
-    assert_eq!(mode(2), MergeMode::Kernel);
-    assert_eq!(mode(4), MergeMode::Kernel);
+    let mode = |new, keys| plan_for(&spec, &[(new, keys)], &PlanOptions::default()).merge_mode;
+    assert_eq!(mode(1, 131_072), MergeMode::Fused);
+    assert_eq!(mode(2, 131_072), MergeMode::Kernel);
+    assert_eq!(mode(4, 131_072), MergeMode::Kernel);
+    assert_eq!(mode(1, 16_384), MergeMode::Kernel);
 }
 
 /// Kernels for few rows take longer between short units than those for 64 rows.

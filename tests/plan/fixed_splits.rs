@@ -140,13 +140,14 @@ fn kernels_follow_from_the_request() {
                 "{queries} of {keys}"
             );
         }
-        // Where splits are not fixed, decodes have one tile, or their CTAs merge, kernels are those that run alone.
-        for options in [
-            PlanOptions::default(),
-            fixed(1024).with_decode_tile(Tile { m: 16, n: 32 }),
-            fixed(1024).with_merge_mode(MergeMode::Fused),
+        // Where splits are not fixed, decodes have one tile, or their CTAs merge, kernels are those that run alone. Few keys take a
+        // kernel that shares SMs all the same.
+        for (options, keys) in [
+            (PlanOptions::default(), 60_000),
+            (fixed(1024).with_decode_tile(Tile { m: 16, n: 32 }), 5000),
+            (fixed(1024).with_merge_mode(MergeMode::Fused), 5000),
         ] {
-            let plan = of(&options, 5000);
+            let plan = of(&options, keys);
             assert!(!named(&plan).0.contains("co_resident"), "{options:?}");
         }
     }

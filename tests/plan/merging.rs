@@ -55,8 +55,8 @@ fn the_merge_mode_depends_on_the_rows_of_a_merge() {
         (64, 4, 64, MergeMode::Kernel),
         (16, 2, 256, MergeMode::Kernel),
     ] {
-        let mut table = PageTable::new(16, 256);
-        table.push(&(0..256).collect::<Vec<_>>(), 4096);
+        let mut table = PageTable::new(16, 4096);
+        table.push(&(0..4096).collect::<Vec<_>>(), 65536);
         let spec = Spec::new(q_heads, kv_heads, head_dim);
         let batch = Batch::new(vec![0, 1], table);
         let plan = plan_on("h200", &spec, &batch, SplitMode::Makespan);

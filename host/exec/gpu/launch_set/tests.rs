@@ -79,8 +79,9 @@ fn plans_with_fixed_splits_have_launches() {
     let set = LaunchSet::decodes_with(&device, &decodes.spec, &options).unwrap();
     let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
     set.records(&launch_plan(&decodes), &mut records).unwrap();
-    // Those of other plans have other kernels.
-    let serial = PlanOptions::default().with_pod(PodMode::Serial);
+    // Those of plans whose decodes merge themselves have other kernels.
+    let merging = PlanOptions::default().with_merge_mode(MergeMode::Fused);
+    let serial = merging.with_pod(PodMode::Serial);
     let set = LaunchSet::decodes_with(&device, &decodes.spec, &serial).unwrap();
     let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
     let error = set.records(&launch_plan(&decodes), &mut records);
@@ -121,7 +122,14 @@ fn a_plan_needs_the_launches_that_have_work() {
     assert_eq!(needed(&set, &drafts), of_drafts);
     // Decodes that merge themselves leave nothing to the merging kernel, and short ones have nothing to merge.
     let fused = set.clone().with_merge_mode(MergeMode::Fused);
-    assert_eq!(needed(&fused, &decodes), of_decodes[..1]);
+    let merging = plan(&[1, 1], MergeMode::Fused);
+    assert!(!merging.merges.is_empty());
+    assert_eq!(
+        needed(&fused, &merging),
+        places(&merging).collect::<Vec<_>>()
+    );
+    // Kernels that share SMs, which few keys take, leave their states to it.
+    assert_eq!(needed(&fused, &decodes), of_decodes);
     let short = plan_of(&[(1, 64); 8], &PlanOptions::default());
     assert!(short.merges.is_empty(), "{short}");
     assert_eq!(needed(&set, &short), places(&short).collect::<Vec<_>>());
