@@ -85,6 +85,7 @@ fn each_option_counts_or_is_refused() {
             "rotary, wider",
             "scales of numbers of 16 bits",
             "pool_pages ",
+            "heads ",
             "indptr ",
             "q_indptr past",
             "qo_indptr of more queries",

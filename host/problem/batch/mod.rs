@@ -228,6 +228,8 @@ impl Batch {
             rows,
             i32::MAX as u64,
         )?;
+        // Masks count the tokens of the batch, so what parts of several heads refuse comes first.
+        self.check_heads(spec)?;
         for (index, part) in self.parts.iter().enumerate() {
             part.check(index, total_q)?;
             part.check_shared_blocks(index, &self.qo_indptr, spec, self.has_masks())?;
@@ -237,7 +239,6 @@ impl Batch {
             let page = u64::from(part.table.page_size) * heads * u64::from(head_dim);
             fits(Quantity::Page("elements of a page"), page, u32::MAX.into())?;
         }
-        self.check_heads(spec)?;
         self.check_work(spec)?;
         if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
             for row_block in 0..part.row_blocks() {

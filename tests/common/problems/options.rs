@@ -297,6 +297,9 @@ pub const OPTIONS: &[(&str, Change)] = &[
         batch.ancestors = vec![!0b10; batch.total_q() as usize];
         batch.masks = odd_keys(batch);
     }),
+    ("heads of a part whose tokens have one", |_, batch| {
+        batch.parts[0].heads = 3
+    }),
     ("keys_after", |_, batch| {
         let row_blocks = batch.parts[0].row_blocks();
         batch.parts[0].keys_after = vec![3; row_blocks];

@@ -95,6 +95,7 @@ fn each_option_counts_or_is_refused() {
             "sinks without",
             "rotary, wider",
             "pool_pages ",
+            "heads ",
             "indptr ",
             "q_indptr past",
             "qo_indptr of more queries",
