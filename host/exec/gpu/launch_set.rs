@@ -52,7 +52,7 @@ impl LaunchSet {
         }
     }
 
-    /// The launches for any plan of decodes with the default options: one for each tile that decodes of these heads can have.
+    /// The launches for any plan of decodes with the default options: one for each kernel that decodes of these heads can have.
     /// For other options see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
