@@ -58,7 +58,7 @@ pub struct ModelArgs {
 /// Which defaults the model's `generation_config.json` gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum GenerationFile {
-    /// temperature, top_p, top_k, min_p and do_sample.
+    /// temperature, top_p, top_k, min_p, repetition_penalty and do_sample.
     Auto,
     /// Only eos_token_id, which ends texts.
     None,
