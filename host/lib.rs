@@ -113,7 +113,7 @@
 //!
 //! With the feature `cuda`, the module `gpu` runs plans on memory of any CUDA library and on any stream. A workspace is allocated
 //! once; a plan is uploaded once per step and run once per layer. Without a driver, calls return a typed error.
-//! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a complete
+//! [`examples/gpu_serving.rs`](https://github.com/tandem-attn/tandem-attn/blob/main/examples/gpu_serving.rs) is a complete
 //! serving loop: a prompt, a hybrid step, decodes from a captured CUDA graph.
 //! [`DeviceDescription::supports`](plan::DeviceDescription::supports) says, when a model is loaded, whether there
 //! are kernels for its heads.
@@ -188,7 +188,7 @@ unstable! {
     /// Hooks for what differs between models: code that runs at named places of the attention algorithm.
     ///
     /// A variant of your own runs on the CPU and in the reference as it is. On a GPU it needs kernels that are compiled for it
-    /// ([guide](https://docs.rs/crate/tandem-attn/latest/source/docs/guide/own-variant.md)).
+    /// ([guide](https://github.com/tandem-attn/tandem-attn/blob/main/docs/guide/own-variant.md)).
     ///
     /// ```
     /// use tandem_attn::{
