@@ -73,7 +73,9 @@ impl Backend {
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();
         Ok(Self {
+            // For GPUs newer than Hopper, for which there is no machine code.
             gpu: Gpu::builder()
+                .compile_ptx(&mut |_| {})
                 .build_in_cudarc(stream.context())
                 .map_err(wrap)?,
             stream,
