@@ -358,7 +358,14 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         smaller: Some([1000.0, 2500.0]),
         ..rows_64
     };
-    let (rows_8, rows_16) = (few_rows(8, 200_000.0), few_rows(16, 250_000.0));
+    // What a cut adds where it gains about as much: 246 batches of 1 to 64 requests, uncut and in 2 to 6 equal pieces
+    // (docs/notes/decode.md). Few keys of 16 bits are merged in a kernel, others by their CTAs.
+    let cut = |tile: TileCost, ns| TileCost {
+        cut_ns: Some(ns),
+        ..tile
+    };
+    let rows_8 = cut(few_rows(8, 200_000.0), 1500.0);
+    let rows_16 = few_rows(16, 250_000.0);
     // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
     let wider = |tile: TileCost, kv_bits, head_dim, units, keys| TileCost {
         kv_bits: Some(kv_bits),
@@ -380,14 +387,14 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         ..rows_64
     };
     vec![
-        wider(rows_8, 16, 64, 3.8, [192, 700]),
+        wider(cut(rows_8, 2000.0), 16, 64, 3.8, [192, 700]),
         TileCost {
-            few_keys: Some(3000.0),
-            ..wider(rows_8, 16, 128, 3.8, [192, 700])
+            few_keys: Some(4000.0),
+            ..wider(cut(rows_8, 3000.0), 16, 128, 3.8, [192, 700])
         },
         rows_8,
-        wider(rows_16, 16, 64, 1.4, [0, 1500]),
-        wider(rows_16, 16, 128, 1.4, [0, u32::MAX]),
+        wider(cut(rows_16, 2000.0), 16, 64, 1.4, [0, 1500]),
+        wider(cut(rows_16, 2000.0), 16, 128, 1.4, [0, u32::MAX]),
         wider(rows_16, 8, 64, 1.4, [0, 400]),
         wider(rows_16, 8, 128, 1.4, [0, 400]),
         rows_16,
