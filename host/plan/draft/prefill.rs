@@ -18,9 +18,11 @@ impl PartInput<'_> {
     fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>)> {
         let row_blocks = 0..self.part.row_blocks();
         let row_blocks = row_blocks.map(|row_block| (row_block, self.part.q_range(row_block)));
-        // Row blocks without queries have no tiles.
-        row_blocks.filter(|(_, tokens)| {
-            !tokens.is_empty() && self.kernel(tokens.end - tokens.start) == Kernel::Prefill
+        // Row blocks without queries or without keys have no tiles.
+        row_blocks.filter(|&(row_block, ref tokens)| {
+            !tokens.is_empty()
+                && self.part.kv_len(row_block) > 0
+                && self.kernel(tokens.end - tokens.start) == Kernel::Prefill
         })
     }
 

@@ -136,8 +136,7 @@ fn gains_apart(input: &BatchInput<'_>) -> bool {
     spec.variant.soft_cap.is_none()
         && input.parts(tiles).all(|part| {
             let decodes = |tokens: u32| part.kernel(tokens) == Kernel::Decode;
-            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-            tokens.all(|tokens| tokens <= 1 || !decodes(tokens))
+            part.tokens().all(|tokens| tokens <= 1 || !decodes(tokens))
         })
 }
 
@@ -313,8 +312,8 @@ pub fn prefixes_beside(
 fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
     let alone = &input.model.tiles;
     let same = |part: PartInput<'_>| {
-        let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-        tokens.all(|tokens| tokens == 0 || tiles.same_bits(alone, part.kernel(tokens), tokens))
+        let same = |tokens| tiles.same_bits(alone, part.kernel(tokens), tokens);
+        part.tokens().all(same)
     };
     tiles == alone || input.parts(alone).all(same)
 }
@@ -331,8 +330,8 @@ fn decodes_have_one_tile(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
     let most = tiles.decode_tokens();
     most >= input.model.tiles.decode_tokens()
         || input.parts(tiles).all(|part| {
-            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-            tokens.all(|tokens| tokens <= most || part.kernel(tokens) != Kernel::Decode)
+            part.tokens()
+                .all(|tokens| tokens <= most || part.kernel(tokens) != Kernel::Decode)
         })
 }
 
