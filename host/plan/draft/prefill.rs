@@ -83,7 +83,10 @@ impl PartInput<'_> {
                 let keys = end.saturating_sub(start);
                 let pieces = match split {
                     SplitMode::Fixed { tokens } => {
-                        let piece = keys_of_piece(has_many_rows(spec, rows), tokens);
+                        let piece = keys_of_piece(
+                            has_many_rows(spec, rows.saturating_mul(self.part.heads)),
+                            tokens,
+                        );
                         (end.div_ceil(piece).saturating_sub(start / piece)).max(1)
                     }
                     _ => 1,
@@ -112,7 +115,8 @@ impl PartInput<'_> {
             let first = part.first_position(row_block);
             let PrefillTile { tile, pack, .. } = *self.tiles.prefill(tokens.end - tokens.start);
             let per_tile = tile.m / pack;
-            let many_rows = has_many_rows(spec, tokens.end - tokens.start);
+            let many_rows =
+                has_many_rows(spec, (tokens.end - tokens.start).saturating_mul(part.heads));
             for begin in tokens.clone().step_by(per_tile as usize) {
                 let rows = per_tile.min(tokens.end - begin);
                 let position = first + (begin - tokens.start) as i32;
