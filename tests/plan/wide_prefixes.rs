@@ -81,6 +81,39 @@ fn a_request_may_end_with_a_prefix_that_prefills_read() {
     }
 }
 
+/// Kernels beside decodes pad heads of 80 to 128: they take as long. Pages of one token are copied row by row, which takes longer.
+#[test]
+fn forecasts_of_wide_prefixes_count_padding_and_copies_by_rows() {
+    let forecast = |head_dim, page_size| {
+        let requests = Requests {
+            page_size,
+            common: 6000 / page_size,
+            branch: 0,
+            second: 0,
+            own: (0..160).map(|i| 101 + 4 * i).collect(),
+        };
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions::default().with_pod(PodMode::Fused);
+        let (spec, batch) = (Spec::new(32, 8, head_dim), requests.batch(0));
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        let plan = plan.unwrap();
+        assert!(reads_beside(&plan));
+        plan.pod.unwrap().forecast
+    };
+    let pages = forecast(128, 16);
+    let padded = forecast(80, 16).prefill_ns / pages.prefill_ns;
+    assert!((0.99..1.01).contains(&padded), "{padded}");
+    let rows = forecast(128, 1);
+    let by_rows = [
+        rows.prefill_ns / pages.prefill_ns,
+        rows.fused_ns / pages.fused_ns,
+    ];
+    assert!(
+        by_rows.iter().all(|by| (1.05..1.2).contains(by)),
+        "{by_rows:?}"
+    );
+}
+
 /// Keys of a request behind the prefix: often none.
 fn own() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(0), 2 => 1u32..50, 1 => Just(16u32), 1 => 100u32..2000]
