@@ -346,3 +346,38 @@ fn the_largest_batches_are_planned() {
     let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
     assert!(!plan.unwrap().items.is_empty());
 }
+
+/// Sizes of tiles that no kernel has.
+#[test]
+fn descriptions_with_tiles_beyond_all_bounds_are_refused() {
+    let batch = Batch::new(vec![0, 1], {
+        let mut table = PageTable::new(16, 1);
+        table.push(&[0], 9);
+        table
+    });
+    for (change, said) in [
+        (
+            (|device| device.decode.keys = Some(u32::MAX)) as fn(&mut DeviceDescription),
+            "decode.keys is 4294967295: give 1 to 65536",
+        ),
+        (
+            |device| device.prefill.keys = Some(u32::MAX),
+            "prefill.keys",
+        ),
+        (
+            |device| device.decode.rows = vec![1, u32::MAX],
+            "decode.rows",
+        ),
+        (
+            |device| device.prefill.by_q_len.last_mut().unwrap().rows = u32::MAX,
+            "prefill.by_q_len",
+        ),
+    ] {
+        let mut device = DeviceDescription::named("cpu").unwrap();
+        change(&mut device);
+        let (spec, options) = (Spec::new(8, 2, 64), PlanOptions::default());
+        let error = Planner::new().plan(&spec, &batch, &device, &options);
+        let error = error.expect_err(said).to_string();
+        assert!(error.contains(said), "{said}: {error}");
+    }
+}
