@@ -3,8 +3,8 @@
 use tandem_attn::{
     kv::PagesByHead,
     plan::{
-        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner, Rules,
-        SplitMode, Tile, TileGroup, Update,
+        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanError, PlanOptions,
+        Planner, Rules, SplitMode, Tile, TileGroup, Update,
         pod::{PodMode, Tickets},
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -623,4 +623,29 @@ fn forecasts_do_not_depend_on_where_a_prompt_stands_among_lists() {
         .with_pod(PodMode::Fused);
     let modes = [0, 20].map(|before| pod(1024, before, fixed).mode);
     assert_eq!(modes, [PodMode::Fused; 2]);
+}
+
+/// CTAs that take both operations by tickets have no number of prefill CTAs.
+#[test]
+fn numbers_of_prefill_ctas_are_refused_where_one_kernel_runs_both() {
+    let batch = batch(1024, 12288, 80, 12288);
+    let plan = |device: &str, pod| {
+        let options = PlanOptions::default().with_pod(pod).with_prefill_ctas(20);
+        let device = DeviceDescription::named(device).unwrap();
+        Planner::new().plan(&Spec::new(32, 8, 128), &batch, &device, &options)
+    };
+    for (device, pod) in [
+        ("a100", PodMode::Fused),
+        ("a100", PodMode::Auto),
+        ("a100", PodMode::Tickets),
+        ("h200", PodMode::Tickets),
+    ] {
+        let error = plan(device, pod).unwrap_err();
+        assert!(matches!(error, PlanError::Unsupported(_)), "{error}");
+        assert!(error.to_string().contains("prefill_ctas"), "{error}");
+    }
+    assert!(plan("h200", PodMode::Fused).is_ok());
+    // Nothing is fused there, so the number does not count.
+    assert!(plan("h200", PodMode::Serial).is_ok() && plan("a100", PodMode::Serial).is_ok());
+    assert!(plan("rtx4090", PodMode::Fused).is_ok());
 }
