@@ -353,16 +353,14 @@ impl Bench<'_> {
             let configs = &mut device.pod.configs;
             *configs = vec![configs.swap_remove(config)];
             let fused = PlanOptions::default().with_pod(PodMode::Fused);
-            let of_ctas = self.ctas.iter().map(|&ctas| fused.with_prefill_ctas(ctas));
+            // Tickets have no number of CTAs.
+            let by_tickets = device.pod.configs[0].by_tickets;
+            let ctas = self.ctas.iter().filter(|_| !by_tickets);
+            let of_ctas = ctas.map(|&ctas| fused.with_prefill_ctas(ctas));
             for options in [fused].into_iter().chain(of_ctas) {
                 let step = self.step_for(&device, hybrid, options);
                 let pod = step.plan.pod.expect("a hybrid batch");
-                if pod.config.is_some()
-                    && !(pod.mode == PodMode::Tickets
-                        && by_config
-                            .last()
-                            .is_some_and(|last: &ByConfig| last.config == config))
-                {
+                if pod.config.is_some() {
                     by_config.push(ByConfig {
                         config,
                         ctas: pod.ctas.prefill,

@@ -7,7 +7,7 @@ use kernels_gpu::registry::{KernelId, Loads};
 use super::{
     Origin,
     data::{
-        Bound, Kernel, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules,
+        Bound, Kernel, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodMode, PodPlan, Rules,
         SplitMode, Unsupported, check_split, collect_tables,
     },
     draft::{BatchInput, Drafter, PrefillSizes},
@@ -184,7 +184,7 @@ impl Planner {
     }
 }
 
-/// Refuses merges and page sizes that the kernels for these heads do not support. Outputs in F32 come from the merging
+/// Refuses merges, page sizes and numbers of CTAs that the kernels for these heads do not support. Outputs in F32 come from the merging
 /// kernel.
 fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<(), PlanError> {
     let Model {
@@ -211,6 +211,24 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
             device: device.name.clone(),
         }
         .into());
+    }
+    if let Some(got) = options.prefill_ctas {
+        let fused = model.fused_tiles.iter().zip(&device.pod.configs);
+        let fused = || fused.clone().filter(|(tiles, _)| tiles.is_some());
+        let apart = fused().any(|(_, config)| !config.by_tickets);
+        let by_tickets = match options.pod {
+            PodMode::Serial | PodMode::Streams => false,
+            PodMode::Auto | PodMode::Fused => !apart,
+            PodMode::Tickets => true,
+        };
+        if by_tickets && fused().any(|(_, config)| config.by_tickets) {
+            return Err(Unsupported::PrefillCtas {
+                device: device.name.clone(),
+                got,
+                there: if apart { ", or use PodMode::Fused" } else { "" },
+            }
+            .into());
+        }
     }
     if !tiles.has_prefills() && batch.parts.iter().any(|part| part.heads > 1) {
         let what = "runs prompts beside page lists by KV head: plan them apart";

@@ -649,3 +649,30 @@ fn a_batch_takes_the_mask_of_the_next_request() {
         (Ok(()), 1 + 3)
     );
 }
+
+/// Masks are pushed before the batch is checked: what is wrong with it is an error there, too.
+#[test]
+fn masks_of_wrong_batches_are_refused() {
+    let table = || {
+        let mut table = PageTable::new(16, 1);
+        table.push(&[0], 9);
+        table
+    };
+    let mut late = Batch::new(vec![5, 6], table());
+    let start = ProblemError::IndptrStart {
+        name: "qo_indptr",
+        got: 5,
+    };
+    assert_eq!(late.push_mask_open(), Err(start));
+    let mut none = Batch::composed(vec![0, 1], vec![Part::default()]);
+    assert!(matches!(
+        none.push_mask_open(),
+        Err(ProblemError::IndptrEmpty { .. })
+    ));
+    let no_blocks = Part::new(vec![0, 1], PageTable::new(16, 1));
+    let mut short = Batch::composed(vec![0, 1], vec![no_blocks]);
+    assert!(matches!(
+        short.push_mask_open(),
+        Err(ProblemError::RowBlocks { .. })
+    ));
+}

@@ -369,3 +369,24 @@ fn few_keys_have_the_kernel_that_starts_sooner() {
     let alone = options.with_decode_tile(Tile { m: 8, n: 32 });
     assert_eq!(co_resident(&spec, &[(1, 1024)], &alone), [Some(false)]);
 }
+
+/// A request that waits (its keys are in the pool, it has no queries) is none of the step.
+#[test]
+fn requests_that_wait_do_not_choose_the_kernel() {
+    let of = |waiting: u32| {
+        let mut table = PageTable::new(16, 8 * 63 + waiting);
+        (0..8).for_each(|i| table.push(&(63 * i..63 * i + 63).collect::<Vec<_>>(), 1000));
+        let mut ends: Vec<u32> = (0..=8).collect();
+        if waiting > 0 {
+            let pages: Vec<u32> = (8 * 63..8 * 63 + waiting).collect();
+            table.push(&pages, 16 * waiting);
+            ends.push(8);
+        }
+        let device = DeviceDescription::named("h200").unwrap();
+        let (spec, batch) = (Spec::new(32, 8, 128), Batch::new(ends, table));
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        plan.groups.iter().map(|group| group.id).collect::<Vec<_>>()
+    };
+    assert_eq!(of(0), of(6250));
+}

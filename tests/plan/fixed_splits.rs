@@ -5,10 +5,11 @@ use std::cell::Cell;
 use kernels_gpu::registry::KernelId;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tandem_attn::{
+    kv::PagesByHead,
     plan::{
         DeviceDescription, MergeMode, Plan, PlanOptions, Planner, SplitMode, Tile, pod::PodMode,
     },
-    problem::{Batch, Dtype, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 use crate::{pieces::only, problems::cases};
@@ -384,4 +385,24 @@ fn every_request_is_computed_as_alone() {
     let least = config.cases / 40;
     let shared = shared.get();
     assert!(shared.iter().all(|&count| count >= least), "{shared:?}");
+}
+
+/// A prompt beside page lists by KV head has all heads of its tokens, as it has in a batch of its own: 1,024 tokens of 32 heads are
+/// not cut at 1,024 keys.
+#[test]
+fn prompts_beside_lists_are_cut_where_they_are_alone() {
+    let (spec, keys) = (Spec::new(32, 8, 128), 16_384);
+    let device = DeviceDescription::named("h200").unwrap();
+    let pages: Vec<u32> = (0..keys / PAGE).collect();
+    let strides = KvLayout::Hnd.strides(PAGE, 8, 128);
+    for (tokens, pieces) in [(1024, 1), (100, 16)] {
+        let mut lists = PagesByHead::new(&spec, strides, keys / PAGE).unwrap();
+        lists.push_whole(tokens, &pages, keys).unwrap();
+        let alone = batch(&[(tokens, keys)], PAGE);
+        for (spec, batch) in [(spec, alone), (*lists.spec(), lists.batch())] {
+            let plan = plan(&spec, &device, &batch, &fixed(1024));
+            let last = plan.items.iter().map(|item| item.kv_begin).max();
+            assert_eq!(last, Some((pieces - 1) * 1024), "{plan}");
+        }
+    }
 }

@@ -1,12 +1,13 @@
 //! Plans of hybrid batches: what POD-Attention decides.
 
 use tandem_attn::{
+    kv::PagesByHead,
     plan::{
-        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner, Rules,
-        SplitMode, Tile, TileGroup, Update,
+        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanError, PlanOptions,
+        Planner, Rules, SplitMode, Tile, TileGroup, Update,
         pod::{PodMode, Tickets},
     },
-    problem::{Batch, Dtype, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 const PAGE: u32 = 16;
@@ -568,4 +569,83 @@ fn forecasts_count_keys_that_are_seen_once() {
     }
     let shared = Batch::new(tokens, table);
     assert!(more(&shared, None).abs() < 1.0);
+}
+
+/// Queries that see no key have no items: they change nothing for the others.
+#[test]
+fn queries_without_keys_are_no_prefills() {
+    let of = |queries: u32| {
+        let mut table = PageTable::new(PAGE, 40 * 20);
+        (0..40).for_each(|i| table.push(&(20 * i..20 * i + 20).collect::<Vec<_>>(), 320));
+        let mut ends: Vec<u32> = (0..=40).collect();
+        if queries > 0 {
+            table.push(&[], 0);
+            ends.push(40 + queries);
+        }
+        plan(&Batch::new(ends, table), "h200", PlanOptions::default())
+    };
+    let alone = of(0);
+    for queries in [1, 5, 100, 5000] {
+        let beside = of(queries);
+        assert_eq!(beside.pod, None, "{queries}");
+        assert_eq!(beside.items, alone.items, "{queries}");
+        assert_eq!(beside.groups, alone.groups, "{queries}");
+    }
+}
+
+/// Page lists by KV head, with a prompt among them or behind them. In the part of the lists the tokens of the prompt are a row block
+/// without keys.
+#[test]
+fn forecasts_do_not_depend_on_where_a_prompt_stands_among_lists() {
+    let spec = Spec::new(32, 8, 128);
+    let strides = KvLayout::Hnd.strides(PAGE, 8, 128);
+    let pod = |tokens: u32, before: u32, options: PlanOptions| {
+        let mut lists = PagesByHead::new(&spec, strides, 256 + 40 * 64).unwrap();
+        for list in 0..40 {
+            if list == before {
+                let pages: Vec<u32> = (0..256).collect();
+                lists.push_whole(tokens, &pages, 4096).unwrap();
+            }
+            let pages: Vec<u32> = (256 + 64 * list..320 + 64 * list).collect();
+            lists.push(1, &[(&pages[..], 1024); 8]).unwrap();
+        }
+        let batch = lists.batch();
+        let device = DeviceDescription::named("h200").unwrap();
+        let plan = Planner::new().plan(lists.spec(), &batch, &device, &options);
+        let plan = plan.unwrap();
+        assert_eq!(plan.verify(&batch), Ok(()));
+        plan.pod.unwrap()
+    };
+    let times = |before| pod(4096, before, PlanOptions::default()).forecast;
+    assert_eq!(times(0).prefill_ns, times(20).prefill_ns);
+    let fixed = PlanOptions::default()
+        .with_split(SplitMode::Fixed { tokens: 512 })
+        .with_pod(PodMode::Fused);
+    let modes = [0, 20].map(|before| pod(1024, before, fixed).mode);
+    assert_eq!(modes, [PodMode::Fused; 2]);
+}
+
+/// CTAs that take both operations by tickets have no number of prefill CTAs.
+#[test]
+fn numbers_of_prefill_ctas_are_refused_where_one_kernel_runs_both() {
+    let batch = batch(1024, 12288, 80, 12288);
+    let plan = |device: &str, pod| {
+        let options = PlanOptions::default().with_pod(pod).with_prefill_ctas(20);
+        let device = DeviceDescription::named(device).unwrap();
+        Planner::new().plan(&Spec::new(32, 8, 128), &batch, &device, &options)
+    };
+    for (device, pod) in [
+        ("a100", PodMode::Fused),
+        ("a100", PodMode::Auto),
+        ("a100", PodMode::Tickets),
+        ("h200", PodMode::Tickets),
+    ] {
+        let error = plan(device, pod).unwrap_err();
+        assert!(matches!(error, PlanError::Unsupported(_)), "{error}");
+        assert!(error.to_string().contains("prefill_ctas"), "{error}");
+    }
+    assert!(plan("h200", PodMode::Fused).is_ok());
+    // Nothing is fused there, so the number does not count.
+    assert!(plan("h200", PodMode::Serial).is_ok() && plan("a100", PodMode::Serial).is_ok());
+    assert!(plan("rtx4090", PodMode::Fused).is_ok());
 }

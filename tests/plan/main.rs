@@ -26,3 +26,4 @@ mod pieces;
 mod planner;
 mod prompts;
 mod shard;
+mod wide_prefixes;

@@ -1,7 +1,7 @@
 //! Every option of the planner changes the plan, or is refused.
 
 use tandem_attn::{
-    plan::{DeviceDescription, PlanOptions, Planner},
+    plan::{BatchLimits, DeviceDescription, PlanOptions, Planner},
     problem::{Batch, PageTable, Spec},
 };
 
@@ -47,4 +47,11 @@ fn each_option_counts_or_is_refused() {
         let refused = refused.iter().any(|kind| name.starts_with(kind));
         assert_eq!(changed.is_none(), refused, "{name}");
     }
+}
+
+/// A token of the model is a token for each KV head, with words of its own.
+#[test]
+fn limits_by_kv_head_have_the_masks_of_all_heads() {
+    let limits = BatchLimits::decodes(4, 1000, 16).with_mask_words(64);
+    assert_eq!(limits.by_kv_head(8).mask_words, 8 * 64);
 }

@@ -323,3 +323,61 @@ fn new_keys_stay_out_of_shared_parts() {
     assert_eq!(common.table.indices, [0, 1]);
     assert_eq!(own.table.indices, [2, 2]);
 }
+
+/// The largest batches that checks accept: sums of units and costs must not overflow.
+#[test]
+fn the_largest_batches_are_planned() {
+    let mut device = DeviceDescription::named("cpu").unwrap();
+    let one = |page_size: u32, pages: u32, queries| {
+        let mut table = PageTable::new(page_size, pages);
+        table.push(&(0..pages).collect::<Vec<_>>(), pages * page_size);
+        Batch::new(vec![0, queries], table)
+    };
+    // 600,000 items of 8,191 heads.
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 });
+    let (spec, batch) = (Spec::new(8191, 8191, 16), one(1, 600_000, 1));
+    let plan = Planner::new().plan(&spec, &batch, &device, &options);
+    let plan = plan.unwrap();
+    assert_eq!(plan.items.len(), 600_000);
+    assert_eq!(plan.units_of(&plan.groups[0]), u32::MAX);
+    // Few tokens in a tile of many rows.
+    device.sms = 1;
+    let (spec, batch) = (Spec::new(1 << 18, 1 << 18, 1024), one(8, 1 << 20, 9));
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    assert!(!plan.unwrap().items.is_empty());
+}
+
+/// Sizes of tiles that no kernel has.
+#[test]
+fn descriptions_with_tiles_beyond_all_bounds_are_refused() {
+    let batch = Batch::new(vec![0, 1], {
+        let mut table = PageTable::new(16, 1);
+        table.push(&[0], 9);
+        table
+    });
+    for (change, said) in [
+        (
+            (|device| device.decode.keys = Some(u32::MAX)) as fn(&mut DeviceDescription),
+            "decode.keys is 4294967295: give 1 to 65536",
+        ),
+        (
+            |device| device.prefill.keys = Some(u32::MAX),
+            "prefill.keys",
+        ),
+        (
+            |device| device.decode.rows = vec![1, u32::MAX],
+            "decode.rows",
+        ),
+        (
+            |device| device.prefill.by_q_len.last_mut().unwrap().rows = u32::MAX,
+            "prefill.by_q_len",
+        ),
+    ] {
+        let mut device = DeviceDescription::named("cpu").unwrap();
+        change(&mut device);
+        let (spec, options) = (Spec::new(8, 2, 64), PlanOptions::default());
+        let error = Planner::new().plan(&spec, &batch, &device, &options);
+        let error = error.expect_err(said).to_string();
+        assert!(error.contains(said), "{said}: {error}");
+    }
+}

@@ -145,6 +145,7 @@ impl BatchLimits {
         self.query_tokens = self.query_tokens.saturating_mul(kv_heads);
         self.page_ids = self.page_ids.saturating_mul(kv_heads);
         self.prefill_keys = self.prefill_keys.saturating_mul(kv_heads);
+        self.mask_words = self.mask_words.saturating_mul(kv_heads);
         self.parts = 2;
         self
     }

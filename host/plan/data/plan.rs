@@ -230,10 +230,11 @@ impl Plan {
         &self.items[group.items.start as usize..group.items.end as usize]
     }
 
-    /// Units of a group: items × query heads / `pack`.
+    /// Units of a group: items × query heads / `pack`, at most `u32::MAX`.
     #[must_use]
     pub fn units_of(&self, group: &TileGroup) -> u32 {
-        (group.items.end - group.items.start) * group.units_per_item(&self.spec)
+        let items = group.items.end - group.items.start;
+        items.saturating_mul(group.units_per_item(&self.spec))
     }
 
     /// The rows of a gathered item.

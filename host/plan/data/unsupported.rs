@@ -120,6 +120,19 @@ pub enum Unsupported {
         /// In which form.
         what: String,
     },
+    /// A number of prefill CTAs ([`PlanOptions::prefill_ctas`](super::PlanOptions)), with a kernel that takes both operations by tickets.
+    #[error(
+        "the CTAs of the fused kernel on {device} take prefills and decodes by tickets, so there is no number of prefill CTAs: remove \
+         prefill_ctas ({got}){there}"
+    )]
+    PrefillCtas {
+        /// The device.
+        device: String,
+        /// The number asked for.
+        got: u32,
+        /// Which other form has such a number, if any.
+        there: &'static str,
+    },
     /// Something that the kernels of some heads do not do.
     #[error("no kernel for {device} with a head dimension of {} {what}", dims(*.head_dim_qk, *.head_dim_v))]
     Heads {

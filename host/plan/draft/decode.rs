@@ -68,8 +68,8 @@ impl DecodeDrafter {
                 capacity,
                 ..
             } = *planned;
-            // Beside parts of several heads, their tokens are row blocks without keys.
-            if tokens == 0 || (input.beside_heads && kv_len == 0) {
+            // Beside parts of several heads, their tokens are row blocks without keys, too.
+            if tokens == 0 || kv_len == 0 {
                 continue;
             }
             if input.kernel(tokens) != Kernel::Decode {

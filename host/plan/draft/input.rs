@@ -41,8 +41,7 @@ impl<'a> BatchInput<'a> {
             &plan.row_blocks[part.row_blocks.start as usize..part.row_blocks.end as usize]
         });
         let beside_heads = plan.parts.iter().any(|part| part.heads > 1);
-        let tokens = of_one_head.map(|block| block.tokens);
-        let tokens = tokens.filter(|&tokens| tokens > 0);
+        let tokens = with_items(of_one_head).map(|block| block.tokens);
         let [shortest, longest] = tokens.fold([u32::MAX, 0], |[a, b], tokens| {
             [a.min(tokens), b.max(tokens)]
         });
@@ -60,7 +59,8 @@ impl<'a> BatchInput<'a> {
             };
         let most_decode_tokens = if are_decodes { most } else { few };
         let have_few_keys = model.few_keys.as_ref().is_some_and(|(table, most)| {
-            let keys = plan.row_blocks.iter().map(|block| block.kv_len);
+            // Requests that wait have keys, but no queries.
+            let keys = with_items(&plan.row_blocks).map(|block| block.kv_len);
             let keys = || keys.map(u64::from).sum::<u64>() * u64::from(model.spec.kv_heads);
             longest <= few && longest * table.decode_pack() <= table.narrowest() && keys() <= *most
         });
@@ -69,7 +69,7 @@ impl<'a> BatchInput<'a> {
             let in_tile = smaller.decode_tokens();
             let tiles = u64::from(smaller.tiles_of_token() * model.spec.kv_heads);
             let (mut units, mut keys) = (0, 0);
-            for block in &plan.row_blocks {
+            for block in with_items(&plan.row_blocks) {
                 let of_block = u64::from(block.tokens.div_ceil(in_tile)) * tiles;
                 units += of_block;
                 keys += of_block * u64::from(block.kv_len);
@@ -150,6 +150,14 @@ impl<'a> BatchInput<'a> {
     }
 }
 
+/// The row blocks that have queries and keys. Others have no items.
+fn with_items<'a>(
+    blocks: impl IntoIterator<Item = &'a PlannedRowBlock>,
+) -> impl Iterator<Item = &'a PlannedRowBlock> {
+    let blocks = blocks.into_iter();
+    blocks.filter(|block| block.tokens > 0 && block.kv_len > 0)
+}
+
 /// Whether most requests begin with the same page as another: then prefills convert these keys once for all.
 fn most_share_pages<'a>(batch: &'a Batch) -> bool {
     let tables = batch.parts.iter().map(|part| &part.table);
@@ -199,6 +207,11 @@ pub struct PartInput<'a> {
 }
 
 impl PartInput<'_> {
+    /// Query tokens of the row blocks that have items.
+    pub fn tokens(&self) -> impl Iterator<Item = u32> {
+        with_items(self.row_blocks).map(|block| block.tokens)
+    }
+
     /// The kernel that runs a row block of `q_len` query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
         if q_len <= self.most_decode_tokens && self.part.heads == 1 {

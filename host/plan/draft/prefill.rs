@@ -18,9 +18,11 @@ impl PartInput<'_> {
     fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>)> {
         let row_blocks = 0..self.part.row_blocks();
         let row_blocks = row_blocks.map(|row_block| (row_block, self.part.q_range(row_block)));
-        // Row blocks without queries have no tiles.
-        row_blocks.filter(|(_, tokens)| {
-            !tokens.is_empty() && self.kernel(tokens.end - tokens.start) == Kernel::Prefill
+        // Row blocks without queries or without keys have no tiles.
+        row_blocks.filter(|&(row_block, ref tokens)| {
+            !tokens.is_empty()
+                && self.part.kv_len(row_block) > 0
+                && self.kernel(tokens.end - tokens.start) == Kernel::Prefill
         })
     }
 
@@ -81,7 +83,10 @@ impl PartInput<'_> {
                 let keys = end.saturating_sub(start);
                 let pieces = match split {
                     SplitMode::Fixed { tokens } => {
-                        let piece = keys_of_piece(has_many_rows(spec, rows), tokens);
+                        let piece = keys_of_piece(
+                            has_many_rows(spec, rows.saturating_mul(self.part.heads)),
+                            tokens,
+                        );
                         (end.div_ceil(piece).saturating_sub(start / piece)).max(1)
                     }
                     _ => 1,
@@ -110,7 +115,8 @@ impl PartInput<'_> {
             let first = part.first_position(row_block);
             let PrefillTile { tile, pack, .. } = *self.tiles.prefill(tokens.end - tokens.start);
             let per_tile = tile.m / pack;
-            let many_rows = has_many_rows(spec, tokens.end - tokens.start);
+            let many_rows =
+                has_many_rows(spec, (tokens.end - tokens.start).saturating_mul(part.heads));
             for begin in tokens.clone().step_by(per_tile as usize) {
                 let rows = per_tile.min(tokens.end - begin);
                 let position = first + (begin - tokens.start) as i32;

@@ -133,7 +133,7 @@ impl Emitter {
 
     /// Counts the items of each query token. Returns the maximum number of rows of gathered items.
     fn count(&mut self, input: &Pieces<'_>, total_q: u32) -> u64 {
-        let mut gathered = 0;
+        let (mut gathered, mut mixed) = (0, plan_has_parts(input));
         self.tokens.clear();
         self.tokens.resize(total_q as usize, Token::default());
         for piece in input.pieces {
@@ -167,23 +167,21 @@ impl Emitter {
                     self.tokens[row.token as usize].merge += 1;
                 }
             } else {
+                mixed |= draft.flags & WorkItem::SHARED_KEYS != 0;
                 for token in &mut self.tokens[draft.tokens()] {
                     token.merge += 1;
                 }
             }
         }
         // A contiguous item writes all its rows to slots or all to the output: if one row leaves a partial state, all
-        // do.
-        let contiguous = |piece: &&Piece| !input.drafts[piece.draft as usize].is_gathered();
-        let mut changed = plan_has_parts(input);
-        while changed {
-            changed = false;
-            for piece in input.pieces.iter().filter(contiguous) {
-                let draft = &input.drafts[piece.draft as usize];
+        // do. They differ where rows have keys in other parts, and where a request ends with a prefix that prefills read.
+        if mixed {
+            let drafts = input.pieces.iter();
+            let drafts = drafts.map(|piece| &input.drafts[piece.draft as usize]);
+            for draft in drafts.filter(|draft| !draft.is_gathered()) {
                 let tokens = &mut self.tokens[draft.tokens()];
                 let is_alone = |token: &Token| token.merge == 1;
-                if tokens.iter().any(is_alone) && !tokens.iter().all(is_alone) {
-                    changed = true;
+                if !tokens.iter().all(is_alone) {
                     for token in tokens.iter_mut().filter(|token| is_alone(token)) {
                         token.merge |= FORCED;
                     }

@@ -10,7 +10,7 @@ use crate::{
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
-    problem::{Compute, Padding, Spec},
+    problem::{Compute, Padding, Part, Spec},
 };
 
 /// Chooses how a hybrid batch runs. `decodes` are drafted in the tiles for decodes alone, and take `rereads` times as long in those
@@ -32,8 +32,7 @@ pub fn choose(
         let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
         let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles);
         for part in input.parts(tiles) {
-            // Converted keys lie on pages of 64.
-            let by_rows = !model.spec.converts() && !part.part.table.page_size.is_multiple_of(8);
+            let by_rows = prefills_by_rows(&model.spec, part.part);
             part.contiguous_tiles(options.split, |launch, units, keys| {
                 let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
                 let shares = kernel.is_some_and(|id| id.info().co_resident);
@@ -52,7 +51,7 @@ pub fn choose(
     };
     let of_8_bits = model.spec.kv_dtype.bytes() == 1;
     let mut parts = input.batch.parts.iter();
-    let by_rows = parts.any(|part| !part.table.page_size.is_multiple_of(8));
+    let by_rows = parts.any(copies_rows);
     // On pages that are read row by row, kernels that share SMs took up to 1.3 times as long with 8-bit keys as two streams.
     let may_share =
         co_resident_load_pages(input) && !(by_rows && of_8_bits && options.pod == PodMode::Auto);
@@ -136,8 +135,7 @@ fn gains_apart(input: &BatchInput<'_>) -> bool {
     spec.variant.soft_cap.is_none()
         && input.parts(tiles).all(|part| {
             let decodes = |tokens: u32| part.kernel(tokens) == Kernel::Decode;
-            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-            tokens.all(|tokens| tokens <= 1 || !decodes(tokens))
+            part.tokens().all(|tokens| tokens <= 1 || !decodes(tokens))
         })
 }
 
@@ -173,6 +171,16 @@ fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
         ..Conversion::NONE
     };
     [before, beside]
+}
+
+/// Whether keys of a part are copied row by row: kernels load pages in groups of 8 tokens.
+const fn copies_rows(part: &Part) -> bool {
+    !part.table.page_size.is_multiple_of(8)
+}
+
+/// The same for prefills: converted keys lie on pages of 64.
+const fn prefills_by_rows(spec: &Spec, part: &Part) -> bool {
+    !spec.converts() && copies_rows(part)
 }
 
 /// Speed of prefills that copy keys row by row, relative to those that load pages: alone, and with kernels that share SMs
@@ -220,7 +228,9 @@ struct WidePrefixes {
 }
 
 impl WidePrefixes {
-    fn of(model: &Model, drafts: &Drafts) -> Self {
+    /// Of a batch of one part, whose wide prefixes are drafted in `tiles`.
+    fn of(input: &BatchInput<'_>, tiles: &TileTable, drafts: &Drafts) -> Self {
+        let model = input.model;
         let mut all = Self {
             load: PrefillLoad::new(true),
             states: 0.0,
@@ -228,7 +238,13 @@ impl WidePrefixes {
             seen: [0; 2],
             prefixes: Prefixes::default(),
         };
-        let (ns_per_pair, group) = (ns_per_pair(model), u64::from(model.spec.group()));
+        let mut parts = input.batch.parts.iter();
+        let rate = match parts.any(|part| prefills_by_rows(&model.spec, part)) {
+            true => BY_ROWS[1],
+            false => 1.0,
+        };
+        let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles) / rate;
+        let group = u64::from(model.spec.group());
         for draft in &drafts.items {
             if draft.kernel != Kernel::Prefill {
                 all.decode_ps += draft.mean_load_ps(&model.cost);
@@ -271,17 +287,22 @@ pub fn prefixes_beside(
         let configs = model.fused_tiles.iter().zip(&device.pod.configs);
         configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
     };
-    let any = drafter.draft_again(input, configs().flatten().next()?, true);
+    let tiles = configs().flatten().next()?;
+    let any = drafter.draft_again(input, tiles, true);
     let WidePrefixes {
         load,
         states,
         decode_ps,
         seen,
         prefixes,
-    } = WidePrefixes::of(model, &drafter.drafts);
+    } = WidePrefixes::of(input, tiles, &drafter.drafts);
     let load = load.converting(conversions_of(model, seen)[0]);
     let decode_ns = decode_ps as f64 / 1e3;
-    let fused = configs().map(|tiles| tiles.map(|_| (load, decode_ns)));
+    let slowdown = match input.batch.parts.iter().any(copies_rows) {
+        true => DECODES_BY_ROWS,
+        false => 1.0,
+    };
+    let fused = configs().map(|tiles| tiles.map(|_| (load, decode_ns * slowdown)));
     let forecast = device.pod.forecast(device.sms, &load, fused, decode_ns);
     let (forecast, choice) = forecast;
     let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
@@ -313,8 +334,8 @@ pub fn prefixes_beside(
 fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
     let alone = &input.model.tiles;
     let same = |part: PartInput<'_>| {
-        let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-        tokens.all(|tokens| tokens == 0 || tiles.same_bits(alone, part.kernel(tokens), tokens))
+        let same = |tokens| tiles.same_bits(alone, part.kernel(tokens), tokens);
+        part.tokens().all(same)
     };
     tiles == alone || input.parts(alone).all(same)
 }
@@ -331,8 +352,8 @@ fn decodes_have_one_tile(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
     let most = tiles.decode_tokens();
     most >= input.model.tiles.decode_tokens()
         || input.parts(tiles).all(|part| {
-            let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
-            tokens.all(|tokens| tokens <= most || part.kernel(tokens) != Kernel::Decode)
+            part.tokens()
+                .all(|tokens| tokens <= most || part.kernel(tokens) != Kernel::Decode)
         })
 }
 

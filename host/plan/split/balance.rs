@@ -128,7 +128,7 @@ impl Balancer {
         // In any order, a unit starts no later than when all other units are spread evenly, and no later than when all
         // launches up to its own are spread evenly.
         let even_in_any_order = || {
-            load.work / u64::from(load.ctas) + load.longest <= good
+            (load.work / u64::from(load.ctas)).saturating_add(load.longest) <= good
                 || launch_bound(launches, kernel, load.ctas) <= good
         };
         if !by_rounds && even_in_any_order() {

@@ -99,7 +99,9 @@ impl DraftClass {
         let UnitCost {
             units, fixed, key, ..
         } = self.unit;
-        units as u64 * (self.count * fixed + key * self.keys)
+        // A tile may have far more rows than queries, so the limit of a batch's operations is none of these times.
+        let keys = key.saturating_mul(self.keys);
+        (units as u64).saturating_mul(keys.saturating_add(self.count.saturating_mul(fixed)))
     }
 
     /// Cost of the longest unit if none is cut.

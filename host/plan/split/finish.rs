@@ -109,8 +109,8 @@ pub fn launch_bound(launches: &[Launch], kernel: Kernel, ctas: u32) -> u64 {
     let ctas = u64::from(ctas);
     let (mut before, mut done) = (0, 0);
     for launch in launches.iter().filter(|launch| launch.kernel == kernel) {
-        before += launch.work;
-        done = done.max(before + launch.longest_whole * (ctas - 1));
+        before = launch.work.saturating_add(before);
+        done = done.max(before.saturating_add(launch.longest_whole * (ctas - 1)));
     }
     done / ctas
 }
@@ -121,8 +121,10 @@ pub fn list_bound(problem: &Problem<'_>) -> u64 {
     let ctas = u64::from(problem.load.ctas);
     let (mut before, mut done) = (0, 0);
     for (_, _, unit) in problem.drafts() {
-        before += u64::from(unit.units) * unit.whole();
-        done = done.max(before + unit.whole() * (ctas - 1));
+        before = u64::from(unit.units)
+            .saturating_mul(unit.whole())
+            .saturating_add(before);
+        done = done.max(before.saturating_add(unit.whole() * (ctas - 1)));
     }
     done / ctas
 }

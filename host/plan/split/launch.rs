@@ -102,7 +102,8 @@ impl Launches {
             let launch = &mut list[chosen.launch as usize];
             launch.longest = launch.longest.max(whole.min(unit.cut(expected)));
             launch.longest_whole = launch.longest_whole.max(whole);
-            launch.work += u64::from(unit.units) * whole;
+            let work = u64::from(unit.units).saturating_mul(whole);
+            launch.work = launch.work.saturating_add(work);
         }
         let key = |launch: &Launch| {
             let Launch {

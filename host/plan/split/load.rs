@@ -90,9 +90,10 @@ impl OpLoad {
         (self.ctas, self.contention) = (ctas, contention);
         self.units = gcd(self.units, units);
         self.count += class.count * u64::from(units);
-        self.work += class.work();
-        self.keys += u64::from(units) * key * class.keys;
-        self.keys_apart += u64::from(units) * key_apart * class.keys;
+        self.work = self.work.saturating_add(class.work());
+        let of_keys = |key: u64| (u64::from(units) * key).saturating_mul(class.keys);
+        self.keys = self.keys.saturating_add(of_keys(key));
+        self.keys_apart = self.keys_apart.saturating_add(of_keys(key_apart));
         self.longest = self.longest.max(class.longest());
     }
 
@@ -110,7 +111,10 @@ impl OpLoad {
     /// The same bound if every unit could be cut anywhere.
     pub fn spread(&self) -> u64 {
         let ctas = u64::from(self.ctas);
-        let spread = (self.least_fixed + self.keys / ctas).min(self.work);
+        let spread = self
+            .least_fixed
+            .saturating_add(self.keys / ctas)
+            .min(self.work);
         spread.max(self.work / ctas)
     }
 }

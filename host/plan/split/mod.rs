@@ -92,7 +92,8 @@ impl Splitter {
         self.units = [0; 2];
         for piece in &self.pieces {
             let kernel = drafts[piece.draft as usize].kernel;
-            self.units[kernel as usize] += self.classes.unit_cost(piece.draft).units;
+            let units = &mut self.units[kernel as usize];
+            *units = units.saturating_add(self.classes.unit_cost(piece.draft).units);
         }
         self.sections
             .assign(input, &self.classes, drafts, &mut self.pieces);

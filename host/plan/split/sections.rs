@@ -88,7 +88,7 @@ impl Sections {
         // The last section needs enough work to keep all CTAs busy until only its short tiles are left.
         while let Some(&begin) = self.begins.last().filter(|&&begin| begin > 0) {
             let last = &self.prompts[begin..];
-            let work: u64 = last.iter().map(|prompt| prompt.work).sum();
+            let work = work_of(last);
             if work / heads * together >= ctas * last[0].longest {
                 break;
             }
@@ -112,7 +112,7 @@ impl Sections {
         if keys <= 2 * fit {
             return heads;
         }
-        let work: u64 = self.prompts.iter().map(|prompt| prompt.work).sum();
+        let work = work_of(&self.prompts);
         let longest = self.prompts.iter().map(|prompt| prompt.longest).max();
         let busy = |together| work / heads * together >= ctas * longest.unwrap_or(0) / 16 * 15;
         let mut divisors = (1..=heads)
@@ -147,13 +147,13 @@ impl Sections {
             }
             let unit = classes.unit_cost(piece.draft);
             let (cost, of) = (unit.whole(), (draft.part, draft.table));
-            let work = u64::from(unit.units) * cost;
+            let work = u64::from(unit.units).saturating_mul(cost);
             match self.prompts.last_mut().filter(|_| last == Some(of)) {
                 Some(prompt) => {
                     prompt.pieces += 1;
                     prompt.keys = prompt.keys.max(draft.kv_end);
                     prompt.longest = prompt.longest.max(cost);
-                    prompt.work += work;
+                    prompt.work = prompt.work.saturating_add(work);
                 }
                 None => self.prompts.push(Prompt {
                     first: at,
@@ -167,4 +167,10 @@ impl Sections {
         }
         true
     }
+}
+
+/// Time of all units of the prompts.
+fn work_of(prompts: &[Prompt]) -> u64 {
+    let work = prompts.iter().map(|prompt| prompt.work);
+    work.fold(0, u64::saturating_add)
 }

@@ -351,7 +351,8 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if all requests have a mask.
+    /// [`ProblemError::Masks`] if all requests have a mask. The first mask of a batch: also what [`check`](Self::check) refuses of
+    /// its arrays.
     pub fn push_mask(&mut self, sees: impl FnMut(u32, u32) -> bool) -> Result<(), ProblemError> {
         let [q_len, kv_len] = self.next_masked()?;
         self.masks.push(q_len, kv_len, sees);
@@ -361,7 +362,7 @@ impl Batch {
     /// The same by a flag for each pair: token by token, with all keys of a token together.
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if the flags are not as many as the pairs, or if all requests have a mask.
+    /// As [`push_mask`](Self::push_mask), and [`ProblemError::Masks`] if the flags are not as many as the pairs.
     pub fn push_mask_flags(&mut self, flags: &[bool]) -> Result<(), ProblemError> {
         let [q_len, kv_len] = self.next_masked()?;
         let expected = q_len as usize * kv_len as usize;
@@ -379,7 +380,7 @@ impl Batch {
     /// `packed_custom_mask` of a request.
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if there is not a bit for each pair, in whole bytes, or if all requests have a mask.
+    /// As [`push_mask`](Self::push_mask), and [`ProblemError::Masks`] if there is not a bit for each pair, in whole bytes.
     pub fn push_mask_packed(&mut self, bytes: &[u8]) -> Result<(), ProblemError> {
         let [q_len, kv_len] = self.next_masked()?;
         self.masks.push_packed(q_len, kv_len, bytes)
@@ -389,7 +390,7 @@ impl Batch {
     /// `b / 64`) is the key `b` before the request's last key; keys that the words do not describe are seen.
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if the words are not as many for each token, or if all requests have a mask.
+    /// As [`push_mask`](Self::push_mask), and [`ProblemError::Masks`] if the words are not as many for each token.
     pub fn push_mask_words(&mut self, words: &[u64]) -> Result<(), ProblemError> {
         let [q_len, _] = self.next_masked()?;
         self.masks.push_words(q_len, words)
@@ -398,7 +399,7 @@ impl Batch {
     /// The next request has no mask.
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if all requests have a mask.
+    /// As [`push_mask`](Self::push_mask).
     pub fn push_mask_open(&mut self) -> Result<(), ProblemError> {
         let [q_len, _] = self.next_masked()?;
         self.masks.push_open(q_len);
@@ -409,7 +410,7 @@ impl Batch {
     /// `parents` is as in [`ancestors_of`](Self::ancestors_of), which makes smaller masks of up to 64 tokens.
     ///
     /// # Errors
-    /// [`ProblemError::Masks`] if there is not a parent (or none) for each token, or if all requests have a mask.
+    /// As [`push_mask`](Self::push_mask), and [`ProblemError::Masks`] if there is not a parent (or none) for each token.
     ///
     /// # Panics
     /// If a parent does not come before its child.
@@ -434,6 +435,10 @@ impl Batch {
 
     /// Query tokens and keys of the request that gets the next mask.
     fn next_masked(&self) -> Result<[u32; 2], ProblemError> {
+        // Once for all masks: this takes time linear in the size of the batch.
+        if self.masks.is_empty() {
+            self.check_arrays()?;
+        }
         let pushed = self.masks.tokens();
         if pushed >= self.total_q() as usize {
             return Err(ProblemError::Masks {

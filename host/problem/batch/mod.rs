@@ -198,13 +198,7 @@ impl Batch {
     /// # Errors
     /// The first error that is found.
     pub fn check(&self, spec: &Spec) -> Result<(), ProblemError> {
-        check_indptr("qo_indptr", &self.qo_indptr)?;
-        if self.qo_indptr[0] != 0 {
-            return Err(ProblemError::IndptrStart {
-                name: "qo_indptr",
-                got: self.qo_indptr[0],
-            });
-        }
+        self.check_requests()?;
         if self.parts.is_empty() {
             return Err(ProblemError::NoParts);
         }
@@ -254,6 +248,22 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    fn check_requests(&self) -> Result<(), ProblemError> {
+        let name = "qo_indptr";
+        check_indptr(name, &self.qo_indptr)?;
+        match self.qo_indptr[0] {
+            0 => Ok(()),
+            got => Err(ProblemError::IndptrStart { name, got }),
+        }
+    }
+
+    /// Checks what tells the tokens and the keys of a request.
+    fn check_arrays(&self) -> Result<(), ProblemError> {
+        self.check_requests()?;
+        let mut parts = self.parts.iter().enumerate();
+        parts.try_for_each(|(index, part)| part.check(index, self.total_q()))
     }
 
     /// Checks parts whose heads are tokens of the batch. What depends on the query head or the token does not know of them.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::{DecodeDescription, DeviceDescription, HeadRate, QueryStep};
 use crate::plan::{
     data::{Kernel, PlanError},
-    model::PodConfig,
+    model::{PodConfig, tiles::MOST_OF_TILE},
 };
 
 /// Maximum number of different tiles: a plan has at most this many launches.
@@ -22,6 +22,11 @@ fn within(name: &str, got: f64, range: RangeInclusive<f64>) -> Result<(), PlanEr
             reason: format!("{name} is {got}: give {} to {}", range.start(), range.end()),
         }),
     }
+}
+
+/// Checks the rows or the keys of a tile.
+fn size(name: &str, got: u32) -> Result<(), PlanError> {
+    within(name, got.into(), 1.0..=f64::from(MOST_OF_TILE))
 }
 
 impl PodConfig {
@@ -173,11 +178,12 @@ impl DeviceDescription {
             return wrong("decode: tiles of any size need rows to choose from".to_owned());
         }
         for (name, keys) in [("decode", *keys), ("prefill", self.prefill.keys)] {
-            if keys == Some(0) {
-                return wrong(format!(
-                    "{name}.keys is 0: give the keys of a tile, or none for those of kernels"
-                ));
+            if let Some(keys) = keys {
+                size(&format!("{name}.keys"), keys)?;
             }
+        }
+        for &rows in rows {
+            size("decode.rows", rows)?;
         }
         let only_for_some = |step: &&QueryStep| step.head_dim.is_some() || step.compute.is_some();
         let for_all = by_q_len.iter().skip_while(only_for_some);
@@ -205,11 +211,13 @@ impl DeviceDescription {
                 ));
             }
         }
-        let nothing = |step: &&QueryStep| step.rows == 0 || step.pack == Some(0);
-        if let Some(step) = by_q_len.iter().find(nothing) {
-            return wrong(format!(
-                "prefill.by_q_len: {step:?} holds nothing: give rows and, if any, a pack of at least 1"
-            ));
+        for step in by_q_len {
+            size("prefill.by_q_len: rows", step.rows)?;
+            if step.pack == Some(0) {
+                return wrong(format!(
+                    "prefill.by_q_len: {step:?} holds nothing: give a pack of at least 1, or none"
+                ));
+            }
         }
         Ok(())
     }
@@ -244,7 +252,9 @@ mod tests {
         assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
         assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
         assert!(reason(|d| d.decode.ctas_per_sm = 0).contains("ctas_per_sm is 0: give 1 to 64"));
-        assert!(reason(|d| d.prefill.keys = Some(0)).contains("prefill.keys is 0: give"));
+        assert!(
+            reason(|d| d.prefill.keys = Some(0)).contains("prefill.keys is 0: give 1 to 65536")
+        );
         assert!(reason(|d| d.merge_last_ns = f64::INFINITY).contains("merge_last_ns is inf"));
         assert!(reason(|d| d.decode.tiles[0].read = 1e-300).contains("read of 8 rows"));
         let narrow = |d: &mut DeviceDescription| d.decode.tiles[0].wider.as_mut().unwrap().rows = 8;
