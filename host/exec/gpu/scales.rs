@@ -189,7 +189,7 @@ impl KvScales {
         }
     }
 
-    /// Whether two sets of scales differ at most in addresses.
+    /// Whether two sets of scales differ at most in addresses, and launches for one can be given the other.
     pub(super) fn alike(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,
@@ -205,8 +205,11 @@ impl KvScales {
                     of_token: c,
                 },
             ) => k.layout() == a.layout() && v.layout() == b.layout() && of_token.len == c.len,
+            // Scales that come in pairs may have another kernel, which others would give misaligned addresses.
             (Self::Token { k, v }, Self::Token { k: a, v: b }) => {
-                k.layout() == a.layout() && v.layout() == b.layout()
+                k.layout() == a.layout()
+                    && v.layout() == b.layout()
+                    && self.come_in_pairs() == other.come_in_pairs()
             }
             _ => false,
         }
@@ -313,5 +316,20 @@ mod tests {
         for bad in [by_head, misaligned, odd_tokens, odd_pages] {
             assert!(!of(bad, good) && !of(good, bad), "{bad:?}");
         }
+    }
+
+    /// The launches of a layer are those of the layer before if the scales are alike: a kernel of two KV heads once copied eight
+    /// bytes from an address that was no multiple of eight.
+    #[test]
+    fn scales_that_come_in_pairs_are_not_like_others() {
+        let at = |address| DeviceTensor::new(address, Dtype::F32, [100, 16, 8]);
+        let of = |k, v| KvScales::Token { k: at(k), v: at(v) };
+        let (even, odd) = (1 << 20, (1 << 20) + 4);
+        let pairs = of(even, even);
+        assert!(pairs.alike(&of(even + 8, even + 64)));
+        for misaligned in [of(odd, even), of(even, odd), of(odd, odd)] {
+            assert!(!pairs.alike(&misaligned) && !misaligned.alike(&pairs));
+        }
+        assert!(of(odd, even).alike(&of(even, odd + 8)));
     }
 }
