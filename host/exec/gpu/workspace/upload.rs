@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kernels_gpu::abi::LaunchRecord;
+use kernels_gpu::abi::{LaunchRecord, QueryRow};
 
 use super::{IN_FLIGHT, Staging, Workspace, check_launches};
 use crate::{
@@ -91,7 +91,7 @@ impl Workspace {
             needed_launches = set.needed(&records);
         }
         let _current = Current::enter(self.context.raw())?;
-        let captured = self.captured();
+        let (captured, decode_merges) = (self.captured(), self.decode_merges());
         let Staging { memory, copied } = &mut self.staging[self.next];
         copied.wait()?;
         let bytes = memory.bytes();
@@ -110,6 +110,12 @@ impl Workspace {
         put(records, &layout.records, bytes);
         if let Some(items) = &self.launch_plan.items {
             put(items, &layout.items, bytes);
+        }
+        if decode_merges {
+            for (index, row) in self.launch_plan.rows_of_left_merges(plan) {
+                let at = layout.rows.start + (index * size_of::<QueryRow>()) as u64;
+                put(&[row], &(at..layout.rows.end), bytes);
+            }
         }
         let left = self.launch_plan.left_rows(plan);
         put(left, &layout.left_merges, bytes);
