@@ -88,7 +88,7 @@ impl Array {
 fn arrays(spec: &Spec, pool: &KvPool) -> Result<Vec<Array>, Error> {
     let bytes = u64::from(pool.dtype.bytes());
     let rows = |name, address, strides: kernels_gpu::abi::KvStrides, dim: u32| {
-        check_page_size(strides.page_size)?;
+        check_page_size(0, strides.page_size)?;
         check_pool(name, pool.pages, spec.kv_heads, dim, strides)?;
         let [page, token, head, tokens] =
             [strides.page, strides.token, strides.head, strides.page_size].map(u64::from);

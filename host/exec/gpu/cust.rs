@@ -88,7 +88,7 @@ impl<T: DeviceCopy> Pool<'_, T> {
     /// [`Error::Extent`] if there is less than a page of keys, or there are fewer values than keys; [`Error::Problem`] for an invalid
     /// page size or specification.
     pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
-        check_page_size(self.page_size)?;
+        check_page_size(0, self.page_size)?;
         spec.check()?;
         let page = |dim: u32| {
             let tokens = self.page_size as usize * spec.kv_heads as usize;

@@ -210,16 +210,30 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     if got < expected || got > expected && set.is_none() {
         return Err(Error::Pools { got, expected });
     }
-    for (part, (pool, needs)) in tensors.pools.iter().zip(&launch_plan.parts).enumerate() {
+    let launched = workspace.launched();
+    let of_set = workspace.options.launches.iter();
+    let of_set = of_set.flat_map(|set| &set.keys).enumerate();
+    let of_set = of_set.filter(|&(place, _)| launched.has(place));
+    for (part, pool) in tensors.pools[..expected].iter().enumerate() {
         let wrong = |dimension, got: u32, rule: String| {
             extent("the KV pool", dimension, got as usize, rule)
         };
+        let planned = launch_plan.launches.iter().map(|launch| &launch.key);
+        let mut keys = planned.chain(of_set.clone().map(|(_, key)| key));
+        let key = keys.find(|key| key.part as usize == part);
+        let needs = launch_plan.parts.get(part);
+        if key.is_none() && needs.is_none() {
+            continue;
+        }
         pool.check_dtype(&workspace.spec)?;
-        let heads = launch_plan.launches.iter();
-        let mut heads = heads.filter(|launch| launch.key.part as usize == part);
-        let heads = heads.next().map_or(1, |launch| launch.key.heads);
+        let heads = key.map_or(1, |key| key.heads);
         check_heads(&workspace.spec.times(heads), pool.k_strides, part)?;
         pool.check_rope(&workspace.spec, part)?;
+        // Launches of a part that this plan lacks read its pool for later plans.
+        let Some(needs) = needs else {
+            pool.tokens_of_page(part)?;
+            continue;
+        };
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {
                 let rule = format!("{}, as in the plan", needs.page_size);
