@@ -42,8 +42,9 @@ impl Gpu {
     ///   outputs meanwhile.
     /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). Its work is ordered after
-    ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
-    ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
+    ///   the upload and after earlier runs of this workspace, and before later runs, also those by `run_and_wait` of the
+    ///   feature `cust`, which is safe to call. A graph is not launched after `self` or the workspace was dropped. A graph
+    ///   that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
     ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
     ///   the pools of then do not have, nor with one that needs launches which
     ///   [`Workspace::launch_only_needed`] left out then, nor, without a launch set, with one whose launches, items or

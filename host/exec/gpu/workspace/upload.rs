@@ -31,6 +31,7 @@ impl Workspace {
     /// several earlier copies are still pending.
     ///
     /// # Safety
+    /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null, and is not being captured.
     /// - `stream` waits for active runs of this workspace on other streams.
     ///
