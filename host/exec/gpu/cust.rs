@@ -142,7 +142,8 @@ impl Gpu {
     /// ```compile_fail
     /// # use cust::{memory::DeviceSlice, stream::Stream};
     /// # use tandem_attn::{Error, gpu::{Gpu, Workspace}};
-    /// # fn run(gpu: &Gpu, workspace: &mut Workspace, q: &DeviceSlice<u16>, out: &mut DeviceSlice<bool>, on: &Stream) -> Result<(), Error> {
+    /// # fn run(gpu: &Gpu, workspace: &mut Workspace, q: &DeviceSlice<u16>, out: &mut DeviceSlice<bool>, on: &Stream)
+    /// # -> Result<(), Error> {
     /// gpu.run_and_wait::<u16, u16, bool>(workspace, 1, q, &[], out, None, on)
     /// # }
     /// ```

@@ -242,8 +242,8 @@ impl LaunchPlan {
         }
     }
 
-    /// The rows whose merges are left to the merging kernel, without these merges, and their indices. Decodes that count arrivals at
-    /// merges must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
+    /// The rows whose merges are left to the merging kernel, without these merges, and their indices. Decodes that count
+    /// arrivals must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
     pub(super) fn rows_of_left_merges<'a>(
         &'a self,
         plan: &'a Plan,

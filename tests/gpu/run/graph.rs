@@ -200,8 +200,8 @@ pub fn rounds() -> (usize, bool) {
     (rounds.unwrap_or(60), rounds.is_some())
 }
 
-/// Keys behind a prefix have a kernel that shares SMs and counts no arrivals at merges. That of the prefix once counted its own: the
-/// next plan merged before all states were there.
+/// Keys behind a prefix have a kernel that shares SMs and counts no arrivals at merges. That of the prefix once counted its
+/// own: the next plan merged before all states were there.
 #[test]
 fn plans_follow_those_of_which_some_decodes_leave_merges() {
     let Some(gpu) = hopper("plans_follow_those_of_which_some_decodes_leave_merges") else {
