@@ -2,18 +2,20 @@
 
 use std::ptr;
 
+use kernels_gpu::registry::{Element, Family};
 use tandem_attn::{
     Error,
     abi::MergeRow,
     exec::gpu::{
-        DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, PartialStates, Stream, Swizzle,
-        TensorMap, WorkspaceOptions,
+        DecodeCall, DecodeTile, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KernelId, KvPool,
+        PartialStates, PrefillCall, Stream, Swizzle, TensorMap, WorkspaceOptions,
     },
     plan::Bound,
     problem::{Dtype, KvLayout, Spec},
+    variants::ALIBI,
 };
 
-use crate::driver::{assert_fails_in, launches, with_driver};
+use crate::driver::{assert_fails_in, launches, with_driver, with_young_driver};
 
 const A: u64 = 1 << 20;
 
@@ -60,6 +62,89 @@ fn bad_tensors_launch_nothing() {
         }
         assert_eq!(launches(), 0);
         assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
+        assert_eq!(launches(), 2);
+    }
+}
+
+/// A decode and a prefill by kernels of Ampere with a soft cap, which those of variants replace.
+fn call_capped(gpu: &Gpu, spec: &Spec) -> [Result<(), Error>; 2] {
+    let kernel = |family: Family| {
+        let is = |kernel: &KernelId| {
+            let row = kernel.info();
+            let of = (row.family, row.element, row.head_dim);
+            of == (family, Element::Bf16, 128) && row.cache.is_none() && row.cap && !row.turns
+        };
+        KernelId::all().find(is).expect("there is one")
+    };
+    let q = DeviceTensor::new(A, Dtype::BF16, [1, 8, 128]);
+    let partials = PartialStates {
+        out: DeviceTensor::new(A, Dtype::F32, [1, 8, 128]),
+        lse: DeviceTensor::new(A, Dtype::F32, [1, 8]),
+    };
+    let pool = KvPool::new(spec, KvLayout::Nhd, 16, 10, A, A);
+    let [of_decode, of_prefill] = [Family::Sm80Decode, Family::Sm80Prefill].map(kernel);
+    let decode = DecodeCall {
+        spec,
+        tile: DecodeTile {
+            kernel: of_decode,
+            rows: of_decode.info().rows,
+            run: 1,
+            long: false,
+        },
+        items: DeviceArray::new(A, 1),
+        rows: DeviceArray::new(A, 1),
+        page_ids: DeviceArray::new(A, 1),
+        merges: DeviceArray::new(A, 1),
+        merge_slots: DeviceArray::new(A, 1),
+        q: &q,
+        pool: &pool,
+        out: &q,
+        lse: None,
+        partials: &partials,
+        arrivals: None,
+        ticket: DeviceArray::new(A, 1),
+        record: None,
+        extras: Default::default(),
+    };
+    let prefill = PrefillCall {
+        spec,
+        kernel: of_prefill,
+        rows: of_prefill.info().rows,
+        pack: 1,
+        items: DeviceArray::new(A, 1),
+        page_ids: DeviceArray::new(A, 1),
+        q: &q,
+        pool: &pool,
+        out: &q,
+        lse: None,
+        partials: None,
+        ticket: DeviceArray::new(A, 1),
+        record: None,
+        extras: Default::default(),
+    };
+    // SAFETY: the fake driver follows no address.
+    unsafe {
+        [
+            gpu.decode(&decode, Stream::DEFAULT),
+            gpu.prefill(&prefill, Stream::DEFAULT),
+        ]
+    }
+}
+
+/// The kernel with the soft cap was launched, and gave other results.
+#[test]
+fn single_calls_refuse_hooks() {
+    if with_young_driver(single_calls_refuse_hooks) {
+        let gpu = Gpu::new(0).unwrap();
+        let spec = Spec::new(8, 2, 128);
+        for result in call_capped(&gpu, &spec.with_hooks(&ALIBI)) {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::NoInstance { .. }), "{error}");
+            assert!(error.to_string().contains("Gpu::run_with"), "{error}");
+        }
+        assert_eq!(launches(), 0);
+        let capped = call_capped(&gpu, &spec.with_soft_cap(30.0));
+        assert_eq!(capped, [Ok(()), Ok(())]);
         assert_eq!(launches(), 2);
     }
 }

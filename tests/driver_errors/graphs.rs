@@ -47,6 +47,21 @@ fn a_launch_set_wants_pools_for_all_its_parts() {
     let (got, expected) = (1, 2);
     assert_eq!(run(&[pool]), Err(Error::Pools { got, expected }));
     assert_eq!(run(&[pool; 2]), Ok(()));
+    // The graph reads the pool of the part that this plan lacks for later plans.
+    let without_tokens = KvPool::new(&spec, KvLayout::Nhd, 0, 20, 1 << 30, 1 << 30);
+    let error = run(&[pool, without_tokens]).unwrap_err();
+    assert!(matches!(error, Error::Problem(_)), "{error}");
+    let strides = |page_size| KvLayout::Nhd.strides(page_size, 2, 128);
+    let other_values = pool.with_strides(strides(16), strides(8));
+    let error = run(&[pool, other_values]).unwrap_err();
+    assert!(matches!(error, Error::Extent { got: 8, .. }), "{error}");
+    let one_head = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 30, 1 << 30);
+    let mut by_head = strides(16);
+    by_head.head = by_head.token;
+    let error = run(&[pool, one_head.with_strides(by_head, by_head)]).unwrap_err();
+    assert!(matches!(error, Error::Shape(_)), "{error}");
+    let other_pages = KvPool::new(&spec, KvLayout::Nhd, 8, 1, 1 << 30, 1 << 30);
+    assert_eq!(run(&[pool, other_pages]), Ok(()));
 }
 
 /// Tiles of Ampere's kernels have one table. A graph of them once took plans with joint tiles and left those out.

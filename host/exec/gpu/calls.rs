@@ -8,7 +8,17 @@ use super::{
     DecodeCall, DeviceArray, DeviceTensor, Gpu, PartialStates, PrefillCall, Stream,
     driver::Current, maps::Maps,
 };
-use crate::Error;
+use crate::{Error, problem::Spec};
+
+/// Refuses variants: the kernels of calls are without hooks.
+fn refuse_hooks(kernel: &'static str, spec: &Spec) -> Result<(), Error> {
+    let refused = |hooks| Error::NoInstance {
+        kernel,
+        asked: format!("a call with the hooks of {hooks}"),
+        there: "hooks in whole plans (Gpu::run_with)",
+    };
+    spec.variant.hooks.map(refused).map_or(Ok(()), Err)
+}
 
 impl Gpu {
     /// Attention of a tile group of decodes over a page pool. Rows whose slot is
@@ -28,6 +38,7 @@ impl Gpu {
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
     /// [`Error::NotOnDevice`] or [`Error::NoInstance`] where the GPU has no such kernel; [`Error::Driver`] if the launch fails.
     pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: Stream) -> Result<(), Error> {
+        refuse_hooks("decode", call.spec)?;
         let kernel = self.decode_kernel(call.tile.kernel, call.spec, call.pool);
         let _current = Current::enter(self.context.raw())?;
         let step = self.prepare_decode(kernel, call, &mut Maps::default())?;
@@ -51,6 +62,7 @@ impl Gpu {
     /// [`Error::NotOnDevice`] or [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
+        refuse_hooks("prefill", call.spec)?;
         let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
         if kernel.info().products_of_8_bits {
             return Err(Error::NoInstance {

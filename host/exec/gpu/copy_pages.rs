@@ -4,10 +4,11 @@ use super::{
     DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
     driver::{Check, Current, cuMemcpyDtoDAsync},
     pool::check_page_size,
+    scales::{KEYS, VALUES},
 };
 use crate::{
     Error,
-    exec::apart::check_copies,
+    exec::apart::{check_apart, check_copies, check_pool},
     kv::{
         LATENT_656_BYTES, PageCopy,
         latent_parts::{check_parts, rope_dim},
@@ -87,7 +88,8 @@ impl Array {
 fn arrays(spec: &Spec, pool: &KvPool) -> Result<Vec<Array>, Error> {
     let bytes = u64::from(pool.dtype.bytes());
     let rows = |name, address, strides: kernels_gpu::abi::KvStrides, dim: u32| {
-        check_page_size(strides.page_size)?;
+        check_page_size(0, strides.page_size)?;
+        check_pool(name, pool.pages, spec.kv_heads, dim, strides)?;
         let [page, token, head, tokens] =
             [strides.page, strides.token, strides.head, strides.page_size].map(u64::from);
         let heads = u64::from(spec.kv_heads);
@@ -122,11 +124,14 @@ fn arrays(spec: &Spec, pool: &KvPool) -> Result<Vec<Array>, Error> {
             pool.v_strides,
             spec.head_dim_v,
         )?);
-        pool.check_apart(spec)?;
     }
     if let KvScales::Token { k, v } = &pool.scales {
-        arrays.push(Array::scales("the scales of keys", k));
-        arrays.push(Array::scales("the scales of values", v));
+        // Copies have no query tokens.
+        pool.scale_parameters(spec, 0)?;
+        for (name, scales) in [(KEYS, k), (VALUES, v)] {
+            check_apart(name, scales.shape, 1, scales.strides)?;
+            arrays.push(Array::scales(name, scales));
+        }
     }
     Ok(arrays)
 }
@@ -172,5 +177,77 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{Dtype, KvLayout};
+
+    const A: DevicePtr = 1 << 30;
+
+    fn refused(spec: &Spec, pool: &KvPool) -> Error {
+        match arrays(spec, pool) {
+            Ok(_) => panic!("taken: {pool:?}"),
+            Err(error) => error,
+        }
+    }
+
+    /// Pages behind the end of the scales were copied.
+    #[test]
+    fn scales_are_those_of_the_pool() {
+        let spec = Spec::new(8, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 200, A, A);
+        let scales = |dtype, shape| DeviceTensor::new(A, dtype, shape);
+        let good = scales(Dtype::F32, [200, 16, 8]);
+        let with = |k, v| pool.with_scales(KvScales::Token { k, v });
+        assert_eq!(
+            arrays(&spec, &with(good, good)).map(|arrays| arrays.len()),
+            Ok(4)
+        );
+        for bad in [
+            scales(Dtype::F32, [100, 16, 8]),
+            scales(Dtype::F32, [200, 8, 8]),
+            scales(Dtype::F32, [200, 16, 4]),
+            scales(Dtype::BF16, [200, 16, 8]),
+            DeviceTensor {
+                address: A + 2,
+                ..good
+            },
+            good.with_stride(0, 127),
+            good.with_stride(2, 0),
+        ] {
+            refused(&spec, &with(bad, good));
+            refused(&spec, &with(good, bad));
+        }
+        let inside = good.with_stride(0, 4096);
+        assert!(arrays(&spec, &with(inside, inside)).is_ok());
+    }
+
+    /// A copy overwrote a part of the page behind it.
+    #[test]
+    fn pages_of_latent_pools_are_apart() {
+        let spec = Spec::latent(16, 512, 64);
+        let of_bytes = spec.with_kv_dtype(Dtype::F8E4M3);
+        let parts = KvPool::latent_parts(&spec, 16, 10, A, A);
+        for (spec, pool) in [
+            (spec, KvPool::latent(&spec, 16, 10, A)),
+            (of_bytes, KvPool::latent_656(16, 10, A)),
+            (spec, parts),
+        ] {
+            assert!(arrays(&spec, &pool).is_ok(), "{pool:?}");
+            let mut strides = pool.k_strides;
+            strides.page -= 1;
+            let pool = pool.with_strides(strides, strides);
+            let error = refused(&spec, &pool);
+            assert!(matches!(error, Error::Stride { .. }), "{error}");
+        }
+        let mut second = parts;
+        if let Some(rope) = &mut second.rope {
+            rope.strides.page -= 1;
+        }
+        let error = refused(&spec, &second);
+        assert!(error.to_string().contains("the second pool"), "{error}");
     }
 }

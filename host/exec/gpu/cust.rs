@@ -4,6 +4,7 @@
 //! [`gpu`](super) takes; lengths are checked. [`Gpu::run_and_wait`] is safe from end to end: it borrows all
 //! memory until the work is done.
 
+use bytemuck::Pod;
 use cust::{context::Context, memory::DeviceCopy, memory::DeviceSlice};
 
 use super::{
@@ -88,7 +89,7 @@ impl<T: DeviceCopy> Pool<'_, T> {
     /// [`Error::Extent`] if there is less than a page of keys, or there are fewer values than keys; [`Error::Problem`] for an invalid
     /// page size or specification.
     pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
-        check_page_size(self.page_size)?;
+        check_page_size(0, self.page_size)?;
         spec.check()?;
         let page = |dim: u32| {
             let tokens = self.page_size as usize * spec.kv_heads as usize;
@@ -136,10 +137,21 @@ impl GpuBuilder<'_> {
 impl Gpu {
     /// Runs the plan in the workspace on `tokens` tokens of dense queries, and waits until it is done.
     ///
+    /// Any bits are a value of the type of the outputs, such as `u16` or `half::bf16`. Those of others may become no value:
+    ///
+    /// ```compile_fail
+    /// # use cust::{memory::DeviceSlice, stream::Stream};
+    /// # use tandem_attn::{Error, gpu::{Gpu, Workspace}};
+    /// # fn run(gpu: &Gpu, workspace: &mut Workspace, q: &DeviceSlice<u16>, out: &mut DeviceSlice<bool>, on: &Stream)
+    /// # -> Result<(), Error> {
+    /// gpu.run_and_wait::<u16, u16, bool>(workspace, 1, q, &[], out, None, on)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Gpu::run`], and [`Error::Extent`] where memory is too short.
     #[allow(clippy::too_many_arguments)]
-    pub fn run_and_wait<Q: DeviceCopy, K: DeviceCopy, O: DeviceCopy>(
+    pub fn run_and_wait<Q: DeviceCopy, K: DeviceCopy, O: DeviceCopy + Pod>(
         &self,
         workspace: &mut Workspace,
         tokens: usize,
@@ -165,8 +177,9 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the stream lives. The plan may be on its way on another one.
         unsafe { workspace.hold_uploaded(on) }?;
-        // SAFETY: the tensors lie in memory that is borrowed until this call returns, `out` and `lse` alone; the
-        // upload vouched for the plan; the stream is borrowed, too.
+        // SAFETY: the tensors lie in memory that is borrowed until this call returns, `out` and `lse` alone; any bits are a
+        // value of their types. The upload vouched for the plan, and earlier runs for being ordered before this one. The
+        // stream is borrowed, too.
         let run = unsafe { self.run(workspace, &q, &pools, &out, lse.as_ref(), on) };
         // Also after an error: launches before it may be under way.
         // SAFETY: the stream lives.

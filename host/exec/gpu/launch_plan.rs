@@ -93,7 +93,7 @@ pub(super) struct LaunchPlan {
     /// If only some launches pad heads: the range of query tokens of these launches. None if the other launches have
     /// tokens in this range, or if prefills leave partial states.
     pub(super) padded: Option<Range<u32>>,
-    /// Which merges are left to the merging kernel, while they are divided.
+    /// Which merges are left to the merging kernel, if decodes do others.
     leaves: Vec<bool>,
 }
 
@@ -240,6 +240,22 @@ impl LaunchPlan {
                 }
             }
         }
+    }
+
+    /// The rows whose merges are left to the merging kernel, without these merges, and their indices. Decodes that count
+    /// arrivals must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
+    pub(super) fn rows_of_left_merges<'a>(
+        &'a self,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = (usize, QueryRow)> + 'a {
+        let leaves = |merge: u32| self.leaves.get(merge as usize) == Some(&true);
+        let left =
+            move |row: &QueryRow| row.merge != NO_MERGE && (!self.fused || leaves(row.merge));
+        let rows = plan.rows.iter().enumerate();
+        rows.filter(move |(_, row)| left(row)).map(|(index, row)| {
+            let merge = NO_MERGE;
+            (index, QueryRow { merge, ..*row })
+        })
     }
 
     fn padded_tokens(&self, plan: &Plan) -> Option<Range<u32>> {

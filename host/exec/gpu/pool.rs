@@ -180,8 +180,13 @@ impl KvPool {
                 there: "append_rows, or append_rows_quantised, once for each of the two pools",
             });
         }
+        self.tokens_of_page(0)
+    }
+
+    /// Tokens of a page. Checks that keys and values have the same number.
+    pub(super) fn tokens_of_page(&self, part: usize) -> Result<u32, Error> {
         let page_size = self.k_strides.page_size;
-        check_page_size(page_size)?;
+        check_page_size(part, page_size)?;
         let [of_k, of_v] = [page_size, self.v_strides.page_size].map(|tokens| tokens as usize);
         let tokens = "tokens in a page";
         check_extent("the value pool", tokens, of_v, of_k, "in the key pool")?;
@@ -249,7 +254,7 @@ fn scales_by_token(scales: &DeviceTensor<3>) -> Option<DeviceTensor<3>> {
 /// The strides of `[pages, page_size, kv_heads, head_dim]`, for calls that write rows to it.
 pub(super) fn pool_strides(pool: &DeviceTensor<4>) -> Result<KvStrides, Error> {
     let page_size = fits(Quantity::Page("tokens in a page"), pool.shape[1], u32::MAX)?;
-    check_page_size(page_size)?;
+    check_page_size(0, page_size)?;
     pool.check_dense("the pool", 3)?;
     let stride = |axis: usize| {
         let what = Quantity::Stride("a stride of the pool");
@@ -273,10 +278,10 @@ pub(super) fn pool_slots(pages: u32, page_size: u32) -> Result<u32, ProblemError
     )
 }
 
-pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {
+pub(super) fn check_page_size(part: usize, got: u32) -> Result<(), ProblemError> {
     match got {
         1..=MAX_PAGE_SIZE => Ok(()),
-        _ => Err(ProblemError::PageSize { part: 0, got }),
+        _ => Err(ProblemError::PageSize { part, got }),
     }
 }
 

@@ -42,8 +42,9 @@ impl Gpu {
     ///   outputs meanwhile.
     /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null (the default stream). Its work is ordered after
-    ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
-    ///   workspace was dropped. A graph that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
+    ///   the upload and after earlier runs of this workspace, and before later runs, also those by `run_and_wait` of the
+    ///   feature `cust`, which is safe to call. A graph is not launched after `self` or the workspace was dropped. A graph
+    ///   that was not captured by [`OwnedStream::capture`](super::OwnedStream::capture)
     ///   is not launched with a plan of more query tokens than `q`, `out` and `lse` had then, nor with one whose pages
     ///   the pools of then do not have, nor with one that needs launches which
     ///   [`Workspace::launch_only_needed`] left out then, nor, without a launch set, with one whose launches, items or
@@ -210,16 +211,30 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     if got < expected || got > expected && set.is_none() {
         return Err(Error::Pools { got, expected });
     }
-    for (part, (pool, needs)) in tensors.pools.iter().zip(&launch_plan.parts).enumerate() {
+    let launched = workspace.launched();
+    let of_set = workspace.options.launches.iter();
+    let of_set = of_set.flat_map(|set| &set.keys).enumerate();
+    let of_set = of_set.filter(|&(place, _)| launched.has(place));
+    for (part, pool) in tensors.pools[..expected].iter().enumerate() {
         let wrong = |dimension, got: u32, rule: String| {
             extent("the KV pool", dimension, got as usize, rule)
         };
+        let planned = launch_plan.launches.iter().map(|launch| &launch.key);
+        let mut keys = planned.chain(of_set.clone().map(|(_, key)| key));
+        let key = keys.find(|key| key.part as usize == part);
+        let needs = launch_plan.parts.get(part);
+        if key.is_none() && needs.is_none() {
+            continue;
+        }
         pool.check_dtype(&workspace.spec)?;
-        let heads = launch_plan.launches.iter();
-        let mut heads = heads.filter(|launch| launch.key.part as usize == part);
-        let heads = heads.next().map_or(1, |launch| launch.key.heads);
+        let heads = key.map_or(1, |key| key.heads);
         check_heads(&workspace.spec.times(heads), pool.k_strides, part)?;
         pool.check_rope(&workspace.spec, part)?;
+        // Launches of a part that this plan lacks read its pool for later plans.
+        let Some(needs) = needs else {
+            pool.tokens_of_page(part)?;
+            continue;
+        };
         for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
             if page_size != needs.page_size {
                 let rule = format!("{}, as in the plan", needs.page_size);

@@ -117,7 +117,11 @@ impl KvScales {
             Self::Head { k, v } => {
                 k.check_extent(KEYS, "KV heads", 0, heads, of_spec)?;
                 v.check_extent(VALUES, "KV heads", 0, heads, of_spec)?;
-                pair(k, v, |tensor| [0, tensor.strides[0]])
+                let params = pair(k, v, |tensor| [0, tensor.strides[0]])?;
+                for tensor in [k, v] {
+                    reach(Quantity::Stride("the scales of all KV heads"), tensor, [0])?;
+                }
+                Ok(params)
             }
             Self::Request { k, v, of_token } => {
                 k.check_extent(KEYS, "KV heads", 1, heads, of_spec)?;
@@ -185,7 +189,7 @@ impl KvScales {
         }
     }
 
-    /// Whether two sets of scales differ at most in addresses.
+    /// Whether two sets of scales differ at most in addresses, and launches for one can be given the other.
     pub(super) fn alike(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,
@@ -201,25 +205,29 @@ impl KvScales {
                     of_token: c,
                 },
             ) => k.layout() == a.layout() && v.layout() == b.layout() && of_token.len == c.len,
+            // Scales that come in pairs may have another kernel, which others would give misaligned addresses.
             (Self::Token { k, v }, Self::Token { k: a, v: b }) => {
-                k.layout() == a.layout() && v.layout() == b.layout()
+                k.layout() == a.layout()
+                    && v.layout() == b.layout()
+                    && self.come_in_pairs() == other.come_in_pairs()
             }
             _ => false,
         }
     }
 }
 
-/// Checks that 32 bits can count the reach of two axes.
-fn reach<const RANK: usize>(
+/// Checks that 32 bits can count the reach of some axes.
+fn reach<const RANK: usize, const AXES: usize>(
     what: Quantity,
     tensor: &DeviceTensor<RANK>,
-    axes: [usize; 2],
+    axes: [usize; AXES],
 ) -> Result<(), Error> {
-    let [a, b] = axes.map(|axis| {
+    let of_axis = |axis: usize| {
         let last = tensor.shape[axis].saturating_sub(1);
         last.saturating_mul(tensor.strides[axis])
-    });
-    Ok(fits(what, a.saturating_add(b), u32::MAX).map(drop)?)
+    };
+    let all = axes.map(of_axis).into_iter().fold(0, usize::saturating_add);
+    Ok(fits(what, all, u32::MAX).map(drop)?)
 }
 
 pub(super) const KEYS: &str = "the scales of keys";
@@ -255,7 +263,7 @@ fn pair<const RANK: usize>(
 mod tests {
     use super::*;
 
-    /// Kernels count the scales of all requests, and of a page, in 32 bits.
+    /// Kernels count the scales of all requests, of all KV heads, and of a page, in 32 bits.
     #[test]
     fn all_scales_can_be_counted() {
         let spec = Spec::new(8, 8, 128).with_kv_dtype(Dtype::F8E4M3);
@@ -271,6 +279,16 @@ mod tests {
         assert_eq!(check(of_requests(1 << 30)), Ok(()));
         let error = check(of_requests((1 << 31) - 1)).unwrap_err();
         assert!(error.to_string().contains("of all requests"), "{error}");
+        let of_heads = |stride| {
+            let k = DeviceTensor::new(1 << 20, Dtype::F32, [8]).with_stride(0, stride);
+            let dense = DeviceTensor::new(1 << 20, Dtype::F32, [8]);
+            [(k, dense), (dense, k)].map(|(k, v)| check(KvScales::Head { k, v }))
+        };
+        assert_eq!(of_heads(1 << 29), [Ok(()), Ok(())]);
+        for error in of_heads(1 << 30) {
+            let error = error.unwrap_err();
+            assert!(error.to_string().contains("of all KV heads"), "{error}");
+        }
         let by_head = |stride| {
             let k = DeviceTensor::new(1 << 20, Dtype::F32, [100, 16, 8]).with_stride(2, stride);
             KvScales::Token { k, v: k }
@@ -279,6 +297,7 @@ mod tests {
         let error = check(by_head(1 << 30)).unwrap_err();
         assert!(error.to_string().contains("of a page"), "{error}");
     }
+
     /// A kernel of two KV heads copies eight bytes: these must be the scales of the two heads, and aligned.
     #[test]
     fn scales_of_neighbouring_heads_are_copied_together_where_they_lie_so() {
@@ -297,5 +316,20 @@ mod tests {
         for bad in [by_head, misaligned, odd_tokens, odd_pages] {
             assert!(!of(bad, good) && !of(good, bad), "{bad:?}");
         }
+    }
+
+    /// The launches of a layer are those of the layer before if the scales are alike: a kernel of two KV heads once copied eight
+    /// bytes from an address that was no multiple of eight.
+    #[test]
+    fn scales_that_come_in_pairs_are_not_like_others() {
+        let at = |address| DeviceTensor::new(address, Dtype::F32, [100, 16, 8]);
+        let of = |k, v| KvScales::Token { k: at(k), v: at(v) };
+        let (even, odd) = (1 << 20, (1 << 20) + 4);
+        let pairs = of(even, even);
+        assert!(pairs.alike(&of(even + 8, even + 64)));
+        for misaligned in [of(odd, even), of(even, odd), of(odd, odd)] {
+            assert!(!pairs.alike(&misaligned) && !misaligned.alike(&pairs));
+        }
+        assert!(of(odd, even).alike(&of(even, odd + 8)));
     }
 }

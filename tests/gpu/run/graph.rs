@@ -200,6 +200,60 @@ pub fn rounds() -> (usize, bool) {
     (rounds.unwrap_or(60), rounds.is_some())
 }
 
+/// Keys behind a prefix have a kernel that shares SMs and counts no arrivals at merges. That of the prefix once counted its
+/// own: the next plan merged before all states were there.
+#[test]
+fn plans_follow_those_of_which_some_decodes_leave_merges() {
+    let Some(gpu) = hopper("plans_follow_those_of_which_some_decodes_leave_merges") else {
+        return;
+    };
+    let spec = Spec::new(32, 8, 128).with_dtype(Dtype::BF16);
+    let mut table = PageTable::new(16, 700);
+    for first in [128, 128 + 260] {
+        let pages = (0..128).chain(first..first + 260);
+        table.push(&pages.collect::<Vec<_>>(), 388 * 16);
+    }
+    let batch = Batch::new(vec![0, 2, 4], table);
+    let mut device = gpu.device();
+    device.sms = 132;
+    let plan = |merge_mode| {
+        let options = PlanOptions::default().with_merge_mode(merge_mode);
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        plan.unwrap()
+    };
+    let [mixed, merging] = [MergeMode::Auto, MergeMode::Fused].map(plan);
+    let shares = |group: &TileGroup| group.id.is_some_and(|id| id.info().co_resident);
+    let [some, all] = [
+        mixed.groups.iter().any(shares),
+        mixed.groups.iter().all(shares),
+    ];
+    assert!(some && !all, "{mixed}");
+    assert!(!merging.groups.iter().any(shares), "{merging}");
+
+    let set = LaunchSet::decodes(&device, &spec).unwrap();
+    let set = set.and(&mixed).and(&merging);
+    let options = WorkspaceOptions::default();
+    let options = options.with_launches(set.with_merge_mode(MergeMode::Fused));
+    let [a, b] = [&mixed, &merging].map(Bound::of);
+    let bound = Bound {
+        items: a.items.max(b.items),
+        merges: a.merges.max(b.merges),
+        rows: a.rows.max(b.rows),
+        slots: a.slots.max(b.slots),
+        ..a
+    };
+    let mut workspace = gpu.workspace(&spec, &bound, options).unwrap();
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let on_device = OnDevice::new(&spec, &batch, &tensors);
+    let stream = Stream::new();
+    for plan in [&mixed, &merging, &mixed, &mixed, &merging, &merging] {
+        // SAFETY: the stream is ours, and runs are done when they return.
+        unsafe { workspace.upload(plan, stream.0) }.unwrap();
+        let results = on_device.run(gpu, &mut workspace, &stream);
+        check_results(&spec, &batch, &tensors, &results).unwrap();
+    }
+}
+
 #[test]
 fn a_graph_serves_one_plan_after_the_other() {
     let Some(gpu) = hopper("a_graph_serves_one_plan_after_the_other") else {

@@ -129,6 +129,47 @@ fn decodes_that_share_sms_leave_their_merges() {
     assert_eq!(launch_plan.left, 3);
 }
 
+/// Kernels that share SMs count no arrivals. If others counted those at the same merges, the counters would not return to zero.
+#[test]
+fn arrivals_at_merges_are_counted_by_all_kernels_or_by_none() {
+    // Two draft tokens each. The prefix has another kernel than the keys behind it.
+    let (requests, shared, own) = (2, 128, 260);
+    let mut table = PageTable::new(16, shared + requests * own);
+    for request in 0..requests {
+        let first = shared + request * own;
+        let pages = (0..shared).chain(first..first + own);
+        table.push(&pages.collect::<Vec<_>>(), (shared + own) * 16);
+    }
+    let batch = Batch::new((0..=requests).map(|request| 2 * request).collect(), table);
+    let device = DeviceDescription::named("h200").unwrap();
+    let (spec, options) = (Spec::new(32, 8, 128), PlanOptions::default());
+    let plan = Planner::new().plan(&spec, &batch, &device, &options);
+    let plan = plan.unwrap();
+    let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
+    let (sharing, others): (Vec<_>, Vec<_>) = plan.groups.iter().partition(shares);
+    assert!(!sharing.is_empty() && !others.is_empty(), "{plan}");
+
+    let mut launch_plan = LaunchPlan::default();
+    launch_plan.fill(&plan, MergeMode::Fused).unwrap();
+    let mut rows = plan.rows.clone();
+    for (index, row) in launch_plan.rows_of_left_merges(&plan) {
+        rows[index] = row;
+    }
+    let mut arrivals = vec![0; plan.merges.len()];
+    for item in others.iter().flat_map(|group| plan.items_of(group)) {
+        let rows = &rows[item.rows_begin as usize..][..item.rows as usize];
+        for row in rows.iter().filter(|row| row.merge != NO_MERGE) {
+            arrivals[row.merge as usize] += 1;
+        }
+    }
+    let left = launch_plan.left_rows(&plan);
+    for (merge, arrivals) in plan.merges.iter().zip(arrivals) {
+        let expected = if left.contains(merge) { 0 } else { merge.slots };
+        assert_eq!(arrivals, expected, "{merge:?}");
+    }
+    assert!(!left.is_empty());
+}
+
 /// Tokens without an item: only the merging kernel writes their zeros.
 #[test]
 fn tokens_without_keys_are_left_to_the_merging_kernel() {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kernels_gpu::abi::LaunchRecord;
+use kernels_gpu::abi::{LaunchRecord, QueryRow};
 
 use super::{IN_FLIGHT, Staging, Workspace, check_launches};
 use crate::{
@@ -31,6 +31,7 @@ impl Workspace {
     /// several earlier copies are still pending.
     ///
     /// # Safety
+    /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
     /// - `stream` is a stream of the device's primary context, or null, and is not being captured.
     /// - `stream` waits for active runs of this workspace on other streams.
     ///
@@ -91,7 +92,7 @@ impl Workspace {
             needed_launches = set.needed(&records);
         }
         let _current = Current::enter(self.context.raw())?;
-        let captured = self.captured();
+        let (captured, decode_merges) = (self.captured(), self.decode_merges());
         let Staging { memory, copied } = &mut self.staging[self.next];
         copied.wait()?;
         let bytes = memory.bytes();
@@ -110,6 +111,12 @@ impl Workspace {
         put(records, &layout.records, bytes);
         if let Some(items) = &self.launch_plan.items {
             put(items, &layout.items, bytes);
+        }
+        if decode_merges {
+            for (index, row) in self.launch_plan.rows_of_left_merges(plan) {
+                let at = layout.rows.start + (index * size_of::<QueryRow>()) as u64;
+                put(&[row], &(at..layout.rows.end), bytes);
+            }
         }
         let left = self.launch_plan.left_rows(plan);
         put(left, &layout.left_merges, bytes);
