@@ -306,6 +306,7 @@ fn who_says_how_a_token_is_drawn_gets_one_drawn() {
     }
     assert_eq!(drawn("top_p", json!(0.9), &most).top_p, 0.9);
     assert_eq!(drawn("temperature", json!(0.5), &most).temperature, 0.5);
+    assert_eq!(drawn("temperature", json!(1e-6), &most).temperature, 1e-4);
     most.usual.temperature = Some(0.6);
     assert_eq!(drawn("top_p", json!(0.9), &most).temperature, 0.6);
 }
