@@ -226,7 +226,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = Answer {
         choices: choices
-            .map(|(taken, text)| Choice::new(taken, text))
+            .map(|(taken, text)| Choice::new(taken, text, kind))
             .collect(),
         labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
         prompt_tokens: prompts.iter().map(Vec::len).sum(),
