@@ -172,8 +172,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// None if no logit is ever changed. `ends` may not be drawn before the answer has `min_tokens`. `latest` are the tokens of the
-    /// prompt before, which may be the same.
+    /// None if no logit is ever changed. `ends` may not be drawn before the answer has `min_tokens`. `latest` are the
+    /// tokens of the prompt before, which may be the same.
     pub(crate) fn new(
         rules: &LogitRules,
         prompt: &[u32],

@@ -62,8 +62,8 @@ impl SamplingOptions {
         }
     }
 
-    /// All other parameters. What is open still is neutral, and the temperature is the given one. A temperature above 0 becomes at
-    /// least [`Sampling::COLDEST`].
+    /// All other parameters. What is open still is neutral, and the temperature is the given one. A temperature above 0
+    /// becomes at least [`Sampling::COLDEST`].
     #[must_use]
     pub fn sampling(self, temperature: f32, seed: u64) -> Sampling {
         let temperature = self.temperature.unwrap_or(temperature);

@@ -83,7 +83,7 @@ impl Entry {
     }
 }
 
-/// The field `logprobs` of a choice. Each token is written when it comes: a whole answer has many, and their JSON is smaller than they are.
+/// The field `logprobs` of a choice. Each token is written when it comes: a whole answer has many of them.
 #[derive(Debug)]
 pub(super) struct Written {
     kind: Kind,

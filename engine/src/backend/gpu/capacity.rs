@@ -41,8 +41,9 @@ pub(super) fn check(
     }
 }
 
-/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded, but for what
-/// rules of logits may need later. Too little memory for the tokens of one step, or for all positions if these are fewer, is an error: no useful prompt would fit.
+/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded,
+/// but for what rules of logits may need later. Too little memory for the tokens of one step, or for all positions if
+/// these are fewer, is an error: no useful prompt would fit.
 pub(super) fn tokens(
     a: &Architecture,
     options: &GpuOptions,

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{Architecture, Error, LogitWork};
 
-/// Tokens that rules of a row concern beside those of its text: those with a bias, and ends. Requests to the server have up to 1,088.
+/// Tokens that rules of a row concern beside those of its text: those with a bias, and ends. Requests to the server
+/// have up to 1,088.
 const BESIDE: u64 = 2048;
 
 /// Bytes of all that steps of so many rows may ask for.
