@@ -152,3 +152,22 @@ fn a_request_is_admitted_when_its_prompt_enters_the_prefix_cache() {
     assert!(composer.compose(&mut step));
     assert_eq!(step.entries.len(), 2);
 }
+
+/// Two requests computed the same prompt. The second gives its pages back when its prompt ends, and a queued request finds them.
+#[test]
+fn a_request_is_admitted_when_equal_prompts_become_one() {
+    let limits = Limits {
+        step_tokens: 24,
+        ..Limits::default()
+    };
+    let mut composer = composer(limits, 10);
+    let mut step = Step::default();
+    for prompt in [0..16, 0..16, 100..112] {
+        composer.submit(Request::new(prompt.collect(), 4)).unwrap();
+    }
+    for entries in [2, 2, 3] {
+        assert!(composer.compose(&mut step));
+        assert_eq!(step.entries.len(), entries);
+        complete(&mut composer, &step);
+    }
+}
