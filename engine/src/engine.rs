@@ -1,6 +1,9 @@
 //! Requests in, tokens out: the composer forms steps, and a backend computes them.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Weak,
+};
 
 use tandem_attn::{
     problem::{Batch, PageTable},
@@ -14,7 +17,7 @@ use tandem_schedule::{
 use crate::{
     Architecture, Error, LogProbs, LogitRules, LogitWork,
     backend::{Backend, StepTime, Work},
-    rules::{self, LogitRows, Rules},
+    rules::{self, LogitRows, PromptTokens, Rules},
 };
 
 /// A prompt and how to generate its answer.
@@ -123,6 +126,8 @@ pub struct Engine {
     rows: Vec<u32>,
     draws: Vec<Draw>,
     logit_rows: LogitRows,
+    /// The latest prompt with a repetition penalty.
+    latest_prompt: Weak<PromptTokens>,
     drawn: Vec<(u32, u32)>,
     /// For each request that draws a token in the last step that began: its row.
     last_rows: HashMap<RequestId, u32>,
@@ -229,6 +234,7 @@ impl Engine {
             rows: Vec::new(),
             draws: Vec::new(),
             logit_rows: LogitRows::default(),
+            latest_prompt: Weak::new(),
             drawn: Vec::new(),
             last_rows: HashMap::new(),
             sampled: Vec::new(),
@@ -270,7 +276,13 @@ impl Engine {
         let ends = ends.chain(&stop_tokens).copied();
         // A configuration may name an end that the model does not have.
         let ends = ends.filter(|&end| (end as usize) < architecture.vocabulary);
-        let rules = Rules::new(&rules, &prompt, ends, min_new_tokens);
+        let rules = Rules::new(
+            &rules,
+            &prompt,
+            ends,
+            min_new_tokens,
+            &mut self.latest_prompt,
+        );
         let most = u32::try_from(architecture.vocabulary).unwrap_or(u32::MAX);
         let request = self.composer.submit(Request {
             computed,

@@ -1,6 +1,9 @@
 //! Biases, penalties and bans of an answer: what they make of the logits of its next token.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 use tandem_attn::step::{
     AdjustRow, AdjustToken, LogProb, LogProbRow, MOST_TOP, Penalties, StepError,
@@ -98,53 +101,107 @@ pub(crate) fn check(rules: &LogitRules, log_probs: Option<u32>) -> Result<(), Er
     }
 }
 
+/// The tokens of a prompt, as repetition penalties see them. All choices of the prompt share them.
+#[derive(Debug)]
+pub(crate) struct PromptTokens {
+    prompt: Vec<u32>,
+    tokens: Vec<AdjustToken>,
+    /// Where a token is among these.
+    places: HashMap<u32, usize>,
+}
+
+impl PromptTokens {
+    /// Those of the latest prompt if it is the same one.
+    fn of(prompt: &[u32], latest: &mut Weak<Self>) -> Arc<Self> {
+        if let Some(same) = latest.upgrade().filter(|latest| latest.prompt == prompt) {
+            return same;
+        }
+        let (mut tokens, mut places) = (Vec::new(), HashMap::new());
+        for &token in prompt {
+            places.entry(token).or_insert_with(|| {
+                tokens.push(AdjustToken {
+                    seen: AdjustToken::IN_PROMPT,
+                    ..unseen(token)
+                });
+                tokens.len() - 1
+            });
+        }
+        let prompt = prompt.to_vec();
+        let new = Arc::new(Self {
+            prompt,
+            tokens,
+            places,
+        });
+        *latest = Arc::downgrade(&new);
+        new
+    }
+}
+
+const fn unseen(token: u32) -> AdjustToken {
+    AdjustToken {
+        token,
+        bias: 0.0,
+        seen: 0,
+        logit: 0.0,
+    }
+}
+
+/// A token with a bias, that ends the answer, or that the answer has.
+#[derive(Debug)]
+struct Changed {
+    token: AdjustToken,
+    /// Where it is among the tokens of the prompt.
+    in_prompt: Option<usize>,
+    /// Whether it may not be drawn yet.
+    banned: bool,
+}
+
 /// The rules of an answer, with what they need to know of its text.
 #[derive(Debug)]
 pub(crate) struct Rules {
     penalties: Penalties,
     biased: bool,
-    /// Tokens with a bias, that end the answer, or that the text has.
-    tokens: Vec<AdjustToken>,
+    /// For repetition penalties.
+    prompt: Option<Arc<PromptTokens>>,
+    changed: Vec<Changed>,
     /// Where a token is among these.
     places: HashMap<u32, usize>,
-    /// Places of tokens that may not be drawn yet.
-    banned: Vec<usize>,
-    /// Number of tokens before which they may not.
+    bans: bool,
+    /// Number of tokens before which banned ones may not be drawn.
     banned_before: u64,
 }
 
 impl Rules {
-    /// None if no logit is ever changed. `ends` may not be drawn before the answer has `min_tokens`.
+    /// None if no logit is ever changed. `ends` may not be drawn before the answer has `min_tokens`. `latest` are the
+    /// tokens of the prompt before, which may be the same.
     pub(crate) fn new(
         rules: &LogitRules,
         prompt: &[u32],
         ends: impl Iterator<Item = u32>,
         min_tokens: u32,
+        latest: &mut Weak<PromptTokens>,
     ) -> Option<Box<Self>> {
         let penalties = rules.penalties;
+        let repetition = penalties.repetition != 1.0;
         let mut new = Self {
             penalties,
             biased: !rules.bias.is_empty(),
-            tokens: Vec::new(),
+            prompt: repetition.then(|| PromptTokens::of(prompt, latest)),
+            changed: Vec::new(),
             places: HashMap::new(),
-            banned: Vec::new(),
+            bans: false,
             banned_before: min_tokens.into(),
         };
-        if penalties.repetition != 1.0 {
-            for &token in prompt {
-                new.token(token).seen = AdjustToken::IN_PROMPT;
-            }
-        }
         for &(token, bias) in &rules.bias {
-            new.token(token).bias += bias;
+            new.change(token).token.bias += bias;
         }
         if min_tokens > 0 {
             for end in ends {
-                new.token(end);
-                new.banned.push(new.places[&end]);
+                new.change(end).banned = true;
+                new.bans = true;
             }
         }
-        let changes = new.biased || new.has_penalties() || !new.banned.is_empty();
+        let changes = new.biased || new.has_penalties() || new.bans;
         changes.then(|| Box::new(new))
     }
 
@@ -152,48 +209,51 @@ impl Rules {
         self.penalties != Penalties::NONE
     }
 
-    fn token(&mut self, token: u32) -> &mut AdjustToken {
-        let tokens = &mut self.tokens;
+    fn change(&mut self, token: u32) -> &mut Changed {
+        let (changed, prompt) = (&mut self.changed, &self.prompt);
         let place = *self.places.entry(token).or_insert_with(|| {
-            tokens.push(AdjustToken {
-                token,
-                bias: 0.0,
-                seen: 0,
-                logit: 0.0,
+            let prompt = prompt.as_ref();
+            let found = prompt.and_then(|prompt| Some((prompt, *prompt.places.get(&token)?)));
+            changed.push(Changed {
+                token: found.map_or(unseen(token), |(prompt, place)| prompt.tokens[place]),
+                in_prompt: found.map(|(_, place)| place),
+                banned: false,
             });
-            tokens.len() - 1
+            changed.len() - 1
         });
-        &mut tokens[place]
+        &mut changed[place]
     }
 
     /// Counts a token of the answer.
     pub(crate) fn count(&mut self, token: u32) {
         if self.has_penalties() {
-            self.token(token).seen += 1;
+            self.change(token).token.seen += 1;
         }
     }
 
     /// Adds the row from which token number `drawn` is drawn. `newest` is the index of a token that was not counted yet.
     pub(crate) fn add_to(&self, rows: &mut LogitRows, row: u32, drawn: u64, newest: Option<u32>) {
-        let bans = drawn < self.banned_before && !self.banned.is_empty();
+        let bans = drawn < self.banned_before && self.bans;
         if !(bans || self.biased || self.has_penalties()) {
             return;
         }
         let first = rows.tokens.len();
-        rows.tokens.extend_from_slice(&self.tokens);
-        if bans {
-            for place in &self.banned {
-                rows.tokens[first + place].bias = f32::NEG_INFINITY;
+        if let Some(prompt) = &self.prompt {
+            rows.tokens.extend_from_slice(&prompt.tokens);
+        }
+        for changed in &self.changed {
+            let mut token = changed.token;
+            if bans && changed.banned {
+                token.bias = f32::NEG_INFINITY;
+            }
+            match changed.in_prompt {
+                Some(place) => rows.tokens[first + place] = token,
+                None => rows.tokens.push(token),
             }
         }
         let end = rows.tokens.len();
         // Room for the newest token.
-        rows.tokens.push(AdjustToken {
-            token: 0,
-            bias: 0.0,
-            seen: 0,
-            logit: 0.0,
-        });
+        rows.tokens.push(unseen(0));
         let newest = newest.filter(|_| self.has_penalties());
         let tokens = first as u32..end as u32;
         rows.adjusted.push(self.penalties.row(row, tokens, newest));
@@ -211,6 +271,16 @@ mod tests {
         }
     }
 
+    fn made(
+        given: &LogitRules,
+        prompt: &[u32],
+        ends: &[u32],
+        min_tokens: u32,
+    ) -> Option<Box<Rules>> {
+        let ends = ends.iter().copied();
+        Rules::new(given, prompt, ends, min_tokens, &mut Weak::new())
+    }
+
     fn row(rules: &Rules, drawn: u64) -> LogitRows {
         let mut rows = LogitRows::default();
         rules.add_to(&mut rows, 3, drawn, Some(7));
@@ -219,12 +289,12 @@ mod tests {
 
     #[test]
     fn answers_without_rules_have_no_rows() {
-        let none = Rules::new(&LogitRules::default(), &[1, 2], [5].into_iter(), 0);
+        let none = made(&LogitRules::default(), &[1, 2], &[5], 0);
         assert!(none.is_none());
-        let no_ends = Rules::new(&LogitRules::default(), &[1, 2], std::iter::empty(), 4);
+        let no_ends = made(&LogitRules::default(), &[1, 2], &[], 4);
         assert!(no_ends.is_none());
         // Bans end.
-        let bans = Rules::new(&LogitRules::default(), &[1, 2], [5, 6].into_iter(), 2).unwrap();
+        let bans = made(&LogitRules::default(), &[1, 2], &[5, 6], 2).unwrap();
         let banned = row(&bans, 1);
         let biases: Vec<_> = banned.tokens.iter().map(|token| token.bias).collect();
         assert_eq!(biases, [f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0]);
@@ -244,7 +314,7 @@ mod tests {
         };
         for (penalties, prompt_tokens) in [(subtracted, 0), (repetition, 2)] {
             let given = rules(penalties, &[(9, 1.0), (9, 0.5)]);
-            let mut all = Rules::new(&given, &[4, 4, 8], std::iter::empty(), 0).unwrap();
+            let mut all = made(&given, &[4, 4, 8], &[], 0).unwrap();
             for token in [9, 11, 11] {
                 all.count(token);
             }
@@ -262,11 +332,52 @@ mod tests {
         }
         // Biases count nothing.
         let biased = rules(Penalties::NONE, &[(9, 1.0)]);
-        let mut all = Rules::new(&biased, &[4], std::iter::empty(), 0).unwrap();
+        let mut all = made(&biased, &[4], &[], 0).unwrap();
         all.count(9);
         let rows = row(&all, 1);
         assert_eq!(rows.tokens[0].seen, 0);
         assert_eq!(rows.adjusted[0].newest, tandem_attn::step::NO_TOKEN);
+    }
+
+    /// Each choice of a long prompt made the list of its tokens, while all other answers waited.
+    #[test]
+    fn choices_share_the_tokens_of_their_prompt() {
+        let repetition = Penalties {
+            repetition: 1.5,
+            ..Penalties::NONE
+        };
+        let given = rules(repetition, &[(4, 2.0)]);
+        let mut latest = Weak::new();
+        let mut new = |prompt: &[u32]| {
+            Rules::new(&given, prompt, [8].into_iter(), 1, &mut latest).expect("has penalties")
+        };
+        let (mut first, second, other) = (new(&[4, 5, 8]), new(&[4, 5, 8]), new(&[4, 5, 9]));
+        let of = |rules: &Rules| Arc::clone(rules.prompt.as_ref().expect("a penalty"));
+        assert!(Arc::ptr_eq(&of(&first), &of(&second)));
+        assert!(!Arc::ptr_eq(&of(&first), &of(&other)));
+        // What an answer changes is its own, and each token is there once.
+        first.count(5);
+        let seen = |rules: &Rules, drawn: u64| {
+            let tokens = row(rules, drawn).tokens;
+            let tokens = tokens.iter().map(|t| (t.token, t.bias, t.seen));
+            tokens.collect::<Vec<_>>()
+        };
+        let prompt = AdjustToken::IN_PROMPT;
+        let least = f32::NEG_INFINITY;
+        let right = [
+            (4, 2.0, prompt),
+            (5, 0.0, prompt + 1),
+            (8, least, prompt),
+            (0, 0.0, 0),
+        ];
+        assert_eq!(seen(&first, 0), right);
+        let right = [
+            (4, 2.0, prompt),
+            (5, 0.0, prompt),
+            (8, 0.0, prompt),
+            (0, 0.0, 0),
+        ];
+        assert_eq!(seen(&second, 1), right);
     }
 
     #[test]

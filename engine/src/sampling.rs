@@ -62,11 +62,16 @@ impl SamplingOptions {
         }
     }
 
-    /// All other parameters. What is open still is neutral, and the temperature is the given one.
+    /// All other parameters. What is open still is neutral, and the temperature is the given one. A temperature above 0
+    /// becomes at least [`Sampling::COLDEST`].
     #[must_use]
     pub fn sampling(self, temperature: f32, seed: u64) -> Sampling {
+        let temperature = self.temperature.unwrap_or(temperature);
         Sampling {
-            temperature: self.temperature.unwrap_or(temperature),
+            temperature: match temperature > 0.0 {
+                true => temperature.max(Sampling::COLDEST),
+                false => temperature,
+            },
             top_k: self.top_k.unwrap_or(0),
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
@@ -286,6 +291,21 @@ mod tests {
         ] {
             let error = GenerationConfig::parse(text).unwrap_err();
             assert!(error.contains(said), "{error}");
+        }
+    }
+
+    /// Files and requests have such temperatures to get the most probable token.
+    #[test]
+    fn a_temperature_above_0_is_at_least_the_smallest_one() {
+        let file = read(r#"{"do_sample": true, "temperature": 1e-6}"#).sampling;
+        let request = SamplingOptions {
+            temperature: Some(1e-30),
+            ..SamplingOptions::default()
+        };
+        for options in [file, request] {
+            let sampling = options.sampling(1.0, 7);
+            assert_eq!(sampling.temperature, Sampling::COLDEST);
+            sampling.draw(0).unwrap();
         }
     }
 }

@@ -121,6 +121,13 @@ impl Text {
         Ok(is_byte.then_some(byte))
     }
 
+    /// Whether the decoder never gets a token, because it is special or has no name.
+    fn is_silent(&self, token: u32) -> bool {
+        let special = self.tokenizer.get_added_vocabulary();
+        let name = self.tokenizer.id_to_token(token);
+        name.is_none_or(|name| special.is_special_token(&name))
+    }
+
     /// Whether there is a chat template.
     #[must_use]
     pub const fn has_chat_template(&self) -> bool {
@@ -248,6 +255,9 @@ impl TextStream {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn push(&mut self, text: &Text, token: u32) -> Result<String, Error> {
+        if text.is_silent(token) {
+            return Ok(String::new());
+        }
         if let Some(byte) = text.byte(token)? {
             return self.push_byte(text, token, byte);
         }
@@ -310,7 +320,6 @@ impl TextStream {
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
         let before = text.decode(&self.tokens[self.settled..])?;
         self.given.clear();
-        // Special tokens, for example.
         if before.is_empty() && self.settled > 0 {
             self.tokens.truncate(self.settled);
             return Ok(());
@@ -357,4 +366,28 @@ fn unsure(text: &str) -> usize {
     let end = text.chars().rev().take(MOST_HELD);
     let end = end.take_while(|&end| end == char::REPLACEMENT_CHARACTER);
     end.map(char::len_utf8).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each new token decodes the pending ones again. Tokens without a text behind half a character were kept, all of them.
+    #[test]
+    fn few_tokens_are_pending_however_many_have_no_text() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
+        let text = Text::read(&folder).unwrap();
+        for silent in [0, u32::MAX] {
+            let [first, last] = text.encode("é", false).unwrap()[..] else {
+                panic!("two tokens");
+            };
+            let mut stream = TextStream::default();
+            assert_eq!(stream.push(&text, first).unwrap(), "");
+            for _ in 0..1000 {
+                assert_eq!(stream.push(&text, silent).unwrap(), "");
+            }
+            assert!(stream.tokens.len() <= MOST_PENDING + 1);
+            assert_eq!(stream.push(&text, last).unwrap(), "é");
+        }
+    }
 }

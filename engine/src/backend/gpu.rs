@@ -48,7 +48,8 @@ use store::OnDevice;
 #[non_exhaustive]
 pub struct GpuOptions {
     /// Capacity of the KV cache in tokens. By default 9/10 of the memory that is free once the weights, the workspaces and the
-    /// buffers are loaded, but no more than the requests of a step can use. [`Backend::pages`] says what that is.
+    /// buffers are loaded, less what rules of logits may need, but no more than the requests of a step can use.
+    /// [`Backend::pages`] says what that is.
     pub cache_tokens: Option<u32>,
     /// Tokens in a page, at most 128.
     pub page_size: u32,

@@ -13,14 +13,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::{Value, json, value::RawValue};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     api::Kind,
     assembly::Assembly,
-    log_probs::{Entry, written},
-    refusal::{Refusal, respond},
+    log_probs::Written,
+    refusal::{Refusal, json_of, respond},
     runner::{Piece, Taken},
 };
 use crate::Finish;
@@ -41,8 +42,8 @@ pub(super) struct Answer {
 pub(super) struct Choice {
     taken: Taken,
     assembly: Assembly,
-    /// Tokens with log-probabilities that were not written yet.
-    scored: Vec<Entry>,
+    /// Log-probabilities of its tokens that the client does not have yet.
+    scored: Written,
     generated: u32,
     cached: u32,
     /// Whether it has had no event yet.
@@ -51,11 +52,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    pub(super) const fn new(taken: Taken, assembly: Assembly) -> Self {
+    pub(super) fn new(taken: Taken, assembly: Assembly, kind: Kind) -> Self {
         Self {
             taken,
             assembly,
-            scored: Vec::new(),
+            scored: Written::new(kind),
             generated: 0,
             cached: 0,
             first: true,
@@ -88,7 +89,7 @@ impl Choice {
                 self.taken.token();
                 let scored = log_probs.map(|log_probs| self.assembly.scored(token, &log_probs));
                 match scored.transpose() {
-                    Ok(scored) => self.scored.extend(scored),
+                    Ok(scored) => scored.iter().for_each(|scored| self.scored.push(scored)),
                     Err(error) => return Next::Failed(error.to_string()),
                 }
                 self.assembly.push(token).map(|(text, ended)| match ended {
@@ -113,6 +114,37 @@ impl Choice {
 pub(super) fn seconds() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
+}
+
+/// An answer, or an event of a stream.
+#[derive(Serialize)]
+struct Labelled<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<ChoiceBody<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+/// A choice in it.
+#[derive(Serialize)]
+struct ChoiceBody<'a> {
+    index: usize,
+    logprobs: Option<Box<RawValue>>,
+    finish_reason: Option<&'a str>,
+    #[serde(flatten)]
+    content: Content<'a>,
+}
+
+/// Its text, in the field of the interface.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Content<'a> {
+    Text(&'a str),
+    Message(Value),
+    Delta(Value),
 }
 
 /// The fields around every text of an answer.
@@ -140,69 +172,65 @@ impl Labels {
         }
     }
 
-    fn around(&self, object: &str, choices: Value) -> Value {
-        json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
-        })
-    }
-
-    /// A choice, with its text in the field of the interface. `scored` are its tokens if it has log-probabilities.
-    fn choice(
-        &self,
-        index: usize,
-        text: (&str, Value),
-        scored: Option<&[Entry]>,
-        finish: Option<&str>,
-    ) -> Value {
-        let log_probs = scored.map(|scored| written(self.kind, scored));
-        let mut choice = json!({"index": index, "logprobs": log_probs, "finish_reason": finish});
-        choice[text.0] = text.1;
-        choice
+    fn labelled<'a>(&'a self, object: &'static str, choices: Vec<ChoiceBody<'a>>) -> Labelled<'a> {
+        Labelled {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: None,
+        }
     }
 
     /// An event with these choices.
-    fn event(&self, choices: Value) -> Value {
+    fn event<'a>(&'a self, choices: Vec<ChoiceBody<'a>>) -> Labelled<'a> {
         let object = match self.kind {
             Kind::Completion => "text_completion",
             Kind::Chat => "chat.completion.chunk",
         };
-        self.around(object, choices)
+        self.labelled(object, choices)
     }
 
-    fn text_event(
-        &self,
+    fn text_event<'a>(
+        &'a self,
         index: usize,
-        text: &str,
-        scored: &[Entry],
+        text: &'a str,
+        scored: &mut Written,
         first: bool,
-        finish: Option<&str>,
-    ) -> Value {
-        let content = match (self.kind, first, finish) {
-            (Kind::Completion, ..) => ("text", json!(text)),
-            (Kind::Chat, true, _) => ("delta", json!({"role": "assistant", "content": text})),
-            (Kind::Chat, false, Some(_)) if text.is_empty() => ("delta", json!({})),
-            (Kind::Chat, false, _) => ("delta", json!({"content": text})),
+        finish_reason: Option<&'a str>,
+    ) -> Labelled<'a> {
+        let content = match (self.kind, first, finish_reason) {
+            (Kind::Completion, ..) => Content::Text(text),
+            (Kind::Chat, true, _) => Content::Delta(json!({"role": "assistant", "content": text})),
+            (Kind::Chat, false, Some(_)) if text.is_empty() => Content::Delta(json!({})),
+            (Kind::Chat, false, _) => Content::Delta(json!({"content": text})),
         };
-        let scored = Some(scored).filter(|scored| !scored.is_empty());
-        self.event(json!([self.choice(index, content, scored, finish)]))
+        self.event(vec![ChoiceBody {
+            index,
+            logprobs: (!scored.is_empty()).then(|| scored.take()),
+            finish_reason,
+            content,
+        }])
     }
 
     /// A whole answer with these texts and the reasons why they ended, and its choices with their log-probabilities.
-    fn whole(&self, texts: &[(String, &str)], choices: &[Choice]) -> Value {
+    fn whole<'a>(&'a self, texts: &'a [(String, &str)], choices: &mut [Choice]) -> Labelled<'a> {
         let texts = texts.iter().zip(choices).enumerate();
-        let choices = texts.map(|(index, ((text, finish), choice))| {
-            let content = match self.kind {
-                Kind::Completion => ("text", json!(text)),
-                Kind::Chat => ("message", json!({"role": "assistant", "content": text})),
-            };
-            let scored = self.log_probs.then_some(&choice.scored[..]);
-            self.choice(index, content, scored, Some(finish))
+        let choices = texts.map(|(index, ((text, finish), choice))| ChoiceBody {
+            index,
+            logprobs: self.log_probs.then(|| choice.scored.take()),
+            finish_reason: Some(finish),
+            content: match self.kind {
+                Kind::Completion => Content::Text(text),
+                Kind::Chat => Content::Message(json!({"role": "assistant", "content": text})),
+            },
         });
         let object = match self.kind {
             Kind::Completion => "text_completion",
             Kind::Chat => "chat.completion",
         };
-        self.around(object, choices.collect())
+        self.labelled(object, choices.collect())
     }
 }
 
@@ -268,8 +296,9 @@ impl Answer {
                 Next::Failed(reason) => return Refusal::failed(reason).into_response(),
             }
         }
-        let mut body = self.labels.whole(&texts, &self.choices);
-        body["usage"] = self.usage();
+        let usage = self.usage();
+        let mut body = self.labels.whole(&texts, &mut self.choices);
+        body.usage = Some(usage);
         respond(StatusCode::OK, &body)
     }
 
@@ -289,20 +318,17 @@ impl Answer {
         };
         let choice = &mut self.choices[index];
         let first = std::mem::take(&mut choice.first);
-        let scored = std::mem::take(&mut choice.scored);
         let labels = &self.labels;
-        let mut event = labels.text_event(index, &text, &scored, first, finish);
-        if include_usage {
-            event["usage"] = Value::Null;
-        }
+        let mut event = labels.text_event(index, &text, &mut choice.scored, first, finish);
+        event.usage = include_usage.then_some(Value::Null);
         let mut events = frame(&event);
         if !self.has_ended() {
             return (events, true);
         }
         if include_usage {
-            let mut usage = self.labels.event(json!([]));
-            usage["usage"] = self.usage();
-            events += &frame(&usage);
+            let mut last = self.labels.event(Vec::new());
+            last.usage = Some(self.usage());
+            events += &frame(&last);
         }
         (events + "data: [DONE]\n\n", false)
     }
@@ -329,6 +355,6 @@ impl Answer {
     }
 }
 
-fn frame(value: &Value) -> String {
-    format!("data: {value}\n\n")
+fn frame(value: &impl Serialize) -> String {
+    format!("data: {}\n\n", json_of(value))
 }

@@ -42,26 +42,25 @@ pub(super) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
     Chat(Vec<Value>, ChatOptions),
+    /// What the template writes for a chat.
+    Rendered(String),
 }
-
-/// Bytes that chat templates write around a message: about 50 in Llama 3's, less in the others.
-const FRAME: usize = 64;
 
 fn json_bytes(value: &Value) -> usize {
     value.to_string().len()
 }
 
 impl Prompt {
-    /// Bytes of text to tokenize; for a chat, about as many as its template writes.
+    /// Bytes of text to tokenize; for a chat, of what its template gets.
     pub(super) fn text_bytes(&self) -> usize {
         match self {
-            Self::Text(prompt) => prompt.len(),
+            Self::Text(prompt) | Self::Rendered(prompt) => prompt.len(),
             Self::Tokens(_) => 0,
             Self::Chat(messages, options) => {
                 let bytes = |message: &Value| {
                     let of = |field: &str| message[field].as_str().map_or(0, str::len);
                     let calls = message.get("tool_calls").map_or(0, json_bytes);
-                    of("role") + of("content") + of("tool_call_id") + calls + FRAME
+                    of("role") + of("content") + of("tool_call_id") + calls
                 };
                 let tools = options.tools.iter().map(json_bytes);
                 let given = options.variables.iter();
@@ -72,11 +71,21 @@ impl Prompt {
         }
     }
 
+    /// Writes a chat with its template.
+    pub(super) fn render(self, text: &Text) -> Result<Self, Error> {
+        Ok(match self {
+            Self::Chat(messages, options) => Self::Rendered(text.render_with(&messages, &options)?),
+            other => other,
+        })
+    }
+
     pub(super) fn encode(self, text: &Text) -> Result<Vec<u32>, Error> {
         match self {
             Self::Text(prompt) => text.encode(&prompt, true),
             Self::Tokens(tokens) => Ok(tokens),
             Self::Chat(messages, options) => text.encode_chat_with(&messages, &options),
+            // The template writes all special tokens.
+            Self::Rendered(prompt) => text.encode(&prompt, false),
         }
     }
 }

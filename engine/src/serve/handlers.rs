@@ -199,17 +199,8 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let asked = server.lanes.parse(bytes, parse).await??;
     server.places.extend(&mut place, asked.choices())?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
-    let (text, prompts) = (Arc::clone(&server.text), asked.prompts);
-    let bytes = prompts.iter().map(api::Prompt::text_bytes).sum();
-    let encode = move || {
-        prompts
-            .into_iter()
-            .map(|prompt| prompt.encode(&text))
-            .collect()
-    };
-    let prompts: Result<Vec<_>, _> = server.lanes.run(bytes, encode).await?;
-    let (prompts, parameters) = (prompts?, asked.parameters);
-
+    let prompts = server.lanes.tokenize(&server.text, asked.prompts).await?;
+    let parameters = asked.parameters;
     for prompt in &prompts {
         parameters.check(prompt.len(), &server.most)?;
     }
@@ -235,7 +226,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = Answer {
         choices: choices
-            .map(|(taken, text)| Choice::new(taken, text))
+            .map(|(taken, text)| Choice::new(taken, text, kind))
             .collect(),
         labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
         prompt_tokens: prompts.iter().map(Vec::len).sum(),

@@ -7,7 +7,8 @@ use std::sync::{
 
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
-use super::refusal::Refusal;
+use super::{api::Prompt, refusal::Refusal};
+use crate::Text;
 
 /// Prompts up to this number of bytes are short; they do not wait behind long ones.
 const SHORT: usize = 64 << 10;
@@ -65,6 +66,28 @@ impl Lanes {
     pub(super) fn waiting(&self) -> u64 {
         let [short, long] = [&self.short, &self.long].map(|lane| lane.waiting.load(Relaxed));
         short + long
+    }
+
+    /// Tokens of prompts. A template may write much for a short conversation, so what it writes chooses a lane again.
+    pub(super) async fn tokenize(
+        &self,
+        text: &Arc<Text>,
+        mut prompts: Vec<Prompt>,
+    ) -> Result<Vec<Vec<u32>>, Refusal> {
+        let bytes = |prompts: &[Prompt]| prompts.iter().map(Prompt::text_bytes).sum();
+        let mut given = bytes(&prompts);
+        let is_chat = |prompt: &Prompt| matches!(prompt, Prompt::Chat(..));
+        if given <= SHORT && prompts.iter().any(is_chat) {
+            let text = Arc::clone(text);
+            let render = move || prompts.into_iter().map(|one| one.render(&text)).collect();
+            let rendered: Result<Vec<_>, _> = self.run(given, render).await?;
+            prompts = rendered?;
+            given = bytes(&prompts);
+        }
+        let text = Arc::clone(text);
+        let encode = move || prompts.into_iter().map(|one| one.encode(&text)).collect();
+        let encoded: Result<Vec<_>, _> = self.run(given, encode).await?;
+        Ok(encoded?)
     }
 
     /// Runs work on `bytes` bytes of text when its lane is free. Work that has begun continues and keeps its place even
@@ -133,6 +156,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::ChatOptions;
 
     #[test]
     fn few_long_prompts_are_read_at_once_and_short_ones_pass_them() {
@@ -198,6 +222,42 @@ mod tests {
             for task in tasks {
                 assert!(task.await.unwrap().unwrap());
             }
+        });
+    }
+
+    /// A template may write much for a short message.
+    #[test]
+    fn what_a_template_writes_is_long_or_short() {
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
+        let folder = tempfile::tempdir().unwrap();
+        let [from, to] = [&fixture, folder.path()].map(|folder| folder.join("tokenizer.json"));
+        std::fs::copy(from, to).unwrap();
+        let template = "{% for m in messages %}{{ m.content * 1000 }}{% endfor %}";
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        let text = Arc::new(Text::read(folder.path()).unwrap());
+        let chat = |content: &str| {
+            let message = serde_json::json!({"role": "user", "content": content});
+            vec![Prompt::Chat(vec![message], ChatOptions::default())]
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().build();
+        runtime.unwrap().block_on(async {
+            let lanes = Arc::new(Lanes::new(64));
+            let busy = Arc::clone(&lanes.long.free);
+            let busy = busy.acquire_many_owned(LONG_AT_ONCE as u32).await.unwrap();
+            let short = lanes.tokenize(&text, chat("a")).await.unwrap();
+            assert_eq!(short[0].len(), 1000);
+            let (waits, of, long) = (
+                Arc::clone(&lanes),
+                Arc::clone(&text),
+                chat(&"a".repeat(100)),
+            );
+            let task = tokio::spawn(async move { waits.tokenize(&of, long).await });
+            while lanes.waiting() == 0 {
+                assert!(!task.is_finished(), "it did not wait");
+                tokio::task::yield_now().await;
+            }
+            drop(busy);
+            assert_eq!(task.await.unwrap().unwrap()[0].len(), 100_000);
         });
     }
 

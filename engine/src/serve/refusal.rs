@@ -4,6 +4,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 use tandem_attn::step::StepError;
 use tandem_schedule::ScheduleError;
@@ -115,7 +116,11 @@ impl IntoResponse for Refusal {
     }
 }
 
-pub(super) fn respond(status: StatusCode, value: &Value) -> Response {
+pub(super) fn respond(status: StatusCode, value: &impl Serialize) -> Response {
     let kind = (header::CONTENT_TYPE, "application/json");
-    (status, [kind], value.to_string()).into_response()
+    (status, [kind], json_of(value)).into_response()
+}
+
+pub(super) fn json_of(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("its maps have texts as keys")
 }

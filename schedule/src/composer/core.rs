@@ -95,7 +95,7 @@ pub(crate) struct Core {
     pub swaps: Vec<Swap>,
     arrivals: u64,
     pub steps: u64,
-    /// Increases when pages become free. A failed admission is tried again only then.
+    /// Increases when pages become free or enter the prefix cache. A failed admission is tried again only then.
     pub releases: u64,
     pub blocked_at: Option<u64>,
     pub workload: Workload,
@@ -305,15 +305,24 @@ impl Core {
     /// Adds the full pages of a request's known tokens to the prefix cache.
     fn cache_computed(&mut self, slot: u32) {
         let Self {
-            cache, pool, slots, ..
+            cache,
+            pool,
+            slots,
+            releases,
+            ..
         } = self;
         let active = slots[slot as usize].as_mut().expect("taken");
+        let free = pool.free_pages();
         active.sequence.truncate(pool, active.computed);
+        let mut added = 0;
         if let Some(cache) = cache
             && !active.unwritten
             && active.tokens.len() >= active.computed as usize
         {
-            cache.insert(pool, &active.tokens, &mut active.sequence);
+            added = cache.insert(pool, &active.tokens, &mut active.sequence);
+        }
+        if added > 0 || pool.free_pages() > free {
+            *releases += 1;
         }
         if matches!(active.prompt, Prompt::Blocks { .. }) {
             active.tokens = Vec::new();

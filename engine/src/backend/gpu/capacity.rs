@@ -3,7 +3,7 @@
 use cudarc::driver::result::mem_get_info;
 use tandem_attn::{Error as AttentionError, exec::gpu::Gpu, problem::Dtype};
 
-use super::{GpuOptions, buffers::cuda};
+use super::{GpuOptions, buffers::cuda, logit_buffers};
 use crate::{Architecture, Error};
 
 /// Of this many parts of the free memory, caches leave one: for CUDA graphs, and for the device's other programs.
@@ -32,7 +32,8 @@ pub(super) fn check(
 ) -> Result<(), Error> {
     let tokens = u64::from(options.cache_tokens.unwrap_or(0));
     let caches = tokens.saturating_mul(bytes_per_token(a, options));
-    let bytes = caches.saturating_add(2 * a.weights());
+    let logits = logit_buffers::most_bytes(a, options.step_requests);
+    let bytes = caches.saturating_add((2 * a.weights()).saturating_add(logits));
     let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
     match bytes <= free {
         true => Ok(()),
@@ -40,8 +41,9 @@ pub(super) fn check(
     }
 }
 
-/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded. Too little
-/// memory for the tokens of one step, or for all positions if these are fewer, is an error: no useful prompt would fit.
+/// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded,
+/// but for what rules of logits may need later. Too little memory for the tokens of one step, or for all positions if
+/// these are fewer, is an error: no useful prompt would fit.
 pub(super) fn tokens(
     a: &Architecture,
     options: &GpuOptions,
@@ -52,11 +54,12 @@ pub(super) fn tokens(
     }
     let page = u64::from(options.page_size);
     let rounding = 4 * PIECE * a.layers.len() as u64;
+    let beside = rounding.saturating_add(logit_buffers::most_bytes(a, options.step_requests));
     let each = bytes_per_token(a, options);
-    let fit = free.saturating_sub(rounding) / PARTS * (PARTS - 1) / each;
+    let fit = free.saturating_sub(beside) / PARTS * (PARTS - 1) / each;
     let least = u64::from(a.positions.min(options.step_tokens)).next_multiple_of(page);
     if fit < least {
-        let bytes = (least * each).div_ceil(PARTS - 1) * PARTS + rounding;
+        let bytes = (least * each).div_ceil(PARTS - 1) * PARTS + beside;
         let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
         return Err(AttentionError::OutOfMemory { bytes, free, total }.into());
     }
@@ -85,9 +88,9 @@ mod tests {
         let fit = |options: &GpuOptions, free: u64| {
             tokens(&a, options, [free, 141 * GIB]).expect("there is room")
         };
-        // 128 KiB for each token: 9/10 of 8 GiB less 256 MiB.
+        // 128 KiB for each token: 9/10 of 8 GiB less 256 MiB and 10 MiB for rules of logits.
         let wide = fit(&options, 8 * GIB);
-        assert_eq!(wide, 57_136);
+        assert_eq!(wide, 57_056);
         options.cache_type = CacheType::E4m3;
         assert!(fit(&options, 8 * GIB).abs_diff(2 * wide) <= 16);
         options.cache_type = CacheType::Auto;
@@ -123,7 +126,8 @@ mod tests {
             Err(bytes as u64)
         };
         let needed = sizes(&a, &options, 0).unwrap_err();
-        assert_eq!(needed, (128_u64 << 20).div_ceil(9) * 10 + (256 << 20));
+        let beside = (256 << 20) + logit_buffers::most_bytes(&a, options.step_requests);
+        assert_eq!(needed, (128_u64 << 20).div_ceil(9) * 10 + beside);
         assert_eq!(sizes(&a, &options, needed - 100), Err(needed));
         assert_eq!(sizes(&a, &options, needed), Ok(1024));
         // A prompt is never longer than the positions.
@@ -144,12 +148,37 @@ mod tests {
         check(&a, &options, memory).expect("8 GB more");
         options.cache_tokens = Some(90_000);
         let refused = check(&a, &options, memory).unwrap_err().to_string();
-        let bytes = 2 * a.weights() + (90_000 << 17);
+        let logits = logit_buffers::most_bytes(&a, options.step_requests);
+        let bytes = 2 * a.weights() + (90_000 << 17) + logits;
         assert!(
             refused.starts_with(&format!("{bytes} bytes do not fit")),
             "{refused}"
         );
         options.cache_tokens = Some(u32::MAX);
         assert!(check(&a, &options, memory).is_err());
+    }
+
+    /// The server ended when the logits of a step with repetition penalties found no memory beside the caches.
+    #[test]
+    fn adjusted_logits_have_room_beside_the_caches() {
+        let (mut a, mut options) = (llama(), GpuOptions::default());
+        // A row has no more tokens than the vocabulary.
+        for (positions, most) in [(8192, 8192), (1 << 20, a.vocabulary as u64)] {
+            a.positions = positions;
+            let [few, many] = [8, 64].map(|requests| {
+                options.step_requests = requests;
+                tokens(&a, &options, [8 * GIB, 141 * GIB]).expect("there is room")
+            });
+            let (lost, rows) = (u64::from(few - many) << 17, 56 * 16 * most * 9 / 10);
+            assert!(
+                lost.abs_diff(rows) < rows / 3,
+                "{lost} bytes, {rows} of tokens"
+            );
+        }
+        options.cache_tokens = Some(1000);
+        let without = 2 * a.weights() + (1000 << 17);
+        let free = without + 64 * 16 * a.vocabulary as u64;
+        check(&a, &options, [free, free]).unwrap_err();
+        check(&a, &options, [free + (1 << 20), free]).expect("a little more for rows");
     }
 }

@@ -10,7 +10,21 @@ use super::{
     buffers::cuda,
     slots::{Pinned, Slot},
 };
-use crate::{Error, LogitWork};
+use crate::{Architecture, Error, LogitWork};
+
+/// Tokens that rules of a row concern beside those of its text: those with a bias, and ends. Requests to the server
+/// have up to 1,088.
+const BESIDE: u64 = 2048;
+
+/// Bytes of all that steps of so many rows may ask for.
+pub(super) fn most_bytes(a: &Architecture, rows: u32) -> u64 {
+    // And one for the newest token.
+    let tokens = (a.vocabulary as u64).min(u64::from(a.positions) + BESIDE) + 1;
+    let results = LOG_PROBS as usize * size_of::<LogProb>();
+    let beside = size_of::<AdjustRow>() + size_of::<LogProbRow>() + results;
+    let row = tokens * size_of::<AdjustToken>() as u64 + beside as u64;
+    row.saturating_mul(rows.into())
+}
 
 /// Words of a value in device memory.
 const fn words<T>(count: usize) -> usize {
@@ -101,6 +115,8 @@ fn at_least(
     }
     stream.synchronize()?;
     *buffer = None;
-    let larger = DeviceBuffer::zeroed(gpu, words.next_power_of_two())?;
+    // Caches leave room for what is asked at most, and not for twice as much.
+    let larger = DeviceBuffer::zeroed(gpu, words.next_power_of_two())
+        .or_else(|_| DeviceBuffer::zeroed(gpu, words))?;
     Ok(buffer.insert(larger).address())
 }

@@ -190,7 +190,7 @@ impl Pinned {
     /// Grows to so many words. No copy may be under way.
     pub(super) fn at_least(&mut self, words: usize) -> Result<(), Error> {
         if self.words < words {
-            *self = Self::new(words.next_power_of_two())?;
+            *self = Self::new(words.next_power_of_two()).or_else(|_| Self::new(words))?;
         }
         Ok(())
     }

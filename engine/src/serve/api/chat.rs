@@ -71,6 +71,8 @@ fn one_call(name: &str, call: Value) -> Result<Value, Refusal> {
     let called = function.need("name", "give a text", fields::text)?;
     let rule = "give an object, or a text that is the JSON of one";
     let arguments = function.need("arguments", rule, |value| match value {
+        // Clients write so that there are none.
+        Value::String(json) if json.is_empty() => Some(json!({})),
         Value::String(json) => serde_json::from_str(json).ok().filter(Value::is_object),
         object => Some(object.clone()).filter(Value::is_object),
     })?;
@@ -129,6 +131,13 @@ mod tests {
         assert_eq!(Value::from(messages), expected);
         assert_eq!(Value::from(options.tools), body["tools"]);
         assert_eq!(Value::from(options.variables), body["chat_template_kwargs"]);
+        // Clients write so that a call has no arguments.
+        let call = json!({"function": {"name": "now", "arguments": ""}});
+        let Ok(Prompt::Chat(messages, _)) = parsed(&with_call(&call)) else {
+            panic!("a chat");
+        };
+        let called = &messages[0]["tool_calls"][0]["function"];
+        assert_eq!(*called, json!({"name": "now", "arguments": {}}));
         // Without a choice of tools there are none.
         let mut none = body.clone();
         none["tool_choice"] = json!("none");

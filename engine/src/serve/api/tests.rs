@@ -306,6 +306,7 @@ fn who_says_how_a_token_is_drawn_gets_one_drawn() {
     }
     assert_eq!(drawn("top_p", json!(0.9), &most).top_p, 0.9);
     assert_eq!(drawn("temperature", json!(0.5), &most).temperature, 0.5);
+    assert_eq!(drawn("temperature", json!(1e-6), &most).temperature, 1e-4);
     most.usual.temperature = Some(0.6);
     assert_eq!(drawn("top_p", json!(0.9), &most).temperature, 0.6);
 }
@@ -558,28 +559,10 @@ fn errors_of_drawing_name_their_field() {
     }
 }
 
-/// Long prompts wait for their own lane. What a template writes around a message is tokenized, too.
+/// Long prompts wait for their own lane.
 #[test]
-fn chats_are_as_long_as_what_their_template_writes() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
-    let text = Text::read(&folder).unwrap();
+fn chats_are_as_long_as_what_their_template_gets() {
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
-    for messages in [
-        vec![message(&"r".repeat(100_000), "x")],
-        vec![message("user", &"x".repeat(100_000))],
-        vec![message("user", ""); 10_000],
-    ] {
-        let rendered = text
-            .render_with(&messages, &ChatOptions::default())
-            .unwrap()
-            .len();
-        let counted = Prompt::Chat(messages, ChatOptions::default()).text_bytes();
-        assert!(
-            rendered > 64 << 10 && counted >= rendered - 200,
-            "{counted} of {rendered}"
-        );
-    }
-    // What a template may write of these.
     let long = "x".repeat(100_000);
     let options = ChatOptions {
         variables: json!({"note": long}).as_object().unwrap().clone(),
@@ -587,9 +570,11 @@ fn chats_are_as_long_as_what_their_template_writes() {
     };
     let with_id = json!({"role": "tool", "content": "", "tool_call_id": long});
     for (message, options) in [
+        (message(&long, "x"), ChatOptions::default()),
+        (message("user", &long), ChatOptions::default()),
         (message("user", ""), options),
         (with_id, ChatOptions::default()),
     ] {
-        assert!(Prompt::Chat(vec![message], options).text_bytes() > 100_000);
+        assert!(Prompt::Chat(vec![message], options).text_bytes() >= 100_000);
     }
 }

@@ -134,3 +134,40 @@ fn nothing_is_evicted_for_a_request_that_does_not_fit_anyway() {
     assert_eq!((composer.running(), composer.waiting()), (1, 1));
     assert_eq!(composer.prefix_cache().unwrap().pages(), cached);
 }
+
+/// Two requests with the same prompt, and pages for one of them. The second needs none of its own for the prompt once that of the
+/// first is in the prefix cache; it was tried again only when a request left.
+#[test]
+fn a_request_is_admitted_when_its_prompt_enters_the_prefix_cache() {
+    let mut composer = composer(Limits::default(), 6);
+    let mut step = Step::default();
+    for new in [8, 4] {
+        composer
+            .submit(Request::new((0..16).collect(), new))
+            .unwrap();
+    }
+    assert!(composer.compose(&mut step));
+    assert_eq!(step.entries.len(), 1);
+    complete(&mut composer, &step);
+    assert!(composer.compose(&mut step));
+    assert_eq!(step.entries.len(), 2);
+}
+
+/// Two requests computed the same prompt. The second gives its pages back when its prompt ends, and a queued request finds them.
+#[test]
+fn a_request_is_admitted_when_equal_prompts_become_one() {
+    let limits = Limits {
+        step_tokens: 24,
+        ..Limits::default()
+    };
+    let mut composer = composer(limits, 10);
+    let mut step = Step::default();
+    for prompt in [0..16, 0..16, 100..112] {
+        composer.submit(Request::new(prompt.collect(), 4)).unwrap();
+    }
+    for entries in [2, 2, 3] {
+        assert!(composer.compose(&mut step));
+        assert_eq!(step.entries.len(), entries);
+        complete(&mut composer, &step);
+    }
+}
