@@ -144,7 +144,7 @@ fn kernels_follow_from_the_request() {
         // Where splits are not fixed, decodes have one tile, or their CTAs merge, kernels are those that run alone. Few keys take a
         // kernel that shares SMs all the same.
         for (options, keys) in [
-            (PlanOptions::default(), 60_000),
+            (PlanOptions::default(), 90_000),
             (fixed(1024).with_decode_tile(Tile { m: 16, n: 32 }), 5000),
             (fixed(1024).with_merge_mode(MergeMode::Fused), 5000),
         ] {

@@ -30,11 +30,11 @@ fn the_merge_mode_is_chosen_by_tiles_and_merges() {
     };
     let (auto, fixed) = (SplitMode::Makespan, SplitMode::Fixed { tokens: 512 });
     for (queries, len, split, merges, mode) in [
-        (vec![1], 65536, auto, true, MergeMode::Fused),
+        (vec![1], 98304, auto, true, MergeMode::Fused),
         (vec![1; 256], 1024, auto, false, MergeMode::Kernel),
         (vec![1; 256], 1024, fixed, true, MergeMode::Kernel),
-        (vec![1], 65536, fixed, true, MergeMode::Kernel),
-        (vec![1, 300], 65536, auto, true, MergeMode::Kernel),
+        (vec![1], 98304, fixed, true, MergeMode::Kernel),
+        (vec![1, 300], 98304, auto, true, MergeMode::Kernel),
     ] {
         let plan = plan(&queries, len, split);
         assert_eq!(!plan.merges.is_empty(), merges, "{queries:?} × {len}");
@@ -55,8 +55,8 @@ fn the_merge_mode_depends_on_the_rows_of_a_merge() {
         (64, 4, 64, MergeMode::Kernel),
         (16, 2, 256, MergeMode::Kernel),
     ] {
-        let mut table = PageTable::new(16, 4096);
-        table.push(&(0..4096).collect::<Vec<_>>(), 65536);
+        let mut table = PageTable::new(16, 6144);
+        table.push(&(0..6144).collect::<Vec<_>>(), 98304);
         let spec = Spec::new(q_heads, kv_heads, head_dim);
         let batch = Batch::new(vec![0, 1], table);
         let plan = plan_on("h200", &spec, &batch, SplitMode::Makespan);
