@@ -24,7 +24,11 @@ fn batch(lengths: &[u32]) -> Batch {
 /// `cargo test -p tandem-papers --test flashinfer -- --nocapture` prints the distribution.
 #[test]
 fn no_chunk_is_longer_than_the_mean_load() {
-    let device = DeviceDescription::named("h200").unwrap();
+    let mut device = DeviceDescription::named("h200").unwrap();
+    // A schedule ends before merges, so what they cost must not matter.
+    for tile in &mut device.decode.tiles {
+        tile.cut_ns = None;
+    }
     let spec = Spec::new(32, 8, 128);
     let mut random = fastrand::Rng::with_seed(7);
     let (mut ours, mut theirs) = (Planner::new(), Planner::with_rules(flashinfer::SPLIT));
