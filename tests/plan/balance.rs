@@ -107,11 +107,14 @@ fn percentile(values: &mut [f64], part: f64) -> f64 {
 #[test]
 fn the_makespan_is_near_its_bound() {
     let mut random = Random(7);
-    let mut device = DeviceDescription::named("h200").unwrap();
+    let described = DeviceDescription::named("h200").unwrap();
     // The bound knows no merges, so they cost little here.
+    let mut device = described.clone();
     for tile in &mut device.decode.tiles {
         tile.cut_ns = None;
     }
+    let prices = described.decode.tiles.iter().filter_map(|tile| tile.cut_ns);
+    let price_ns = prices.fold(0.0, f64::max);
     let heads = [(32, 8), (64, 8), (32, 32), (28, 4), (16, 1)];
     let mut planner = Planner::new();
     let (mut ours, mut strict, mut uncut) = (vec![], vec![], vec![]);
@@ -120,20 +123,27 @@ fn the_makespan_is_near_its_bound() {
         let spec = Spec::new(q_heads, kv_heads, 128);
         let lengths = lengths(&mut random);
         let batch = batch(&lengths);
-        let mut schedule = |split| {
+        let mut schedule = |device: &DeviceDescription, split| {
             let options = PlanOptions::default().with_split(split);
             planner
-                .plan(&spec, &batch, &device, &options)
+                .plan(&spec, &batch, device, &options)
                 .unwrap()
-                .schedule(&device)
+                .schedule(device)
         };
         let work = Work::new(&device, &spec);
         let longest = work.longest_unsplittable(&lengths);
         let ratio = |schedule: &Schedule| {
             schedule.makespan_ns / (schedule.busy_ns / work.ctas).max(longest)
         };
-        let balanced = schedule(SplitMode::Makespan);
-        let off = schedule(SplitMode::Off);
+        let balanced = schedule(&device, SplitMode::Makespan);
+        let off = schedule(&device, SplitMode::Off);
+        let priced = schedule(&described, SplitMode::Makespan);
+        assert!(
+            priced.makespan_ns <= balanced.makespan_ns + price_ns,
+            "case {case}: {} with prices, {} without, of {lengths:?}",
+            priced.makespan_ns,
+            balanced.makespan_ns
+        );
         assert!(
             balanced.makespan_ns <= off.makespan_ns * 1.0001,
             "case {case}: {} after {} of {lengths:?}",

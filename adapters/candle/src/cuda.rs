@@ -73,7 +73,7 @@ impl Backend {
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();
         Ok(Self {
-            // For GPUs newer than Hopper, for which there is no machine code.
+            // For GPUs newer than Hopper and drivers older than the machine code.
             gpu: Gpu::builder()
                 .compile_ptx(&mut |_| {})
                 .build_in_cudarc(stream.context())

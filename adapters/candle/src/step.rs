@@ -41,7 +41,8 @@ pub enum Backend {
 
 impl Attention {
     /// Gets the set for a device. On a GPU, the first call loads the kernels: less than a second, since nothing is compiled. On a GPU
-    /// newer than Hopper the driver compiles them, which takes a minute or more at the first start of a program; it keeps the result.
+    /// newer than Hopper, and with a driver older than the machine code, the driver compiles them, which takes a minute or more at the
+    /// first start of a program; it keeps the result.
     ///
     /// # Errors
     /// If there is no backend for the device, or no kernels for the GPU.

@@ -27,7 +27,8 @@ pub struct PlanOptions {
     /// by side with their other keys (with `PodMode::Auto` if it is faster, with `PodMode::Fused` wherever possible).
     pub pod: PodMode,
     /// Number of prefill CTAs in fused hybrid batches, 1 to the number of SMs; other numbers count as the nearest of these. None: the
-    /// planner chooses. Other batches do not depend on it. Refused if one kernel runs both operations by tickets: there is no such number.
+    /// planner chooses. Other batches do not depend on it. Refused, whatever the batch, for heads of which one kernel runs both operations
+    /// by tickets: there is no such number.
     pub prefill_ctas: Option<u32>,
     /// The bound of the workspace. To stay within it, the planner shares fewer prefixes and splits less.
     pub bound: Option<Bound>,
