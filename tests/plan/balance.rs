@@ -113,11 +113,10 @@ fn the_makespan_is_near_its_bound() {
     for tile in &mut device.decode.tiles {
         tile.cut_ns = None;
     }
-    let prices = described.decode.tiles.iter().filter_map(|tile| tile.cut_ns);
-    let price_ns = prices.fold(0.0, f64::max);
     let heads = [(32, 8), (64, 8), (32, 32), (28, 4), (16, 1)];
     let mut planner = Planner::new();
     let (mut ours, mut strict, mut uncut) = (vec![], vec![], vec![]);
+    let (mut priced, mut all) = (0.0, 0.0);
     for case in 0..1000 {
         let (q_heads, kv_heads) = heads[case % heads.len()];
         let spec = Spec::new(q_heads, kv_heads, 128);
@@ -137,13 +136,8 @@ fn the_makespan_is_near_its_bound() {
         };
         let balanced = schedule(&device, SplitMode::Makespan);
         let off = schedule(&device, SplitMode::Off);
-        let priced = schedule(&described, SplitMode::Makespan);
-        assert!(
-            priced.makespan_ns <= balanced.makespan_ns + price_ns,
-            "case {case}: {} with prices, {} without, of {lengths:?}",
-            priced.makespan_ns,
-            balanced.makespan_ns
-        );
+        priced += schedule(&described, SplitMode::Makespan).makespan_ns;
+        all += balanced.makespan_ns;
         assert!(
             balanced.makespan_ns <= off.makespan_ns * 1.0001,
             "case {case}: {} after {} of {lengths:?}",
@@ -166,6 +160,11 @@ fn the_makespan_is_near_its_bound() {
             at[0], at[1], at[2], at[3]
         );
     }
+    println!(
+        "with the prices of cuts: {:.4} times as long in all",
+        priced / all
+    );
+    assert!(priced <= all * 1.02);
     assert!(percentile(&mut ours, 0.95) <= 1.10);
     assert!(percentile(&mut strict, 0.95) <= 1.20);
 }
