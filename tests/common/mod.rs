@@ -24,6 +24,7 @@ use cust::{
 use half::{bf16, f16};
 use tandem_attn::{
     Error,
+    abi::KvStrides,
     exec::gpu::{DeviceArray, DeviceTensor, Gpu, Stream as Handle, modules_of},
     problem::Dtype,
     tensor::{Element, F8E4M3},
@@ -183,6 +184,15 @@ impl Memory {
         shape: [usize; RANK],
     ) -> DeviceTensor<RANK> {
         DeviceTensor::new(self.address(), dtype, shape)
+    }
+
+    /// Scales of tokens and KV heads that lie in their pages as `strides` say.
+    pub fn scales_of_tokens(&self, pages: u32, heads: u32, strides: KvStrides) -> DeviceTensor<3> {
+        let shape = [pages, strides.page_size, heads].map(|extent| extent as usize);
+        self.tensor(Dtype::F32, shape)
+            .with_stride(0, strides.page as usize)
+            .with_stride(1, strides.token as usize)
+            .with_stride(2, strides.head as usize)
     }
 }
 

@@ -195,15 +195,11 @@ pub(super) fn on_device(case: &Case, [k, v, of_token]: &[Memory; 3]) -> gpu::KvS
             of_token: of_token.array(),
         },
         _ => {
-            let (table, strides) = (&case.batch.parts[0].table, by_token(case));
-            let shape = [table.pool_pages as usize, table.page_size as usize, heads];
-            let [k, v] = [k, v].map(|scales| {
-                scales
-                    .tensor(Dtype::F32, shape)
-                    .with_stride(0, strides.page as usize)
-                    .with_stride(1, strides.token as usize)
-                    .with_stride(2, strides.head as usize)
-            });
+            let pages = case.batch.parts[0].table.pool_pages;
+            let of = |scales: &Memory| {
+                scales.scales_of_tokens(pages, case.spec.kv_heads, by_token(case))
+            };
+            let [k, v] = [k, v].map(of);
             gpu::KvScales::Token { k, v }
         }
     }

@@ -418,14 +418,8 @@ impl CacheScales {
                 .map(|scales| scales.tensor(Dtype::F32, [self.heads]));
             return gpu::KvScales::Head { k, v };
         };
-        let shape = [pages as usize, strides.page_size as usize, self.heads];
-        let [k, v] = self.memory.each_ref().map(|scales| {
-            scales
-                .tensor(Dtype::F32, shape)
-                .with_stride(0, strides.page as usize)
-                .with_stride(1, strides.token as usize)
-                .with_stride(2, strides.head as usize)
-        });
+        let of = |scales: &Memory| scales.scales_of_tokens(pages, self.heads as u32, strides);
+        let [k, v] = self.memory.each_ref().map(of);
         gpu::KvScales::Token { k, v }
     }
 

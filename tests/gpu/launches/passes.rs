@@ -364,14 +364,9 @@ fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<
     let mut pools = [(); 2].map(|()| vec![F8E4M3(0x55); (PAGES * PAGE * HEADS * dim) as usize]);
     let pools_memory = pools.each_ref().map(|pool| Memory::new(pool));
     let scales_memory = scales.each_ref().map(|scales| Memory::new(scales));
-    let [k_tensor, v_tensor] = scales_memory.each_ref().map(|memory| {
-        let shape = [PAGES as usize, PAGE as usize, HEADS as usize];
-        memory
-            .tensor(Dtype::F32, shape)
-            .with_stride(0, by_token.page as usize)
-            .with_stride(1, by_token.token as usize)
-            .with_stride(2, by_token.head as usize)
-    });
+    let [k_tensor, v_tensor] = scales_memory
+        .each_ref()
+        .map(|memory| memory.scales_of_tokens(PAGES, HEADS, by_token));
     let pool = KvPool::new(
         &spec,
         layout(seed),

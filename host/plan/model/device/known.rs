@@ -359,7 +359,8 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         ..rows_64
     };
     // What a cut adds where it gains about as much: 246 batches of 1 to 64 requests, uncut and in 2 to 6 equal pieces
-    // (docs/notes/decode.md). Few keys of 16 bits are merged in a kernel, others by their CTAs.
+    // (docs/notes/decode.md). The 3 µs are of the kernel for few keys, whose states are merged in a kernel; 8 × 32 tiles of the
+    // same heads have this price, too, though their CTAs may merge.
     let cut = |tile: TileCost, ns| TileCost {
         cut_ns: Some(ns),
         ..tile
