@@ -484,7 +484,7 @@ fn nccl_without_its_other_rank_is_an_error_in_time() {
         "{said}"
     );
     assert!(
-        begin.elapsed() < Duration::from_secs(3),
+        begin.elapsed() < Duration::from_secs(10),
         "{:?}",
         begin.elapsed()
     );
