@@ -1,5 +1,8 @@
 //! Requests in, tokens out: the composer forms steps, and a backend computes them.
 
+mod generation;
+mod step;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::Weak,
@@ -7,103 +10,23 @@ use std::{
 
 use tandem_attn::{
     problem::{Batch, PageTable},
-    step::{Draw, LOG_PROBS, LogProb, LogProbRow, Penalties, Sampling},
+    step::{Draw, LogProb, Sampling},
 };
 use tandem_schedule::{
-    CacheType, Composer, Limits, Request, RequestId, Sampled, Step, StepInputs,
+    CacheType, Composer, Limits, Request, RequestId, Step, StepInputs,
     policy::{Policy, SarathiServe},
 };
 
+use self::{generation::Answer, step::Flight};
+pub use self::{
+    generation::{Event, Finish, Generation},
+    step::StepReport,
+};
 use crate::{
-    Architecture, Error, LogProbs, LogitRules, LogitWork,
-    backend::{Backend, StepTime, Work},
+    Architecture, Error, LogitWork,
+    backend::{Backend, Work},
     rules::{self, LogitRows, PromptTokens, Rules},
 };
-
-/// A prompt and how to generate its answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generation {
-    /// Token ids.
-    pub prompt: Vec<u32>,
-    /// Maximum number of tokens of the answer.
-    pub max_new_tokens: u32,
-    /// How tokens are drawn.
-    pub sampling: Sampling,
-    /// What changes the logits before.
-    pub rules: LogitRules,
-    /// Number of most probable tokens whose log-probabilities come with each token's own, at most 20; if none, there are no
-    /// log-probabilities.
-    pub log_probs: Option<u32>,
-    /// Continue after a token that ends an answer: for measurements. [`stop_tokens`](Self::stop_tokens) still end it.
-    pub ignore_ends: bool,
-    /// Number of tokens before which no token that would end the answer is drawn.
-    pub min_new_tokens: u32,
-    /// Tokens that end the answer, beside those of the model.
-    pub stop_tokens: Vec<u32>,
-    /// Prompt tokens that count as computed, whatever the cache holds: for measurements that begin in the middle of a
-    /// prompt.
-    pub computed: u32,
-}
-
-impl Generation {
-    /// Greedy sampling: the most likely token at each position.
-    #[must_use]
-    pub const fn greedy(prompt: Vec<u32>, max_new_tokens: u32) -> Self {
-        Self {
-            prompt,
-            max_new_tokens,
-            sampling: Sampling::GREEDY,
-            rules: LogitRules {
-                penalties: Penalties::NONE,
-                bias: Vec::new(),
-            },
-            log_probs: None,
-            ignore_ends: false,
-            min_new_tokens: 0,
-            stop_tokens: Vec::new(),
-            computed: 0,
-        }
-    }
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model drew a token that ends an answer, or one of [`Generation::stop_tokens`].
-    End,
-    /// It has the requested number of tokens.
-    Length,
-    /// It was cancelled.
-    Cancelled,
-}
-
-/// What happened to a request in a step.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The first step with tokens of the request began. Reported once, before its tokens, also if it is preempted later.
-    Started {
-        /// The request.
-        request: RequestId,
-        /// Number of prompt tokens that were found in the prefix cache.
-        cached_tokens: u32,
-    },
-    /// A token of the answer. The token that ends the answer is not reported.
-    Token {
-        /// The request.
-        request: RequestId,
-        /// The token.
-        token: u32,
-        /// Its log-probabilities, if the request asks for them.
-        log_probs: Option<LogProbs>,
-    },
-    /// The answer ended, and the engine has dropped the request.
-    Finished {
-        /// The request.
-        request: RequestId,
-        /// The reason.
-        reason: Finish,
-    },
-}
 
 /// Serves requests together: hybrid batches over paged caches, prompts in chunks, common beginnings computed once.
 ///
@@ -136,56 +59,6 @@ pub struct Engine {
     /// Requests cancelled between steps whose end has not been reported yet.
     cancelled: Vec<RequestId>,
     steps: u64,
-}
-
-/// A step that is under way.
-struct Flight {
-    step: Step,
-    rested: bool,
-    /// Rows with log-probabilities.
-    log_probs: Vec<LogProbRow>,
-}
-
-#[derive(Debug)]
-struct Answer {
-    sampling: Sampling,
-    rules: Option<Box<Rules>>,
-    log_probs: Option<u32>,
-    ignore_ends: bool,
-    /// Tokens that still must come before one may end it.
-    before_end: u32,
-    stop_tokens: Vec<u32>,
-    started: bool,
-    drawn: u64,
-    ended: bool,
-}
-
-impl Answer {
-    /// Whether a drawn token ends it. `ends` are those of the model.
-    fn ends_with(&mut self, token: u32, ends: &[u32]) -> bool {
-        if self.before_end > 0 {
-            self.before_end -= 1;
-            return false;
-        }
-        self.stop_tokens.contains(&token) || !self.ignore_ends && ends.contains(&token)
-    }
-}
-
-/// What a step contained and how long it took, for measurements.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepReport {
-    /// Number of computed tokens.
-    pub tokens: u32,
-    /// How many of them belong to decodes.
-    pub decodes: u32,
-    /// Number of requests.
-    pub requests: u32,
-    /// Number of drawn tokens.
-    pub drawn: u32,
-    /// Number of preempted requests.
-    pub preempted: u32,
-    /// How long it took. The gap before it is left out if there was nothing to compute.
-    pub time: StepTime,
 }
 
 impl Engine {
@@ -336,160 +209,6 @@ impl Engine {
             self.cancelled.push(request);
         }
         there
-    }
-
-    /// Begins one step, finishes one, and reports what happened to the requests of the finished one. If the engine
-    /// [runs ahead](Self::running_ahead), that is an earlier step. If no step finishes, the report is empty.
-    ///
-    /// # Errors
-    /// If the backend fails. Its requests are lost, and the engine must not be used any more.
-    pub fn step(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
-        for request in self.cancelled.drain(..) {
-            let reason = Finish::Cancelled;
-            report(Event::Finished { request, reason });
-        }
-        let begun = self.begin(report)?;
-        if self.flights.len() > self.ahead || !begun {
-            return self.finish(report);
-        }
-        Ok(StepReport::default())
-    }
-
-    /// Composes a step and begins it on the backend. Returns false if there is nothing to compute.
-    fn begin(&mut self, report: &mut dyn FnMut(Event)) -> Result<bool, Error> {
-        let mut step = self.spare.pop().unwrap_or_default();
-        if !self.composer.compose(&mut step) {
-            self.spare.push(step);
-            return Ok(false);
-        }
-        self.composer.inputs(&step, &mut self.inputs);
-        let inputs = &self.inputs;
-        self.drawn.clear();
-        for &entry in &inputs.awaited {
-            let request = step.entries[entry as usize].request;
-            let row = self.last_rows[&request];
-            self.drawn
-                .push((inputs.batch.qo_indptr[entry as usize], row));
-        }
-        self.rows.clear();
-        self.draws.clear();
-        self.logit_rows.clear();
-        self.last_rows.clear();
-        for (index, (entry, row)) in step.entries.iter().zip(&inputs.logits).enumerate() {
-            let request = entry.request;
-            let Some(answer) = self.requests.get_mut(&request) else {
-                continue;
-            };
-            if !std::mem::replace(&mut answer.started, true) {
-                let cached_tokens = self.composer.cached_tokens_of(request).unwrap_or(0);
-                report(Event::Started {
-                    request,
-                    cached_tokens,
-                });
-            }
-            let Some(row) = row else {
-                continue;
-            };
-            let of_request = self.rows.len() as u32;
-            self.last_rows.insert(request, of_request);
-            self.rows.push(*row);
-            if let Some(rules) = &answer.rules {
-                // The only token of such an entry: the device knows it before the host does.
-                let is_awaited = inputs.awaited.contains(&(index as u32));
-                let newest = is_awaited.then_some(*row);
-                rules.add_to(&mut self.logit_rows, of_request, answer.drawn, newest);
-            }
-            if let Some(top) = answer.log_probs {
-                let row = of_request;
-                self.logit_rows.log_probs.push(LogProbRow { row, top });
-            }
-            let draw = answer.sampling.draw(answer.drawn);
-            self.draws.push(draw.map_err(tandem_attn::Error::from)?);
-            answer.drawn += 1;
-        }
-        self.backend.begin(&Work {
-            inputs,
-            copies: &step.copies,
-            rows: &self.rows,
-            draws: &self.draws,
-            drawn: &self.drawn,
-            logits: self.logit_rows.work(),
-        })?;
-        self.composer.advance(&step);
-        let rested = std::mem::take(&mut self.rested);
-        self.flights.push_back(Flight {
-            step,
-            rested,
-            log_probs: self.logit_rows.log_probs.clone(),
-        });
-        Ok(true)
-    }
-
-    /// Waits for the oldest step under way, if there is one, and reports its tokens.
-    fn finish(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
-        let Some(Flight {
-            step,
-            rested,
-            log_probs,
-        }) = self.flights.pop_front()
-        else {
-            return Ok(StepReport::default());
-        };
-        let mut time = self
-            .backend
-            .finish(&mut self.sampled, &mut self.log_probs)?;
-        time.gap_s = time.gap_s.filter(|_| !rested);
-        self.steps += 1;
-
-        let ends = &self.backend.architecture().ends;
-        let mut sampled = (0..).zip(self.sampled.iter().copied());
-        let results = self.log_probs.chunks_exact(LOG_PROBS as usize);
-        let mut results = log_probs.iter().zip(results).peekable();
-        let requests = &mut self.requests;
-        let finished = self.composer.resolve(&step, |entry| {
-            let request = entry.request;
-            let (row, token) = sampled.next().expect("one for each row");
-            let log_probs = results.next_if(|(asked, _)| asked.row == row);
-            let log_probs = log_probs.map(|(asked, results)| LogProbs::of(*asked, results));
-            // The request was cancelled meanwhile, or its answer had already ended.
-            let Some(answer) = requests.get_mut(&request).filter(|answer| !answer.ended) else {
-                return Sampled::Last(token);
-            };
-            if answer.ends_with(token, ends) {
-                answer.ended = true;
-                return Sampled::Last(token);
-            }
-            if let Some(rules) = &mut answer.rules {
-                rules.count(token);
-            }
-            report(Event::Token {
-                request,
-                token,
-                log_probs,
-            });
-            Sampled::Token(token)
-        });
-        for left in finished {
-            let Some(answer) = self.requests.remove(&left.request) else {
-                continue;
-            };
-            let reason = match answer.ended {
-                true => Finish::End,
-                false => Finish::Length,
-            };
-            let request = left.request;
-            report(Event::Finished { request, reason });
-        }
-        let report = StepReport {
-            tokens: step.tokens(),
-            requests: step.entries.len() as u32,
-            decodes: step.entries.iter().filter(|entry| entry.decode).count() as u32,
-            drawn: self.sampled.len() as u32,
-            preempted: step.preempted.len() as u32,
-            time,
-        };
-        self.spare.push(step);
-        Ok(report)
     }
 
     /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of `chunk` tokens: of fewer if a step of
