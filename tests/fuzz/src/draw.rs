@@ -53,7 +53,11 @@ impl Draw {
             4 if native || !self.gpu => 9 + rng.below(120) as u32,
             _ => 16,
         };
-        let (sequences, steps) = self.steps(rng, &spec, page_size);
+        let wide = self.size == Size::Usual && chance(rng, 4);
+        let (sequences, steps) = match wide {
+            true => self.behind_a_prefix(rng, page_size),
+            false => self.steps(rng, &spec, page_size),
+        };
         let options = self.options(rng, page_size);
         let eight_bits = spec.kv_dtype.bytes() == 1;
         let scales = match (eight_bits, rng.below(5)) {
@@ -115,7 +119,7 @@ impl Draw {
         };
         let mut spec = match (self.gpu, rng.below(20)) {
             (true, 0) => Spec::latent(one(rng, &[3, 16, 64]), 512, 64),
-            (true, 1) => Spec::new(kv_heads * group.min(8), kv_heads, 256),
+            (true, 1) => Spec::new(kv_heads * group.min(8), kv_heads, one(rng, &[256, 512])),
             (true, 2) => Spec::new(kv_heads * group.min(8), kv_heads, 192).with_head_dim_v(128),
             (true, 3 | 4) => {
                 let dim = one(
@@ -205,6 +209,44 @@ impl Draw {
             .with_packing(one(rng, &packing))
             .with_merge_mode(one(rng, &merges))
             .with_pod(one(rng, &pods))
+    }
+
+    /// Many requests behind one prefix, with a token each in two steps: a wide prefix, if the kernels for it exist.
+    fn behind_a_prefix(self, rng: &mut Rng, page_size: u32) -> (Vec<Sequence>, Vec<Step>) {
+        let pages = (256 + rng.below(1000) as u32).div_ceil(page_size);
+        let prefix = Sequence {
+            tokens: pages * page_size,
+            parent: None,
+        };
+        let count = 20 + rng.below(120);
+        let most_own = one(rng, &[1, 40, 200]);
+        let own = (0..count).map(|_| Sequence {
+            // In the first step some requests end where the prefix does.
+            tokens: pages * page_size + 1 + rng.below(most_own) as u32,
+            parent: Some((0, pages)),
+        });
+        let sequences: Vec<_> = std::iter::once(prefix).chain(own).collect();
+        let first = usize::from(chance(rng, 50));
+        let steps = (0..2).map(|at| {
+            let rows = sequences.iter().enumerate().skip(first);
+            let rows = rows.map(|(sequence, held)| Row {
+                sequence,
+                queries: 1,
+                keys: held.tokens - 1 + at,
+            });
+            Step {
+                rows: rows.collect(),
+                composed: false,
+                trees: false,
+                masks: false,
+                update: at > 0 && chance(rng, 70),
+                others: (0..rng.below(3))
+                    .map(|_| self.options(rng, page_size))
+                    .collect(),
+            }
+        });
+        let steps = steps.collect();
+        (sequences, steps)
     }
 
     /// Sequences, and steps in which they grow.
