@@ -2,6 +2,8 @@
 //!
 //! The first batch has a shared prefix as a part of its own; its results equal those of one table. The second is a tree of draft
 //! tokens, whose mask is a table of single tokens. `cargo run --release --example composable_formats`
+//!
+//! To use this code in a program of your own, add the feature `unstable` and the crate `fastrand`.
 
 use std::error::Error;
 

@@ -2,6 +2,8 @@
 //!
 //! The program does not declare what is shared. The prefix cache returns the same page ids, the planner finds them in the page
 //! tables, and each shared page is read once. `cargo run --release --example shared_prefixes`
+//!
+//! To use this code in a program of your own, add the feature `unstable` and the crates `half` and `fastrand`.
 
 use std::error::Error;
 

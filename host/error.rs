@@ -329,8 +329,8 @@ pub enum Error {
     },
     /// The program has no machine code for the GPU, and the driver was not allowed to compile PTX.
     #[error(
-        "no machine code of the {family} kernels runs on {device} (compute capability {}.{}){}: the driver can compile \
-         the PTX for {arch}, which takes a minute or more at the first start; allow it with \
+        "no machine code of the {family} kernels runs on {device} (compute capability {}.{}){}. The driver can compile \
+         the PTX for {arch}, which takes a minute or more at the first start: allow it with \
          Gpu::builder().compile_ptx(…)",
         .compute.0, .compute.1,
         .refused.as_ref().map_or(String::new(), |name| format!(", the driver answered {name}; a newer driver may load it"))

@@ -101,9 +101,9 @@
 //! Windows, soft caps and sinks are fields of the specification. The values of the sinks are passed to a run
 //! ([`HeadTensors`](tensor::HeadTensors), on a GPU `gpu::RunTensors`). A field of the batch says which of the last 64 keys each
 //! query sees ([`Batch::ancestors`](problem::Batch::ancestors)); [`Batch::ancestors_of`](problem::Batch::ancestors_of) computes
-//! it for trees of draft tokens. [`Batch::push_mask`](problem::Batch::push_mask) says it of any keys. Anything else is a variant of your own: hooks that run on the CPU, in the f64 reference, and in
-//! kernels compiled for them. Linear biases, biases by distance and sigmoid weights come with the
-//! library (feature `unstable`, module `variant`).
+//! it for trees of draft tokens. [`Batch::push_mask`](problem::Batch::push_mask) says it of any keys. Anything else is a variant of
+//! your own: hooks that run on the CPU, in the f64 reference, and in kernels compiled for them. Linear biases, biases by distance
+//! and sigmoid weights come with the library (feature `unstable`, module `variant`).
 //!
 //! # Composing batches
 //!

@@ -22,7 +22,7 @@ pub enum ProblemError {
     /// A head dimension that no backend takes.
     #[error(
         "{name} is {got}: give a multiple of 16 up to {MAX_HEAD_DIM}, so that every row starts on a 16-byte \
-         boundary (pad the heads with zeros where the model has another size)"
+         boundary (where the model has another size, pad the heads with zeros and keep the scale: Spec::with_scale)"
     )]
     HeadDim {
         /// The field.

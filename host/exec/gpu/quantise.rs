@@ -34,8 +34,8 @@ pub enum AppendScales {
 }
 
 impl Gpu {
-    /// Quantises the keys and values of new tokens into a page pool of F8E4M3 or F8E5M2: they are divided by their scale, rounded to
-    /// nearest, and clamped to the largest finite number. NaN stays NaN.
+    /// Quantises the keys and values of new tokens into a page pool of F8E4M3 or F8E5M2: they are multiplied by the reciprocal
+    /// of their scale in f32, rounded to nearest, and clamped to the largest finite number. NaN stays NaN.
     ///
     /// `k`, `v` (BF16 or F16) and `slots` are as in [`append_paged_kv`](Self::append_paged_kv), with rows on 16-byte
     /// boundaries; rows of the pool begin at multiples of 8 bytes. Of [`KvScales::Request`] the `of_token` is that of

@@ -22,7 +22,7 @@ use crate::{
 impl Gpu {
     /// Computes the attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
     ///
-    /// - `q`: `[total_q, q_heads, head_dim_qk]`, any token stride that is a multiple of 8
+    /// - `q`: `[total_q, q_heads, head_dim_qk]`; the heads of a token are adjacent, the token stride is any multiple of 8
     /// - `pools`: one for each part of the batch
     /// - `out`: `[total_q, q_heads, head_dim_v]`, likewise
     /// - `lse`: `[total_q, q_heads]` F32, natural log, if it is needed

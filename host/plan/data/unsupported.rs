@@ -48,7 +48,11 @@ pub enum Unsupported {
             _ => String::new(),
         },
         match .nearest {
-            Some((qk, v)) => format!("; to use {}, the nearest, pad the heads with zeros", dims(*qk, *v)),
+            Some((qk, v)) => format!(
+                "; to use {}, the nearest, pad the heads with zeros and keep the scale: Spec::with_scale(1/√{})",
+                dims(*qk, *v),
+                .head_dim_qk
+            ),
             None => String::new(),
         }
     )]

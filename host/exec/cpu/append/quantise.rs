@@ -15,8 +15,9 @@ use crate::{
 };
 
 impl Cpu {
-    /// Quantises the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool of 8 bits:
-    /// divided by their scale, to the nearest, at most the largest finite number; NaN stays NaN.
+    /// Quantises the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool of 8 bits: they are
+    /// multiplied by the reciprocal of their scale in f32, rounded to nearest, and clamped to the largest finite number. NaN
+    /// stays NaN.
     ///
     /// `slots` are as in [`append_paged_kv`](Self::append_paged_kv).
     ///

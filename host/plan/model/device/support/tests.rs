@@ -56,7 +56,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(
         refused(&Spec::new(32, 8, 272)).to_string(),
         "no kernel for h200 has a head dimension of 272; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512, and \
-         all multiples of 16 up to 256; to use 512, the nearest, pad the heads with zeros"
+         all multiples of 16 up to 256; to use 512, the nearest, pad the heads with zeros and keep the scale: Spec::with_scale(1/√272)"
     );
     for dim in (16..=256).step_by(16) {
         let spec = Spec::new(32, 8, dim);
