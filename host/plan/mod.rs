@@ -43,6 +43,8 @@ pub use model::DeviceDescription;
 #[cfg(feature = "cuda")]
 pub(crate) use model::gcd;
 pub use planner::Planner;
+#[cfg(feature = "cuda")]
+pub(crate) use planner::check_fused;
 pub use update::Update;
 unstable! {
     use data::{

@@ -184,6 +184,31 @@ impl Planner {
     }
 }
 
+/// Refuses [`MergeMode::Fused`] with outputs in F32 and with kernels that leave merges to others. Those that share SMs leave them
+/// in any mode, so a plan may contain them.
+pub(crate) fn check_fused(
+    spec: &Spec,
+    device: &str,
+    mut kernels: impl Iterator<Item = KernelId>,
+) -> Result<(), Unsupported> {
+    if kernels.any(|id| id.info().leaves_merges && !id.info().co_resident) {
+        let what = "supports MergeMode::Fused: use MergeMode::Auto or MergeMode::Kernel";
+        return Err(match spec.latent {
+            true => Unsupported::Latent {
+                device: device.into(),
+                what: what.replace("supports", "with"),
+            },
+            false => of_heads(spec, device, what.into()),
+        });
+    }
+    if spec.has_f32_outputs() {
+        return Err(Unsupported::FusedF32 {
+            device: device.into(),
+        });
+    }
+    Ok(())
+}
+
 /// Refuses merges, page sizes and numbers of CTAs that the kernels for these heads do not support. Outputs in F32 come from the merging
 /// kernel.
 fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<(), PlanError> {
@@ -194,23 +219,8 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
         ..
     } = model;
     let kernels = || tiles.decodes().iter().filter_map(|choice| choice.kernel);
-    let fused = options.merge_mode == MergeMode::Fused;
-    if fused && kernels().any(|id| id.info().leaves_merges && !id.info().co_resident) {
-        let what = "supports MergeMode::Fused: use MergeMode::Auto or MergeMode::Kernel";
-        return Err(match spec.latent {
-            true => Unsupported::Latent {
-                device: device.name.clone(),
-                what: what.replace("supports", "with"),
-            },
-            false => of_heads(spec, device, what.into()),
-        }
-        .into());
-    }
-    if fused && spec.has_f32_outputs() && !device.is_cpu() {
-        return Err(Unsupported::FusedF32 {
-            device: device.name.clone(),
-        }
-        .into());
+    if options.merge_mode == MergeMode::Fused && !device.is_cpu() {
+        check_fused(spec, &device.name, kernels())?;
     }
     if let Some(got) = options.prefill_ctas {
         let fused = model.fused_tiles.iter().zip(&device.pod.configs);
@@ -232,7 +242,7 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     }
     if !tiles.has_prefills() && batch.parts.iter().any(|part| part.heads > 1) {
         let what = "runs prompts beside page lists by KV head: plan them apart";
-        return Err(of_heads(spec, device, what.into()).into());
+        return Err(of_heads(spec, &device.name, what.into()).into());
     }
     // Kernels that only load by tensor maps, in groups of 8 tokens; these heads have no other kernel.
     let by_groups = |id: KernelId| {
@@ -274,12 +284,12 @@ fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result
 
 fn of_pages(spec: &Spec, device: &DeviceDescription, size: u32) -> Unsupported {
     let what = format!("reads pages of {size} tokens: use a page size that is a multiple of 8");
-    of_heads(spec, device, what)
+    of_heads(spec, &device.name, what)
 }
 
-fn of_heads(spec: &Spec, device: &DeviceDescription, what: String) -> Unsupported {
+fn of_heads(spec: &Spec, device: &str, what: String) -> Unsupported {
     Unsupported::Heads {
-        device: device.name.clone(),
+        device: device.into(),
         head_dim_qk: spec.head_dim_qk,
         head_dim_v: spec.head_dim_v,
         what,

@@ -7,14 +7,14 @@ use tandem_attn::{
     Error,
     exec::{
         emulated::Emulated,
-        gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
+        gpu::{DeviceBuffer, KvPool, LaunchSet, Stream, WorkspaceOptions},
     },
     kv::KvView,
-    plan::{Bound, PlanOptions, Planner},
+    plan::{BatchLimits, Bound, MergeMode, PlanError, PlanOptions, Planner, Unsupported},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
 
-use crate::{FAILURE, settings};
+use crate::{FAILURE, no_failure, settings};
 
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 #[test]
@@ -96,4 +96,31 @@ fn a_trace_has_the_launches_of_its_run() {
     };
     assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
     assert_eq!(trace(), launches);
+}
+
+/// The run said that there must be no counters of arrivals, which a caller does not know of.
+#[test]
+fn launch_sets_merge_in_kernels_that_can() {
+    let _no_failure = no_failure();
+    let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
+    let (gpu, device) = (emulated.gpu(), emulated.device());
+    let limits = BatchLimits::decodes(4, 200, 16);
+    let workspace = |spec: &Spec| {
+        let set = LaunchSet::decodes(&device, spec).expect("kernels");
+        let set = set.with_merge_mode(MergeMode::Fused);
+        let bound = Bound::new(spec, &device, &PlanOptions::default(), &limits).expect("kernels");
+        gpu.workspace(spec, &bound, WorkspaceOptions::default().with_launches(set))
+    };
+    assert!(workspace(&Spec::new(8, 2, 128)).is_ok());
+    for spec in [Spec::new(8, 2, 512), Spec::latent(16, 512, 64)] {
+        let Err(Error::Plan(PlanError::Unsupported(said))) = workspace(&spec) else {
+            panic!("a workspace whose runs fail");
+        };
+        assert!(
+            matches!(said, Unsupported::Heads { .. } | Unsupported::Latent { .. }),
+            "{said}"
+        );
+        let said = said.to_string();
+        assert!(said.contains("use MergeMode::Auto"), "{said}");
+    }
 }

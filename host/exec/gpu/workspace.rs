@@ -12,7 +12,7 @@ use super::{
     captured::Uploaded,
     inspect::Known,
     launch_plan::LaunchPlan,
-    launch_set::{LaunchSet, LaunchSubset},
+    launch_set::LaunchSubset,
     maps::Maps,
     registry::has_own_heads,
     resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error,
-    plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, Unsupported, WorkspaceLayout},
+    plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, WorkspaceLayout, check_fused},
     problem::{Padding, Spec},
 };
 
@@ -96,11 +96,11 @@ impl Gpu {
         options: WorkspaceOptions,
     ) -> Result<Workspace, Error> {
         spec.check()?;
-        let fused = |set: &LaunchSet| set.merge_mode == MergeMode::Fused;
-        let fused = options.launches.as_ref().is_some_and(fused);
-        if fused && spec.has_f32_outputs() {
-            let device = self.name.clone();
-            return Err(PlanError::from(Unsupported::FusedF32 { device }).into());
+        if let Some(set) = &options.launches
+            && set.merge_mode == MergeMode::Fused
+        {
+            let kernels = set.keys.iter().map(|key| key.kernel);
+            check_fused(spec, &self.name, kernels).map_err(PlanError::from)?;
         }
         let launches = options.launches.as_ref().map_or(0, |set| set.keys.len());
         check_launches(launches)?;
