@@ -13,6 +13,9 @@ use super::{PagePool, Sequence};
 /// the planner finds shared prefixes by these ids. [`evict`](Self::evict) frees the least recently used pages first, leaves
 /// before their parents, and never a page that a request holds. A clone holds the same pages, so use it with a clone of the pool.
 ///
+/// Equal tokens mean equal keys here. Where keys depend on something else, too, use one cache for each value of it (such as a LoRA
+/// adapter) on the same pool, or ids that no other content has (for the places of an image, a hash of the image).
+///
 /// ```
 /// use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
 ///

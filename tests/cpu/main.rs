@@ -24,6 +24,7 @@ mod options;
 #[path = "../common/problems/mod.rs"]
 mod problems;
 mod refused;
+mod results;
 mod rotary;
 mod scales;
 mod step;

@@ -66,6 +66,72 @@ fn bad_tensors_launch_nothing() {
     }
 }
 
+#[test]
+fn results_that_do_not_fit_are_not_merged() {
+    if with_driver(results_that_do_not_fit_are_not_merged, "devices=1") {
+        let gpu = Gpu::new(0).unwrap();
+        let out = DeviceTensor::new(A, Dtype::BF16, [3, 2, 64]);
+        let lse = DeviceTensor::new(A, Dtype::F32, [3, 2]);
+        let merge = |results: &[_], out, lse| {
+            // SAFETY: the fake driver follows no address.
+            unsafe { gpu.merge_results(results, &out, lse, Stream::DEFAULT) }
+        };
+        let good = (out, lse);
+        let other = |out| [good, (out, lse)];
+        let refused = [
+            merge(&[], out, None),
+            merge(&[good; 9], out, None),
+            merge(
+                &other(DeviceTensor::new(A, Dtype::F16, [3, 2, 64])),
+                out,
+                None,
+            ),
+            merge(
+                &other(DeviceTensor::new(A, Dtype::BF16, [2, 2, 64])),
+                out,
+                None,
+            ),
+            merge(
+                &other(DeviceTensor::new(A, Dtype::BF16, [3, 2, 128])),
+                out,
+                None,
+            ),
+            merge(&other(out.with_stride(0, 130)), out, None),
+            merge(
+                &other(DeviceTensor::new(A + 8, Dtype::BF16, [3, 2, 64])),
+                out,
+                None,
+            ),
+            merge(
+                &[(out, DeviceTensor::new(A, Dtype::F32, [3, 1]))],
+                out,
+                None,
+            ),
+            merge(
+                &[(out, DeviceTensor::new(0, Dtype::F32, [3, 2]))],
+                out,
+                None,
+            ),
+            merge(
+                &[good],
+                DeviceTensor::new(A, Dtype::F8E4M3, [3, 2, 64]),
+                None,
+            ),
+            merge(
+                &[good],
+                out,
+                Some(&DeviceTensor::new(A, Dtype::BF16, [3, 2])),
+            ),
+        ];
+        for (index, result) in refused.into_iter().enumerate() {
+            assert!(result.is_err(), "{index}");
+        }
+        assert_eq!(launches(), 0);
+        assert_eq!(merge(&[good; 8], out, Some(&lse)), Ok(()));
+        assert_eq!(launches(), 1);
+    }
+}
+
 /// A decode and a prefill by kernels of Ampere with a soft cap, which those of variants replace.
 fn call_capped(gpu: &Gpu, spec: &Spec) -> [Result<(), Error>; 2] {
     let kernel = |family: Family| {

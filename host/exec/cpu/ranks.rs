@@ -1,14 +1,49 @@
-//! Merges the results of ranks, each of which has its own keys.
+//! Merges results of attention to different keys, also those of ranks.
 
 use std::f32::consts::LOG2_E;
 
 use kernels_gpu::abi::MergeRow;
 
-use super::{Partials, merge_states};
+use super::{Cpu, Partials, merge_states};
 use crate::{
     Error,
     tensor::{Element, ShapeError},
 };
+
+impl Cpu {
+    /// Merges results of attention of the same queries to different keys, as if all keys had been seen at once, in the order in
+    /// which they are given.
+    ///
+    /// `results` are outputs `[tokens, q_heads, head_dim_v]` with their LSEs `[tokens, q_heads]`, as [`run`](Self::run) writes
+    /// them; `out` and `lse` are likewise. A result whose LSE is −∞ saw no key; its output is not used. No key may be in two
+    /// runs. Sinks count in every run, so let only one of them have a spec [with sinks](crate::problem::Spec::with_sinks).
+    ///
+    /// ```
+    /// use tandem_attn::Cpu;
+    ///
+    /// // A head of 8 elements: two results, as much weight in each.
+    /// let (first, second) = (([1.0_f32; 8], [0.0]), ([3.0; 8], [0.0]));
+    /// let results = [(&first.0[..], &first.1[..]), (&second.0, &second.1)];
+    /// let (mut out, mut lse) = ([0.0_f32; 8], [0.0]);
+    /// Cpu::merge_results(&results, 1, 8, &mut out, Some(&mut lse))?;
+    /// assert_eq!((out, lse), ([2.0; 8], [std::f32::consts::LN_2]));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::HeadDim`]; nothing is written then.
+    pub fn merge_results<T: Element>(
+        results: &[(&[T], &[f32])],
+        q_heads: usize,
+        head_dim_v: usize,
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let results = results.iter().map(|&(out, lse)| RankState { out, lse });
+        let results: Vec<_> = results.collect();
+        merge_ranks(&results, q_heads, head_dim_v, out, lse)
+    }
+}
 
 /// The results of a rank, in host memory.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +84,8 @@ pub fn merge_ranks<T: Element>(
     let tokens = out.len() / (q_heads * head_dim_v);
     for state in states {
         let lengths = [
-            ("the out of a rank", state.out.len(), out.len()),
-            ("the lse of a rank", state.lse.len(), tokens * q_heads),
+            ("the out of a result", state.out.len(), out.len()),
+            ("the lse of a result", state.lse.len(), tokens * q_heads),
         ];
         for (name, got, expected) in lengths {
             let shape = "[tokens, q_heads], and head_dim_v of out";

@@ -109,6 +109,7 @@ mod quantise;
 mod ranks;
 #[cfg(feature = "unstable")]
 mod replaced;
+mod results;
 #[cfg(feature = "unstable")]
 mod step;
 

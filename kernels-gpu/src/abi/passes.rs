@@ -102,6 +102,37 @@ pub struct RankMergeParams {
     pub reserved: u32,
 }
 
+/// The largest number of results that are merged in one call.
+pub const MAX_RESULTS: usize = 8;
+
+/// Parameters of `merge_results`. Tensors have the type in the kernel's name; LSEs are f32, natural log.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ResultMergeParams {
+    /// `[tokens, q_heads, head_dim_v]` of each result, in the order of merging; 0 beyond the last.
+    pub out_of: [u64; MAX_RESULTS],
+    /// `[tokens, q_heads]` of each.
+    pub lse_of: [u64; MAX_RESULTS],
+    /// From one token of each `out_of` to the next, in elements.
+    pub token_stride_of: [u32; MAX_RESULTS],
+    /// `[tokens, q_heads, head_dim_v]`.
+    pub out: u64,
+    /// `[tokens, q_heads]`; 0 if not wanted.
+    pub lse: u64,
+    /// Chunks to merge; below [`Divisor::LIMIT`].
+    pub chunks: u32,
+    /// `q_heads × head_dim_v / 8`.
+    pub chunks_per_row: Divisor,
+    /// `head_dim_v / 8`.
+    pub chunks_per_head: Divisor,
+    /// Query heads.
+    pub q_heads: u32,
+    /// From one output token to the next, in elements.
+    pub out_token_stride: u32,
+    /// Number of results.
+    pub results: u32,
+}
+
 /// In `append_paged_kv`'s slots: the token is not written (padding of a captured graph).
 pub const NO_SLOT: u32 = u32::MAX;
 

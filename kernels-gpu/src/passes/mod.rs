@@ -1,4 +1,4 @@
-//! Kernels around attention: merging partial states, also across GPUs; appending keys and values; converting them;
+//! Kernels around attention: merging partial states and results, also across GPUs; appending keys and values; converting them;
 //! rounding queries; padding heads; applying rotary embeddings to keys.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
@@ -15,6 +15,8 @@ pub mod pad;
 pub mod quantise;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod ranks;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
+pub mod results;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod turn;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
@@ -34,4 +36,6 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     pad::ROWS,
     turn::ROWS,
     ranks::ROWS,
+    results::ROWS[0],
+    results::ROWS[1],
 ];

@@ -88,6 +88,8 @@ pub enum Op {
     Merge(passes::merge::Shape),
     /// Merges the results of several GPUs.
     MergeRanks,
+    /// Merges results of the same queries.
+    MergeResults,
     /// Appends keys and values to their pages.
     Append {
         /// Bytes of a thread's loads and stores.

@@ -132,6 +132,7 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
         // So many rows that a GPU of any size takes this kernel.
         Op::Merge(_) => passes::merge(gpu, row, seed, checked),
         Op::MergeRanks => attention::merge_ranks(gpu, row, seed, checked),
+        Op::MergeResults => passes::merge_results(gpu, row, seed, checked),
         Op::Append { vector_bytes } => passes::append(gpu, vector_bytes, seed, checked),
         Op::Quantise => passes::quantise(gpu, row, seed, checked),
         Op::QuantiseLatent => passes::latent_656(gpu, row, seed, checked),

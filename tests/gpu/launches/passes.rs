@@ -151,6 +151,97 @@ fn merge_into<T: Element>(
     compared(outputs(&out.read(), &lse.read()), right)
 }
 
+/// One to eight results, some of which saw no key, with gaps between tokens.
+pub fn merge_results(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    match row.name {
+        name if name.ends_with("f32") => merge_results_of::<f32>(gpu, seed, checked),
+        name if name.ends_with("bf16") => merge_results_of::<bf16>(gpu, seed, checked),
+        _ => merge_results_of::<f16>(gpu, seed, checked),
+    }
+}
+
+fn merge_results_of<T: Element>(
+    gpu: &Gpu,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let mut rng = Rng(seed);
+    let (heads, dim) = [(1, 8), (3, 24), (5, 128), (2, 512)][seed as usize % 4];
+    let (tokens, count) = (1 + rng.below(40), 1 + rng.below(8));
+    let rows = tokens * heads;
+    let results = (0..count).map(|_| {
+        let mut out: Vec<T> = rng
+            .floats(rows * dim, -4.0, 4.0)
+            .into_iter()
+            .map(T::from_f32)
+            .collect();
+        let mut lse = rng.floats(rows, -20.0, 20.0);
+        for at in 0..rows {
+            if rng.below(5) == 0 {
+                lse[at] = f32::NEG_INFINITY;
+                out[at * dim..][..dim].fill(T::from_f32(f32::NAN));
+            }
+        }
+        (out, lse)
+    });
+    let results: Vec<(Vec<T>, Vec<f32>)> = results.collect();
+    let shape = [tokens, heads, dim];
+    let of_lse = [tokens, heads];
+    let memory = results
+        .iter()
+        .map(|(out, lse)| (Memory::new(out), Memory::new(lse)));
+    let memory: Vec<_> = memory.collect();
+    let tensors = memory.iter().map(|(out, lse)| {
+        let (out, lse) = (out.tensor(T::DTYPE, shape), lse.tensor(Dtype::F32, of_lse));
+        (out, lse)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let gap = 8 * rng.below(3);
+    let out = Memory::new(&vec![T::from_f32(f32::NAN); tokens * (heads * dim + gap)]);
+    let out_tensor = out
+        .tensor(T::DTYPE, shape)
+        .with_stride(0, heads * dim + gap);
+    let lse = Memory::new(&vec![f32::NAN; rows]);
+    let lse_tensor = lse.tensor(Dtype::F32, of_lse);
+    let stream = Stream::new();
+    // SAFETY: everything is there as described until the stream is done. The second call writes to the output of a result.
+    unsafe {
+        gpu.merge_results(&tensors, &out_tensor, Some(&lse_tensor), stream.0)
+            .and_then(|()| gpu.merge_results(&tensors, &tensors[count - 1].0, None, stream.0))
+    }
+    .map_err(|error| error.to_string())?;
+    stream.wait();
+    let outputs = |out: &[T], lse: &[f32]| {
+        vec![
+            Output::rounded("out", T::DTYPE, 1e-5, out),
+            Output::rounded("lse", Dtype::F32, 1e-5, lse),
+        ]
+    };
+    let written: Vec<T> = out.read();
+    let tokens_of = written.chunks(heads * dim + gap);
+    let merged: Vec<T> = tokens_of
+        .flat_map(|token| token[..heads * dim].to_vec())
+        .collect();
+    let in_place: Vec<T> = memory[count - 1].0.read();
+    let bits = |values: &[T]| -> Vec<u32> { values.iter().map(|x| x.to_f32().to_bits()).collect() };
+    if bits(&merged) != bits(&in_place) {
+        return Err("other bits where the output is that of a result".into());
+    }
+    let right = checked.then(|| {
+        let results = results.iter().map(|(out, lse)| (&out[..], &lse[..]));
+        let results: Vec<_> = results.collect();
+        let (mut out, mut lse) = (vec![T::from_f32(0.0); rows * dim], vec![0.0; rows]);
+        Cpu::merge_results(&results, heads, dim, &mut out, Some(&mut lse)).expect("a good call");
+        outputs(&out, &lse)
+    });
+    compared(outputs(&merged, &lse.read()), right)
+}
+
 /// Heads of 80 elements to those of 128, and back: what plans do on Hopper alone.
 pub fn pad(gpu: &Gpu, row: &KernelInfo, seed: u64) -> Result<Vec<Output>, String> {
     const DIM: u32 = 80;

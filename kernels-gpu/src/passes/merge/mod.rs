@@ -87,6 +87,9 @@ pub const FEW: Shape = Shape {
 pub use rows::{F32_ROWS, ROWS};
 
 #[cfg(target_arch = "nvptx64")]
+pub use slots::{F32, Output};
+
+#[cfg(target_arch = "nvptx64")]
 mod kernels;
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows;

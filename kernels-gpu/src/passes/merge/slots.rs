@@ -13,16 +13,30 @@ use crate::{
 };
 
 /// The element type of outputs.
-pub(super) trait Output {
+pub trait Output {
+    /// # Safety
+    /// `out` is the address of a tensor of this type, which has `element .. element + 8`, from a multiple of 8 on.
+    unsafe fn load(out: u64, element: u64) -> [f32; CHUNK];
+
     /// # Safety
     /// `out` is the address of a tensor of this type. Only this thread writes `element .. element + 8`, which start at
     /// a multiple of 8.
     unsafe fn store(out: u64, element: u64, values: [f32; CHUNK]);
 }
 
-pub(super) struct F32;
+/// Outputs in f32.
+pub struct F32;
 
 impl<T: Half> Output for T {
+    #[inline(always)]
+    unsafe fn load(out: u64, element: u64) -> [f32; CHUNK] {
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { ptr::load_u32x4((out + element * 2) as *const u32) };
+        let ([a, b], [c, d]) = (T::unpack(pairs[0]), T::unpack(pairs[1]));
+        let ([e, f], [g, h]) = (T::unpack(pairs[2]), T::unpack(pairs[3]));
+        [a, b, c, d, e, f, g, h]
+    }
+
     #[inline(always)]
     unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
         let pairs = [
@@ -37,6 +51,15 @@ impl<T: Half> Output for T {
 }
 
 impl Output for F32 {
+    #[inline(always)]
+    unsafe fn load(out: u64, element: u64) -> [f32; CHUNK] {
+        let out = (out + element * 4) as *const f32;
+        // SAFETY: the caller's promise.
+        let ([a, b, c, d], [e, f, g, h]) =
+            unsafe { (ptr::load_f32x4(out), ptr::load_f32x4(out.add(4))) };
+        [a, b, c, d, e, f, g, h]
+    }
+
     #[inline(always)]
     unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
         let out = (out + element * 4) as *mut f32;
