@@ -109,6 +109,18 @@ fn f32_goes_with_heads_that_are_padded() {
 }
 
 #[test]
+fn f32_goes_with_values_of_512() {
+    let options = PlanOptions::default();
+    let fixed = options.with_split(SplitMode::Fixed { tokens: 32 });
+    for dim in [64, 512] {
+        let spec = Spec::new(6, 2, dim).with_head_dim_v(512);
+        check::<f32, bf16, f32, bf16>(&spec, (MIXED, 8), &options, 0);
+        check::<f32, f16, f16, f16>(&spec.with_window_left(30), (MIXED, 16), &fixed, 1);
+        check::<bf16, bf16, f32, bf16>(&spec.with_sinks(), (MIXED, 16), &fixed, 2);
+    }
+}
+
+#[test]
 fn f32_goes_with_padded_heads_in_any_plan() {
     let of = |dim| Spec::new(6, 2, dim);
     let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 32 });

@@ -2,6 +2,7 @@
 
 use half::bf16;
 use tandem_attn::{
+    Error,
     exec::{
         Cpu,
         emulated::Emulated,
@@ -107,6 +108,95 @@ fn values_may_lie_in_another_layout_than_keys() {
         tolerance.absolute = 1.0 / 256.0;
         let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
         assert_eq!(differs, Ok(()), "{dim_qk}, {dim_v}");
+    }
+}
+
+/// Keys of 64 elements and values of 512: a kernel steps through both pools alike. They may be in one memory, with all keys of
+/// a token before its values, or each value behind its key. Keys in the order of heads and values in that of tokens are refused.
+#[test]
+fn keys_and_values_of_other_sizes_lie_in_one_layout() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    let (heads, page) = (2, 16);
+    let spec = Spec::new(8, heads, 64).with_head_dim_v(512);
+    let batch = prefixed(&[(70, 0, 40), (50, 2, 1)], page, false, 3);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let right = tensors.reference(&spec, &batch);
+    let dense = tensors.views()[0];
+    let pages = batch.parts[0].table.pool_pages;
+    // Everything else is NaN.
+    let laid = |sides: [(KvStrides, u32); 2], elements: u32| {
+        let mut memory = vec![bf16::NAN; elements as usize];
+        let of = [
+            (dense.k, dense.k_strides, 64),
+            (dense.v, dense.v_strides, 512),
+        ];
+        for ((values, from, dim), (to, first)) in of.into_iter().zip(sides) {
+            for index in 0..pages * page * heads {
+                let (page_id, token, head) =
+                    (index / (page * heads), index / heads % page, index % heads);
+                let at = |s: &KvStrides, first| {
+                    let at = first + page_id * s.page + token * s.token + head * s.head;
+                    at as usize..(at + dim) as usize
+                };
+                memory[at(&to, first)].copy_from_slice(&values[at(&from, 0)]);
+            }
+        }
+        memory
+    };
+    let run = |sides: [(KvStrides, u32); 2], elements| {
+        let memory = laid(sides, elements);
+        let [(k_strides, k), (v_strides, v)] = sides;
+        let mut view = dense;
+        (view.k, view.v) = (&memory[k as usize..], &memory[v as usize..]);
+        (view.k_strides, view.v_strides) = (k_strides, v_strides);
+        let mut out = vec![bf16::NAN; right.out.len()];
+        let ran = emulated.run(&plan, &tensors.q, &[view], &mut out, None);
+        ran.map(|()| to_f64(&out))
+    };
+    let strides = |token: u32, head: u32| KvStrides {
+        page: page * token,
+        token,
+        head,
+        page_size: page,
+    };
+    let all = pages * page * heads * (64 + 512);
+    let behind = pages * page * heads * 64;
+    let hnd = |dim| KvLayout::Hnd.strides(page, heads, dim);
+    let token = heads * (64 + 512);
+    for sides in [
+        [(strides(token, 64), 0), (strides(token, 512), heads * 64)],
+        [(strides(token, 576), 0), (strides(token, 576), 64)],
+        [(hnd(64), 0), (hnd(512), behind)],
+    ] {
+        let out = run(sides, all).expect("it runs");
+        let shape = [plan.total_q, 8, 512].map(|extent| extent as usize);
+        let mut tolerance = Tolerance::of(Dtype::BF16);
+        tolerance.absolute = 1.0 / 256.0;
+        let differs = compare("out", &shape, &out, &right.out, tolerance);
+        assert_eq!(differs, Ok(()), "{sides:?}");
+    }
+    let nhd = |dim| KvLayout::Nhd.strides(page, heads, dim);
+    for sides in [
+        [(nhd(64), 0), (hnd(512), behind)],
+        [(hnd(64), 0), (nhd(512), behind)],
+    ] {
+        let error = run(sides, all).expect_err("the layouts differ");
+        assert!(
+            matches!(
+                error,
+                Error::Stride {
+                    tensor: "the value pool",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        let error = error.to_string();
+        assert!(error.contains("heads of 512 elements"), "{error}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Heads of 512 on the GPU, as planned, against naive attention in f64.
+//! Heads of 512, and keys of 64 with values of 512, on the GPU, as planned, against naive attention in f64.
 
 use crate::common::{
     self, Stream,
@@ -41,7 +41,12 @@ fn request() -> impl Strategy<Value = Request> {
     })
 }
 
-fn case() -> impl Strategy<Value = Case> {
+/// Heads with keys of `dim` elements and values of 512.
+fn of(q_heads: u32, kv_heads: u32, dim: u32) -> Spec {
+    Spec::new(q_heads, kv_heads, dim).with_head_dim_v(512)
+}
+
+fn case(dim: u32) -> impl Strategy<Value = Case> {
     let group = prop_oneof![4 => Just(8_u32), 2 => 1..17_u32, 1 => Just(64), 1 => 17..64_u32];
     let window = prop_oneof![4 => Just(None), 1 => (0..300_u32).prop_map(Some)];
     let page = prop_oneof![
@@ -78,10 +83,10 @@ fn case() -> impl Strategy<Value = Case> {
         prop_oneof![Just(1_u32), Just(8), Just(132)],
         any::<u64>(),
     )
-        .prop_map(|(heads, requests, rest, sms, seed)| {
+        .prop_map(move |(heads, requests, rest, sms, seed)| {
             let (kv_heads, group, window, causal, sinks) = heads;
             let (page, split, packing, layout, captured, composed) = rest;
-            let mut spec = Spec::new(kv_heads * group, kv_heads, 512);
+            let mut spec = of(kv_heads * group, kv_heads, dim);
             spec.variant.causal = causal;
             spec.variant.window_left = window;
             spec.variant.sinks = sinks;
@@ -130,18 +135,27 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-#[test]
-fn heads_of_512_are_the_reference() {
-    let Some(gpu) = common::gpu("heads_of_512_are_the_reference") else {
+fn are_the_reference(test: &str, dim: u32) {
+    let Some(gpu) = common::gpu(test) else {
         return;
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(200));
     runner
-        .run(&case(), |case| match case.seed % 2 {
+        .run(&case(dim), |case| match case.seed % 2 {
             0 => check::<bf16>(gpu, &case),
             _ => check::<f16>(gpu, &case),
         })
         .unwrap();
+}
+
+#[test]
+fn heads_of_512_are_the_reference() {
+    are_the_reference("heads_of_512_are_the_reference", 512);
+}
+
+#[test]
+fn keys_of_64_with_values_of_512_are_the_reference() {
+    are_the_reference("keys_of_64_with_values_of_512_are_the_reference", 64);
 }
 
 /// A batch of one request.
@@ -156,11 +170,10 @@ fn one(queries: u32, keys: u32, page_size: u32) -> Batch {
 #[test]
 fn prompts_are_decodes_of_64_rows() {
     let device = tandem_attn::plan::DeviceDescription::named("h200").unwrap();
-    let spec = Spec::new(16, 2, 512);
-    let rows = |queries| {
+    let rows = |dim, queries| {
         let batch = one(queries, 4096, 16);
         let plan = Planner::new()
-            .plan(&spec, &batch, &device, &PlanOptions::default())
+            .plan(&of(16, 2, dim), &batch, &device, &PlanOptions::default())
             .unwrap();
         plan.verify(&batch).unwrap();
         let groups = plan.groups.iter();
@@ -169,9 +182,11 @@ fn prompts_are_decodes_of_64_rows() {
         let tiles = groups.map(|group| group.tile.m).collect::<Vec<_>>();
         (tiles, most.unwrap())
     };
-    assert_eq!(rows(1), (vec![64], 1));
-    assert_eq!(rows(7), (vec![64], 7));
-    assert_eq!(rows(4096), (vec![64], 8));
+    for dim in [64, 512] {
+        assert_eq!(rows(dim, 1), (vec![64], 1));
+        assert_eq!(rows(dim, 7), (vec![64], 7));
+        assert_eq!(rows(dim, 4096), (vec![64], 8));
+    }
 }
 
 /// What the kernels do not have is refused before anything runs.
@@ -186,32 +201,37 @@ fn soft_caps_and_fused_merges_of_heads_of_512_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    let spec = Spec::new(16, 2, 512);
-    let capped = refused(&spec.with_soft_cap(30.0), 16, &options);
-    assert!(
-        capped.contains("512 with a soft cap; supported: "),
-        "{capped}"
-    );
-    let fused = options.with_merge_mode(MergeMode::Fused);
-    let fused = refused(&spec, 16, &fused);
-    assert!(
-        fused.contains("MergeMode::Auto") && fused.contains("512"),
-        "{fused}"
-    );
-    let pages = refused(&spec, 12, &options);
-    assert!(
-        pages.contains("pages of 12 tokens") && pages.contains("multiple of 8"),
-        "{pages}"
-    );
-    let bytes = refused(&spec.with_kv_dtype(Dtype::F8E4M3), 16, &options);
-    assert!(bytes.contains("512"), "{bytes}");
-    let wide = Planner::new().plan(&Spec::new(65, 1, 512), &one(1, 100, 16), &device, &options);
-    assert!(
-        matches!(wide, Err(PlanError::NoTile { group: 65, .. })),
-        "{wide:?}"
-    );
-    // Other GPUs have no such kernels.
-    let a100 = tandem_attn::plan::DeviceDescription::named("a100").unwrap();
-    let error = a100.supports(&spec).unwrap_err().to_string();
-    assert!(error.contains("head dimension of 512"), "{error}");
+    for (dim, words) in [(512, "512"), (64, "64 with values of 512")] {
+        let spec = of(16, 2, dim);
+        let capped = refused(&spec.with_soft_cap(30.0), 16, &options);
+        assert!(
+            capped.contains(&format!("{words} with a soft cap; supported: ")),
+            "{capped}"
+        );
+        let fused = options.with_merge_mode(MergeMode::Fused);
+        let fused = refused(&spec, 16, &fused);
+        assert!(
+            fused.contains("MergeMode::Auto") && fused.contains(words),
+            "{fused}"
+        );
+        let pages = refused(&spec, 12, &options);
+        assert!(
+            pages.contains("pages of 12 tokens") && pages.contains("multiple of 8"),
+            "{pages}"
+        );
+        let bytes = refused(&spec.with_kv_dtype(Dtype::F8E4M3), 16, &options);
+        assert!(bytes.contains(words), "{bytes}");
+        let wide = Planner::new().plan(&of(65, 1, dim), &one(1, 100, 16), &device, &options);
+        assert!(
+            matches!(wide, Err(PlanError::NoTile { group: 65, .. })),
+            "{wide:?}"
+        );
+        // Other GPUs have no such kernels.
+        let a100 = tandem_attn::plan::DeviceDescription::named("a100").unwrap();
+        let error = a100.supports(&spec).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("head dimension of {words}")),
+            "{error}"
+        );
+    }
 }

@@ -256,10 +256,15 @@ fn hybrids_of_8_bit_pages_have_sms_of_their_own() {
 /// Where decodes take prompts: each cut would write and read the states of all rows.
 #[test]
 fn prompts_of_heads_of_512_are_not_cut_at_every_split() {
-    let spec = Spec::new(16, 2, 512).with_dtype(Dtype::BF16);
+    for dim in [512, 64] {
+        are_not_cut_at_every_split(&Spec::new(16, 2, dim).with_head_dim_v(512));
+    }
+}
+
+fn are_not_cut_at_every_split(spec: &Spec) {
     let h200 = DeviceDescription::named("h200").unwrap();
     let cuts = |requests: &[(u32, u32)]| {
-        let plan = plan(&spec, &h200, &batch(requests, PAGE), &fixed(4096));
+        let plan = plan(spec, &h200, &batch(requests, PAGE), &fixed(4096));
         plan.merges.len()
     };
     assert_eq!(cuts(&[(8192, 8192)]), 0);
@@ -267,7 +272,7 @@ fn prompts_of_heads_of_512_are_not_cut_at_every_split() {
     // Few rows are work for all SMs only where they are cut.
     assert_eq!(cuts(&[(1, 16384)]), 1);
     // Each tile has the keys that its rows see, no more.
-    let plan = plan(&spec, &h200, &batch(&[(8192, 8192)], PAGE), &fixed(4096));
+    let plan = plan(spec, &h200, &batch(&[(8192, 8192)], PAGE), &fixed(4096));
     let items = plan.groups.iter().flat_map(|group| plan.items_of(group));
     let keys: u64 = items
         .map(|item| u64::from(item.kv_end - item.kv_begin))

@@ -145,6 +145,12 @@ fn the_error_names_the_largest_group() {
         "no Decode tile on h200 holds the 65 query heads of a KV head at head dimensions 512/512 (the largest holds 64): use \
          fewer query heads per KV head, or plan for the CPU"
     );
+    let wide_values = Spec::new(65, 1, 64).with_head_dim_v(512);
+    let wide_values = refused(&wide_values, &PlanOptions::default()).to_string();
+    assert!(
+        wide_values.contains("64/512 (the largest holds 64)"),
+        "{wide_values}"
+    );
     let options = PlanOptions::default().with_decode_tile(Some(Tile { m: 64, n: 64 }));
     let asked = refused(&Spec::new(160, 1, 128), &options);
     assert!(

@@ -90,6 +90,9 @@ impl Gpu {
     #[must_use]
     pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {
         let loads = match kernel.info().loads {
+            Loads::Pages if spec.head_dim_qk != spec.head_dim_v && !spec.latent => {
+                Walk::of_two(spec, pool).is_ok()
+            }
             Loads::Pages => {
                 pool.k_strides == pool.v_strides
                     && Walk::new(spec, pool.pages, &pool.k_strides, pool.dtype).is_ok()
@@ -193,8 +196,14 @@ fn check(call: &DecodeCall<'_>, row: &KernelInfo) -> Result<(), Error> {
         });
     }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-    if !spec.latent && [dim, value_dim] != [row.head_dim as usize; 2] {
-        let rule = format!("{} for keys and values, as in {}", row.head_dim, row.name);
+    if !spec.latent && (spec.head_dim_qk, spec.head_dim_v) != (row.head_dim, row.value_dim) {
+        let rule = match row.head_dim == row.value_dim {
+            true => format!("{} for keys and values, as in {}", row.head_dim, row.name),
+            false => format!(
+                "{} for keys and {} for values, as in {}",
+                row.head_dim, row.value_dim, row.name
+            ),
+        };
         return Err(extent("the pool", "elements in a head", dim, rule));
     }
     let columns = match spec.latent {

@@ -3,6 +3,7 @@
 use kernels_gpu::abi::KvStrides;
 
 use super::{
+    KvPool,
     maps::MapShape,
     tensor::{COUNTED, fits},
 };
@@ -68,6 +69,37 @@ impl Walk {
             page_per_head: 1,
             dims: [columns.into(), 8, slabs.into(), groups, places],
             strides: [bytes(s.token), line, 8 * bytes(s.token), bytes(s.head)],
+        })
+    }
+
+    /// The maps of keys and of values whose heads have different numbers of elements, all multiples of 64. Kernels step
+    /// through both alike, except that a head of the values has more slabs.
+    ///
+    /// # Errors
+    /// [`Error::Stride`] also where heads follow each other in the tokens of one pool, and in the pages of the other.
+    pub fn of_two(spec: &Spec, pool: &KvPool) -> Result<[Self; 2], Error> {
+        let k = Self::new(spec, pool.pages, &pool.k_strides, pool.dtype)?;
+        let values = Spec {
+            head_dim_qk: spec.head_dim_v,
+            ..*spec
+        };
+        let v = Self::new(&values, pool.pages, &pool.v_strides, pool.dtype)?;
+        let steps = |walk: &Self, dim| {
+            let slabs = walk.half_per_head * slab(dim, pool.dtype);
+            let (per_page, per_head) = (walk.page_per_page, walk.page_per_head);
+            (slabs / dim, per_page, per_head, walk.dims[3], walk.dims[4])
+        };
+        if steps(&k, spec.head_dim_qk) == steps(&v, spec.head_dim_v) {
+            return Ok([k, v]);
+        }
+        Err(Error::Stride {
+            tensor: "the value pool",
+            dimension: "tokens, heads or pages",
+            got: pool.v_strides.token as usize,
+            rule: format!(
+                "in the layout of the keys' {:?}, with heads of {} elements",
+                pool.k_strides, spec.head_dim_v
+            ),
         })
     }
 

@@ -121,8 +121,9 @@ impl CostModel {
         };
         let joint = device.decode.joint.as_ref();
         let kv_bits = 8 * spec.kv_dtype.bytes();
+        let largest = spec.head_dim_qk.max(spec.head_dim_v);
         let of_spec = |tile: &&TileCost| {
-            tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk)
+            tile.head_dim.is_none_or(|dim| dim == largest)
                 && tile.kv_bits.is_none_or(|bits| bits == kv_bits)
         };
         let tiles = device.decode.tiles.iter().filter(of_spec);

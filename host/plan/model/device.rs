@@ -108,7 +108,7 @@ pub struct DecodeDescription {
 pub struct TileCost {
     /// Rows.
     pub m: u32,
-    /// Head dimension of QK, if the speed depends on it. The first matching entry counts.
+    /// Head dimension of keys or of values, the larger of them, if the speed depends on it. The first matching entry counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u32>,
     /// Bits of an element of keys, if the speed depends on it.

@@ -11,7 +11,7 @@ pub enum Family {
     PrefillF8,
     /// Hopper's decode with tiles of 8 and 16 rows.
     DecodeMma,
-    /// Hopper's decode with tiles of 64 and 128 rows, of 8 rows co-resident with a prefill, and for head dimension 512.
+    /// Hopper's decode with tiles of 64 and 128 rows, of 8 rows co-resident with a prefill, and for values of 512.
     DecodeWgmma,
     /// Hopper's latent attention (MLA).
     Mla,

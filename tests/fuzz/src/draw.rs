@@ -44,7 +44,8 @@ impl Draw {
     pub fn case(self, seed: u64) -> Case {
         let rng = &mut Rng(seed);
         let spec = self.spec(rng);
-        let native = matches!(spec.head_dim_qk, 64 | 128) && !spec.latent;
+        let native =
+            matches!((spec.head_dim_qk, spec.head_dim_v), (64, 64) | (128, 128)) && !spec.latent;
         let page_size = match rng.below(10) {
             0 => 8,
             1 => 24,
@@ -120,7 +121,10 @@ impl Draw {
         let mut spec = match (self.gpu, rng.below(20)) {
             (true, 0) => Spec::latent(one(rng, &[3, 16, 64]), 512, 64),
             (true, 1) => Spec::new(kv_heads * group.min(8), kv_heads, one(rng, &[256, 512])),
-            (true, 2) => Spec::new(kv_heads * group.min(8), kv_heads, 192).with_head_dim_v(128),
+            (true, 2) => {
+                let (qk, v) = one(rng, &[(192, 128), (64, 512)]);
+                Spec::new(kv_heads * group.min(8), kv_heads, qk).with_head_dim_v(v)
+            }
             (true, 3 | 4) => {
                 let dim = one(
                     rng,

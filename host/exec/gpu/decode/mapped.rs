@@ -41,6 +41,9 @@ impl Mapped {
         padding: Option<Padding>,
     ) -> Result<Self, Error> {
         let DecodeCall { spec, pool, .. } = *call;
+        if row.head_dim != row.value_dim {
+            return Self::of_two(spec, pool, row);
+        }
         if pool.k_strides != pool.v_strides {
             return Err(Error::Stride {
                 tensor: "the value pool",
@@ -49,9 +52,7 @@ impl Mapped {
                 rule: format!("as the keys': {:?}", pool.k_strides),
             });
         }
-        // The largest power of two that divides the page size, and at most the tokens of a box.
-        let page_size = pool.k_strides.page_size;
-        let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
+        let piece_tokens = piece_tokens(pool);
         let padded = match padding {
             Some(padding) if padding.is_cut() || pool.dtype.bytes() == 1 => {
                 let rule = "that of a kernel, or with keys and values of 16 bits a multiple of 16 up to 208";
@@ -86,6 +87,31 @@ impl Mapped {
             )?,
         })
     }
+
+    /// By tensor maps, where keys and values have different numbers of elements.
+    fn of_two(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Self, Error> {
+        let [k, v] = Walk::of_two(spec, pool)?;
+        let piece_tokens = piece_tokens(pool);
+        let [of_k, of_v] = row.boxes.expect("such kernels have boxes of their own");
+        let shape = |walk: &Walk, [slabs, tokens]: [u32; 2]| {
+            walk.shape(pool.dtype, slabs, tokens.min(piece_tokens))
+        };
+        Ok(Self {
+            shapes: Some([shape(&k, of_k), shape(&v, of_v)]),
+            piece_tokens,
+            steps: [k.half_per_head, k.page_per_page, k.page_per_head],
+            outside: fits(
+                Quantity::Pool("pages × KV heads"),
+                k.dims[4] as usize,
+                COUNTED,
+            )?,
+        })
+    }
+}
+
+/// The largest power of two that divides the page size, and at most the tokens of a box.
+fn piece_tokens(pool: &KvPool) -> u32 {
+    (1 << pool.k_strides.page_size.trailing_zeros()).min(BOX_TOKENS)
 }
 
 /// The tensor map of a pool for a kernel that reads several 16-bit KV heads at a time: their slabs may overlap.

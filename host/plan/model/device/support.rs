@@ -23,8 +23,9 @@ impl DeviceDescription {
     /// Checks that the device has kernels for these heads. Call it when a model is loaded, before there is
     /// any batch. Planning refuses the same specifications.
     ///
-    /// This call does not know the page size. On a GPU, head dimension 512, and prompts with head dimensions between those of the
-    /// kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens. Planning refuses them on other pages.
+    /// This call does not know the page size. On a GPU, values of 512 elements, and prompts with head dimensions between
+    /// those of the kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens.
+    /// Planning refuses them on other pages.
     ///
     /// Decodes run as prefills if no decode kernel holds the query heads of a KV head. [`PlanError::NoTile`] names the largest number
     /// where there is no prefill kernel.
@@ -193,7 +194,7 @@ impl DeviceDescription {
     }
 
     /// Checks the head dimensions of prefills, because every batch may have prefills. Heads without decode kernels
-    /// always run as prefills; latent heads and heads of 512 always run as decodes.
+    /// always run as prefills; latent heads and heads with values of 512 always run as decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
         if spec.latent {
             return self.check_latent(spec);

@@ -20,6 +20,8 @@ pub struct Scenario {
     kv_heads: u32,
     group: u32,
     dim: u32,
+    /// Elements of a value.
+    dim_v: u32,
     page: u32,
     /// Numbers of keys and queries of each request.
     requests: Cow<'static, [(u32, u32)]>,
@@ -119,6 +121,7 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
         kv_heads: 1,
         group,
         dim,
+        dim_v: dim,
         page: 16,
         requests: requests.into(),
         options: PlanOptions::default(),
@@ -234,6 +237,21 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             options: options(cut, MergeMode::Kernel, serial),
             ..scenario("new tokens, heads of 512, cut", 8, 512, NEW_TOKENS)
+        },
+        Scenario {
+            kv_heads: 2,
+            dim_v: 512,
+            ..scenario("decode, keys of 64 and values of 512", 8, 64, DECODES)
+        },
+        Scenario {
+            dim_v: 512,
+            options: options(cut, MergeMode::Kernel, serial),
+            ..scenario(
+                "new tokens, keys of 64 and values of 512, cut",
+                8,
+                64,
+                NEW_TOKENS,
+            )
         },
         latent("latent, 64 heads", 64, 64, LATENT),
         latent("latent, 128 heads", 128, 16, LATENT),
@@ -391,6 +409,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_128x128_d64_bf16",
     "decode_8x32_d64_bf16_cap",
     "decode_64x64_d512_bf16",
+    "decode_64x64_d64x512_bf16",
     "sm80_decode_16x32_d64_bf16",
     "mla_16x64_bf16",
     "mla_64x32_bf16",
@@ -409,7 +428,8 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         scenario.kv_heads * scenario.group,
         scenario.kv_heads,
         scenario.dim,
-    );
+    )
+    .with_head_dim_v(scenario.dim_v);
     if scenario.latent {
         spec = Spec::latent(scenario.group, 512, 64);
     }

@@ -37,6 +37,9 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     let large = Spec::new(16, 2, 512);
     assert_eq!(h200().supports(&large), Ok(()));
     assert_eq!(h200().supports(&large.with_dtype(Dtype::F16)), Ok(()));
+    let wide_values = Spec::new(16, 1, 64).with_head_dim_v(512);
+    assert_eq!(h200().supports(&wide_values), Ok(()));
+    assert_eq!(h200().supports(&wide_values.with_dtype(Dtype::F16)), Ok(()));
 
     let nearest = |spec: &Spec| match refused(spec) {
         Unsupported::HeadDim { nearest, .. } => nearest,
@@ -51,12 +54,15 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&Spec::new(32, 8, 320)), Some((512, 512)));
     assert_eq!(nearest(&large.with_soft_cap(30.0)), None);
     assert_eq!(nearest(&Spec::new(32, 8, 528)), None);
-    let wide_values = Spec::new(16, 1, 64).with_head_dim_v(512);
-    assert_eq!(nearest(&wide_values), Some((512, 512)));
+    let of = |qk| Spec::new(16, 1, qk).with_head_dim_v(512);
+    assert_eq!(nearest(&of(48)), Some((64, 512)));
+    assert_eq!(nearest(&of(80)), Some((512, 512)));
+    assert_eq!(nearest(&wide_values.with_soft_cap(30.0)), None);
     assert_eq!(
         refused(&Spec::new(32, 8, 272)).to_string(),
-        "no kernel for h200 has a head dimension of 272; supported: 64, 80, 96, 112, 128, 192 with values of 128, 256, 512, and \
-         all multiples of 16 up to 256; to use 512, the nearest, pad the heads with zeros and keep the scale: Spec::with_scale(1/√272)"
+        "no kernel for h200 has a head dimension of 272; supported: 64, 64 with values of 512, 80, 96, 112, 128, 192 with \
+         values of 128, 256, 512, and all multiples of 16 up to 256; to use 512, the nearest, pad the heads with zeros and keep \
+         the scale: Spec::with_scale(1/√272)"
     );
     for dim in (16..=256).step_by(16) {
         let spec = Spec::new(32, 8, dim);
@@ -64,12 +70,15 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
             h200().supports(&spec.with_kv_dtype(dtype)).unwrap();
         }
     }
-    let large = large.with_kv_dtype(Dtype::F8E4M3);
-    assert_eq!(
-        refused(&large).to_string(),
-        "no kernel for h200 has a head dimension of 512 with keys and values in F8E4M3; supported: 64, 128, 256, and all \
-         multiples of 16 up to 256"
-    );
+    for (spec, dims) in [(large, "512"), (wide_values, "64 with values of 512")] {
+        assert_eq!(
+            refused(&spec.with_kv_dtype(Dtype::F8E4M3)).to_string(),
+            format!(
+                "no kernel for h200 has a head dimension of {dims} with keys and values in F8E4M3; supported: 64, 128, 256, and \
+                 all multiples of 16 up to 256"
+            )
+        );
+    }
 }
 
 /// The decodes of Ampere take prompts with heads of 256, where they fit the shared memory.

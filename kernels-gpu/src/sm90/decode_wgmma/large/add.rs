@@ -11,8 +11,8 @@ use super::{
         pipeline::Pipeline,
         uniform,
     },
-    config::{HEAD_DIM, QUERY_SLABS, VALUE_PIECES, VALUE_STAGES, WEIGHTS_STEP},
-    shared::{Shared, Unit},
+    config::{VALUE_DIM, VALUE_PIECES, VALUE_SLABS, WEIGHTS_STEP},
+    shared::{Shared, Unit, ValueRing},
 };
 use crate::{
     abi::{DIRECT, DecodeParams},
@@ -22,7 +22,7 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 
 /// Columns per warpgroup, and outputs of a thread in each of two parts of these columns.
-const HALF: u32 = HEAD_DIM / 2;
+const HALF: u32 = VALUE_DIM / 2;
 const O: usize = HALF as usize / 4;
 
 /// Works through all units, for half `c` of the columns.
@@ -30,16 +30,14 @@ const O: usize = HALF as usize / 4;
 /// # Safety
 /// A whole warpgroup comes here, and the other one with the other half; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn add<T: Half>(p: &DecodeParams, s: Shared, c: u32) {
+pub(super) unsafe fn add<T: Half, const DIM: u32>(p: &DecodeParams, s: Shared<DIM>, c: u32) {
     // Bytes per group of 8 keys in a piece of values.
-    const GROUP: u32 = QUERY_SLABS * 1024;
+    const GROUP: u32 = VALUE_SLABS * 1024;
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
     let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
     let mut slots = Pipeline::<2>::CONSUMER;
-    // A block's pieces use every stage exactly once, so all stages share one parity.
-    const { assert!(VALUE_STAGES == VALUE_PIECES) };
-    let mut parity = 0;
+    let mut ring = ValueRing::<DIM>::CONSUMER;
     // Parities of the two stages of weights, one bit each. They differ: every unit starts with stage 0, which may be
     // used more often.
     let mut phases = 0;
@@ -73,8 +71,9 @@ pub(super) unsafe fn add<T: Half>(p: &DecodeParams, s: Shared, c: u32) {
                 let at = s.weights_of(turn, warp * 32 + lane);
                 let mut step = 0;
                 while step < VALUE_PIECES {
-                    mbarrier::wait(s.values_full(step), parity);
-                    let values = uniform(s.values(step) + c * (GROUP / 2));
+                    let stage = ring.first + step;
+                    mbarrier::wait(s.values_full(stage), ring.parity);
+                    let values = uniform(s.values(stage) + c * (GROUP / 2));
                     let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
                     // One step at a time: there are no registers for the weights of two. Products of the other
                     // warpgroups fill the gaps.
@@ -95,16 +94,16 @@ pub(super) unsafe fn add<T: Half>(p: &DecodeParams, s: Shared, c: u32) {
                     wgmma::fence_operand(&mut o[1]);
                     wgmma::fence_operand(&mut weights);
                     if lane == 0 {
-                        mbarrier::arrive(s.values_free(step));
+                        mbarrier::arrive(s.values_free(stage));
                     }
                     step += 1;
                 }
-                parity ^= 1;
+                ring.advance();
                 turn ^= 1;
                 left -= 1;
             }
             mbarrier::wait(s.inverses_full(slot), slots.parity);
-            write::<T>(p, s, c, slot, &o, warp);
+            write::<T, DIM>(p, s, c, slot, &o, warp);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
         }
@@ -116,9 +115,9 @@ pub(super) unsafe fn add<T: Half>(p: &DecodeParams, s: Shared, c: u32) {
 /// # Safety
 /// A whole warp comes here; its products are done, and the inverses are stored.
 #[inline(always)]
-unsafe fn write<T: Half>(
+unsafe fn write<T: Half, const DIM: u32>(
     p: &DecodeParams,
-    s: Shared,
+    s: Shared<DIM>,
     c: u32,
     slot: u32,
     o: &[[f32; O]; 2],
@@ -147,7 +146,7 @@ unsafe fn write<T: Half>(
             };
             if warp::warp_vote_any(WARP, direct) {
                 let element = u64::from(row.token) * u64::from(a.out_token_stride)
-                    + u64::from(head * HEAD_DIM + c * HALF + lane % 4 * 8);
+                    + u64::from(head * VALUE_DIM + c * HALF + lane % 4 * 8);
                 let out = a.out + element * 2;
                 store_halves::<{ 2 * O }>(lane, out, direct, |i| T::pack(scaled(i), scaled(i + 1)));
             }
@@ -155,7 +154,7 @@ unsafe fn write<T: Half>(
             if warp::warp_vote_any(WARP, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
                 let column = c * HALF + first_float(lane);
-                let out = a.partial_out + (state * u64::from(HEAD_DIM) + u64::from(column)) * 4;
+                let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
                 store_floats::<{ 2 * O }>(lane, out, partial, scaled);
             }
             h += 1;

@@ -1,11 +1,12 @@
 //! The table of these kernels, and their shared memory, threads and registers.
 
-/// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<head dimension>_<element>`.
+/// The kernels, one per row and 16-bit float type: `decode_<rows>x<keys>_d<elements of a key>[x512]_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Rows × keys, head dimension.
-            64 x 64, 512;
+            // Rows × keys, elements of a key, and in the name those of a value if they differ.
+            64 x 64, 512, "";
+            64 x 64,  64, "x512";
         }}
     };
 }
@@ -14,19 +15,16 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{
-        BLOCK_KEYS, HEAD_DIM, KEY_PIECES, KEY_STAGES, Offsets, PIECE_KEYS, PIECE_SLABS, THREADS,
-        TILE_ROWS,
-    };
+    use super::{BLOCK_KEYS, Keys, PIECE_KEYS, THREADS, TILE_ROWS, VALUE_DIM, VALUE_SLABS};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
         ($half:ident $element:literal { $(
-            $rows:literal x $keys:literal, $dim:literal;
+            $rows:literal x $keys:literal, $dim:literal, $values:literal;
         )* }) => {
             &[$(KernelInfo {
                 element: Element::$half,
-                ..row(concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element))
+                ..row::<$dim>(concat!("decode_", $rows, "x", $keys, "_d", $dim, $values, "_", $element))
             }),*]
         };
     }
@@ -34,20 +32,23 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    const fn row(name: &'static str) -> KernelInfo {
+    const fn row<const DIM: u32>(name: &'static str) -> KernelInfo {
         KernelInfo {
             loads: Loads::Pages,
             rows: TILE_ROWS,
             keys: BLOCK_KEYS,
-            head_dim: HEAD_DIM,
-            value_dim: HEAD_DIM,
+            head_dim: DIM,
+            value_dim: VALUE_DIM,
             leaves_merges: true,
             takes_prompts: true,
-            boxes: Some([[PIECE_SLABS, BLOCK_KEYS], [HEAD_DIM / 64, PIECE_KEYS]]),
-            stages: KEY_STAGES / KEY_PIECES,
+            boxes: Some([
+                [Keys::<DIM>::PIECE_SLABS, BLOCK_KEYS],
+                [VALUE_SLABS, PIECE_KEYS],
+            ]),
+            stages: Keys::<DIM>::STAGES / Keys::<DIM>::PIECES,
             threads: THREADS,
             registers: registers(THREADS, 1),
-            shared_bytes: Offsets::new().end,
+            shared_bytes: Keys::<DIM>::AT.end,
             ctas_per_sm: 1,
             ..KernelInfo::new(name, Family::DecodeWgmma, Arch::Sm90a, Op::Decode)
         }
@@ -56,8 +57,8 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// Elements of queries, keys, values and outputs.
-pub(super) const HEAD_DIM: u32 = 512;
+/// Elements of values and outputs.
+pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
 /// Keys of a block.
@@ -70,26 +71,63 @@ pub(super) const REGISTERS: [u32; 3] = [40, 152, 160];
 #[cfg(target_arch = "nvptx64")]
 const _: () = assert!(REGISTERS[0] + REGISTERS[1] + 2 * REGISTERS[2] == 65_536 / 128);
 
-/// Pieces of a block of keys, by columns: each holds some columns of all keys.
-pub(super) const KEY_PIECES: u32 = 4;
-/// Slabs of 64 columns per piece of keys.
-pub(super) const PIECE_SLABS: u32 = HEAD_DIM / 64 / KEY_PIECES;
 /// Pieces of a block of values, by keys: each is one step of P·V, with all columns.
 pub(super) const VALUE_PIECES: u32 = 4;
 /// Keys per piece of values.
 pub(super) const PIECE_KEYS: u32 = BLOCK_KEYS / VALUE_PIECES;
-/// Bytes of a piece of keys or of values.
-pub(super) const PIECE_BYTES: u32 = BLOCK_KEYS * PIECE_SLABS * 128;
-const _: () = assert!(PIECE_BYTES == PIECE_KEYS * HEAD_DIM * 2);
-/// Stages, one piece each. A piece of values is in use for less time: one step reads it.
-pub(super) const KEY_STAGES: u32 = 6;
-pub(super) const VALUE_STAGES: u32 = 4;
+/// Slabs of 64 columns of a value.
+pub(super) const VALUE_SLABS: u32 = VALUE_DIM / 64;
+/// Bytes of a piece of values.
+pub(super) const VALUE_BYTES: u32 = PIECE_KEYS * VALUE_DIM * 2;
 
 /// Bytes of a slab of queries, 64 columns.
 pub(super) const SLAB_BYTES: u32 = TILE_ROWS * 128;
-/// Slabs of the queries. The softmax warpgroup holds the last ones in registers.
-pub(super) const QUERY_SLABS: u32 = HEAD_DIM / 64;
-pub(super) const HELD_SLABS: u32 = 3;
+
+/// What depends on the elements of queries and keys.
+pub(super) struct Keys<const DIM: u32>;
+
+impl<const DIM: u32> Keys<DIM> {
+    /// Slabs of 64 columns of a key, and of the queries.
+    pub const SLABS: u32 = DIM / 64;
+    /// Slabs of the queries, the last ones, that the softmax warpgroup holds in registers. The others are in shared memory.
+    pub const HELD_SLABS: u32 = if Self::SLABS < 3 { Self::SLABS } else { 3 };
+    /// Pieces of a block of keys, by columns: each holds some columns of all keys.
+    pub const PIECES: u32 = if Self::SLABS < 4 { 1 } else { 4 };
+    /// Slabs per piece of keys.
+    pub const PIECE_SLABS: u32 = Self::SLABS / Self::PIECES;
+    /// Bytes of a piece of keys.
+    pub const PIECE_BYTES: u32 = BLOCK_KEYS * Self::PIECE_SLABS * 128;
+    /// Stages of keys, one piece each.
+    pub const STAGES: u32 = if Self::PIECES == 1 { 4 } else { 6 };
+    /// Stages of values, one piece each. A piece of values is in use for less time: one step reads it. Small keys leave room for
+    /// two blocks.
+    pub const VALUE_STAGES: u32 = if Self::PIECES == 1 { 8 } else { 4 };
+    /// Offsets in shared memory.
+    pub const AT: Offsets = {
+        assert!(DIM.is_multiple_of(64) && Self::SLABS == Self::PIECES * Self::PIECE_SLABS);
+        let keys = (Self::SLABS - Self::HELD_SLABS) * SLAB_BYTES;
+        let values = keys + Self::STAGES * Self::PIECE_BYTES;
+        let weights = values + Self::VALUE_STAGES * VALUE_BYTES;
+        let rows = weights + WEIGHTS * WEIGHTS_BYTES;
+        let factors = rows + 2 * TILE_ROWS * 16;
+        let inverses = factors + WEIGHTS * TILE_ROWS * 4;
+        let grew = inverses + 2 * TILE_ROWS * 4;
+        let units = grew + WEIGHTS * 4 * 4;
+        let barriers = units + 2 * crate::sm90::unit::UNIT_BYTES;
+        Offsets {
+            keys,
+            values,
+            weights,
+            rows,
+            factors,
+            inverses,
+            grew,
+            units,
+            barriers,
+            end: barriers + (BARRIERS + 2 * (Self::STAGES + Self::VALUE_STAGES)) * 8,
+        }
+    };
+}
 
 /// Stages of weights, one block each.
 pub(super) const WEIGHTS: u32 = 2;
@@ -119,30 +157,4 @@ pub(super) struct Offsets {
     pub barriers: u32,
     /// Dynamic shared memory.
     pub end: u32,
-}
-
-impl Offsets {
-    pub const fn new() -> Self {
-        let keys = (QUERY_SLABS - HELD_SLABS) * SLAB_BYTES;
-        let values = keys + KEY_STAGES * PIECE_BYTES;
-        let weights = values + VALUE_STAGES * PIECE_BYTES;
-        let rows = weights + WEIGHTS * WEIGHTS_BYTES;
-        let factors = rows + 2 * TILE_ROWS * 16;
-        let inverses = factors + WEIGHTS * TILE_ROWS * 4;
-        let grew = inverses + 2 * TILE_ROWS * 4;
-        let units = grew + WEIGHTS * 4 * 4;
-        let barriers = units + 2 * crate::sm90::unit::UNIT_BYTES;
-        Self {
-            keys,
-            values,
-            weights,
-            rows,
-            factors,
-            inverses,
-            grew,
-            units,
-            barriers,
-            end: barriers + (BARRIERS + 2 * (KEY_STAGES + VALUE_STAGES)) * 8,
-        }
-    }
 }

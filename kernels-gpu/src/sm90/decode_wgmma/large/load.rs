@@ -9,11 +9,8 @@ use cuda_std::{
 use super::{
     super::super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::{
-        BLOCK_KEYS, HEAD_DIM, KEY_PIECES, KEY_STAGES, PIECE_BYTES, PIECE_KEYS, PIECE_SLABS,
-        VALUE_PIECES, VALUE_STAGES,
-    },
-    shared::{Shared, Unit},
+    config::{BLOCK_KEYS, Keys, PIECE_KEYS, VALUE_BYTES, VALUE_DIM, VALUE_PIECES, VALUE_SLABS},
+    shared::{Shared, Unit, ValueRing},
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
@@ -30,7 +27,7 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
+pub(super) unsafe fn claim<const DIM: u32>(p: &DecodeParams, s: Shared<DIM>) {
     // SAFETY: the launch's parameters are valid.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -79,19 +76,24 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
 /// # Safety
 /// A whole warp, which has written the rows.
 #[inline(always)]
-unsafe fn ask_for_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit) {
+unsafe fn ask_for_queries<const DIM: u32>(
+    p: &DecodeParams,
+    s: Shared<DIM>,
+    slot: u32,
+    unit: &Unit,
+) {
     const LINE: u32 = 128;
     let a = &p.attention;
     // SAFETY: a whole warp. Lanes read rows that other lanes have written.
     unsafe { warp::sync_warp(WARP) };
-    let lines = a.group * (HEAD_DIM * 2 / LINE);
+    let lines = a.group * (DIM * 2 / LINE);
     let mut token = 0;
     while token < unit.tokens {
         // SAFETY: the unit has the token, which has the heads of the group.
         unsafe {
             let of = shared::load_u32(s.row(slot, token));
-            let element = u64::from(of) * u64::from(a.q_token_stride)
-                + u64::from(unit.head * a.group * HEAD_DIM);
+            let element =
+                u64::from(of) * u64::from(a.q_token_stride) + u64::from(unit.head * a.group * DIM);
             let mut line = warp::lane_id();
             while line < lines {
                 ptr::prefetch_l2((a.q + element * 2 + u64::from(line * LINE)) as *const u8);
@@ -109,7 +111,7 @@ unsafe fn ask_for_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit) {
 /// # Safety
 /// A whole warp comes here.
 #[inline(always)]
-unsafe fn unit_of(s: Shared, slot: u32, parity: u32) -> Unit {
+unsafe fn unit_of<const DIM: u32>(s: Shared<DIM>, slot: u32, parity: u32) -> Unit {
     // SAFETY: the full and free barriers order every access to a slot; a whole warp.
     unsafe {
         mbarrier::wait(s.unit_full(slot), parity);
@@ -125,10 +127,11 @@ unsafe fn policy_of(p: &DecodeParams, unit: &Unit) -> u64 {
     policies.of(unit.flags & WorkItem::SHARED_KEYS != 0)
 }
 
-/// The TMA coordinates of the box that starts at a key. Past the item's keys they are out of bounds, which gives zeros.
+/// The TMA coordinates of the box that starts at a key, or at its value, whose heads have `times` as many slabs as those of keys.
+/// Past the item's keys they are out of bounds, which gives zeros.
 #[inline(always)]
-unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32) -> [i32; 5] {
-    let slab = (unit.head * p.half_per_head) as i32;
+unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32, times: u32) -> [i32; 5] {
+    let slab = (unit.head * (p.half_per_head * times)) as i32;
     if key >= unit.kv_end {
         return [0, 0, slab, 0, p.outside as i32];
     }
@@ -140,17 +143,22 @@ unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32) -> [i32; 5] {
     [0, 0, slab, (in_page / 8) as i32, page as i32]
 }
 
-/// Loads the keys of all units, in pieces of 128 columns.
+/// Loads the keys of all units, in pieces of some columns, through `STAGES` stages.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is the tensor map of the keys, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Shared) {
+pub(super) unsafe fn load_keys<const DIM: u32, const STAGES: u32>(
+    p: &DecodeParams,
+    map: *const TensorMap,
+    s: Shared<DIM>,
+) {
+    const { assert!(STAGES == Keys::<DIM>::STAGES) };
     let lane = warp::lane_id();
     let key = lane * p.piece_tokens;
     let mine = key < BLOCK_KEYS;
     let mut slots = Pipeline::<2>::CONSUMER;
-    let mut stages = Pipeline::<KEY_STAGES>::PRODUCER;
+    let mut stages = Pipeline::<STAGES>::PRODUCER;
     // SAFETY: a whole warp; the full and free barriers order every access to a slot or stage.
     unsafe {
         loop {
@@ -170,21 +178,21 @@ pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Share
                 let unit = Unit::load(s.unit(slots.stage));
                 let mut corner = [0; 5];
                 if mine {
-                    corner = corner_of(p, &unit, at);
+                    corner = corner_of(p, &unit, at, 1);
                 }
                 let mut piece = misc::opaque(0);
-                while piece < KEY_PIECES {
+                while piece < Keys::<DIM>::PIECES {
                     mbarrier::wait(s.keys_free(stages.stage), stages.parity);
                     let full = s.keys_full(stages.stage);
                     if lane == 0 {
-                        mbarrier::arrive_expect_tx(full, PIECE_BYTES);
+                        mbarrier::arrive_expect_tx(full, Keys::<DIM>::PIECE_BYTES);
                     }
                     warp::sync_warp(WARP);
                     if mine {
-                        let target = s.keys(stages.stage) + key * (PIECE_SLABS * 128);
+                        let target = s.keys(stages.stage) + key * (Keys::<DIM>::PIECE_SLABS * 128);
                         tma::load_tensor_hint(target, map, corner, full, policy);
                     }
-                    corner[2] += PIECE_SLABS as i32;
+                    corner[2] += Keys::<DIM>::PIECE_SLABS as i32;
                     stages.advance();
                     piece += 1;
                 }
@@ -218,15 +226,17 @@ unsafe fn clear(row: u32) {
 /// # Safety
 /// A whole warp comes here; `map` is the tensor map of the values, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Shared) {
-    const ROW_BYTES: u32 = HEAD_DIM * 2;
+pub(super) unsafe fn load_values<const DIM: u32>(
+    p: &DecodeParams,
+    map: *const TensorMap,
+    s: Shared<DIM>,
+) {
+    const ROW_BYTES: u32 = VALUE_DIM * 2;
     let lane = warp::lane_id();
     // Each lane has a box in one of the pieces, and looks up its page once per block.
     let key = lane << p.piece_tokens.min(PIECE_KEYS).trailing_zeros();
     let (mine, in_piece) = (key / PIECE_KEYS, key % PIECE_KEYS);
-    // A block's pieces use every stage exactly once, so all stages share one parity.
-    const { assert!(VALUE_STAGES == VALUE_PIECES) };
-    let mut parity = 1;
+    let mut ring = ValueRing::<DIM>::PRODUCER;
     // Slot and parity of the ring of units, in one register.
     let mut units = 0;
     let mut tails = 0;
@@ -247,7 +257,8 @@ pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Sha
                 let policy = policy_of(p, &unit);
                 let mut corner = [0; 5];
                 if mine < VALUE_PIECES {
-                    corner = corner_of(p, &unit, begin + mine * PIECE_KEYS + in_piece);
+                    let key = begin + mine * PIECE_KEYS + in_piece;
+                    corner = corner_of(p, &unit, key, VALUE_SLABS / Keys::<DIM>::SLABS);
                 }
                 let mut piece = misc::opaque(0);
                 while piece < VALUE_PIECES {
@@ -255,14 +266,15 @@ pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Sha
                     let starts = begin < unit.kv_begin;
                     let ends = begin < unit.kv_end && past > unit.kv_end;
                     let tail = starts || ends;
-                    mbarrier::wait(s.values_free(piece), parity);
-                    let full = s.values_full(piece);
+                    let stage = ring.first + piece;
+                    mbarrier::wait(s.values_free(stage), ring.parity);
+                    let full = s.values_full(stage);
                     let arrival = if tail { s.tail() } else { full };
                     if lane == 0 {
-                        mbarrier::arrive_expect_tx(arrival, PIECE_BYTES);
+                        mbarrier::arrive_expect_tx(arrival, VALUE_BYTES);
                     }
                     warp::sync_warp(WARP);
-                    let target = s.values(piece);
+                    let target = s.values(stage);
                     if mine == piece {
                         let target = target + in_piece * ROW_BYTES;
                         tma::load_tensor_hint(target, map, corner, arrival, policy);
@@ -288,7 +300,7 @@ pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Sha
                     begin = past;
                     piece += 1;
                 }
-                parity ^= 1;
+                ring.advance();
             }
             mbarrier::arrive(s.unit_free(slot));
             units += 1;

@@ -4,15 +4,10 @@ use cuda_std::{async_copy, misc, warp};
 
 use super::{
     super::super::mma::load_fragments,
-    config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES},
+    config::{Keys, SLAB_BYTES},
     shared::{Shared, Unit},
 };
 use crate::abi::DecodeParams;
-
-/// The last steps of 16 columns, whose queries are in registers.
-pub(super) const HELD: usize = HELD_SLABS as usize * 4;
-/// A fragments of the queries of those steps.
-pub(super) type Held = [u32; 4 * HELD];
 
 /// The token of a row, and its head in the group. For rows that do not exist the token is past the unit's last.
 #[inline(always)]
@@ -25,7 +20,13 @@ pub(super) fn row_of(p: &DecodeParams, row: u32) -> (u32, u32) {
 /// # Safety
 /// A whole warp comes here; the unit's rows are written, and no warp reads the previous unit's queries any more.
 #[inline(always)]
-pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit, warp: u32) {
+pub(super) unsafe fn copy_queries<const DIM: u32>(
+    p: &DecodeParams,
+    s: Shared<DIM>,
+    slot: u32,
+    unit: &Unit,
+    warp: u32,
+) {
     let a = &p.attention;
     let lane = misc::opaque(warp::lane_id());
     let mut i = 0;
@@ -37,11 +38,11 @@ pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: 
         unsafe {
             let of = s.load_row(slot, token.min(unit.tokens - 1)).token;
             let head = unit.head * a.group + in_group;
-            let element = u64::from(of) * u64::from(a.q_token_stride)
-                + u64::from(head * HEAD_DIM + lane % 8 * 8);
+            let element =
+                u64::from(of) * u64::from(a.q_token_stride) + u64::from(head * DIM + lane % 8 * 8);
             let target = s.queries() + row * 128 + ((lane ^ row) % 8) * 16;
             let mut slab = 0;
-            while slab < QUERY_SLABS - HELD_SLABS {
+            while slab < Keys::<DIM>::SLABS - Keys::<DIM>::HELD_SLABS {
                 let source = a.q + element * 2 + u64::from(slab * 128);
                 async_copy::copy_cg_zfill(target + slab * SLAB_BYTES, source as *const u8, valid);
                 slab += 1;
@@ -51,18 +52,18 @@ pub(super) unsafe fn copy_queries(p: &DecodeParams, s: Shared, slot: u32, unit: 
     }
 }
 
-/// Loads the last slabs of the queries to registers, as A fragments.
+/// Loads the last slabs of the queries to registers, as `HELD` / 4 A fragments of 16 columns.
 ///
 /// # Safety
 /// A whole warp comes here; the unit's rows are written.
 #[inline(always)]
-pub(super) unsafe fn hold_queries(
+pub(super) unsafe fn hold_queries<const DIM: u32, const HELD: usize>(
     p: &DecodeParams,
-    s: Shared,
+    s: Shared<DIM>,
     slot: u32,
     unit: &Unit,
     warp: u32,
-) -> Held {
+) -> [u32; HELD] {
     let a = &p.attention;
     let row_of = |row: u32| {
         let (token, in_group) = row_of(p, warp * 16 + row);
@@ -70,7 +71,7 @@ pub(super) unsafe fn hold_queries(
         let of = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).token };
         let head = unit.head * a.group + in_group;
         let element = u64::from(of) * u64::from(a.q_token_stride)
-            + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64);
+            + u64::from(head * DIM + (Keys::<DIM>::SLABS - Keys::<DIM>::HELD_SLABS) * 64);
         (a.q + element * 2, token < unit.tokens)
     };
     // SAFETY: a query has these columns, and queries are aligned to 16 bytes.

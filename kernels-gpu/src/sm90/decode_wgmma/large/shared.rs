@@ -3,7 +3,7 @@
 use cuda_std::{fence, mbarrier, shared, thread, warp};
 
 use super::config::{
-    BARRIERS, KEY_STAGES, Offsets, PIECE_BYTES, THREADS, TILE_ROWS, VALUE_STAGES, WEIGHTS_BYTES,
+    BARRIERS, Keys, Offsets, THREADS, TILE_ROWS, VALUE_BYTES, VALUE_PIECES, WEIGHTS_BYTES,
 };
 pub(super) use crate::sm90::unit::Unit;
 use crate::{
@@ -11,14 +11,16 @@ use crate::{
     sm90::{arrivals, unit::UNIT_BYTES},
 };
 
-/// The base address.
+/// The base address, in a kernel whose keys have `DIM` elements.
 #[derive(Clone, Copy)]
-pub(super) struct Shared {
+pub(super) struct Shared<const DIM: u32> {
     pub base: u32,
 }
 
-impl Shared {
-    const AT: Offsets = Offsets::new();
+impl<const DIM: u32> Shared<DIM> {
+    const AT: Offsets = Keys::<DIM>::AT;
+    const STAGES: u32 = Keys::<DIM>::STAGES;
+    const VALUE_STAGES: u32 = Keys::<DIM>::VALUE_STAGES;
 
     /// The first slabs of 64 columns of the queries; each slab holds all rows.
     #[inline(always)]
@@ -28,12 +30,12 @@ impl Shared {
     /// A piece of keys: groups of 8 keys; within a group the slabs of 64 columns follow each other.
     #[inline(always)]
     pub fn keys(self, stage: u32) -> u32 {
-        self.base + Self::AT.keys + stage * PIECE_BYTES
+        self.base + Self::AT.keys + stage * Keys::<DIM>::PIECE_BYTES
     }
     /// A piece of values, likewise.
     #[inline(always)]
     pub fn values(self, stage: u32) -> u32 {
-        self.base + Self::AT.values + stage * PIECE_BYTES
+        self.base + Self::AT.values + stage * VALUE_BYTES
     }
     /// A thread's weights for the first 16 keys of a block, in stage `turn`; those for the next 16 keys are
     /// [`WEIGHTS_STEP`](super::config::WEIGHTS_STEP) further.
@@ -128,11 +130,11 @@ impl Shared {
     }
     #[inline(always)]
     pub fn values_full(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 2 * KEY_STAGES + 2 * stage)
+        self.barrier(BARRIERS + 2 * Self::STAGES + 2 * stage)
     }
     #[inline(always)]
     pub fn values_free(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 2 * KEY_STAGES + 2 * stage + 1)
+        self.barrier(BARRIERS + 2 * Self::STAGES + 2 * stage + 1)
     }
 
     /// Initialises the barriers, distributed over the warps: one takes about 60 cycles.
@@ -141,10 +143,10 @@ impl Shared {
     /// All threads of the CTA come here once, and then meet at a CTA-wide barrier.
     #[inline(always)]
     pub unsafe fn init(self) {
-        const KEYS: u32 = 2 * KEY_STAGES;
+        let keys = 2 * Self::STAGES;
         let thread = thread::thread_idx_x();
         let index = thread / 32 + warp::lane_id() * (THREADS / 32);
-        if index < BARRIERS + KEYS + 2 * VALUE_STAGES {
+        if index < BARRIERS + keys + 2 * Self::VALUE_STAGES {
             // Two loader warps, the softmax warpgroup and both P·V warpgroups. Every lane arrives where lanes read or write for
             // themselves; otherwise one lane per warp.
             let all = 2 * 32 + 3 * 128;
@@ -154,12 +156,44 @@ impl Shared {
             } else {
                 match (index - BARRIERS) % 2 {
                     0 => 1,
-                    _ => arrivals(index, [(BARRIERS + KEYS, 4)], 8),
+                    _ => arrivals(index, [(BARRIERS + keys, 4)], 8),
                 }
             };
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         fence::mbarrier_init();
+    }
+}
+
+/// The stages of a block's values, and the parity of their mbarriers: a block uses as many stages as it has pieces, and the ring
+/// holds one block or several.
+#[derive(Clone, Copy)]
+pub(super) struct ValueRing<const DIM: u32> {
+    /// The stage of the block's first piece.
+    pub first: u32,
+    pub parity: u32,
+}
+
+impl<const DIM: u32> ValueRing<DIM> {
+    pub const CONSUMER: Self = Self {
+        first: 0,
+        parity: 0,
+    };
+    /// Parity 1 counts as completed on a fresh mbarrier.
+    pub const PRODUCER: Self = Self {
+        first: 0,
+        parity: 1,
+    };
+
+    /// Goes to the next block.
+    #[inline(always)]
+    pub fn advance(&mut self) {
+        const { assert!(Keys::<DIM>::VALUE_STAGES.is_multiple_of(VALUE_PIECES)) };
+        self.first += VALUE_PIECES;
+        if self.first == Keys::<DIM>::VALUE_STAGES {
+            self.first = 0;
+            self.parity ^= 1;
+        }
     }
 }

@@ -11,8 +11,8 @@ use cuda_std::{
 
 use super::{
     super::super::{pipeline::Pipeline, uniform},
-    config::{BLOCK_KEYS, KEY_STAGES, PIECE_SLABS, QUERY_SLABS, SLAB_BYTES, WEIGHTS_STEP},
-    queries::{HELD, Held, copy_queries, hold_queries, row_of},
+    config::{BLOCK_KEYS, Keys, SLAB_BYTES, WEIGHTS_STEP},
+    queries::{copy_queries, hold_queries, row_of},
     shared::{Shared, Unit},
 };
 use crate::{
@@ -34,41 +34,42 @@ const OWN: u32 = 1;
 /// Logits per thread and block.
 const S: usize = BLOCK_KEYS as usize / 2;
 
-/// Steps of 16 columns in a piece of keys.
-const STEPS: u32 = PIECE_SLABS * 4;
-
 /// Issues the product with one piece of the keys' columns. Piece 0 overwrites the logits, the others add to them.
 ///
 /// # Safety
 /// The whole warpgroup comes here; both operands have arrived; the accumulator is waited for.
 #[inline(always)]
-unsafe fn multiply<T: Half, const PIECE: u32>(
-    s: Shared,
-    held: &Held,
+unsafe fn multiply<T: Half, const PIECE: u32, const DIM: u32, const HELD: usize>(
+    s: Shared<DIM>,
+    held: &[u32; HELD],
     logits: &mut [f32; S],
     stage: u32,
 ) {
+    let (slabs, steps) = (Keys::<DIM>::PIECE_SLABS, Keys::<DIM>::PIECE_SLABS * 4);
     // SAFETY: the caller's promise.
     unsafe {
         // Recomputed for every piece: otherwise the descriptors of all steps are computed before the loop and spilled.
-        let queries = uniform(s.queries() + PIECE * PIECE_SLABS * SLAB_BYTES);
+        let mut queries = s.queries() + PIECE * slabs * SLAB_BYTES;
+        if Keys::<DIM>::SLABS > Keys::<DIM>::HELD_SLABS {
+            queries = uniform(queries);
+        }
         let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
-        let k = Descriptor::new(
-            uniform(s.keys(stage)),
-            16,
-            PIECE_SLABS * 1024,
-            Swizzle::B128,
-        );
+        let keys = uniform(s.keys(stage));
+        let k = Descriptor::new(keys, 16, slabs * 1024, Swizzle::B128);
         wgmma::fence();
         let mut step = 0;
-        while step < STEPS {
+        while step < steps {
             let (slab, inner) = (step / 4, step % 4 * 32);
             let k = k.advance(slab * 1024 + inner);
-            let in_all = PIECE * STEPS + step;
-            if let Some(i) = (in_all + HELD as u32).checked_sub(QUERY_SLABS * 4) {
-                let i = 4 * i as usize;
+            let in_all = PIECE * steps + step;
+            if let Some(i) = (4 * in_all + HELD as u32).checked_sub(Keys::<DIM>::SLABS * 16) {
+                let i = i as usize;
                 let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
-                wgmma::mma_rs::<T, true, false, _>(logits, q, k);
+                if in_all > 0 {
+                    wgmma::mma_rs::<T, true, false, _>(logits, q, k);
+                } else {
+                    wgmma::mma_rs::<T, false, false, _>(logits, q, k);
+                }
             } else {
                 let q = q.advance(slab * SLAB_BYTES + inner);
                 if in_all > 0 {
@@ -88,10 +89,10 @@ unsafe fn multiply<T: Half, const PIECE: u32>(
 /// # Safety
 /// Whole warps; `unit` is the unit in the slot, and its rows are written.
 #[inline(always)]
-unsafe fn hide<V: Variant>(
+unsafe fn hide<V: Variant, const DIM: u32>(
     p: &DecodeParams,
     variant: &V,
-    s: Shared,
+    s: Shared<DIM>,
     slot: u32,
     unit: &Unit,
     logits: &mut [f32; S],
@@ -168,7 +169,14 @@ fn add_to(sums: &mut [f32; 4], more: [f32; 4]) {
 /// # Safety
 /// A whole warp comes here; the slot holds its unit.
 #[inline(always)]
-unsafe fn finish(p: &DecodeParams, s: Shared, slot: u32, rows: &Rows, scale: f32, warp: u32) {
+unsafe fn finish<const DIM: u32>(
+    p: &DecodeParams,
+    s: Shared<DIM>,
+    slot: u32,
+    rows: &Rows,
+    scale: f32,
+    warp: u32,
+) {
     let a = &p.attention;
     let lane = misc::opaque(warp::lane_id());
     // SAFETY: as above; four lanes share a row.
@@ -211,20 +219,31 @@ unsafe fn finish(p: &DecodeParams, s: Shared, slot: u32, rows: &Rows, scale: f32
     }
 }
 
-/// Works through all units.
+/// Works through all units, with `STAGES` stages of keys and `HELD` registers of queries.
 ///
 /// # Safety
 /// A whole warpgroup comes here; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
-    const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+pub(super) unsafe fn weigh<T, V, const DIM: u32, const STAGES: u32, const HELD: usize>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared<DIM>,
+) where
+    T: Half,
+    V: Variant,
+{
+    const {
+        assert!(!V::TRANSFORMS_LOGITS && !V::MASKS);
+        assert!(STAGES == Keys::<DIM>::STAGES && HELD as u32 == 16 * Keys::<DIM>::HELD_SLABS);
+    };
+    let copies = Keys::<DIM>::SLABS > Keys::<DIM>::HELD_SLABS;
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
     let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
     let scale = variant.params().scale_log2;
     let mut slots = Pipeline::<2>::CONSUMER;
     // The next piece to multiply.
-    let mut next = Pipeline::<KEY_STAGES>::CONSUMER;
+    let mut next = Pipeline::<STAGES>::CONSUMER;
     // Parities of the two stages of weights, one bit each. They differ: every unit starts with stage 0, which may be
     // used more often.
     let mut phases = 0b11;
@@ -239,14 +258,18 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                 break;
             }
             mbarrier::wait(s.rows_full(slot), slots.parity);
-            // All warps have finished with the previous unit's queries.
-            barrier::bar_sync(OWN, 128);
-            copy_queries(p, s, slot, &unit, warp);
-            let mut held = hold_queries(p, s, slot, &unit, warp);
-            async_copy::wait_all();
-            // wgmma reads these copies through the async proxy.
-            fence::proxy_async_shared();
-            barrier::bar_sync(OWN, 128);
+            if copies {
+                // All warps have finished with the previous unit's queries.
+                barrier::bar_sync(OWN, 128);
+                copy_queries(p, s, slot, &unit, warp);
+            }
+            let mut held: [u32; HELD] = hold_queries(p, s, slot, &unit, warp);
+            if copies {
+                async_copy::wait_all();
+                // wgmma reads these copies through the async proxy.
+                fence::proxy_async_shared();
+                barrier::bar_sync(OWN, 128);
+            }
             wgmma::fence_operand(&mut held);
             let mut rows = Rows::EMPTY;
             let (mut even, mut odd) = ([0.0; S], [0.0; S]);
@@ -256,7 +279,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
             macro_rules! piece {
                 ($logits:ident, $piece:literal) => {
                     mbarrier::wait(s.keys_full(next.stage), next.parity);
-                    multiply::<T, $piece>(s, &held, &mut $logits, next.stage);
+                    multiply::<T, $piece, DIM, HELD>(s, &held, &mut $logits, next.stage);
                     next.advance();
                 };
             }
@@ -266,7 +289,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                 ($pending:literal, $behind:literal) => {
                     wgmma::wait_group::<$pending>();
                     let stage = match next.stage < $behind {
-                        true => next.stage + KEY_STAGES - $behind,
+                        true => next.stage + STAGES - $behind,
                         false => next.stage - $behind,
                     };
                     if lane == 0 {
@@ -274,20 +297,25 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     }
                 };
             }
-            // Issues the first half of a block's Q·Kᵀ, which overlaps with the softmax of the previous block.
+            // Issues the first half of a block's Q·Kᵀ (or all of it, if it has one piece), which overlaps with the softmax of the
+            // previous block.
             macro_rules! open {
                 ($logits:ident) => {
                     piece!($logits, 0);
-                    piece!($logits, 1);
+                    if Keys::<DIM>::PIECES > 1 {
+                        piece!($logits, 1);
+                    }
                 };
             }
             macro_rules! close {
                 ($logits:ident) => {
-                    piece!($logits, 2);
-                    release!(2, 3);
-                    piece!($logits, 3);
-                    release!(2, 3);
-                    release!(1, 2);
+                    if Keys::<DIM>::PIECES > 1 {
+                        piece!($logits, 2);
+                        release!(2, 3);
+                        piece!($logits, 3);
+                        release!(2, 3);
+                        release!(1, 2);
+                    }
                     release!(0, 1);
                     wgmma::fence_operand(&mut $logits);
                 };
