@@ -618,6 +618,38 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
 }
 
 #[test]
+fn a_rank_that_announced_nothing_ends_the_wait_of_the_others() {
+    let _alone = alone();
+    let gpus = gpus("a_rank_that_announced_nothing_ends_the_wait_of_the_others");
+    if gpus.is_empty() {
+        return;
+    }
+    let case = plain(2);
+    let (tensors, _) = random(&case);
+    let mut ranks = load(gpus, &case, &tensors).unwrap();
+    let tokens = ranks[0].1.tokens;
+    ranks[1].0.announce(tokens).unwrap();
+    let begin = Instant::now();
+    let errors = [0, 1].map(|index| {
+        let (rank, loaded) = &mut ranks[index];
+        let stream = *loaded.stream;
+        // SAFETY: nothing is launched.
+        let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+            rank.run(gpu, workspace, tensors, 0..tokens, stream)
+        });
+        ran.unwrap_err()
+    });
+    let [Error::Rank(RankError::NotAnnounced { rank: 0, .. }), Error::Rank(failed)] = &errors else {
+        panic!("{errors:?}");
+    };
+    assert!(
+        matches!(failed, RankError::Failed { rank: 1, failed: 0, .. }),
+        "{failed}"
+    );
+    assert!(begin.elapsed() < RankOptions::default().timeout, "it waited");
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_an_error_in_time() {
     let _alone = alone();
     let gpus = gpus("a_rank_that_does_not_come_is_an_error_in_time");

@@ -103,7 +103,11 @@ impl Rank {
         stream: Stream,
     ) -> Result<(), Error> {
         let tokens = tensors.q.shape[0];
-        self.agree(tokens)?;
+        self.agree(tokens).inspect_err(|error| match error {
+            // The others have been told, or compare the numbers themselves.
+            Error::Rank(RankError::Failed { .. } | RankError::Disagree { .. }) => {}
+            _ => self.stop(&error.to_string()),
+        })?;
         let state = self.results(tokens);
         let own = RunTensors {
             out: &state.out,
