@@ -297,7 +297,7 @@ proptest! {
                 rank.announce(tokens).unwrap();
                 // SAFETY: all memory lives until the streams were waited for.
                 loaded.with(|gpu, workspace, tensors| unsafe {
-                    let state = rank.results(tokens);
+                    let state = rank.results(tokens)?;
                     let own = into(tensors, &state);
                     gpu.run_with(workspace, &own, stream)?;
                     rank.signal(gpu, stream)
@@ -544,7 +544,7 @@ fn each_rank_may_merge_rows_of_its_own() {
         rank.announce(tokens).unwrap();
         // SAFETY: all memory lives until the streams were waited for.
         let ran = loaded.with(|gpu, workspace, tensors| unsafe {
-            let state = rank.results(tokens);
+            let state = rank.results(tokens)?;
             let own = into(tensors, &state);
             gpu.run_with(workspace, &own, stream)?;
             rank.signal(gpu, stream)
@@ -603,6 +603,10 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
         rank.announce(tokens + 1),
         Err(Error::Extent { .. })
     ));
+    // The memory ends there.
+    let behind = rank.results(tokens + 1);
+    assert!(matches!(behind, Err(Error::Extent { .. })));
+    assert!(rank.results(tokens).is_ok());
     ranks[0].0.announce(tokens).unwrap();
     ranks[1].0.announce(tokens - 1).unwrap();
     for (index, (rank, loaded)) in ranks.iter_mut().enumerate() {
@@ -639,14 +643,28 @@ fn a_rank_that_announced_nothing_ends_the_wait_of_the_others() {
         });
         ran.unwrap_err()
     });
-    let [Error::Rank(RankError::NotAnnounced { rank: 0, .. }), Error::Rank(failed)] = &errors else {
+    let [
+        Error::Rank(RankError::NotAnnounced { rank: 0, .. }),
+        Error::Rank(failed),
+    ] = &errors
+    else {
         panic!("{errors:?}");
     };
     assert!(
-        matches!(failed, RankError::Failed { rank: 1, failed: 0, .. }),
+        matches!(
+            failed,
+            RankError::Failed {
+                rank: 1,
+                failed: 0,
+                ..
+            }
+        ),
         "{failed}"
     );
-    assert!(begin.elapsed() < RankOptions::default().timeout, "it waited");
+    assert!(
+        begin.elapsed() < RankOptions::default().timeout,
+        "it waited"
+    );
 }
 
 #[test]
