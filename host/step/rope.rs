@@ -40,7 +40,8 @@ impl Pairing {
     }
 }
 
-/// How frequencies are scaled. Fields are named as in Hugging Face's configuration files.
+/// How frequencies are scaled. Fields are named as in Hugging Face's configuration files, except `original_positions`, which is
+/// `original_max_position_embeddings` there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// No scaling.
