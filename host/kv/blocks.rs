@@ -201,13 +201,14 @@ impl BlockSparse {
     /// # Errors
     /// [`ProblemError::Blocks`] if the specification has a window, hooks or a rotary embedding: blocks are skipped, so distances are
     /// unknown. [`ProblemError::BlockPages`] if the page size does not divide 128. For masks by head
-    /// [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
+    /// [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`]. Those of [`Spec::check`].
     pub fn new(
         spec: &Spec,
         strides: KvStrides,
         pages: u32,
         masked: MaskedHeads,
     ) -> Result<Self, ProblemError> {
+        spec.check()?;
         let variant = &spec.variant;
         let what = [
             (variant.window_left.is_some(), "a window"),

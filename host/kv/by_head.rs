@@ -73,8 +73,10 @@ impl PagesByHead {
     ///
     /// # Errors
     /// [`ProblemError::ByHead`] if the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so positions are
-    /// unknown, and data for each query head does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
+    /// unknown, and data for each query head does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`], and
+    /// those of [`Spec::check`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
+        spec.check()?;
         if let Some(what) = spec.not_by_head() {
             return Err(ProblemError::ByHead { what });
         }

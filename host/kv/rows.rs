@@ -22,6 +22,9 @@ pub(super) fn check_rows(
             expected: page_size,
         });
     }
+    if heads == 0 {
+        return Err(ShapeError::NoKvHeads { part });
+    }
     let needed = match pool_pages {
         0 => 0,
         pages => row(strides, pages - 1, page_size - 1, heads - 1, head_dim).end,

@@ -186,8 +186,8 @@ impl<'a, T: Element> KvView<'a, T> {
     /// Checks that every page of a table's pool is inside the slices.
     ///
     /// # Errors
-    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`], [`ShapeError::OneHead`],
-    /// [`ShapeError::NotInParts`] or [`ShapeError::NoRows656`].
+    /// [`ShapeError::PageSize`], [`ShapeError::NoKvHeads`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`],
+    /// [`ShapeError::OneHead`], [`ShapeError::NotInParts`] or [`ShapeError::NoRows656`].
     pub fn check(
         &self,
         spec: &Spec,

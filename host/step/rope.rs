@@ -40,7 +40,8 @@ impl Pairing {
     }
 }
 
-/// How frequencies are scaled. Fields are named as in Hugging Face's configuration files.
+/// How frequencies are scaled. Fields are named as in Hugging Face's configuration files, except `original_positions`, which is
+/// `original_max_position_embeddings` there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// No scaling.
@@ -73,7 +74,7 @@ pub struct Yarn {
     pub factor: f64,
     /// The context length of the training.
     pub original_positions: u32,
-    /// A frequency is high from this number of rotations within the original context on.
+    /// A frequency is high from this number of rotations within the original context on: at least `beta_slow`.
     pub beta_fast: f64,
     /// A frequency is low up to this number of rotations within the original context.
     pub beta_slow: f64,
@@ -270,6 +271,8 @@ impl Rope {
                 )?;
                 positive("beta_slow", yarn.beta_slow)?;
                 positive("beta_fast", yarn.beta_fast)?;
+                let not_below = yarn.beta_fast >= yarn.beta_slow;
+                rule("beta_fast", yarn.beta_fast, not_below, "at least beta_slow")?;
                 positive("the magnitude", yarn.magnitude())
             }
         }

@@ -50,6 +50,12 @@ pub enum ShapeError {
         /// Parts of the batch.
         expected: usize,
     },
+    /// A specification without KV heads.
+    #[error("the KV view of part {part} has no row to read, as the specification has no KV heads")]
+    NoKvHeads {
+        /// The part.
+        part: usize,
+    },
     /// A view with pages of another size.
     #[error(
         "the KV view of part {part} has pages of {got} tokens, but its table has pages of {expected}: use one page \

@@ -10,7 +10,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Part, ProblemError, Spec},
     reference,
     shard::Sharding,
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, ShapeError},
 };
 
 use crate::{
@@ -478,4 +478,39 @@ fn what_cannot_stand_beside_lists_is_named() {
         "{mask:?}"
     );
     assert_eq!(refused.batch(), batch);
+}
+
+#[test]
+fn no_heads_are_refused() {
+    let (strides, mut none) = (KvLayout::Nhd.strides(16, 1, 64), Spec::new(4, 1, 64));
+    none.kv_heads = 0;
+    let group = ProblemError::GroupSize {
+        q_heads: 4,
+        kv_heads: 0,
+    };
+    assert_eq!(PagesByHead::new(&none, strides, 3).unwrap_err(), group);
+    for masked in [
+        MaskedHeads::All,
+        MaskedHeads::KvHead,
+        MaskedHeads::QueryHead,
+    ] {
+        let refused = BlockSparse::new(&none, strides, 3, masked).unwrap_err();
+        assert_eq!(refused, group);
+    }
+    let pool = vec![bf16::ZERO; 16 * 64];
+    let view = KvView {
+        k: &pool,
+        v: &pool,
+        k_strides: strides,
+        v_strides: strides,
+        scales: KvScales::One,
+        rope: None,
+    };
+    let missing = ShapeError::NoKvHeads { part: 0 };
+    assert_eq!(view.check(&none, 0, 16, 1), Err(missing));
+    let mut table = PageTable::new(16, 1);
+    table.push(&[0], 3);
+    let (batch, q) = (Batch::new(vec![0, 1], table), [bf16::ZERO; 256]);
+    let said = reference::attention(&none, &batch, &q, &[view]);
+    assert_eq!(said.unwrap_err(), missing);
 }

@@ -117,6 +117,26 @@ proptest! {
     }
 }
 
+/// The stride of the only token does not matter, not even if it is less than the heads take.
+#[test]
+fn one_token_may_have_gaps_between_its_heads() {
+    let problem = tiny(&Spec::new(4, 2, 16).with_dtype(Dtype::F32).non_causal());
+    let (plan, cpu) = (plan_of(&problem), Cpu::new());
+    assert_eq!(plan.total_q, 1);
+    let tensors: Tensors<f32, f32> =
+        Tensors::random(&problem.spec, &problem.batch, problem.layout, 3);
+    let (dense, dense_lse) = run::<_, _, f32>(&cpu, &plan, &tensors);
+    let right = spread(&dense, 4, 16, [24, 0], 7.0);
+    let q = TensorRef::new(&tensors.q, [1, 4, 16]).unwrap();
+    for token in [0, 16, 64, 160, 1000] {
+        let (mut out, mut lse) = (vec![7.0_f32; 160], vec![7.0; 4]);
+        let to = TensorMut::strided(&mut out, [1, 4, 16], [token, 40, 1]).unwrap();
+        cpu.run_tensors(&plan, &q, &kv(&problem, &tensors.parts), to, Some(&mut lse))
+            .unwrap();
+        assert_eq!((&out, &lse), (&right, &dense_lse), "{token}");
+    }
+}
+
 #[test]
 fn queries_may_have_their_heads_before_their_tokens() {
     let mut problem = tiny(&Spec::new(4, 2, 16).with_dtype(Dtype::F32).non_causal());

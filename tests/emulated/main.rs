@@ -18,6 +18,7 @@ mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]
 mod problems;
+mod step;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 

@@ -371,6 +371,15 @@ fn rows_of_one_tensor_are_quantised_as_on_the_cpu() {
         let refused =
             unsafe { gpu.append_rows_quantised(&source, None, of_slots.array(), &wrong, stream.0) };
         assert!(refused.is_err(), "a pool whose rows are not dense");
+
+        // The call has no specification.
+        let mut wrong = source;
+        wrong.shape[1] += 1;
+        // SAFETY: nothing is launched.
+        let refused =
+            unsafe { gpu.append_rows_quantised(&wrong, None, of_slots.array(), &pool, stream.0) };
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("in the pool"), "{said}");
     }
 }
 

@@ -297,7 +297,7 @@ proptest! {
                 rank.announce(tokens).unwrap();
                 // SAFETY: all memory lives until the streams were waited for.
                 loaded.with(|gpu, workspace, tensors| unsafe {
-                    let state = rank.results(tokens);
+                    let state = rank.results(tokens)?;
                     let own = into(tensors, &state);
                     gpu.run_with(workspace, &own, stream)?;
                     rank.signal(gpu, stream)
@@ -544,7 +544,7 @@ fn each_rank_may_merge_rows_of_its_own() {
         rank.announce(tokens).unwrap();
         // SAFETY: all memory lives until the streams were waited for.
         let ran = loaded.with(|gpu, workspace, tensors| unsafe {
-            let state = rank.results(tokens);
+            let state = rank.results(tokens)?;
             let own = into(tensors, &state);
             gpu.run_with(workspace, &own, stream)?;
             rank.signal(gpu, stream)
@@ -603,6 +603,10 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
         rank.announce(tokens + 1),
         Err(Error::Extent { .. })
     ));
+    // The memory ends there.
+    let behind = rank.results(tokens + 1);
+    assert!(matches!(behind, Err(Error::Extent { .. })));
+    assert!(rank.results(tokens).is_ok());
     ranks[0].0.announce(tokens).unwrap();
     ranks[1].0.announce(tokens - 1).unwrap();
     for (index, (rank, loaded)) in ranks.iter_mut().enumerate() {
@@ -615,6 +619,52 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
             "something was launched"
         );
     }
+}
+
+#[test]
+fn a_rank_that_announced_nothing_ends_the_wait_of_the_others() {
+    let _alone = alone();
+    let gpus = gpus("a_rank_that_announced_nothing_ends_the_wait_of_the_others");
+    if gpus.is_empty() {
+        return;
+    }
+    let case = plain(2);
+    let (tensors, _) = random(&case);
+    let mut ranks = load(gpus, &case, &tensors).unwrap();
+    let tokens = ranks[0].1.tokens;
+    ranks[1].0.announce(tokens).unwrap();
+    let begin = Instant::now();
+    let errors = [0, 1].map(|index| {
+        let (rank, loaded) = &mut ranks[index];
+        let stream = *loaded.stream;
+        // SAFETY: nothing is launched.
+        let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+            rank.run(gpu, workspace, tensors, 0..tokens, stream)
+        });
+        ran.unwrap_err()
+    });
+    let [
+        Error::Rank(RankError::NotAnnounced { rank: 0, .. }),
+        Error::Rank(failed),
+    ] = &errors
+    else {
+        panic!("{errors:?}");
+    };
+    assert!(
+        matches!(
+            failed,
+            RankError::Failed {
+                rank: 1,
+                failed: 0,
+                ..
+            }
+        ),
+        "{failed}"
+    );
+    assert!(
+        begin.elapsed() < RankOptions::default().timeout,
+        "it waited"
+    );
 }
 
 #[test]

@@ -252,7 +252,8 @@ impl Cpu {
             head,
         };
         let [token, head, _] = out.strides();
-        let row = plan.spec.q_heads as usize * plan.spec.head_dim_v as usize;
+        // From the token's first element to its last, with the gaps between heads.
+        let row = (plan.spec.q_heads as usize - 1) * head + plan.spec.head_dim_v as usize;
         let out = Outputs {
             // The stride of a single token does not matter.
             token: if plan.total_q > 1 {

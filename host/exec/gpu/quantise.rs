@@ -150,6 +150,7 @@ fn row_parameters(
         pool_name: "the pool",
         source: rows,
         dim: narrow(Quantity::Heads("elements in a head"), dim)?,
+        given_by: "in the pool",
         pool: pool.address,
         strides,
         scales: address,
@@ -226,6 +227,7 @@ fn parameters(
             pool_name,
             source,
             dim,
+            given_by: "in the specification",
             pool: address,
             strides,
             scales,
@@ -268,6 +270,8 @@ struct Side<'a> {
     pool_name: &'static str,
     source: &'a DeviceTensor<3>,
     dim: u32,
+    /// What says the numbers of heads and of their elements, in words.
+    given_by: &'static str,
     pool: DevicePtr,
     strides: KvStrides,
     scales: u64,
@@ -276,17 +280,16 @@ struct Side<'a> {
 
 impl Side<'_> {
     fn parameters(&self, tokens: usize, heads: usize) -> Result<QuantiseTensor, Error> {
-        let Self { name, source, .. } = *self;
+        let Self {
+            name,
+            source,
+            given_by,
+            ..
+        } = *self;
         source.check_16_bits(name)?;
         source.check_extent(name, "tokens", 0, tokens, "in the slots")?;
-        source.check_extent(name, "KV heads", 1, heads, "in the specification")?;
-        source.check_extent(
-            name,
-            "elements in a head",
-            2,
-            self.dim as usize,
-            "in the specification",
-        )?;
+        source.check_extent(name, "KV heads", 1, heads, given_by)?;
+        source.check_extent(name, "elements in a head", 2, self.dim as usize, given_by)?;
         source.check_dense(name, 2)?;
         source.check_address(name, VECTOR_BYTES)?;
         check_address(self.pool_name, self.pool, source.is_empty(), 8)?;

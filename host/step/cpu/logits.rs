@@ -40,23 +40,21 @@ pub fn adjust(
         };
         let (listed, more) = tokens[row.first as usize..=row.end as usize]
             .split_at_mut((row.end - row.first) as usize);
-        let mut unlisted = newest;
-        for token in &mut *listed {
-            if token.token == newest {
-                token.seen += 1;
-                unlisted = NO_TOKEN;
-            }
-        }
+        let is_listed = listed.iter().any(|token| token.token == newest);
         more[0] = AdjustToken {
-            token: unlisted,
+            token: if is_listed { NO_TOKEN } else { newest },
             bias: 0.0,
-            seen: 1,
+            seen: 0,
             logit: 0.0,
         };
         for token in listed.iter_mut().chain(more) {
+            let is_newest = token.token == newest;
             if let Some(logit) = logits.get_mut(token.token as usize) {
                 token.logit = *logit;
-                *logit = adjusted(*logit, token, row);
+                // The list keeps its counts: the newest token counts once more in this call alone.
+                let mut counted = *token;
+                counted.seen += u32::from(is_newest);
+                *logit = adjusted(*logit, &counted, row);
             }
         }
     }

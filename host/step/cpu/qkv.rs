@@ -123,12 +123,7 @@ pub fn qkv<T: Element, C: Element>(
 impl<T> QkvStep<'_, T> {
     fn check(&self, spec: &Spec, tokens: usize, q: usize) -> Result<(), Error> {
         let head_dim = spec.fused_head_dim()?;
-        let &Spec {
-            q_heads, kv_heads, ..
-        } = spec;
-        if q_heads == 0 || kv_heads == 0 {
-            return Err(ProblemError::GroupSize { q_heads, kv_heads }.into());
-        }
+        spec.check_fused_heads()?;
         if head_dim == 0 {
             let name = "head_dim_qk";
             return Err(ProblemError::HeadDim { name, got: 0 }.into());
@@ -248,6 +243,17 @@ impl Spec {
     /// Heads of queries, keys and values.
     pub(crate) const fn total_heads(&self) -> usize {
         self.q_heads as usize + 2 * self.kv_heads as usize
+    }
+
+    /// Checks that a fused projection has heads of queries and of keys. Their numbers need not be multiples.
+    pub(crate) const fn check_fused_heads(&self) -> Result<(), ProblemError> {
+        let &Self {
+            q_heads, kv_heads, ..
+        } = self;
+        if q_heads == 0 || kv_heads == 0 {
+            return Err(ProblemError::GroupSize { q_heads, kv_heads });
+        }
+        Ok(())
     }
 
     /// The dimension of all heads of a fused projection.

@@ -70,13 +70,21 @@ proptest! {
             tokens.push(NONE);
         }
         let mut got = before.clone();
+        let listed = tokens.clone();
         cpu::adjust(&mut got, vocabulary, &rows, &mut tokens, &ids).unwrap();
+        let adjusted = got.clone();
         for (got, right) in got.iter().zip(&right) {
             let near = got == right || (got - right).abs() <= 1e-5 * right.abs().max(1.0);
             prop_assert!(near, "{got} instead of {right}");
         }
         cpu::restore(&mut got, vocabulary, &rows, &tokens).unwrap();
-        prop_assert_eq!(got, before);
+        prop_assert_eq!(&got, &before);
+        // A second call with the same list is as the first: the newest token is counted once.
+        for (now, then) in tokens.iter().zip(&listed).filter(|(_, then)| *then != &NONE) {
+            prop_assert_eq!(now.seen, then.seen);
+        }
+        cpu::adjust(&mut got, vocabulary, &rows, &mut tokens, &ids).unwrap();
+        prop_assert_eq!(got, adjusted);
     }
 
     #[test]

@@ -64,6 +64,14 @@ fn embeddings_that_mean_nothing() {
         ),
         (
             scaled(RopeScaling::Yarn(Yarn {
+                beta_fast: 1.0,
+                beta_slow: 32.0,
+                ..yarn
+            })),
+            "beta_fast",
+        ),
+        (
+            scaled(RopeScaling::Yarn(Yarn {
                 attention_factor: Some(0.0),
                 ..yarn
             })),

@@ -12,7 +12,7 @@ use tandem_attn::{
 use super::{
     POISON, check,
     common::{self, Memory, Rng, Stream, problems::cases},
-    near_in_8_bits, random,
+    is_scale_of, near_in_8_bits, random,
     steps::{self, Qkv},
     wide,
 };
@@ -270,7 +270,13 @@ pub fn run(gpu: &Gpu, shape: &Shape) {
                     Some(Scales::Head) => of_heads[head as usize],
                     Some(Scales::Computed) => {
                         let of = page * of_tokens.page + offset * of_tokens.token;
-                        scales[(of + head * of_tokens.head) as usize]
+                        let scale = scales[(of + head * of_tokens.head) as usize];
+                        let fits = is_scale_of(scale, right);
+                        assert!(
+                            fits,
+                            "{name}: a scale of {scale}, token {token}, head {head}"
+                        );
+                        scale
                     }
                     _ => 1.0,
                 };
@@ -352,5 +358,37 @@ fn prompts_fill_the_machine() {
                 ..shape
             },
         );
+    }
+}
+
+/// Not all threads of a warp have a part of a head, if its dimension / 16 is not a power of two.
+#[test]
+fn scales_are_of_the_numbers_of_their_heads() {
+    let Some(gpu) = common::gpu("scales_are_of_the_numbers_of_their_heads") else {
+        return;
+    };
+    if gpu.compute_capability().0 != 9 {
+        return;
+    }
+    for dim in [48, 80, 96, 112, 144, 160, 304] {
+        // With one head for each thread, and with two.
+        for tokens in [9, gpu.multiprocessors() as usize * 24] {
+            let shape = Shape {
+                heads: [2, 2],
+                dim,
+                tokens,
+                dtype: Dtype::BF16,
+                scales: Some(Scales::Computed),
+                layout: KvLayout::Nhd,
+                page_size: 16,
+                bias: false,
+                norm: None,
+                rope: None,
+                in_place: false,
+                gap: 0,
+                seed: dim.into(),
+            };
+            run(gpu, &shape);
+        }
     }
 }

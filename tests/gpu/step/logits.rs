@@ -103,18 +103,21 @@ fn gpu_and_cpu_adjust_to_the_same_bits_and_restore() {
         let (on_rows, on_tokens) = (Memory::new(&rows), Memory::new(&tokens));
         let (on_ids, stream) = (Memory::new(&ids), Stream::new());
         let tensor = logits.tensor(&memory);
-        // SAFETY: everything is there as described until the stream is done; tokens of a row are distinct.
-        unsafe {
-            gpu.adjust(
-                &tensor,
-                on_rows.array(),
-                on_tokens.array(),
-                on_ids.array(),
-                stream.0,
-            )
-        }
-        .expect("a good call");
-        stream.wait();
+        let adjust = || {
+            // SAFETY: everything is there as described until the stream is done; tokens of a row are distinct.
+            unsafe {
+                gpu.adjust(
+                    &tensor,
+                    on_rows.array(),
+                    on_tokens.array(),
+                    on_ids.array(),
+                    stream.0,
+                )
+            }
+            .expect("a good call");
+            stream.wait();
+        };
+        adjust();
         let mut right = logits.dense(&logits.values);
         cpu::adjust(&mut right, vocabulary, &rows, &mut tokens, &ids).expect("a good call");
         let got = logits.dense(&memory.read::<f32>());
@@ -129,6 +132,10 @@ fn gpu_and_cpu_adjust_to_the_same_bits_and_restore() {
             bits(&logits.values),
             "{vocabulary}"
         );
+        // A second call with the same list is as the first: the newest token is counted once.
+        adjust();
+        let again = logits.dense(&memory.read::<f32>());
+        assert_eq!(bits(&again), bits(&right), "{vocabulary}, again");
     }
 }
 

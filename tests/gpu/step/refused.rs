@@ -5,7 +5,7 @@ use tandem_attn::{
     exec::gpu::{
         AppendScales, DeviceArray, DeviceTensor, KvPool, KvScales, QkNorm, QkvStep, Stream,
     },
-    problem::{Dtype, KvLayout, Spec},
+    problem::{Dtype, KvLayout, ProblemError, Spec},
     step::{Activation, RmsNorm, Rope, StepError},
     tensor::ShapeError,
 };
@@ -128,6 +128,21 @@ fn projections_that_do_not_fit() {
         matches!(got, Error::Step(StepError::Heads { .. })),
         "{got:?}"
     );
+    // All tensors fit a specification without keys and values, or without queries.
+    let heads = |q_heads, kv_heads| {
+        let got = attempt(&|c| {
+            (c.spec.q_heads, c.spec.kv_heads) = (q_heads, kv_heads);
+            let row = (q_heads + 2 * kv_heads) as usize * 32;
+            c.step.qkv = DeviceTensor::new(NOWHERE, bf16, [5, row]);
+            c.q = DeviceTensor::new(NOWHERE, bf16, [5, q_heads as usize, 32]);
+        });
+        assert_eq!(
+            got,
+            Error::Problem(ProblemError::GroupSize { q_heads, kv_heads })
+        );
+    };
+    heads(4, 0);
+    heads(0, 2);
     let got = attempt(&|c| c.spec = Spec::new(4, 2, 40));
     assert!(
         matches!(

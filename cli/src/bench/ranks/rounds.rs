@@ -243,7 +243,7 @@ impl Runner<'_> {
                         nccl.run(gpu, &mut workspace, &tensors, rows.clone(), stream)
                     }
                     (How::Alone, _) => {
-                        let state = rank.results(tokens);
+                        let state = rank.results(tokens)?;
                         let own = RunTensors::new(&q, &pools, &state.out).with_lse(&state.lse);
                         gpu.run_with(&mut workspace, &own, stream)
                     }

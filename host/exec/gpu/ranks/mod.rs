@@ -103,8 +103,12 @@ impl Rank {
         stream: Stream,
     ) -> Result<(), Error> {
         let tokens = tensors.q.shape[0];
-        self.agree(tokens)?;
-        let state = self.results(tokens);
+        self.agree(tokens).inspect_err(|error| match error {
+            // The others have been told, or compare the numbers themselves.
+            Error::Rank(RankError::Failed { .. } | RankError::Disagree { .. }) => {}
+            _ => self.stop(&error.to_string()),
+        })?;
+        let state = self.results(tokens)?;
         let own = RunTensors {
             out: &state.out,
             lse: Some(&state.lse),
@@ -129,8 +133,11 @@ impl Rank {
     }
 
     /// The memory for this rank's results before the merge, for attention by other calls than [`run`](Self::run).
-    #[must_use]
-    pub fn results(&self, tokens: usize) -> RankTensors {
+    ///
+    /// # Errors
+    /// [`Error::Extent`] if the group was made for fewer tokens.
+    pub fn results(&self, tokens: usize) -> Result<RankTensors, Error> {
+        check_tokens(tokens, self.group.tokens)?;
         let Group {
             q_heads,
             head_dim,
@@ -138,7 +145,7 @@ impl Rank {
             ..
         } = *self.group;
         let places = self.group.results(self.rank as usize, self.turn);
-        RankTensors::at(places, dtype, [tokens, q_heads, head_dim])
+        Ok(RankTensors::at(places, dtype, [tokens, q_heads, head_dim]))
     }
 
     /// Signals to the other ranks that the results are ready, in the order of the stream.

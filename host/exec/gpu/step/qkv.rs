@@ -165,6 +165,7 @@ fn parameters(
     scales: AppendScales,
 ) -> Result<QkvParams, Error> {
     let dim = spec.fused_head_dim()?;
+    spec.check_fused_heads()?;
     if dim == 0 || !dim.is_multiple_of(PAIR) || dim > 32 * PAIR {
         return Err(Error::HeadDim {
             tensor: "qkv",

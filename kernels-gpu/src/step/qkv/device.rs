@@ -191,6 +191,7 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
             apart,
             exists: exists_in_pool && !heads.are_queries,
             leads: first == 0,
+            in_head: exists,
         };
         P::append::<T, HEADS>(p, &place, heads.first_is_key, &x);
     }

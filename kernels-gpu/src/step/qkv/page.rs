@@ -28,6 +28,8 @@ pub(super) struct Place {
     pub(super) exists: bool,
     /// The thread is the first of the head.
     pub(super) leads: bool,
+    /// The thread has a part of a head. Others have numbers of a foreign one.
+    pub(super) in_head: bool,
 }
 
 impl Place {
@@ -119,7 +121,8 @@ impl Page for E4m3 {
             if p.mode == COMPUTED {
                 let largest = x
                     .each_ref()
-                    .map(|x| largest_finite(16, |i| x[i / 8][i % 8]));
+                    .map(|x| largest_finite(16, |i| x[i / 8][i % 8]))
+                    .map(|largest| if place.in_head { largest } else { 0.0 });
                 scale = of_lanes(largest, p.lanes_log, f32::max).map(scale_for);
             }
             if !place.exists {

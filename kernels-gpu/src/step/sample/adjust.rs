@@ -85,12 +85,10 @@ mod device {
             let mut index = row.first + thread::thread_idx_x();
             while index < row.end {
                 let at = p.tokens + u64::from(index) * TOKEN_BYTES;
-                let mut token = load_token(at);
-                if token.token == newest {
-                    token.seen += 1;
-                    found = true;
-                }
-                replace(p, row, logits, at, token);
+                let token = load_token(at);
+                let is_newest = token.token == newest;
+                found |= is_newest;
+                replace(p, row, logits, at, token, is_newest);
                 index += THREADS;
             }
             let found = barrier::bar_any(0, THREADS, found);
@@ -98,33 +96,38 @@ mod device {
                 let token = AdjustToken {
                     token: if found { NO_TOKEN } else { newest },
                     bias: 0.0,
-                    seen: 1,
+                    seen: 0,
                     logit: 0.0,
                 };
-                replace(
-                    p,
-                    row,
-                    logits,
-                    p.tokens + u64::from(row.end) * TOKEN_BYTES,
-                    token,
-                );
+                let at = p.tokens + u64::from(row.end) * TOKEN_BYTES;
+                replace(p, row, logits, at, token, true);
             }
         }
     }
 
-    /// Adjusts one logit, and keeps it in the entry at `at`.
+    /// Adjusts one logit, and keeps it in the entry at `at`. The count there stays, so that the list serves for more
+    /// calls: the newest token counts once more in this call alone.
     ///
     /// # Safety
     /// As [`entry`]; no other thread has this entry or this logit.
     #[inline(always)]
-    unsafe fn replace(p: &AdjustParams, row: &AdjustRow, logits: u64, at: u64, token: AdjustToken) {
+    unsafe fn replace(
+        p: &AdjustParams,
+        row: &AdjustRow,
+        logits: u64,
+        at: u64,
+        token: AdjustToken,
+        is_newest: bool,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             let mut logit = 0.0;
             if token.token < p.vocabulary {
                 let of_token = logits + u64::from(token.token) * 4;
                 logit = ptr::load_f32(of_token as *const f32);
-                ptr::store_f32(of_token as *mut f32, adjusted(logit, &token, row));
+                let mut counted = token;
+                counted.seen += u32::from(is_newest);
+                ptr::store_f32(of_token as *mut f32, adjusted(logit, &counted, row));
             }
             let words = [
                 token.token,
