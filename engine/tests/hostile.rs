@@ -10,6 +10,8 @@ use std::fs;
 
 use common::{FAMILIES, folder, options};
 use damage::{damaged, damaged_tensors};
+use half::bf16;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Error, Text, Weights};
 
@@ -120,6 +122,63 @@ fn tensors_that_would_be_ignored_are_refused() {
         };
         assert_eq!(name, unused);
     }
+}
+
+/// Loads Qwen 2's fixture, whose embedding is also the matrix of the logits, with another tensor of a type.
+fn with_tensor(name: &str, dtype: Dtype, change: impl FnOnce(&mut [f32])) -> Result<(), Error> {
+    let bytes = fixture("qwen2", "model.safetensors");
+    let tensors = SafeTensors::deserialize(&bytes).expect("as made");
+    let embedding = tensors.tensor("model.embed_tokens.weight").expect("one");
+    let as_made: Vec<bf16> = bytemuck::pod_collect_to_vec(embedding.data());
+    let mut numbers: Vec<f32> = as_made.iter().map(|&x| x.into()).collect();
+    change(&mut numbers);
+    let data = match dtype {
+        Dtype::F32 => bytemuck::cast_slice(&numbers).to_vec(),
+        _ => bytemuck::pod_collect_to_vec(
+            &numbers
+                .iter()
+                .map(|&x| bf16::from_f32(x))
+                .collect::<Vec<_>>(),
+        ),
+    };
+    let mut shape = embedding.shape().to_vec();
+    if name.ends_with("bias") {
+        shape = vec![numbers.len()];
+    }
+    let new = TensorView::new(dtype, shape, &data).expect("whole");
+    let all = tensors.iter().chain([(name, new)]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = safetensors::serialize(all, None).expect("as before");
+    fs::write(folder.path().join("model.safetensors"), file).expect("writable");
+    let weights = Weights::open(folder.path()).expect("whole");
+    let loaded = CpuBackend::load(
+        architecture("qwen2"),
+        &weights,
+        &options(4, 16),
+        &mut |_| {},
+    );
+    loaded.map(drop)
+}
+
+/// The files may have a copy of the embedding as the matrix of the logits, but no other one.
+#[test]
+fn a_head_that_would_be_ignored_is_refused() {
+    let head = "lm_head.weight";
+    for dtype in [Dtype::BF16, Dtype::F32] {
+        with_tensor(head, dtype, |_| ()).expect("a copy");
+        let other = with_tensor(head, dtype, |numbers| *numbers.last_mut().unwrap() += 1.0);
+        let said = other.expect_err("another head").to_string();
+        assert_eq!(
+            said,
+            "the model has tie_word_embeddings = true; the files have a tensor lm_head.weight that differs from the embedding: \
+             set the field to false to use it, or leave the tensor out of the files"
+        );
+    }
+    let bias = with_tensor("lm_head.bias", Dtype::BF16, |_| ());
+    let Err(Error::UnusedTensor { name }) = bias else {
+        panic!("{bias:?}");
+    };
+    assert_eq!(name, "lm_head.bias");
 }
 
 /// A configuration that still parses is loaded, with weights that may not fit it.
