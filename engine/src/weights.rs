@@ -92,6 +92,15 @@ impl Weights {
                         ),
                     ));
                 }
+                // Programs differ in which of the two they take, so the text would be that of an old model in some of them.
+                if folder.join(SINGLE).exists() && !names.iter().any(|name| name == SINGLE) {
+                    return Err(malformed(
+                        &index,
+                        format!(
+                            "it does not name {SINGLE}, which is there, too: delete the one of both that is old"
+                        ),
+                    ));
+                }
                 names.iter().map(|name| folder.join(name)).collect()
             }
         };

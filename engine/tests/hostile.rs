@@ -254,6 +254,34 @@ fn a_folder_without_weights_says_what_it_may_have() {
     assert!(said.contains(both), "{said}");
 }
 
+/// `transformers` takes the file, and this engine takes the shards of the index: one of them may be left of an older model.
+#[test]
+fn a_file_beside_shards_is_refused_unless_the_index_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let put =
+        |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("writable");
+    let index = "model.safetensors.index.json";
+    for name in [
+        index,
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ] {
+        put(name, &fixture("qwen3", name));
+    }
+    Weights::open(folder.path()).expect("as made");
+    let single = "model.safetensors";
+    put(single, &fixture("qwen2", single));
+    let said = Weights::open(folder.path()).unwrap_err().to_string();
+    let both = "model.safetensors.index.json: it does not name model.safetensors, which is there, too: delete the one of both \
+                that is old";
+    assert!(said.ends_with(both), "{said}");
+    put(
+        index,
+        br#"{"weight_map": {"model.norm.weight": "model.safetensors"}}"#,
+    );
+    Weights::open(folder.path()).expect("the file alone");
+}
+
 /// What a clone without Git LFS and an interrupted download leave behind.
 #[test]
 fn files_that_are_not_whole_say_what_to_do() {
