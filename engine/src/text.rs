@@ -5,6 +5,7 @@ mod date;
 mod limit;
 mod piece;
 mod settings;
+mod spaces;
 mod tojson;
 
 use std::{fs, io, path::Path};
@@ -30,6 +31,8 @@ pub struct Text {
     template: Option<ChatTemplate>,
     /// The chat template for conversations with tools, if it is another one.
     tool_template: Option<ChatTemplate>,
+    /// Whether regular expressions split a text.
+    has_regex: bool,
     end: Option<u32>,
 }
 
@@ -87,6 +90,7 @@ impl Text {
         Ok(Self {
             template,
             tool_template,
+            has_regex: spaces::has_regex(&tokenizer)?,
             end,
             tokenizer,
         })
@@ -96,8 +100,12 @@ impl Text {
     /// beginning). Names of special tokens in the text become these tokens.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Tokenizer`], also for more than 500,000 white-space characters in a row, if the tokenizer splits texts by
+    /// regular expressions.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
+        if self.has_regex {
+            spaces::check(text)?;
+        }
         let encoded = self
             .tokenizer
             .encode_fast(text, special)
