@@ -72,6 +72,7 @@ impl Text {
                 serde_json::from_str(&text).map_err(|error| malformed(damaged(&error)))?
             }
         };
+        settings.add_tokens(&mut tokenizer).map_err(malformed)?;
         settings.apply(&mut tokenizer).map_err(malformed)?;
         let file = optional(&folder.join("chat_template.jinja"))?;
         let in_settings = settings.chat_template.as_ref().filter(|_| file.is_none());
