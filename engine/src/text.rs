@@ -5,6 +5,7 @@ mod date;
 mod limit;
 mod piece;
 mod settings;
+mod spaces;
 mod tojson;
 
 use std::{fs, io, path::Path};
@@ -28,8 +29,17 @@ use settings::Settings;
 pub struct Text {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// The chat template for conversations with tools, if it is another one.
+    tool_template: Option<ChatTemplate>,
+    /// Whether regular expressions split a text.
+    has_regex: bool,
     end: Option<u32>,
 }
+
+/// Name of the chat template for conversations with tools, as in `transformers`.
+const TOOL_USE: &str = "tool_use";
+/// Name of the one for others, in a list of templates.
+const DEFAULT: &str = "default";
 
 impl Text {
     /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
@@ -62,20 +72,28 @@ impl Text {
                 serde_json::from_str(&text).map_err(|error| malformed(damaged(&error)))?
             }
         };
+        settings.add_tokens(&mut tokenizer).map_err(malformed)?;
         settings.apply(&mut tokenizer).map_err(malformed)?;
-        let source = match optional(&folder.join("chat_template.jinja"))? {
-            Some(source) => Some(source),
-            None => settings.chat_template.as_ref().and_then(default_template),
-        };
+        let file = optional(&folder.join("chat_template.jinja"))?;
+        let in_settings = settings.chat_template.as_ref().filter(|_| file.is_none());
+        let named = |name: &str| in_settings.and_then(|templates| named_template(templates, name));
+        let tools = folder.join(format!("additional_chat_templates/{TOOL_USE}.jinja"));
+        let tools = optional(&tools)?.or_else(|| named(TOOL_USE));
+        let source = file.or_else(|| named(DEFAULT));
         let end = tokenizer.token_to_id(settings.eos());
-        let (bos, eos) = (settings.bos().to_owned(), settings.eos().to_owned());
-        let template = source
-            .map(|source| ChatTemplate::new(source, bos, eos))
-            .transpose()?;
+        let (bos, eos) = (settings.bos(), settings.eos());
+        let template = |source: Option<String>| {
+            let template =
+                source.map(|source| ChatTemplate::new(source, bos.to_owned(), eos.to_owned()));
+            template.transpose()
+        };
+        let (template, tool_template) = (template(source)?, template(tools)?);
         Ok(Self {
-            tokenizer,
             template,
+            tool_template,
+            has_regex: spaces::has_regex(&tokenizer)?,
             end,
+            tokenizer,
         })
     }
 
@@ -83,8 +101,12 @@ impl Text {
     /// beginning). Names of special tokens in the text become these tokens.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Tokenizer`], also for more than 500,000 white-space characters in a row, if the tokenizer splits texts by
+    /// regular expressions.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
+        if self.has_regex {
+            spaces::check(text)?;
+        }
         let encoded = self
             .tokenizer
             .encode_fast(text, special)
@@ -174,18 +196,23 @@ impl Text {
         messages: &[impl Serialize],
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let template = self.template.as_ref().ok_or(Error::NoChatTemplate)?;
+        let for_tools = self
+            .tool_template
+            .as_ref()
+            .filter(|_| !options.tools.is_empty());
+        let template = for_tools.or(self.template.as_ref());
+        let template = template.ok_or(Error::NoChatTemplate)?;
         template.render(messages, options)
     }
 }
 
-/// From a list of named templates, the one named "default".
-fn default_template(template: &Value) -> Option<String> {
-    match template {
-        Value::String(source) => Some(source.clone()),
+/// The template of this name from a list of named ones. A single one is the default.
+fn named_template(templates: &Value, name: &str) -> Option<String> {
+    match templates {
+        Value::String(source) => Some(source.clone()).filter(|_| name == DEFAULT),
         Value::Array(named) => named
             .iter()
-            .find(|one| one.get("name").and_then(Value::as_str) == Some("default"))
+            .find(|one| one.get("name").and_then(Value::as_str) == Some(name))
             .and_then(|one| one.get("template")?.as_str().map(str::to_owned)),
         _ => None,
     }

@@ -54,6 +54,8 @@ struct Index {
 
 /// Prefixes of tensor names: plain models, and the text part of multimodal ones.
 const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
+/// Beginning of the names of the matrix of the logits and of what belongs to it.
+const HEAD: &str = "lm_head.";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -87,6 +89,15 @@ impl Weights {
                         &index,
                         format!(
                             "{name:?} is not the name of a file in this folder: give one without slashes"
+                        ),
+                    ));
+                }
+                // Programs differ in which of the two they take, so the text would be that of an old model in some of them.
+                if folder.join(SINGLE).exists() && !names.iter().any(|name| name == SINGLE) {
+                    return Err(malformed(
+                        &index,
+                        format!(
+                            "it does not name {SINGLE}, which is there, too: delete the one of both that is old"
                         ),
                     ));
                 }
@@ -160,10 +171,8 @@ impl Weights {
         let inner = name
             .strip_prefix(PREFIXES[0])
             .map(|rest| format!("{prefix}{rest}"));
-        // The matrix of the logits has the shorter prefix: `language_model.lm_head.weight`.
-        let beside = || format!("{}{name}", prefix.strip_suffix("model.").unwrap_or(""));
         tensors
-            .get(&inner.unwrap_or_else(beside))
+            .get(&inner.unwrap_or_else(|| format!("{}{name}", beside(prefix))))
             .or_else(|| tensors.get(name))
     }
 
@@ -176,6 +185,35 @@ impl Weights {
         Ok(shape.iter().product())
     }
 
+    /// Whether two tensors hold the same numbers. They may be of different types.
+    pub(crate) fn are_equal(&self, one: &str, other: &str) -> bool {
+        let Source::Files { files, .. } = &self.0 else {
+            return one == other;
+        };
+        let (Some(one), Some(other)) = (self.place(one), self.place(other)) else {
+            return false;
+        };
+        if one.shape != other.shape {
+            return false;
+        }
+        let [a, b] = [one, other].map(|place| &files[place.file][place.bytes.clone()]);
+        if one.dtype == other.dtype {
+            let pieces = a.par_chunks(PIECE).zip(b.par_chunks(PIECE));
+            return pieces.all(|(a, b)| a == b);
+        }
+        let elements = one.shape.iter().product::<usize>().max(1);
+        let numbers = |bytes: &[u8], dtype: Dtype| {
+            let mut numbers = Vec::<f32>::new();
+            append_as(dtype, bytes, &mut numbers).then_some(numbers)
+        };
+        let piece = |bytes: &[u8]| (bytes.len() / elements * PIECE).max(1);
+        let pieces = a.par_chunks(piece(a)).zip(b.par_chunks(piece(b)));
+        pieces.all(|(a, b)| {
+            let a = numbers(a, one.dtype);
+            a.is_some() && a == numbers(b, other.dtype)
+        })
+    }
+
     /// Checks that the text part of the files has only these tensors, by their names in a text-only model.
     pub(crate) fn check_used(&self, used: &HashSet<String>) -> Result<(), Error> {
         let Source::Files {
@@ -185,10 +223,15 @@ impl Weights {
             return Ok(());
         };
         let inner = |name: &String| {
-            let inner = name.strip_prefix(prefix)?;
-            let name = format!("{}{inner}", PREFIXES[0]);
+            let head = || {
+                let name = name.strip_prefix(beside(prefix)).unwrap_or(name);
+                name.starts_with(HEAD).then(|| name.to_owned())
+            };
+            let inner = name.strip_prefix(prefix);
+            let inner = inner.map(|inner| format!("{}{inner}", PREFIXES[0]));
+            let name = inner.or_else(head)?;
             // Frequencies of the rotary embedding, which old files have, follow from the configuration.
-            let needless = used.contains(&name) || inner.ends_with(".inv_freq");
+            let needless = used.contains(&name) || name.ends_with(".inv_freq");
             (!needless).then_some(name)
         };
         match tensors.keys().filter_map(inner).min() {
@@ -231,18 +274,13 @@ impl Weights {
         };
         let place = self.place_of(name, shape)?;
         let bytes = &files[place.file][place.bytes.clone()];
-        match place.dtype {
-            Dtype::BF16 => convert::<bf16, T>(bytes, out, bf16::to_f32),
-            Dtype::F16 => convert::<f16, T>(bytes, out, f16::to_f32),
-            Dtype::F32 => convert::<f32, T>(bytes, out, |x| x),
-            other => {
-                return Err(Error::TensorType {
-                    name: name.to_owned(),
-                    got: format!("{other:?}"),
-                });
-            }
+        match append_as(place.dtype, bytes, out) {
+            true => Ok(()),
+            false => Err(Error::TensorType {
+                name: name.to_owned(),
+                got: format!("{:?}", place.dtype),
+            }),
         }
-        Ok(())
     }
 
     /// A tensor in a new vector: see [`append`](Self::append).
@@ -254,6 +292,12 @@ impl Weights {
         self.append(name, shape, &mut out)?;
         Ok(out)
     }
+}
+
+/// Prefix of the names of what is beside the layers: the matrix of the logits is `language_model.lm_head.weight` in some
+/// multimodal models.
+fn beside(prefix: &str) -> &str {
+    prefix.strip_suffix("model.").unwrap_or("")
 }
 
 /// Element types that weights are converted to.
@@ -276,6 +320,17 @@ impl Weight for bf16 {
 
 /// Elements that a thread converts at a time.
 const PIECE: usize = 1 << 16;
+
+/// Appends elements of a type, converted; false if it is none of those that weights have.
+fn append_as<T: Weight>(dtype: Dtype, bytes: &[u8], out: &mut Vec<T>) -> bool {
+    match dtype {
+        Dtype::BF16 => convert::<bf16, T>(bytes, out, bf16::to_f32),
+        Dtype::F16 => convert::<f16, T>(bytes, out, f16::to_f32),
+        Dtype::F32 => convert::<f32, T>(bytes, out, |x| x),
+        _ => return false,
+    }
+    true
+}
 
 fn convert<F: Pod + Sync, T: Weight>(
     bytes: &[u8],

@@ -10,6 +10,8 @@ use std::fs;
 
 use common::{FAMILIES, folder, options};
 use damage::{damaged, damaged_tensors};
+use half::bf16;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Error, Text, Weights};
 
@@ -122,6 +124,63 @@ fn tensors_that_would_be_ignored_are_refused() {
     }
 }
 
+/// Loads Qwen 2's fixture, whose embedding is also the matrix of the logits, with another tensor of a type.
+fn with_tensor(name: &str, dtype: Dtype, change: impl FnOnce(&mut [f32])) -> Result<(), Error> {
+    let bytes = fixture("qwen2", "model.safetensors");
+    let tensors = SafeTensors::deserialize(&bytes).expect("as made");
+    let embedding = tensors.tensor("model.embed_tokens.weight").expect("one");
+    let as_made: Vec<bf16> = bytemuck::pod_collect_to_vec(embedding.data());
+    let mut numbers: Vec<f32> = as_made.iter().map(|&x| x.into()).collect();
+    change(&mut numbers);
+    let data = match dtype {
+        Dtype::F32 => bytemuck::cast_slice(&numbers).to_vec(),
+        _ => bytemuck::pod_collect_to_vec(
+            &numbers
+                .iter()
+                .map(|&x| bf16::from_f32(x))
+                .collect::<Vec<_>>(),
+        ),
+    };
+    let mut shape = embedding.shape().to_vec();
+    if name.ends_with("bias") {
+        shape = vec![numbers.len()];
+    }
+    let new = TensorView::new(dtype, shape, &data).expect("whole");
+    let all = tensors.iter().chain([(name, new)]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = safetensors::serialize(all, None).expect("as before");
+    fs::write(folder.path().join("model.safetensors"), file).expect("writable");
+    let weights = Weights::open(folder.path()).expect("whole");
+    let loaded = CpuBackend::load(
+        architecture("qwen2"),
+        &weights,
+        &options(4, 16),
+        &mut |_| {},
+    );
+    loaded.map(drop)
+}
+
+/// The files may have a copy of the embedding as the matrix of the logits, but no other one.
+#[test]
+fn a_head_that_would_be_ignored_is_refused() {
+    let head = "lm_head.weight";
+    for dtype in [Dtype::BF16, Dtype::F32] {
+        with_tensor(head, dtype, |_| ()).expect("a copy");
+        let other = with_tensor(head, dtype, |numbers| *numbers.last_mut().unwrap() += 1.0);
+        let said = other.expect_err("another head").to_string();
+        assert_eq!(
+            said,
+            "the model has tie_word_embeddings = true; the files have a tensor lm_head.weight that differs from the embedding: \
+             set the field to false to use it, or leave the tensor out of the files"
+        );
+    }
+    let bias = with_tensor("lm_head.bias", Dtype::BF16, |_| ());
+    let Err(Error::UnusedTensor { name }) = bias else {
+        panic!("{bias:?}");
+    };
+    assert_eq!(name, "lm_head.bias");
+}
+
 /// A configuration that still parses is loaded, with weights that may not fit it.
 #[test]
 fn damaged_configurations_are_refused_or_read() {
@@ -193,6 +252,34 @@ fn a_folder_without_weights_says_what_it_may_have() {
     let said = Weights::open(folder.path()).unwrap_err().to_string();
     let both = "neither model.safetensors nor model.safetensors.index.json: add";
     assert!(said.contains(both), "{said}");
+}
+
+/// `transformers` takes the file, and this engine takes the shards of the index: one of them may be left of an older model.
+#[test]
+fn a_file_beside_shards_is_refused_unless_the_index_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let put =
+        |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("writable");
+    let index = "model.safetensors.index.json";
+    for name in [
+        index,
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ] {
+        put(name, &fixture("qwen3", name));
+    }
+    Weights::open(folder.path()).expect("as made");
+    let single = "model.safetensors";
+    put(single, &fixture("qwen2", single));
+    let said = Weights::open(folder.path()).unwrap_err().to_string();
+    let both = "model.safetensors.index.json: it does not name model.safetensors, which is there, too: delete the one of both \
+                that is old";
+    assert!(said.ends_with(both), "{said}");
+    put(
+        index,
+        br#"{"weight_map": {"model.norm.weight": "model.safetensors"}}"#,
+    );
+    Weights::open(folder.path()).expect("the file alone");
 }
 
 /// What a clone without Git LFS and an interrupted download leave behind.

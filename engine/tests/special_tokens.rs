@@ -144,3 +144,39 @@ fn special_tokens_without_a_name_or_an_id_are_refused() {
         );
     }
 }
+
+/// Programs that add tokens to a model may write them to `tokenizer_config.json` alone.
+#[test]
+fn tokens_that_only_the_settings_have_are_added() {
+    let tokenizer = fs::read(folder("qwen2").join("tokenizer.json")).expect("a fixture");
+    let tokenizer: Value = serde_json::from_slice(&tokenizer).expect("a fixture");
+    let size = tokenizer["model"]["vocab"].as_object().unwrap().len() as u32;
+    let token = |name: &str, special: bool| json!({"content": name, "special": special, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false});
+    let settings = |tokens: &[(u32, Value)]| {
+        let tokens = tokens
+            .iter()
+            .map(|(id, token)| (id.to_string(), token.clone()));
+        json!({"added_tokens_decoder": Value::Object(tokens.collect())})
+    };
+    let known = token("<|endoftext|>", true);
+    let new = [
+        (0, known.clone()),
+        (size, token("<a>", true)),
+        (size + 1, token("<b>", false)),
+    ];
+    let text = read("qwen2", settings(&new), None).expect("sound");
+    let tokens = text.encode("<a><b><|endoftext|>", false).unwrap();
+    assert_eq!(tokens, [size, size + 1, 0]);
+    assert_eq!(text.decode(&tokens).unwrap(), "<b>");
+    // For a token of `tokenizer.json`, its id there counts, as in `transformers`.
+    let text = read("qwen2", settings(&[(7, known)]), None).expect("sound");
+    assert_eq!(text.encode("<|endoftext|>", false).unwrap(), [0]);
+    let refused = read("qwen2", settings(&[(size + 1, token("<a>", true))]), None);
+    let said = refused.unwrap_err().to_string();
+    let message = format!(
+        "tokenizer_config.json: added_tokens_decoder has \"<a>\" with the id {}, but tokenizer.json has no such token, and would \
+         give it the id {size}: add the token to tokenizer.json",
+        size + 1
+    );
+    assert!(said.contains(&message), "{said}");
+}

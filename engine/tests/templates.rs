@@ -131,6 +131,54 @@ fn variables_that_are_read_only_to_be_set_are_named() {
     assert!(said.contains("a variable range"), "{said}");
 }
 
+/// Hermes 2 Pro and 3, for two, have another template for conversations with tools.
+#[test]
+fn tools_are_written_by_the_template_for_them() {
+    let user = [json!({"role": "user", "content": "a"})];
+    let without = ChatOptions::default();
+    let with = ChatOptions {
+        tools: vec![json!({"type": "function"})],
+        ..ChatOptions::default()
+    };
+    let tools = "{{ tools | tojson }}{{ bos_token }}{{ messages[0].content }}";
+    let usual = "{{ messages[0].content }}";
+    let named = |name: &str, template: &str| json!({"name": name, "template": template});
+    let list = json!([named("default", usual), named("tool_use", tools)]);
+    let written = "[{\"type\": \"function\"}]<s>a";
+    let read = |write: &dyn Fn(&Path)| {
+        let (folder, _) = common::with_template("", write);
+        Text::read(folder.path()).unwrap()
+    };
+    let settings = |to: &Path, templates: &Value| {
+        let settings = json!({"bos_token": "<s>", "chat_template": templates});
+        fs::write(to.join("tokenizer_config.json"), settings.to_string()).unwrap();
+    };
+    let file = |to: &Path, name: &str, template: &str| {
+        fs::create_dir_all(to.join("additional_chat_templates")).unwrap();
+        fs::write(to.join(name), template).unwrap();
+    };
+    let only_settings = read(&|to| {
+        settings(to, &list);
+        fs::remove_file(to.join("chat_template.jinja")).unwrap();
+    });
+    let files = read(&|to| {
+        settings(to, &json!("another one"));
+        file(to, "chat_template.jinja", usual);
+        file(to, "additional_chat_templates/tool_use.jinja", tools);
+    });
+    for text in [only_settings, files] {
+        assert_eq!(text.render_with(&user, &without).unwrap(), "a");
+        assert_eq!(text.render_with(&user, &with).unwrap(), written);
+    }
+    // As for `transformers`, the file replaces the whole list.
+    let replaced = read(&|to| {
+        settings(to, &list);
+        file(to, "chat_template.jinja", usual);
+    });
+    let refused = replaced.render_with(&user, &with).unwrap_err();
+    assert!(matches!(refused, Error::NotInTemplate { .. }), "{refused}");
+}
+
 /// 4 MB of lists within lists would be a gigabyte.
 #[test]
 fn what_templates_write_is_limited() {

@@ -9,6 +9,9 @@ use crate::{
     weights::{Weight, Weights},
 };
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
 /// Moves weights to the memory in which they stay.
 pub(super) trait Store {
     /// A tensor in that memory.
@@ -91,8 +94,8 @@ pub(super) struct Model<M> {
 
 impl<M> Model<M> {
     /// Reads all weights. `store` moves each tensor to where it stays; `progress` receives the number of layers loaded
-    /// so far. Before memory is taken, all tensors are checked. The model must use every tensor of its layers that the
-    /// files have: a text without the biases or layers of a model would be wrong.
+    /// so far. Before memory is taken, all tensors are checked. The model must use every tensor of its layers and of its
+    /// head that the files have: a text without the biases or layers of a model would be wrong.
     pub(super) fn load(
         architecture: &Architecture,
         weights: &Weights,
@@ -104,6 +107,20 @@ impl<M> Model<M> {
             used: HashSet::new(),
         };
         Model::read(architecture, &mut check, &mut |_| ())?;
+        if architecture.tied && !weights.are_random() && weights.has(HEAD) {
+            // Some files have a copy of the embedding.
+            if !weights.are_equal(HEAD, EMBEDDING) {
+                return Err(Error::Unsupported {
+                    field: "tie_word_embeddings",
+                    got: "true".to_owned(),
+                    rule: format!(
+                        "the files have a tensor {HEAD} that differs from the embedding: set the field to false to use it, or \
+                         leave the tensor out of the files"
+                    ),
+                });
+            }
+            check.used.insert(HEAD.to_owned());
+        }
         weights.check_used(&check.used)?;
         Self::read(architecture, store, progress)
     }
@@ -115,10 +132,10 @@ impl<M> Model<M> {
     ) -> Result<Self, Error> {
         let (hidden, vocabulary) = (a.hidden, a.vocabulary);
         let mut table = |name: &str| store.tensor(&[(name.to_owned(), vocabulary)], Some(hidden));
-        let embedding = table("model.embed_tokens.weight")?;
+        let embedding = table(EMBEDDING)?;
         let head = match a.tied {
             true => None,
-            false => Some(table("lm_head.weight")?),
+            false => Some(table(HEAD)?),
         };
         let mut layers = Vec::with_capacity(a.layers.len());
         for index in 0..a.layers.len() {

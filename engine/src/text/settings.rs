@@ -1,8 +1,10 @@
 //! `tokenizer_config.json`: special tokens, whether they are put around a text, and the chat template.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokenizers::{PostProcessorWrapper, Tokenizer};
+use tokenizers::{AddedToken, PostProcessorWrapper, Tokenizer};
 
 /// The fields that are used.
 #[derive(Default, Deserialize)]
@@ -12,7 +14,33 @@ pub(super) struct Settings {
     tokenizer_class: Option<String>,
     add_bos_token: Option<bool>,
     add_eos_token: Option<bool>,
+    added_tokens_decoder: Option<BTreeMap<u32, Added>>,
     pub chat_template: Option<Value>,
+}
+
+/// A token that the file gives an id.
+#[derive(Deserialize)]
+struct Added {
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    normalized: Option<bool>,
+    #[serde(default)]
+    special: bool,
+}
+
+impl Added {
+    fn token(&self) -> AddedToken {
+        AddedToken::from(self.content.as_str(), self.special)
+            .single_word(self.single_word)
+            .lstrip(self.lstrip)
+            .rstrip(self.rstrip)
+            .normalized(self.normalized.unwrap_or(!self.special))
+    }
 }
 
 /// The classes of `transformers` that read `add_bos_token` and `add_eos_token`. For others `tokenizer.json` decides what is
@@ -44,10 +72,34 @@ impl Settings {
         name(self.eos_token.as_ref()).unwrap_or_default()
     }
 
+    /// Adds the tokens that only this file has, as `transformers` does. The error says what is wrong with it.
+    pub(super) fn add_tokens(&self, tokenizer: &mut Tokenizer) -> Result<(), String> {
+        let missing = self.added_tokens_decoder.iter().flatten();
+        let missing = missing.filter(|(_, added)| {
+            !added.content.is_empty() && tokenizer.token_to_id(&added.content).is_none()
+        });
+        let missing: Vec<_> = missing.collect();
+        // The tokenizer numbers them.
+        tokenizer
+            .add_tokens(missing.iter().map(|(_, added)| added.token()))
+            .map_err(|error| error.to_string())?;
+        for (id, added) in missing {
+            let name = &added.content;
+            let got = tokenizer.token_to_id(name).unwrap_or_default();
+            if got != *id {
+                return Err(format!(
+                    "added_tokens_decoder has {name:?} with the id {id}, but tokenizer.json has no such token, and would give it \
+                     the id {got}: add the token to tokenizer.json, or download both files again"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a tokenizer put the special tokens around a text that the file asks for. The error says what is wrong with it.
     ///
     /// If the file has neither setting, `tokenizer.json` decides: version 4 of `transformers` then adds a BOS token for these
-    /// classes, version 5 does not.
+    /// classes, version 5 does not. Version 5 does not read the settings at all if there is a `tokenizer.json`.
     pub(super) fn apply(&self, tokenizer: &mut Tokenizer) -> Result<(), String> {
         let class = self.tokenizer_class.as_deref().unwrap_or_default();
         let given = self.add_bos_token.is_some() || self.add_eos_token.is_some();

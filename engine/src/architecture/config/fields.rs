@@ -30,6 +30,8 @@ pub(super) struct Config {
     pub rope_scaling: Option<RopeFields>,
     pub rope_local_base_freq: Option<f64>,
     pub partial_rotary_factor: Option<f64>,
+    /// Some files have it here instead of beside the factor.
+    pub original_max_position_embeddings: Option<u32>,
     // Windows.
     pub layer_types: Option<Vec<String>>,
     /// If the field is absent, the family's value applies; `null` means no window.

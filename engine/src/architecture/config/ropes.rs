@@ -2,7 +2,7 @@
 
 use tandem_attn::step::{Rope, RopeScaling, Yarn};
 
-use super::fields::{Config, RopeFields};
+use super::fields::{Config, RopeFields, RopeParameters};
 use crate::{Error, family::Traits};
 
 /// The rotary embeddings of layers without and with a sliding window.
@@ -72,6 +72,19 @@ fn turned(config: &Config, head_dim: u32, fields: &RopeFields) -> Result<u32, Er
     }
 }
 
+/// Whether there is one set of fields for each kind of layer.
+const fn is_by_kind(parameters: &RopeParameters) -> bool {
+    parameters.full_attention.is_some() || parameters.sliding_attention.is_some()
+}
+
+fn refuse_outer<T>(outer: u32, rule: String) -> Result<T, Error> {
+    Err(Error::Unsupported {
+        field: "original_max_position_embeddings",
+        got: outer.to_string(),
+        rule,
+    })
+}
+
 fn rope(
     config: &Config,
     traits: &Traits,
@@ -85,8 +98,24 @@ fn rope(
         })
     };
     let factor = || need("rope_scaling.factor", fields.factor);
-    let positions = fields.original_max_position_embeddings;
     let original_positions = || {
+        let inner = fields.original_max_position_embeddings;
+        let positions = match (inner, config.original_max_position_embeddings) {
+            (Some(inner), Some(outer)) if inner != outer => {
+                return refuse_outer(
+                    outer,
+                    format!("that of the scaling is {inner}: give one of them"),
+                );
+            }
+            // `transformers` does not read it then.
+            (None, Some(outer)) if config.rope_parameters.as_ref().is_some_and(is_by_kind) => {
+                return refuse_outer(
+                    outer,
+                    "rope_parameters are given for each kind of layer: give it there".to_owned(),
+                );
+            }
+            (inner, outer) => inner.or(outer),
+        };
         let positions = positions.or(config.max_position_embeddings).map(f64::from);
         need("rope_scaling.original_max_position_embeddings", positions)
             .map(|positions| positions as u32)

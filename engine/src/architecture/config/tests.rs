@@ -177,6 +177,52 @@ fn yarn_adds_positions() {
     assert_eq!(Architecture::from_json(&llama).unwrap().positions, 8192);
 }
 
+/// `transformers` reads it beside the other fields of the model, too, if the rotary embedding is the same in all layers.
+#[test]
+fn original_positions_beside_the_scaling_count() {
+    let scaling = "{\"rope_type\": \"yarn\", \"factor\": 4.0}";
+    let beside = |positions: u32| {
+        let field = format!("\"original_max_position_embeddings\": {positions}, \"vocab_size\"");
+        move |config: &str| config.replace("\"vocab_size\"", &field)
+    };
+    for name in ["rope_scaling", "rope_parameters"] {
+        let fields = format!("\"{name}\": {scaling}");
+        let config = beside(16384)(&QWEN.replace("\"rope_scaling\": null", &fields));
+        let read = Architecture::from_json(&config).unwrap();
+        let RopeScaling::Yarn(yarn) = read.kinds[0].rope.scaling else {
+            panic!("{:?}", read.kinds[0].rope);
+        };
+        assert_eq!((yarn.original_positions, read.positions), (16384, 65536));
+    }
+    // Meta's file has it within.
+    let same = Architecture::from_json(&beside(8192)(LLAMA)).unwrap();
+    assert_eq!(same, Architecture::from_json(LLAMA).unwrap());
+    assert_eq!(
+        refused(&beside(4096)(LLAMA)),
+        "the model has original_max_position_embeddings = 4096; that of the scaling is 8192: give one of them"
+    );
+    let by_kind =
+        format!("\"rope_parameters\": {{\"full_attention\": {scaling}}}, \"sliding_window\"");
+    let gemma = GEMMA.replace("\"sliding_window\"", &by_kind);
+    let gemma = gemma.replace(
+        "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, ",
+        "",
+    );
+    let gemma = gemma.replace(
+        "\"hidden_size\": 2560",
+        "\"hidden_size\": 2560, \"max_position_embeddings\": 131072",
+    );
+    assert!(Architecture::from_json(&gemma).is_ok());
+    let gemma = gemma.replace(
+        "\"hidden_size\": 2560",
+        "\"hidden_size\": 2560, \"original_max_position_embeddings\": 8192",
+    );
+    assert_eq!(
+        refused(&gemma),
+        "the model has original_max_position_embeddings = 8192; rope_parameters are given for each kind of layer: give it there"
+    );
+}
+
 /// `transformers` 4 wrote both names of the scaling type, and some programs write both names of the activation.
 #[test]
 fn a_field_under_both_of_its_names_is_read() {
