@@ -3,7 +3,8 @@
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceTensor, Gpu, KvPool, NcclId, RankOptions, RunTensors, Stream, WorkspaceOptions,
+        AppendScales, DeviceArray, DeviceTensor, Gpu, KvPool, NcclId, QkvStep, RankOptions,
+        RunTensors, Stream, WorkspaceOptions,
     },
     plan::{Bound, Plan, PlanError, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -61,6 +62,97 @@ fn a_workspace_runs_only_on_its_own_gpu() {
         assert_eq!(run(&second), Ok(()));
         assert_eq!(run(&again), Ok(()));
         assert_eq!(run(&first), Err(expected));
+    }
+}
+
+/// Results were those of other keys: the strides of a pool of more heads also fit fewer.
+#[test]
+fn a_pool_of_other_heads_is_refused() {
+    if !with_young_driver(a_pool_of_other_heads_is_refused) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 64);
+    let plan = decodes(&gpu, &spec, &[100, 30]);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 64]);
+    let stream = Stream::DEFAULT;
+    let pool = |spec: &Spec| KvPool::new(spec, KvLayout::Nhd, 16, 4000, A, A);
+    let right = pool(&spec);
+    let wrong = [
+        ("KV heads", Spec::new(8, 4, 64)),
+        ("KV heads", Spec::new(8, 8, 64)),
+        ("elements in a head of the keys", Spec::new(8, 2, 128)),
+        (
+            "elements in a head of the values",
+            spec.with_head_dim_v(128),
+        ),
+    ];
+    // The heads of a pool of four, given by strides, are those that the caller wants.
+    let of_four = pool(&Spec::new(8, 4, 64));
+    let first_heads = of_four.with_strides(of_four.k_strides, of_four.v_strides);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, stream).unwrap();
+        let mut run = |pool| gpu.run(&mut workspace, &q, &[pool], &q, None, stream);
+        assert_eq!(run(right), Ok(()));
+        for (dimension, spec) in wrong {
+            // Also after a run of a pool with the same strides, whose launches are kept.
+            let strides = pool(&spec).with_strides(pool(&spec).k_strides, pool(&spec).v_strides);
+            let _ = run(strides);
+            let before = launches();
+            let error = run(pool(&spec)).unwrap_err();
+            let of_pool = matches!(
+                error,
+                Error::Extent { tensor: "the KV pool", dimension: said, .. } if said == dimension
+            );
+            assert!(of_pool, "{error}");
+            assert_eq!(launches(), before);
+        }
+        assert_eq!(run(first_heads), Ok(()));
+        assert_eq!(run(right), Ok(()));
+
+        let rows = DeviceTensor::new(A, Dtype::BF16, [5, 2, 64]);
+        let slots = DeviceArray::new(A, 5);
+        let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+        let step = QkvStep {
+            qkv: DeviceTensor::new(A, Dtype::BF16, [5, 12 * 64]),
+            bias: None,
+            norm: None,
+            rope: None,
+        };
+        let queries = DeviceTensor::new(A, Dtype::BF16, [5, 8, 64]);
+        let given = AppendScales::Given;
+        let calls = |of: &Spec| {
+            let narrow = pool(&of.with_kv_dtype(Dtype::F8E4M3));
+            let pool = pool(of);
+            [
+                gpu.append_paged_kv(&spec, &pool, slots, &rows, &rows, stream),
+                gpu.append_quantised(&of_8_bits, &narrow, given, slots, &rows, &rows, stream),
+                gpu.qkv_step(&spec, &step, slots, &queries, &pool, given, stream),
+                gpu.copy_pages(&spec, &pool, &[], stream),
+            ]
+        };
+        assert_eq!(calls(&spec), [const { Ok(()) }; 4]);
+        let before = launches();
+        for (_, other) in wrong {
+            for result in calls(&other) {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(
+                        error,
+                        Error::Extent {
+                            tensor: "the KV pool",
+                            ..
+                        }
+                    ),
+                    "{error}"
+                );
+            }
+        }
+        assert_eq!(launches(), before);
     }
 }
 
