@@ -195,6 +195,47 @@ fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
     }
 }
 
+/// A graph with an upload in it copied its plan again with each launch, over the plan that was uploaded for the launch.
+#[test]
+fn a_plan_is_not_uploaded_within_a_capture() {
+    if !with_graph_driver(a_plan_is_not_uploaded_within_a_capture) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[100, 28]);
+    let workspace = |checks| {
+        let options = WorkspaceOptions::default().with_checks(checks);
+        gpu.workspace(&spec, &Bound::of(&plan), options).unwrap()
+    };
+    let (mut plain, mut checked) = (workspace(false), workspace(true));
+    let stream = gpu.stream().unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = [KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A)];
+    let refused = |result: Result<(), Error>, said: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InCapture { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(said) && text.contains("capture"), "{text}");
+    };
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        plain.upload(&plan, *stream).unwrap();
+        checked.upload(&plan, *stream).unwrap();
+        let graph = stream.capture(|stream| {
+            let uploaded = plain.upload(&plan, stream);
+            refused(uploaded, "before each launch");
+            let ran = gpu.run(&mut checked, &q, &pool, &q, None, stream);
+            refused(ran, "WorkspaceOptions::checks");
+            // On a stream that is not captured it does what it says. The workspace has its plan still.
+            checked.upload(&plan, Stream::DEFAULT)?;
+            gpu.run(&mut plain, &q, &pool, &q, None, stream)
+        });
+        assert_eq!(graph.unwrap().launch(*stream), Ok(()));
+        assert_eq!(plain.upload(&plan, *stream), Ok(()));
+    }
+}
+
 /// Requests without keys: only the merging kernel runs, and writes zeros.
 #[test]
 fn merges_alone_want_an_output_for_each_token() {

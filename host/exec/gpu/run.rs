@@ -53,7 +53,7 @@ impl Gpu {
     /// # Errors
     /// Before anything is launched: [`Error::OtherGpu`] for a workspace of another GPU, [`Error::NoPlan`], [`Error::Pools`],
     /// [`Error::NoInstance`] if no kernel was compiled for a launch, or the variant of the error for what is wrong with a
-    /// tensor; in debug mode also [`Error::PageOutside`] and [`Error::Damaged`]. [`Error::Driver`] if a launch fails.
+    /// tensor; in debug mode also [`Error::PageOutside`], [`Error::Damaged`] and [`Error::InCapture`]. [`Error::Driver`] if a launch fails.
     pub unsafe fn run(
         &self,
         workspace: &mut Workspace,
