@@ -3,11 +3,11 @@
 use tandem_attn::{
     Error,
     exec::gpu::{
-        AppendScales, DeviceArray, DeviceTensor, Gpu, KvPool, NcclId, QkvStep, RankOptions,
-        RunTensors, Stream, WorkspaceOptions,
+        AppendScales, DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, NcclId, QkvStep,
+        RankOptions, RunTensors, Stream, WorkspaceOptions,
     },
     plan::{Bound, Plan, PlanError, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     shard::RankError,
 };
 
@@ -154,6 +154,84 @@ fn a_pool_of_other_heads_is_refused() {
         }
         assert_eq!(launches(), before);
     }
+}
+
+/// `supports` knows no scales: the first run said that no kernel takes these, when the cache was full.
+#[test]
+fn scales_that_no_kernel_takes_are_refused_before_the_first_run() {
+    if !with_young_driver(scales_that_no_kernel_takes_are_refused_before_the_first_run) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let pool = |spec: &Spec| KvPool::new(spec, KvLayout::Nhd, 16, 4000, 0, 0);
+    // Nothing is read, and no memory needs to be there.
+    let of_tokens = {
+        let scales = DeviceTensor::new(0, Dtype::F32, [4000, 16, 2]);
+        KvScales::Token {
+            k: scales,
+            v: scales,
+        }
+    };
+    let of_heads = {
+        let scales = DeviceTensor::new(0, Dtype::F32, [2]);
+        KvScales::Head {
+            k: scales,
+            v: scales,
+        }
+    };
+    let asked = |spec: &Spec, scales| gpu.supports_pool(spec, &pool(spec).with_scales(scales));
+    for dim in [64, 80, 96, 112, 128, 256] {
+        let spec = Spec::new(8, 2, dim);
+        assert_eq!(asked(&spec, KvScales::One), Ok(()), "{dim}");
+        let error = asked(&spec, of_heads).unwrap_err();
+        assert!(matches!(error, Error::Shape(_)), "{error}");
+        for (dtype, cap) in [
+            (Dtype::F8E4M3, None),
+            (Dtype::F8E4M3, Some(5.0)),
+            (Dtype::F8E5M2, None),
+        ] {
+            let mut spec = spec.with_kv_dtype(dtype);
+            spec.variant.soft_cap = cap;
+            if gpu.supports(&spec).is_err() {
+                continue;
+            }
+            for scales in [KvScales::One, of_heads] {
+                assert_eq!(asked(&spec, scales), Ok(()), "{spec:?}");
+            }
+            let supported = asked(&spec, of_tokens);
+            match (dtype, cap) {
+                (Dtype::F8E4M3, None) => assert_eq!(supported, Ok(()), "{spec:?}"),
+                _ => {
+                    let error = supported.expect_err(&format!("{spec:?}"));
+                    assert!(matches!(error, Error::NoInstance { .. }), "{error}");
+                    let text = error.to_string();
+                    assert!(text.contains("F8E4M3, without a soft cap"), "{text}");
+                }
+            }
+        }
+    }
+    let of_8_bits = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let products = of_8_bits.with_compute(Compute::F8);
+    assert_eq!(asked(&products, of_heads), Ok(()));
+    let error = asked(&products, of_tokens).unwrap_err();
+    assert!(matches!(error, Error::NoInstance { .. }), "{error}");
+
+    let latent = Spec::latent(16, 512, 64).with_kv_dtype(Dtype::F8E4M3);
+    let rows_656 = KvPool::latent_656(64, 10, 0);
+    assert_eq!(gpu.supports_pool(&latent, &rows_656), Ok(()));
+    let error = gpu.supports_pool(&latent, &KvPool::latent(&latent, 64, 10, 0));
+    assert!(matches!(error, Err(Error::NoInstance { .. })), "{error:?}");
+
+    let error = gpu.supports_pool(&of_8_bits, &pool(&Spec::new(8, 2, 128)));
+    assert!(
+        matches!(error, Err(Error::DtypesDiffer { .. })),
+        "{error:?}"
+    );
+    let four = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+    let error = gpu.supports_pool(&of_8_bits, &pool(&four));
+    assert!(matches!(error, Err(Error::Extent { .. })), "{error:?}");
+    let error = gpu.supports_pool(&Spec::new(8, 2, 272), &pool(&Spec::new(8, 2, 272)));
+    assert!(matches!(error, Err(Error::Plan(_))), "{error:?}");
 }
 
 /// Without a launch set, a graph has the grids and the items of the plan that it was captured with.
