@@ -156,6 +156,14 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
+    /// A call within a capture that would not do what it says when the graph is launched.
+    #[error("{call} cannot be captured: {instead}")]
+    InCapture {
+        /// The call.
+        call: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
     /// A graph was launched for a plan that needs a launch which the graph does not contain.
     #[error(
         "the uploaded plan needs the launch {launch}, and the graph was captured without it: capture again with this plan, \

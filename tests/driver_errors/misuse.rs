@@ -3,10 +3,11 @@
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceTensor, Gpu, KvPool, NcclId, RankOptions, RunTensors, Stream, WorkspaceOptions,
+        AppendScales, DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, NcclId, QkvStep,
+        RankOptions, RunTensors, Stream, WorkspaceOptions,
     },
     plan::{Bound, Plan, PlanError, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     shard::RankError,
 };
 
@@ -64,6 +65,175 @@ fn a_workspace_runs_only_on_its_own_gpu() {
     }
 }
 
+/// Results were those of other keys: the strides of a pool of more heads also fit fewer.
+#[test]
+fn a_pool_of_other_heads_is_refused() {
+    if !with_young_driver(a_pool_of_other_heads_is_refused) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 64);
+    let plan = decodes(&gpu, &spec, &[100, 30]);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 64]);
+    let stream = Stream::DEFAULT;
+    let pool = |spec: &Spec| KvPool::new(spec, KvLayout::Nhd, 16, 4000, A, A);
+    let right = pool(&spec);
+    let wrong = [
+        ("KV heads", Spec::new(8, 4, 64)),
+        ("KV heads", Spec::new(8, 8, 64)),
+        ("elements in a head of the keys", Spec::new(8, 2, 128)),
+        (
+            "elements in a head of the values",
+            spec.with_head_dim_v(128),
+        ),
+    ];
+    // The heads of a pool of four, given by strides, are those that the caller wants.
+    let of_four = pool(&Spec::new(8, 4, 64));
+    let first_heads = of_four.with_strides(of_four.k_strides, of_four.v_strides);
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&plan, stream).unwrap();
+        let mut run = |pool| gpu.run(&mut workspace, &q, &[pool], &q, None, stream);
+        assert_eq!(run(right), Ok(()));
+        for (dimension, spec) in wrong {
+            // Also after a run of a pool with the same strides, whose launches are kept.
+            let strides = pool(&spec).with_strides(pool(&spec).k_strides, pool(&spec).v_strides);
+            let _ = run(strides);
+            let before = launches();
+            let error = run(pool(&spec)).unwrap_err();
+            let of_pool = matches!(
+                error,
+                Error::Extent { tensor: "the KV pool", dimension: said, .. } if said == dimension
+            );
+            assert!(of_pool, "{error}");
+            assert_eq!(launches(), before);
+        }
+        assert_eq!(run(first_heads), Ok(()));
+        assert_eq!(run(right), Ok(()));
+
+        let rows = DeviceTensor::new(A, Dtype::BF16, [5, 2, 64]);
+        let slots = DeviceArray::new(A, 5);
+        let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+        let step = QkvStep {
+            qkv: DeviceTensor::new(A, Dtype::BF16, [5, 12 * 64]),
+            bias: None,
+            norm: None,
+            rope: None,
+        };
+        let queries = DeviceTensor::new(A, Dtype::BF16, [5, 8, 64]);
+        let given = AppendScales::Given;
+        let calls = |of: &Spec| {
+            let narrow = pool(&of.with_kv_dtype(Dtype::F8E4M3));
+            let pool = pool(of);
+            [
+                gpu.append_paged_kv(&spec, &pool, slots, &rows, &rows, stream),
+                gpu.append_quantised(&of_8_bits, &narrow, given, slots, &rows, &rows, stream),
+                gpu.qkv_step(&spec, &step, slots, &queries, &pool, given, stream),
+                gpu.copy_pages(&spec, &pool, &[], stream),
+            ]
+        };
+        assert_eq!(calls(&spec), [const { Ok(()) }; 4]);
+        let before = launches();
+        for (_, other) in wrong {
+            for result in calls(&other) {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(
+                        error,
+                        Error::Extent {
+                            tensor: "the KV pool",
+                            ..
+                        }
+                    ),
+                    "{error}"
+                );
+            }
+        }
+        assert_eq!(launches(), before);
+    }
+}
+
+/// `supports` knows no scales: the first run said that no kernel takes these, when the cache was full.
+#[test]
+fn scales_that_no_kernel_takes_are_refused_before_the_first_run() {
+    if !with_young_driver(scales_that_no_kernel_takes_are_refused_before_the_first_run) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let pool = |spec: &Spec| KvPool::new(spec, KvLayout::Nhd, 16, 4000, 0, 0);
+    // Nothing is read, and no memory needs to be there.
+    let of_tokens = {
+        let scales = DeviceTensor::new(0, Dtype::F32, [4000, 16, 2]);
+        KvScales::Token {
+            k: scales,
+            v: scales,
+        }
+    };
+    let of_heads = {
+        let scales = DeviceTensor::new(0, Dtype::F32, [2]);
+        KvScales::Head {
+            k: scales,
+            v: scales,
+        }
+    };
+    let asked = |spec: &Spec, scales| gpu.supports_pool(spec, &pool(spec).with_scales(scales));
+    for dim in [64, 80, 96, 112, 128, 256] {
+        let spec = Spec::new(8, 2, dim);
+        assert_eq!(asked(&spec, KvScales::One), Ok(()), "{dim}");
+        let error = asked(&spec, of_heads).unwrap_err();
+        assert!(matches!(error, Error::Shape(_)), "{error}");
+        for (dtype, cap) in [
+            (Dtype::F8E4M3, None),
+            (Dtype::F8E4M3, Some(5.0)),
+            (Dtype::F8E5M2, None),
+        ] {
+            let mut spec = spec.with_kv_dtype(dtype);
+            spec.variant.soft_cap = cap;
+            if gpu.supports(&spec).is_err() {
+                continue;
+            }
+            for scales in [KvScales::One, of_heads] {
+                assert_eq!(asked(&spec, scales), Ok(()), "{spec:?}");
+            }
+            let supported = asked(&spec, of_tokens);
+            match (dtype, cap) {
+                (Dtype::F8E4M3, None) => assert_eq!(supported, Ok(()), "{spec:?}"),
+                _ => {
+                    let error = supported.expect_err(&format!("{spec:?}"));
+                    assert!(matches!(error, Error::NoInstance { .. }), "{error}");
+                    let text = error.to_string();
+                    assert!(text.contains("F8E4M3, without a soft cap"), "{text}");
+                }
+            }
+        }
+    }
+    let of_8_bits = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let products = of_8_bits.with_compute(Compute::F8);
+    assert_eq!(asked(&products, of_heads), Ok(()));
+    let error = asked(&products, of_tokens).unwrap_err();
+    assert!(matches!(error, Error::NoInstance { .. }), "{error}");
+
+    let latent = Spec::latent(16, 512, 64).with_kv_dtype(Dtype::F8E4M3);
+    let rows_656 = KvPool::latent_656(64, 10, 0);
+    assert_eq!(gpu.supports_pool(&latent, &rows_656), Ok(()));
+    let error = gpu.supports_pool(&latent, &KvPool::latent(&latent, 64, 10, 0));
+    assert!(matches!(error, Err(Error::NoInstance { .. })), "{error:?}");
+
+    let error = gpu.supports_pool(&of_8_bits, &pool(&Spec::new(8, 2, 128)));
+    assert!(
+        matches!(error, Err(Error::DtypesDiffer { .. })),
+        "{error:?}"
+    );
+    let four = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+    let error = gpu.supports_pool(&of_8_bits, &pool(&four));
+    assert!(matches!(error, Err(Error::Extent { .. })), "{error:?}");
+    let error = gpu.supports_pool(&Spec::new(8, 2, 272), &pool(&Spec::new(8, 2, 272)));
+    assert!(matches!(error, Err(Error::Plan(_))), "{error:?}");
+}
+
 /// Without a launch set, a graph has the grids and the items of the plan that it was captured with.
 #[test]
 fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
@@ -100,6 +270,47 @@ fn a_graph_without_a_launch_set_takes_only_plans_of_its_launches() {
             workspace.upload(plan, *stream).unwrap();
             assert_eq!(graph.launch(*stream), expected, "{plan}");
         }
+    }
+}
+
+/// A graph with an upload in it copied its plan again with each launch, over the plan that was uploaded for the launch.
+#[test]
+fn a_plan_is_not_uploaded_within_a_capture() {
+    if !with_graph_driver(a_plan_is_not_uploaded_within_a_capture) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = decodes(&gpu, &spec, &[100, 28]);
+    let workspace = |checks| {
+        let options = WorkspaceOptions::default().with_checks(checks);
+        gpu.workspace(&spec, &Bound::of(&plan), options).unwrap()
+    };
+    let (mut plain, mut checked) = (workspace(false), workspace(true));
+    let stream = gpu.stream().unwrap();
+    let q = DeviceTensor::new(A, Dtype::BF16, [2, 8, 128]);
+    let pool = [KvPool::new(&spec, KvLayout::Nhd, 16, 4000, A, A)];
+    let refused = |result: Result<(), Error>, said: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InCapture { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(said) && text.contains("capture"), "{text}");
+    };
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        plain.upload(&plan, *stream).unwrap();
+        checked.upload(&plan, *stream).unwrap();
+        let graph = stream.capture(|stream| {
+            let uploaded = plain.upload(&plan, stream);
+            refused(uploaded, "before each launch");
+            let ran = gpu.run(&mut checked, &q, &pool, &q, None, stream);
+            refused(ran, "WorkspaceOptions::checks");
+            // On a stream that is not captured it does what it says. The workspace has its plan still.
+            checked.upload(&plan, Stream::DEFAULT)?;
+            gpu.run(&mut plain, &q, &pool, &q, None, stream)
+        });
+        assert_eq!(graph.unwrap().launch(*stream), Ok(()));
+        assert_eq!(plain.upload(&plan, *stream), Ok(()));
     }
 }
 

@@ -185,6 +185,23 @@ pub(super) fn close() -> Vec<Note> {
     last.map_or_else(Vec::new, |(_, notes)| notes)
 }
 
+/// Refuses a call that cannot be captured if this thread captures its stream. A stream that has joined the capture is not known
+/// here, nor are captures by other crates.
+///
+/// # Errors
+/// [`Error::InCapture`].
+pub(super) fn refuse(
+    stream: Stream,
+    call: &'static str,
+    instead: &'static str,
+) -> Result<(), Error> {
+    let captures = OPEN.with_borrow(|open| open.iter().any(|(captured, _)| *captured == stream));
+    match captures {
+        true => Err(Error::InCapture { call, instead }),
+        false => Ok(()),
+    }
+}
+
 /// Notes a run of these launches on `stream`, if this thread captures. The stream may be another one that has joined a capture, so a run on
 /// a stream of no capture counts for all that are open.
 pub(super) fn note(

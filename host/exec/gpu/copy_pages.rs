@@ -161,6 +161,7 @@ impl Gpu {
     ) -> Result<(), Error> {
         spec.check()?;
         pool.check_dtype(spec)?;
+        pool.check_heads(spec)?;
         let arrays = arrays(spec, pool)?;
         check_copies(copies, pool.pages.into())?;
         if copies.is_empty() {

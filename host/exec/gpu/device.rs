@@ -1,6 +1,8 @@
 //! The device description of a GPU.
 
-use super::{Gpu, LaunchSet};
+use kernels_gpu::registry::Op;
+
+use super::{Gpu, KvPool, LaunchSet};
 use crate::{Error, plan::DeviceDescription, problem::Spec};
 
 /// The description that fits a GPU best, by its name and compute capability.
@@ -43,6 +45,8 @@ impl Gpu {
     /// # Errors
     /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with the nearest supported heads, or an error of the
     /// specification; [`Error::NoVariant`] or [`Error::NoInstance`] for a variant that the GPU was not opened with, or that lacks kernels.
+    ///
+    /// It does not know the scales of 8-bit keys and values: see [`supports_pool`](Self::supports_pool).
     pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
         self.device().supports(spec)?;
         let Some(name) = spec.variant.hooks else {
@@ -51,6 +55,31 @@ impl Gpu {
         self.hooks(name)?;
         for key in LaunchSet::all(&self.device(), spec)?.keys() {
             self.hooked(name, key.kernel.info())?;
+        }
+        Ok(())
+    }
+
+    /// [`supports`](Self::supports), and checks that kernels read a pool of this type and for these heads with these scales. Not all
+    /// kernels take all [scales](super::KvScales), and planning does not know which a pool has. Nothing is read: addresses may be 0.
+    ///
+    /// # Errors
+    /// As [`supports`](Self::supports); [`Error::DtypesDiffer`] or [`Error::Extent`] for a pool of another type or of other heads,
+    /// [`Error::NoInstance`] for scales, [`Error::Shape`].
+    pub fn supports_pool(&self, spec: &Spec, pool: &KvPool) -> Result<(), Error> {
+        self.supports(spec)?;
+        pool.check_dtype(spec)?;
+        pool.check_heads(spec)?;
+        pool.check_rope(spec, 0)?;
+        pool.scales.check_kind(spec, pool.dtype)?;
+        for key in LaunchSet::all(&self.device(), spec)?.keys() {
+            let kernel = key.kernel;
+            match kernel.info().op {
+                Op::Decode => {
+                    let kernel = self.decode_kernel(kernel, &spec.on_kernels(), pool);
+                    pool.scales.check_kernel(kernel.info())?;
+                }
+                _ => pool.check_scales_of_prefills(spec, kernel.info())?,
+            }
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl KvPool {
                 pool: rope,
                 strides: of_rope,
             }),
-            ..Self::of(spec.kv_dtype, pages, [latent; 2], [strides; 2])
+            ..Self::of(spec.kv_dtype, pages, [latent; 2], [strides; 2]).of_heads(spec, 1)
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
 use crate::kv::{ScalesByHead, view_by_head};
 use crate::{
     Error,
-    checks::{check_extent, check_same},
+    checks::{check_extent, check_same, extent},
     exec::apart::check_sides,
     kv::{LATENT_656_BYTES, by_token},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Quantity, Spec},
@@ -38,6 +38,29 @@ pub struct KvPool {
     /// The elements of latent keys that are no part of the values, if they have a pool of their own: see
     /// [`latent_parts`](Self::latent_parts). `k` and `v` are then the pool of the values.
     pub rope: Option<RopePart>,
+    /// The heads that it was described for. None if its strides were given.
+    pub(super) heads: Option<PoolHeads>,
+}
+
+/// The heads that a pool was described for, which strides do not show: those of a pool of more heads also fit fewer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PoolHeads {
+    kv_heads: u32,
+    head_dim_qk: u32,
+    head_dim_v: u32,
+    /// The strides that follow. If the pool has others, a caller has set them.
+    strides: [KvStrides; 2],
+}
+
+impl PoolHeads {
+    const fn new(spec: &Spec, kv_heads: u32, strides: [KvStrides; 2]) -> Self {
+        Self {
+            kv_heads,
+            head_dim_qk: spec.head_dim_qk,
+            head_dim_v: spec.head_dim_v,
+            strides,
+        }
+    }
 }
 
 /// The pool of the elements of latent keys that are no part of the values; the counterpart of
@@ -63,7 +86,15 @@ impl KvPool {
     ) -> Self {
         let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
         let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
-        Self::of(spec.kv_dtype, pages, [k, v], [k_strides, v_strides])
+        let strides = [k_strides, v_strides];
+        Self::of(spec.kv_dtype, pages, [k, v], strides).of_heads(spec, spec.kv_heads)
+    }
+
+    /// With the heads that the pool was described for.
+    pub(super) const fn of_heads(mut self, spec: &Spec, kv_heads: u32) -> Self {
+        let strides = [self.k_strides, self.v_strides];
+        self.heads = Some(PoolHeads::new(spec, kv_heads, strides));
+        self
     }
 
     /// Pools of keys and of values, which may be one, without scales.
@@ -82,6 +113,7 @@ impl KvPool {
             v_strides,
             scales: KvScales::One,
             rope: None,
+            heads: None,
         }
     }
 
@@ -96,7 +128,7 @@ impl KvPool {
     #[must_use]
     pub const fn latent(spec: &Spec, page_size: u32, pages: u32, pool: DevicePtr) -> Self {
         let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
-        Self::of(spec.kv_dtype, pages, [pool; 2], [strides; 2])
+        Self::of(spec.kv_dtype, pages, [pool; 2], [strides; 2]).of_heads(spec, 1)
     }
 
     /// The one pool of latent attention whose rows contain their scales: `[pages, page_size, 656]` bytes, see
@@ -127,12 +159,18 @@ impl KvPool {
                 strides: by_token(strides)?,
             }),
         };
+        let [k_strides, v_strides] = [by_token(self.k_strides)?, by_token(self.v_strides)?];
+        let heads = self.own_heads().map(|heads| PoolHeads {
+            strides: [k_strides, v_strides],
+            ..heads
+        });
         Some(Self {
             pages,
-            k_strides: by_token(self.k_strides)?,
-            v_strides: by_token(self.v_strides)?,
+            k_strides,
+            v_strides,
             scales,
             rope,
+            heads,
             ..*self
         })
     }
@@ -166,8 +204,43 @@ impl KvPool {
             )?,
             k_strides,
             v_strides,
+            heads: None,
             ..*self
         })
+    }
+
+    /// The heads that it was described for, if its strides are still theirs.
+    fn own_heads(&self) -> Option<PoolHeads> {
+        let strides = [self.k_strides, self.v_strides];
+        self.heads.filter(|heads| heads.strides == strides)
+    }
+
+    /// Checks that it was described for the heads of the specification, or that its strides were given.
+    pub(super) fn check_heads(&self, spec: &Spec) -> Result<(), Error> {
+        let Some(heads) = self.own_heads() else {
+            return Ok(());
+        };
+        for (dimension, got, expected) in [
+            ("KV heads", heads.kv_heads, spec.kv_heads),
+            (
+                "elements in a head of the keys",
+                heads.head_dim_qk,
+                spec.head_dim_qk,
+            ),
+            (
+                "elements in a head of the values",
+                heads.head_dim_v,
+                spec.head_dim_v,
+            ),
+        ] {
+            if got != expected {
+                let rule = format!(
+                    "{expected}, as in the specification (KvPool::with_strides describes some heads of a larger pool)"
+                );
+                return Err(extent("the KV pool", dimension, got as usize, rule));
+            }
+        }
+        Ok(())
     }
 
     /// Tokens of a page, for calls that write keys and values. Checks that both have the same number, and that keys
@@ -227,9 +300,11 @@ impl KvPool {
         check_sides(spec, self.pages, [self.k_strides, self.v_strides])
     }
 
-    /// With other strides, for example for keys and values in one pool, or for one layer of a larger pool.
+    /// With other strides, for example for keys and values in one pool, for one layer of a larger pool, or for some of its heads.
+    /// They say which memory is read: the heads that the pool was described for are no longer compared with those of the plan.
     #[must_use]
     pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
+        self.heads = None;
         self.k_strides = k;
         self.v_strides = v;
         self
@@ -309,6 +384,45 @@ mod tests {
         assert_eq!(scaled(tensor.with_stride(0, 40)), None);
         let many = KvPool::new(&spec, KvLayout::Nhd, 128, 1 << 30, 1 << 20, 1 << 21);
         assert_eq!(many.by_token(), None);
+    }
+
+    /// What was given by strides, or reads one head of several, has no other heads to compare.
+    #[test]
+    fn a_pool_is_for_the_heads_that_it_was_described_for() {
+        let (two, four) = (Spec::new(8, 2, 64), Spec::new(8, 4, 64));
+        let pool = KvPool::new(&four, KvLayout::Nhd, 16, 3, 1 << 20, 1 << 21);
+        let error = pool.check_heads(&two).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the KV pool has 4 KV heads: it must be 2, as in the specification (KvPool::with_strides describes some heads of \
+             a larger pool)"
+        );
+        let tokens = pool.by_token().unwrap();
+        assert_eq!(tokens.check_heads(&two), Err(error));
+        assert_eq!(tokens.check_heads(&four), Ok(()));
+        assert_eq!(
+            pool.with_strides(pool.k_strides, pool.v_strides)
+                .check_heads(&two),
+            Ok(())
+        );
+        let mut set = pool;
+        set.k_strides.page *= 2;
+        assert_eq!(set.check_heads(&two), Ok(()));
+        let by_head = KvPool::new(&four, KvLayout::Hnd, 16, 3, 1 << 20, 1 << 21).by_head(4);
+        assert_eq!(by_head.unwrap().check_heads(&Spec::new(2, 1, 64)), Ok(()));
+        let latent = Spec::latent(16, 512, 64);
+        let other = Spec::latent(16, 256, 64);
+        for pool in [
+            KvPool::latent(&latent, 16, 3, 1 << 20),
+            KvPool::latent_parts(&latent, 16, 3, 1 << 20, 1 << 21),
+        ] {
+            assert_eq!(pool.check_heads(&latent), Ok(()));
+            assert!(pool.check_heads(&other).is_err());
+        }
+        assert_eq!(
+            KvPool::latent_656(16, 3, 1 << 20).check_heads(&latent),
+            Ok(())
+        );
     }
 
     #[test]

@@ -209,6 +209,7 @@ fn parameters(
     let page_size = pool.page_size()?;
     let format = format(pool.dtype)?;
     pool.check_dtype(spec)?;
+    pool.check_heads(spec)?;
     let (tokens, heads) = (slots.len, spec.kv_heads as usize);
     slots.check_address("slots", 4)?;
     let mode = mode(scales, pool)?;

@@ -53,7 +53,7 @@ impl Gpu {
     /// # Errors
     /// Before anything is launched: [`Error::OtherGpu`] for a workspace of another GPU, [`Error::NoPlan`], [`Error::Pools`],
     /// [`Error::NoInstance`] if no kernel was compiled for a launch, or the variant of the error for what is wrong with a
-    /// tensor; in debug mode also [`Error::PageOutside`] and [`Error::Damaged`]. [`Error::Driver`] if a launch fails.
+    /// tensor; in debug mode also [`Error::PageOutside`], [`Error::Damaged`] and [`Error::InCapture`]. [`Error::Driver`] if a launch fails.
     pub unsafe fn run(
         &self,
         workspace: &mut Workspace,
@@ -227,8 +227,12 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             continue;
         }
         pool.check_dtype(&workspace.spec)?;
-        let heads = key.map_or(1, |key| key.heads);
-        check_heads(&workspace.spec.times(heads), pool.k_strides, part)?;
+        let spec = workspace.spec.times(key.map_or(1, |key| key.heads));
+        check_heads(&spec, pool.k_strides, part)?;
+        // Without launches of the part, nothing says how many heads it has.
+        if key.is_some() {
+            pool.check_heads(&spec)?;
+        }
         pool.check_rope(&workspace.spec, part)?;
         // Launches of a part that this plan lacks read its pool for later plans.
         let Some(needs) = needs else {

@@ -50,7 +50,8 @@ pub enum KvScales {
     },
     /// One scale for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales can be stored
     /// inside the pages. Prefills on a GPU round the product of each key or value and its scale to the type of the queries,
-    /// clamped to the largest number of F16.
+    /// clamped to the largest number of F16. Decode kernels have them for F8E4M3 without a soft cap, and
+    /// prefills not with `Compute::F8`: [`Gpu::supports_pool`](super::Gpu::supports_pool) says before the first run whether all have.
     Token {
         /// Of keys.
         k: DeviceTensor<3>,
@@ -71,16 +72,10 @@ impl KvScales {
         [pages, page_size]: [u32; 2],
         tokens: usize,
     ) -> Result<ScaleParams, Error> {
-        if !matches!(self, Self::One) && dtype.bytes() != 1 {
-            return Err(ShapeError::Scaled { dtype }.into());
-        }
+        self.check_kind(spec, dtype)?;
         let (heads, of_spec) = (spec.kv_heads as usize, "in the specification");
         match self {
-            Self::One => Ok(ScaleParams::default()),
-            Self::InRow => {
-                check_in_row(spec, dtype)?;
-                Ok(ScaleParams::default())
-            }
+            Self::One | Self::InRow => Ok(ScaleParams::default()),
             Self::Token { k, v } => {
                 for (name, tensor) in [(KEYS, k), (VALUES, v)] {
                     let of_pool = "in the pool";
@@ -143,6 +138,17 @@ impl KvScales {
                     ..params
                 })
             }
+        }
+    }
+
+    /// Checks that a pool of this type and specification can have scales of this kind.
+    pub(super) fn check_kind(&self, spec: &Spec, dtype: Dtype) -> Result<(), Error> {
+        if !matches!(self, Self::One) && dtype.bytes() != 1 {
+            return Err(ShapeError::Scaled { dtype }.into());
+        }
+        match self {
+            Self::InRow => Ok(check_in_row(spec, dtype)?),
+            _ => Ok(()),
         }
     }
 

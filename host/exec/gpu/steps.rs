@@ -50,6 +50,7 @@ struct OwnedTensors {
 
 fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
     (a.dtype, a.pages, a.k_strides, a.v_strides) == (b.dtype, b.pages, b.k_strides, b.v_strides)
+        && a.heads == b.heads
         && a.rope.map(|rope| rope.strides) == b.rope.map(|rope| rope.strides)
         && a.scales.alike(&b.scales)
 }

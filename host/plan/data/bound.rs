@@ -231,7 +231,7 @@ impl Bound {
             ("work items", needed.items, self.items),
             ("rows of gathered items", needed.rows, self.rows),
             (
-                "page ids (BatchLimits::with_page_ids)",
+                "page ids (requests × kv_len / page_size of BatchLimits::decodes, or with_page_ids)",
                 needed.page_ids,
                 self.page_ids,
             ),

@@ -68,8 +68,8 @@ pub enum PlanError {
     },
     /// The plan does not fit the bound it was to keep.
     #[error(
-        "the plan needs {needed} {what}, but the bound allows {bound}: raise the BatchLimits of the bound (most sizes \
-         follow from query_tokens), or send a smaller batch"
+        "the plan needs {needed} {what}, but the bound allows {bound}: raise the BatchLimits of the bound (requests \
+         and kv_len of BatchLimits::decodes, or query_tokens, from which most sizes follow), or send a smaller batch"
     )]
     Bound {
         /// What there is too much of.

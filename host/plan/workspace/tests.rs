@@ -125,6 +125,33 @@ fn limits_that_no_batch_has_are_refused() {
     );
 }
 
+/// The error named only the numbers that follow from the arguments of the limits.
+#[test]
+fn a_batch_of_more_requests_than_the_limits_have_names_what_to_raise() {
+    let (spec, options) = (Spec::new(8, 2, 64), PlanOptions::default());
+    let device = DeviceDescription::named("h200").unwrap();
+    let limits = BatchLimits::decodes(4, 128, 16).with_query_tokens(64);
+    let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
+    let mut table = PageTable::new(16, 100);
+    (0..9).for_each(|first| table.push(&(8 * first..8 * first + 8).collect::<Vec<_>>(), 128));
+    let batch = Batch::new((0..=9).collect(), table);
+    let options = options.with_bound(bound);
+    let error = Planner::new()
+        .plan(&spec, &batch, &device, &options)
+        .unwrap_err();
+    let text = error.to_string();
+    for part in [
+        "72 page ids",
+        "allows 32",
+        "BatchLimits::decodes",
+        "requests",
+        "kv_len",
+        "with_page_ids",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
 /// A request has a last page in each part, and each may not be full.
 #[test]
 fn prompts_in_two_parts_have_room_for_two_last_pages() {

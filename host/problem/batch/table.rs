@@ -128,10 +128,11 @@ impl PageTable {
     }
 
     /// Appends a row block with `kv_len` keys on the first of `pages`. Entries that the keys do not need, such as pages for later
-    /// tokens or padding, are ignored.
+    /// tokens or padding, are ignored. [`Batch::check`](crate::problem::Batch::check), which planning calls, compares the ids with
+    /// `pool_pages`; the pool may still grow until then.
     ///
     /// # Errors
-    /// [`ProblemError::TooFewPages`], [`ProblemError::PageId`], [`ProblemError::PageSize`] or
+    /// [`ProblemError::TooFewPages`], [`ProblemError::PageId`] for a number that no pool has as a page, [`ProblemError::PageSize`] or
     /// [`ProblemError::TooLarge`]; the table is then unchanged.
     pub fn try_push<I: Integer>(
         &mut self,

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::CString,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
+    thread::{self, ThreadId},
     time::Instant,
 };
 
@@ -51,6 +52,35 @@ struct Joined {
     awaited: u64,
 }
 
+/// Which threads must not make calls that could wait for the work of a capture, or would run at once instead of in the graph.
+/// `CUstreamCaptureMode`.
+#[derive(Clone, Copy)]
+pub enum CaptureMode {
+    Global,
+    ThreadLocal(ThreadId),
+    Relaxed,
+}
+
+impl CaptureMode {
+    /// That of a capture by this thread.
+    pub fn new(mode: u32) -> Option<Self> {
+        match mode {
+            0 => Some(Self::Global),
+            1 => Some(Self::ThreadLocal(thread::current().id())),
+            2 => Some(Self::Relaxed),
+            _ => None,
+        }
+    }
+
+    fn forbids_here(self) -> bool {
+        match self {
+            Self::Global => true,
+            Self::ThreadLocal(id) => id == thread::current().id(),
+            Self::Relaxed => false,
+        }
+    }
+}
+
 /// An event of a capture: the capture's stream, that on which it was recorded, and what that had done.
 struct Recorded {
     origin: usize,
@@ -65,6 +95,8 @@ pub struct Gpu {
     pub functions: HashMap<usize, Function>,
     /// Captured work by stream.
     pub captures: HashMap<usize, Vec<Work>>,
+    /// Their modes.
+    pub modes: HashMap<usize, CaptureMode>,
     /// Streams that wait for an event of a capture.
     joined: HashMap<usize, Joined>,
     /// Events recorded in a capture.
@@ -91,6 +123,7 @@ impl Gpu {
             modules: HashMap::new(),
             functions: HashMap::new(),
             captures: HashMap::new(),
+            modes: HashMap::new(),
             joined: HashMap::new(),
             events: HashMap::new(),
             times: HashMap::new(),
@@ -145,6 +178,11 @@ impl Gpu {
         self.captures.contains_key(&stream) || self.joined.contains_key(&stream)
     }
 
+    /// Whether a capture forbids this thread to allocate and free memory, and to make calls that return when their work is done.
+    pub fn forbids_unsafe_calls(&self) -> bool {
+        self.modes.values().any(|mode| mode.forbids_here())
+    }
+
     /// Whether the event was last recorded in a capture that goes on.
     pub fn belongs_to_capture(&self, event: usize) -> bool {
         self.events.contains_key(&event)
@@ -186,6 +224,7 @@ impl Gpu {
         let is_open = of_it.any(|joined| joined.awaited < joined.done);
         self.joined.retain(|_, joined| joined.origin != stream);
         self.events.retain(|_, event| event.origin != stream);
+        self.modes.remove(&stream);
         let captured = self.captures.remove(&stream).ok_or(INVALID_VALUE)?;
         if is_open { Err(UNJOINED) } else { Ok(captured) }
     }

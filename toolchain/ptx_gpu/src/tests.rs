@@ -182,6 +182,43 @@ fn a_stream_that_is_captured_is_not_waited_for() {
     }
 }
 
+/// The emulator took calls in a capture that a GPU refuses. The thread of a thread-local capture neither allocates nor makes calls that
+/// wait; other threads do.
+#[test]
+fn a_thread_that_captures_neither_allocates_nor_waits() {
+    let (stream, there) = (new_stream(), new_memory(3));
+    let calls = || {
+        let (mut memory, mut pinned, mut bytes) = (0, std::ptr::null_mut(), [3_u8; 4]);
+        // SAFETY: both sides have four bytes.
+        let codes = unsafe {
+            [
+                cuMemAlloc_v2(&mut memory, 4),
+                cuMemHostAlloc(&mut pinned, 4, 0),
+                cuMemsetD8_v2(there, 3, 4),
+                cuMemcpyHtoD_v2(there, bytes.as_ptr().cast(), 4),
+                cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), there, 4),
+            ]
+        };
+        if !pinned.is_null() {
+            // SAFETY: it was allocated above.
+            assert_eq!(unsafe { cuMemFreeHost(pinned) }, 0);
+        }
+        (codes, cuMemFree_v2(memory))
+    };
+    assert_eq!(cuStreamBeginCapture_v2(stream, 1), 0);
+    assert_eq!(calls(), ([900; 5], 0));
+    assert_eq!(cuMemFree_v2(there), 900);
+    let of_another = std::thread::scope(|scope| scope.spawn(calls).join());
+    assert_eq!(of_another.unwrap(), ([0; 5], 0));
+    assert!(end_capture(stream).is_ok());
+    assert_eq!(calls(), ([0; 5], 0));
+    assert_eq!(cuStreamBeginCapture_v2(stream, 2), 0);
+    assert_eq!(calls(), ([0; 5], 0));
+    assert!(end_capture(stream).is_ok());
+    assert_eq!(cuStreamBeginCapture_v2(stream, 3), 1);
+    assert_eq!(cuMemFree_v2(there), 0);
+}
+
 fn new_stream() -> *mut c_void {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the argument points to a handle.

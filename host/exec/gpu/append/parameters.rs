@@ -65,6 +65,7 @@ pub(super) fn parameters(
     for side in &sides {
         side.check(spec.kv_heads as usize, pool.dtype, slots.len)?;
     }
+    pool.check_heads(spec)?;
     both_parameters(&sides, pool.pages, slots)
 }
 

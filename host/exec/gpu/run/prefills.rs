@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::registry::{Arch, Op};
+use kernels_gpu::registry::{Arch, KernelInfo, Op};
 
 use super::making::{Making, on, place};
 use crate::{
@@ -50,9 +50,7 @@ impl Making<'_> {
             self.pads_by(kernel)?;
         }
         let of_ampere = kernel.info().arch == Arch::Sm80;
-        if converts && !by_token(&workspace.spec, pool) {
-            pool.scales.check_kernel(kernel.info())?;
-        }
+        pool.check_scales_of_prefills(&workspace.spec, kernel.info())?;
         let turns = workspace.spec.rotary.is_some();
         if converts && of_ampere {
             let what = match turns {
@@ -208,6 +206,20 @@ fn rows_together(rows: &DeviceTensor<2>, heads: u32) -> DeviceTensor<2> {
         shape: [tokens / heads, of_token * heads],
         strides: [token * heads, head],
         ..*rows
+    }
+}
+
+impl KvPool {
+    /// Checks that a prefill's kernel takes its scales, or a launch before it does.
+    pub(in crate::exec::gpu) fn check_scales_of_prefills(
+        &self,
+        spec: &Spec,
+        kernel: &KernelInfo,
+    ) -> Result<(), Error> {
+        match spec.converts() && !by_token(spec, self) {
+            true => self.scales.check_kernel(kernel),
+            false => Ok(()),
+        }
     }
 }
 

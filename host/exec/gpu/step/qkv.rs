@@ -269,6 +269,7 @@ impl Target {
     ) -> Result<Self, Error> {
         let page_size = pool.page_size()?;
         pool.check_dtype(spec)?;
+        pool.check_heads(spec)?;
         pool.check_apart(spec)?;
         if pool.dtype != Dtype::F8E4M3 {
             check_same("the KV pool", pool.dtype, "qkv", dtype)?;

@@ -9,7 +9,7 @@ use super::{IN_FLIGHT, Staging, Workspace, check_launches};
 use crate::{
     Error,
     exec::gpu::{
-        KvPool, RunTensors, Stream,
+        KvPool, RunTensors, Stream, captured,
         driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
         inspect::{Known, inspect},
         launch_plan::LaunchPlan,
@@ -39,8 +39,11 @@ impl Workspace {
     /// [`Error::OtherSpec`], [`Error::BrokenPlan`], [`Error::Plan`] if the plan is larger than the bound, [`Error::NotCaptured`],
     /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for a plan of more than 64 launches (a
     /// batch of many parts). After these errors nothing was changed on the device, and the workspace has no plan.
-    /// [`Error::Driver`].
+    /// [`Error::InCapture`] on a stream that this thread captures: the workspace keeps its plan. [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
+        // A graph would copy this plan again with each launch, over the plan that was uploaded for it.
+        let instead = "upload a plan before the capture, and before each launch of the graph";
+        captured::refuse(stream, "Workspace::upload", instead)?;
         self.uploaded.clear();
         self.only_needed = false;
         self.run.forget();
@@ -189,6 +192,8 @@ impl Workspace {
         tensors: &RunTensors<'_>,
         stream: Stream,
     ) -> Result<(), Error> {
+        let instead = "capture with a workspace without checks";
+        captured::refuse(stream, "a run with WorkspaceOptions::checks", instead)?;
         let _current = Current::enter(self.context.raw())?;
         let mut bytes = vec![0_u8; self.layout.upload_bytes as usize];
         // SAFETY: so many bytes were allocated; the caller vouches for the stream.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    gpu::{CAPTURING, Code, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY, SUCCESS, gpu},
+    gpu::{CAPTURING, Code, Gpu, INVALID_VALUE, LAUNCH_FAILED, OUT_OF_MEMORY, SUCCESS, gpu},
     work::Work,
 };
 
@@ -14,7 +14,11 @@ use crate::{
 pub(super) const TOTAL: usize = 141 << 30;
 
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code {
-    let memory = &mut gpu().memory;
+    let mut gpu = gpu();
+    if gpu.forbids_unsafe_calls() {
+        return CAPTURING;
+    }
+    let memory = &mut gpu.memory;
     if bytes > TOTAL.saturating_sub(memory.allocated()) {
         return OUT_OF_MEMORY;
     }
@@ -27,10 +31,16 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code 
 }
 
 pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
-    if address == 0 || gpu().memory.free(address) {
-        SUCCESS
-    } else {
-        INVALID_VALUE
+    let mut gpu = gpu();
+    if address == 0 {
+        return SUCCESS;
+    }
+    if gpu.forbids_unsafe_calls() {
+        return CAPTURING;
+    }
+    match gpu.memory.free(address) {
+        true => SUCCESS,
+        false => INVALID_VALUE,
     }
 }
 
@@ -50,6 +60,9 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     bytes: usize,
     _: c_uint,
 ) -> Code {
+    if gpu().forbids_unsafe_calls() {
+        return CAPTURING;
+    }
     let words = bytes.div_ceil(16) + 1;
     let mut block = Vec::new();
     if block.try_reserve_exact(words).is_err() {
@@ -84,6 +97,9 @@ fn fill(target: u64, pattern: &[u8], count: usize, stream: *mut c_void) -> Code 
 }
 
 pub extern "C" fn cuMemsetD8_v2(target: u64, value: u8, count: usize) -> Code {
+    if gpu().forbids_unsafe_calls() {
+        return CAPTURING;
+    }
     fill(target, &[value], count, ptr::null_mut())
 }
 
@@ -124,12 +140,18 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 }
 
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> Code {
+    if gpu().forbids_unsafe_calls() {
+        return CAPTURING;
+    }
     // SAFETY: the caller's promise.
     unsafe { cuMemcpyHtoDAsync_v2(target, source, bytes, ptr::null_mut()) }
 }
 
-pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> Code {
-    let mut gpu = gpu();
+/// Copies at once.
+///
+/// # Safety
+/// The target takes so many bytes.
+unsafe fn fetch(gpu: &mut Gpu, target: *mut c_void, source: u64, bytes: usize) -> Code {
     if gpu.failed {
         return LAUNCH_FAILED;
     }
@@ -141,6 +163,15 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes
     SUCCESS
 }
 
+pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> Code {
+    let mut gpu = gpu();
+    if gpu.forbids_unsafe_calls() {
+        return CAPTURING;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { fetch(&mut gpu, target, source, bytes) }
+}
+
 /// The emulator's graphs copy nothing to the host.
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     target: *mut c_void,
@@ -148,11 +179,12 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: *mut c_void,
 ) -> Code {
-    if gpu().is_captured(stream.addr()) {
+    let mut gpu = gpu();
+    if gpu.is_captured(stream.addr()) {
         return CAPTURING;
     }
     // SAFETY: the caller's promise.
-    unsafe { cuMemcpyDtoH_v2(target, source, bytes) }
+    unsafe { fetch(&mut gpu, target, source, bytes) }
 }
 
 pub extern "C" fn cuMemcpyDtoDAsync_v2(

@@ -3,7 +3,9 @@
 use std::ffi::{c_uint, c_void};
 
 use super::{handle, state};
-use crate::gpu::{CAPTURED_EVENT, CAPTURING, Code, INVALID_HANDLE, INVALID_VALUE, SUCCESS, gpu};
+use crate::gpu::{
+    CAPTURED_EVENT, CAPTURING, CaptureMode, Code, INVALID_HANDLE, INVALID_VALUE, SUCCESS, gpu,
+};
 
 pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
     gpu().record(event.addr(), stream.addr());
@@ -70,8 +72,13 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Co
     SUCCESS
 }
 
-pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Code {
-    gpu().captures.insert(stream.addr(), Vec::new());
+pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_uint) -> Code {
+    let Some(mode) = CaptureMode::new(mode) else {
+        return INVALID_VALUE;
+    };
+    let mut gpu = gpu();
+    gpu.captures.insert(stream.addr(), Vec::new());
+    gpu.modes.insert(stream.addr(), mode);
     SUCCESS
 }
 
