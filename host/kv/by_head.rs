@@ -242,8 +242,8 @@ impl PagesByHead {
         (0..tokens).map(|token| token % self.kv_heads).collect()
     }
 
-    /// The specification of the [batch](Self::batch): one KV head and its group. If the model has sinks, a run is given all of them,
-    /// `[q_heads]` of the model, which are `[sink_tokens, q_heads]` of this specification.
+    /// The specification of the [batch](Self::batch): one KV head and its group. If the model has sinks, a run is given all of
+    /// them, `[q_heads]` of the model, which are `[sink_tokens, q_heads]` of this specification.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec

@@ -396,8 +396,8 @@ pub enum ProblemError {
     },
     /// A number of tokens with sinks of their own where there are none.
     #[error(
-        "sinks of {got} tokens: leave it at 1, unless the specification has sinks, keys that are not latent, and a batch with several \
-         tokens for a token of the model, as kv::PagesByHead makes them"
+        "sinks of {got} tokens: leave it at 1, unless the specification has sinks, keys that are not latent, and a batch with \
+         several tokens for a token of the model, as kv::PagesByHead makes them"
     )]
     SinkTokens {
         /// As [`Variant::sink_tokens`](super::Variant::sink_tokens).
@@ -405,8 +405,8 @@ pub enum ProblemError {
     },
     /// Sinks of other tokens than a part has together.
     #[error(
-        "part {part} has {heads} tokens of the batch together, but sinks are those of {sink_tokens} tokens: for page lists by KV head, \
-         use the specification of kv::PagesByHead, and give as many sinks as the model has"
+        "part {part} has {heads} tokens of the batch together, but sinks are those of {sink_tokens} tokens: for page lists by \
+         KV head, use the specification of kv::PagesByHead, and give as many sinks as the model has"
     )]
     SinksOfHeads {
         /// The part.

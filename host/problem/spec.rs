@@ -265,8 +265,8 @@ impl Spec {
         }
     }
 
-    /// The number of sinks that a run is given: `[q_heads]`, or of each of the [tokens that have their own](Variant::sink_tokens). 0 if
-    /// there are none.
+    /// The number of sinks that a run is given: `[q_heads]`, or of each of the [tokens that have their
+    /// own](Variant::sink_tokens). 0 if there are none.
     #[must_use]
     pub const fn sinks(&self) -> usize {
         match self.variant.sinks {

@@ -21,9 +21,9 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
     /// How many tokens of the batch are one token of the model, each with query heads and sinks of its own. Sinks are
-    /// `[sink_tokens, q_heads]`, and token `t` of the batch has those of `t % sink_tokens`. It is 1 except for
-    /// page lists by KV head (`kv::PagesByHead`, feature `unstable`), where it is the number of KV heads: the sinks are those of the
-    /// model. Without sinks it must be 1.
+    /// `[sink_tokens, q_heads]`, and token `t` of the batch has those of `t % sink_tokens`. It is 1 except for page lists by KV
+    /// head (`kv::PagesByHead`, feature `unstable`), where it is the number of KV heads: the sinks are those of the model.
+    /// Without sinks it must be 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sink_tokens: u32,
     /// The [hooks](crate::variant::Variant) of this name compute logits and may hide more keys. On a GPU they need kernels that

@@ -141,8 +141,8 @@ pub const fn sink_index(tokens: u32, heads: u32, token: u32, head: u32) -> u32 {
 /// The sink of a row in base 2: a query head of a token of the batch.
 ///
 /// # Safety
-/// `params.sinks` is the address of sinks as [`AttentionParams`](crate::abi::AttentionParams::sinks) says, and `head` is one of its
-/// query heads.
+/// `params.sinks` is the address of sinks as [`AttentionParams`](crate::abi::AttentionParams::sinks) says, and `head` is one of
+/// its query heads.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
