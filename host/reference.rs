@@ -160,12 +160,14 @@ fn attend<V: Variant>(
     let rows = output.out.par_chunks_mut(dim_v).zip(&mut output.lse);
     rows.enumerate().for_each(|(index, (out, lse))| {
         let (token, head) = ((index / q_heads) as u32, (index % q_heads) as u32);
+        let of_token = (token % spec.variant.sink_tokens.max(1)) as usize * q_heads;
+        let sink = |sinks: &[f32]| f64::from(sinks[of_token + head as usize]);
         *lse = Row {
             variant,
             spec,
             token,
             head,
-            sink: sinks.map(|sinks| f64::from(sinks[head as usize]) * std::f64::consts::LOG2_E),
+            sink: sinks.map(|sinks| sink(sinks) * std::f64::consts::LOG2_E),
         }
         .attend(batch, &q(index), kv, out);
     });

@@ -13,7 +13,8 @@ pub use error::ShapeError;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HeadTensors<'a> {
-    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks), natural logits.
+    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks), natural logits. For page lists by KV head, those of the model
+    /// ([`Variant::sink_tokens`](crate::problem::Variant::sink_tokens)).
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -30,11 +31,13 @@ impl<'a> HeadTensors<'a> {
     /// # Errors
     /// [`ShapeError::Missing`], [`ShapeError::Surplus`], [`ShapeError::Length`].
     pub fn check(&self, spec: &crate::problem::Spec) -> Result<(), ShapeError> {
-        let (name, expected) = ("sinks", spec.q_heads as usize);
+        let name = "sinks";
         match (spec.variant.sinks, self.sinks) {
             (true, None) => Err(ShapeError::Missing { name }),
             (false, Some(_)) => Err(ShapeError::Surplus { name }),
-            (true, Some(sinks)) => ShapeError::length(name, sinks.len(), "[q_heads]", expected),
+            (true, Some(sinks)) => {
+                ShapeError::length(name, sinks.len(), spec.shape_of_sinks(), spec.sinks())
+            }
             (false, None) => Ok(()),
         }
     }

@@ -170,7 +170,7 @@ fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
 #[must_use]
 pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     let sink = |head: u32| (head % 9) as f32 - 2.0;
-    let sinks = || (0..spec.q_heads).map(sink).collect();
+    let sinks = || (0..spec.sinks() as u32).map(sink).collect();
     spec.variant.sinks.then(sinks)
 }
 

@@ -72,20 +72,24 @@ impl PagesByHead {
     /// An empty set of lists, for a pool of `pages` pages with these strides.
     ///
     /// # Errors
-    /// [`ProblemError::ByHead`] if the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so positions are
-    /// unknown, and data for each query head does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`], and
-    /// those of [`Spec::check`].
+    /// [`ProblemError::ByHead`] if the specification has a window, hooks or a rotary embedding: lists skip keys, so positions are
+    /// unknown, and the data of hooks does not fit. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`], and those of
+    /// [`Spec::check`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
         spec.check()?;
         if let Some(what) = spec.not_by_head() {
             return Err(ProblemError::ByHead { what });
         }
         let strided = Strided::by_head(strides, pages, spec.kv_heads)?;
-        let one = Spec {
+        let mut one = Spec {
             q_heads: spec.group(),
             kv_heads: 1,
             ..*spec
         };
+        if one.variant.sinks {
+            let of_model = one.variant.sink_tokens;
+            one.variant.sink_tokens = of_model.saturating_mul(spec.kv_heads);
+        }
         let part = |pages| Part::new(vec![0], PageTable::new(strides.page_size, pages));
         Ok(Self {
             spec: one,
@@ -240,7 +244,8 @@ impl PagesByHead {
         (0..tokens).map(|token| token % self.kv_heads).collect()
     }
 
-    /// The specification of the [batch](Self::batch): one KV head and its group.
+    /// The specification of the [batch](Self::batch): one KV head and its group. If the model has sinks, a run is given all of
+    /// them, `[q_heads]` of the model, which are `[sink_tokens, q_heads]` of this specification.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec

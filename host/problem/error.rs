@@ -394,6 +394,28 @@ pub enum ProblemError {
         /// Its `keys_after`.
         keys_after: u32,
     },
+    /// A number of tokens with sinks of their own where there are none.
+    #[error(
+        "sinks of {got} tokens: leave it at 1, unless the specification has sinks, keys that are not latent, and a batch with \
+         several tokens for a token of the model, as kv::PagesByHead makes them"
+    )]
+    SinkTokens {
+        /// As [`Variant::sink_tokens`](super::Variant::sink_tokens).
+        got: u32,
+    },
+    /// Sinks of other tokens than a part has together.
+    #[error(
+        "part {part} has {heads} tokens of the batch together, but sinks are those of {sink_tokens} tokens: for page lists by \
+         KV head, use the specification of kv::PagesByHead, and give as many sinks as the model has"
+    )]
+    SinksOfHeads {
+        /// The part.
+        part: usize,
+        /// As [`Part::heads`](super::Part::heads).
+        heads: u32,
+        /// As [`Variant::sink_tokens`](super::Variant::sink_tokens).
+        sink_tokens: u32,
+    },
     /// Something that page lists by KV head do not support.
     #[error(
         "page lists by KV head do not support {what}, because they skip keys and compute heads as requests: remove \

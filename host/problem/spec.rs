@@ -164,6 +164,13 @@ impl Spec {
     }
 
     /// With a sink for each query head. The sinks are passed to each run.
+    ///
+    /// ```
+    /// use tandem_attn::problem::Spec;
+    ///
+    /// let spec = Spec::new(64, 8, 64).with_sinks();
+    /// assert_eq!(spec.sinks(), 64);
+    /// ```
     #[must_use]
     pub const fn with_sinks(mut self) -> Self {
         self.variant.sinks = true;
@@ -232,11 +239,10 @@ impl Spec {
     }
 
     /// What keeps the KV heads of a token from being tokens of their own, in words: distances, because page lists of heads skip keys,
-    /// and data for each query head.
+    /// and the data of hooks for each query head.
     pub(crate) fn not_by_head(&self) -> Option<&'static str> {
         let what = [
             (self.variant.window_left.is_some(), "a window"),
-            (self.variant.sinks, "sinks"),
             (self.variant.hooks.is_some(), "hooks"),
             (self.rotary.is_some(), "a rotary embedding"),
         ];
@@ -244,12 +250,51 @@ impl Spec {
         there.next().map(|(_, what)| what)
     }
 
-    /// The same heads so many times.
+    /// The same heads so many times: so many tokens of the batch are one token.
     pub(crate) const fn times(self, heads: u32) -> Self {
+        let mut variant = self.variant;
+        if variant.sinks && heads > 1 {
+            // The tokens that have sinks of their own are heads of one token now.
+            variant.sink_tokens /= heads;
+        }
         Self {
             q_heads: self.q_heads * heads,
             kv_heads: self.kv_heads * heads,
+            variant,
             ..self
+        }
+    }
+
+    /// The number of sinks that a run is given: `[q_heads]`, or of each of the [tokens that have their
+    /// own](Variant::sink_tokens). 0 if there are none.
+    #[must_use]
+    pub const fn sinks(&self) -> usize {
+        match self.variant.sinks {
+            true => self.q_heads as usize * self.variant.sink_tokens as usize,
+            false => 0,
+        }
+    }
+
+    /// Checks that the sinks tell which head of a part a token of the batch is, if so many tokens are one token of the part.
+    pub(crate) const fn check_sinks_of(&self, part: usize, heads: u32) -> Result<(), ProblemError> {
+        let Variant {
+            sinks, sink_tokens, ..
+        } = self.variant;
+        if sinks && heads > 1 && !sink_tokens.is_multiple_of(heads) {
+            return Err(ProblemError::SinksOfHeads {
+                part,
+                heads,
+                sink_tokens,
+            });
+        }
+        Ok(())
+    }
+
+    /// The shape of the sinks, in words.
+    pub(crate) const fn shape_of_sinks(&self) -> &'static str {
+        match self.variant.sink_tokens {
+            1 => "[q_heads]",
+            _ => "[sink_tokens, q_heads]",
         }
     }
 
@@ -292,7 +337,7 @@ impl Spec {
                 .window_left
                 .map_or(i32::MAX, |keys| keys as i32),
             causal: self.variant.causal.into(),
-            reserved: 0,
+            sink_tokens: self.variant.sink_tokens,
         }
     }
 
@@ -356,6 +401,15 @@ impl Spec {
                 },
             });
         }
+        let got = self.variant.sink_tokens;
+        if got == 0 || got > 1 && (self.latent || !self.variant.sinks) {
+            return Err(ProblemError::SinkTokens { got });
+        }
+        fits(
+            Quantity::Heads("sinks"),
+            u64::from(q_heads) * u64::from(got),
+            i32::MAX as u64,
+        )?;
         if let Some(rope) = self.rotary {
             if self.latent {
                 return Err(ProblemError::LatentRotary);

@@ -20,6 +20,12 @@ pub struct Variant {
     /// includes the sink. To merge results over different keys, give the sinks to one of the runs only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
+    /// How many tokens of the batch are one token of the model, each with query heads and sinks of its own. Sinks are
+    /// `[sink_tokens, q_heads]`, and token `t` of the batch has those of `t % sink_tokens`. It is 1 except for page lists by KV
+    /// head (`kv::PagesByHead`, feature `unstable`), where it is the number of KV heads: the sinks are those of the model.
+    /// Without sinks it must be 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sink_tokens: u32,
     /// The [hooks](crate::variant::Variant) of this name compute logits and may hide more keys. On a GPU they need kernels that
     /// were compiled for them, and a run is given their data (`gpu::RunTensors`). The CPU and the reference are given
     /// the hooks themselves.
@@ -38,6 +44,7 @@ impl Variant {
         window_left: None,
         soft_cap: None,
         sinks: false,
+        sink_tokens: 1,
         hooks: None,
         adds_up: false,
     };
@@ -61,6 +68,15 @@ impl Variant {
             .map_or(0, |window| (position - i64::from(window)).clamp(0, end));
         begin as u32..end as u32
     }
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 impl Default for Variant {

@@ -161,6 +161,10 @@ impl Sharding {
             let what = "prompts beside them that are distributed over ranks";
             return Err(ProblemError::ByHead { what }.into());
         }
+        if spec.variant.sink_tokens > 1 && self.queries > 1 {
+            let what = "sinks beside queries that are distributed over ranks";
+            return Err(ProblemError::ByHead { what }.into());
+        }
         self.check(spec)?;
         let queries = queries::RankTokens::new(spec, batch, self.queries)?;
         (0..self.ranks())
@@ -169,7 +173,9 @@ impl Sharding {
                 let (heads, within) = (rank / inner, rank % inner);
                 let (keys, at) = (within / self.queries, within % self.queries);
                 let mut share = self.heads_of(spec, heads);
-                share.spec.variant.sinks &= keys == 0;
+                if keys > 0 {
+                    (share.spec.variant.sinks, share.spec.variant.sink_tokens) = (false, 1);
+                }
                 let own = match self.keys {
                     1 => queries.of(batch, at)?,
                     ranks => (

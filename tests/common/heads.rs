@@ -5,7 +5,7 @@ use tandem_attn::{
     kv::{KvView, PagesByHead},
     problem::{Batch, KvLayout, PageTable, Spec},
     reference,
-    tensor::Element,
+    tensor::{Element, HeadTensors},
 };
 
 use super::numeric::{Rng, Tolerance, compare, to_f64};
@@ -31,6 +31,8 @@ pub struct Lists<T = bf16> {
     requests: Vec<Request>,
     pub q: Vec<bf16>,
     pub pools: [Vec<T>; 2],
+    /// Those of the model, if it has some.
+    pub sinks: Option<Vec<f32>>,
 }
 
 impl<T: Element> Lists<T> {
@@ -100,7 +102,29 @@ impl<T: Element> Lists<T> {
             requests,
             q,
             pools,
+            sinks: None,
         }
+    }
+
+    /// The same with a sink for each query head: some outweigh all keys, and some are −∞, which is none.
+    pub fn with_sinks(mut self, seed: u64) -> Self {
+        self.spec = self.spec.with_sinks();
+        let mut rng = Rng(seed ^ 0x51);
+        let mut sinks = rng.floats(self.spec.q_heads as usize, -2.0, 8.0);
+        for sink in &mut sinks {
+            if rng.below(5) == 0 {
+                *sink = f32::NEG_INFINITY;
+            }
+        }
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// What a run is given for each query head.
+    pub fn heads(&self) -> HeadTensors<'_> {
+        let none = HeadTensors::default();
+        let sinks = self.sinks.as_deref();
+        sinks.map_or(none, |sinks| none.with_sinks(sinks))
     }
 
     /// The requests with lists, as the first tokens.
@@ -117,6 +141,7 @@ impl<T: Element> Lists<T> {
             requests,
             q: self.q[..elements as usize].to_vec(),
             pools: self.pools.clone(),
+            sinks: self.sinks.clone(),
             ..*self
         }
     }
@@ -153,7 +178,8 @@ impl<T: Element> Lists<T> {
         let (row, dim) = (q_heads as usize * dim as usize, dim as usize);
         let mut out = vec![f64::NAN; self.q.len()];
         let mut lse = vec![f64::NAN; self.q.len() / dim];
-        let one = Spec::new(group as u32, 1, dim as u32).with_kv_dtype(T::DTYPE);
+        let mut one = Spec::new(group as u32, 1, dim as u32).with_kv_dtype(T::DTYPE);
+        one.variant.sinks = self.sinks.is_some();
         let mut first = 0;
         for Request {
             tokens, of_heads, ..
@@ -182,7 +208,13 @@ impl<T: Element> Lists<T> {
                     .copied()
                     .collect();
                 let kv = KvView::new(&one, KvLayout::Nhd, 1, &k, &v);
-                let right = reference::attention(&one, &batch, &q, &[kv]).expect("they fit");
+                let sinks = self.sinks.as_ref();
+                let heads = HeadTensors::default();
+                let heads = sinks.map_or(heads, |sinks| {
+                    heads.with_sinks(&sinks[head as usize * group..][..group])
+                });
+                let right = reference::attention_heads(&one, &batch, &q, &[kv], &heads);
+                let right = right.expect("they fit");
                 for token in 0..*tokens as usize {
                     let to = at(token);
                     out[to..][..group * dim]

@@ -9,8 +9,9 @@ use tandem_attn::{
     plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode, Update},
     problem::{Batch, Dtype, KvLayout, PageTable, Part, ProblemError, Spec},
     reference,
-    shard::Sharding,
-    tensor::{Element, F8E4M3, ShapeError},
+    shard::{Keys, Sharding},
+    tensor::{Element, F8E4M3, HeadTensors, ShapeError},
+    variants::ALIBI,
 };
 
 use crate::{
@@ -34,15 +35,37 @@ fn run<T: Element>(lists: &Lists<T>) -> Result<(), String> {
     plan.verify(&batch).unwrap();
     let views = [lists.view().by_head().unwrap(), lists.view()];
     let views = &views[..batch.parts.len()];
-    let right = reference::attention(by_head.spec(), &batch, &lists.q, views).unwrap();
+    let (spec, heads) = (by_head.spec(), lists.heads());
+    let right = reference::attention_heads(spec, &batch, &lists.q, views, &heads).unwrap();
     let lse: Vec<f32> = right.lse.iter().map(|&lse| lse as f32).collect();
     let out: Vec<f32> = right.out.iter().map(|&out| out as f32).collect();
     lists.check(&out, &lse, false)?;
     let mut out = vec![bf16::NAN; lists.q.len()];
     let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
-    cpu.run(&plan, &lists.q, views, &mut out, Some(&mut lse))
+    cpu.run_heads(&plan, &lists.q, views, &mut out, Some(&mut lse), &heads)
         .unwrap();
     lists.check(&out, &lse, false)
+}
+
+/// Runs plans of GPUs with these options on the CPU.
+fn run_planned(lists: &Lists<bf16>, options: &PlanOptions) -> Result<(), String> {
+    let by_head = lists.by_head();
+    let (batch, cpu) = (by_head.batch(), Cpu::new());
+    for device in ["h200", "a100"] {
+        let device = DeviceDescription::named(device).unwrap();
+        let plan = Planner::new().plan(by_head.spec(), &batch, &device, options);
+        let plan = plan.unwrap();
+        plan.verify(&batch).map_err(|defect| defect.to_string())?;
+        let views = [lists.view().by_head().unwrap(), lists.view()];
+        let views = &views[..batch.parts.len()];
+        let mut out = vec![bf16::NAN; lists.q.len()];
+        let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
+        let heads = lists.heads();
+        cpu.run_heads(&plan, &lists.q, views, &mut out, Some(&mut lse), &heads)
+            .unwrap();
+        lists.check(&out, &lse, false)?;
+    }
+    Ok(())
 }
 
 proptest! {
@@ -62,20 +85,25 @@ proptest! {
     /// Plans for GPUs have other tiles, and cut prompts along their keys.
     #[test]
     fn plans_for_gpus_are_of_the_same_batch(seed in any::<u64>()) {
-        let lists = Lists::<bf16>::mixed(seed);
-        let by_head = lists.by_head();
-        let (batch, cpu) = (by_head.batch(), Cpu::new());
-        for device in ["h200", "a100"] {
-            let device = DeviceDescription::named(device).unwrap();
-            let plan = Planner::new().plan(by_head.spec(), &batch, &device, &PlanOptions::default());
-            let plan = plan.unwrap();
-            plan.verify(&batch).map_err(|defect| TestCaseError::fail(defect.to_string()))?;
-            let views = [lists.view().by_head().unwrap(), lists.view()];
-            let mut out = vec![bf16::NAN; lists.q.len()];
-            let mut lse = vec![f32::NAN; out.len() / lists.spec.head_dim_qk as usize];
-            cpu.run(&plan, &lists.q, &views[..batch.parts.len()], &mut out, Some(&mut lse)).unwrap();
-            lists.check(&out, &lse, false).map_err(TestCaseError::fail)?;
-        }
+        let options = PlanOptions::default();
+        run_planned(&Lists::mixed(seed), &options).map_err(TestCaseError::fail)?;
+    }
+
+}
+
+proptest! {
+    #![proptest_config(cases(16))]
+
+    #[test]
+    fn sinks_are_those_of_the_model(seed in any::<u64>()) {
+        run(&Lists::<bf16>::random(seed).with_sinks(seed)).map_err(TestCaseError::fail)?;
+        run(&Lists::<F8E4M3>::mixed(seed).with_sinks(seed)).map_err(TestCaseError::fail)?;
+        let group = [1, 4, 7, 8, 20, 72][(seed % 6) as usize];
+        let lists = Lists::<bf16>::mixed_groups(seed, group).with_sinks(seed);
+        run(&lists).map_err(TestCaseError::fail)?;
+        // Rows are cut, so that their states are merged.
+        let cut = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 80 });
+        run_planned(&lists, &cut).map_err(TestCaseError::fail)?;
     }
 }
 
@@ -93,7 +121,10 @@ fn lists_that_cannot_be_are_named() {
         with(|spec| spec.variant.window_left = Some(7)),
         by_head("a window")
     );
-    assert_eq!(with(|spec| spec.variant.sinks = true), by_head("sinks"));
+    assert_eq!(
+        with(|spec| *spec = spec.with_hooks(&ALIBI)),
+        by_head("hooks")
+    );
     let mut uneven = strides;
     uneven.page += 1;
     let uneven = PagesByHead::new(&spec, uneven, 10).unwrap_err();
@@ -323,9 +354,112 @@ fn prompts_beside_lists_are_cut_along_their_keys() {
     assert!(Cpu::new().run(&wrong, &q, &views, &mut out, None).is_err());
 }
 
+/// A list without keys gives the sink alone. A model whose tokens have sinks of their own already has more of them by head.
+#[test]
+fn sinks_count_where_there_is_no_key_and_for_each_token() {
+    let mut spec = Spec::new(4, 2, 16).with_sinks();
+    spec.variant.sink_tokens = 2;
+    let pool = vec![bf16::ONE; 4 * 4 * 2 * 16];
+    let view = KvView::new(&spec, KvLayout::Hnd, 4, &pool, &pool);
+    let mut lists = PagesByHead::new(&spec, view.k_strides, 4).unwrap();
+    assert_eq!(lists.spec().variant.sink_tokens, 4);
+    for _ in 0..3 {
+        lists.push(1, &[(&[], 0), (&[2], 1)]).unwrap();
+    }
+    let (cpu, batch) = (Cpu::new(), lists.batch());
+    let plan = Planner::new()
+        .plan(lists.spec(), &batch, &cpu.device(), &PlanOptions::default())
+        .unwrap();
+    let q = vec![bf16::ZERO; 3 * 4 * 16];
+    // For tokens 0 and 2, and for token 1. A weight of 1 beside a key's.
+    let sinks = [
+        1.0,
+        f32::NEG_INFINITY,
+        0.0,
+        f32::NEG_INFINITY,
+        3.0,
+        4.0,
+        5.0,
+        6.0,
+    ];
+    let view = [view.by_head().unwrap()];
+    let (mut out, mut lse) = (vec![bf16::NAN; q.len()], vec![f32::NAN; 12]);
+    let heads = HeadTensors::default().with_sinks(&sinks);
+    cpu.run_heads(&plan, &q, &view, &mut out, Some(&mut lse), &heads)
+        .unwrap();
+    let first = [1.0, f32::NEG_INFINITY, 2.0_f32.ln(), 0.0];
+    for token in [0, 8] {
+        compare(
+            "lse",
+            &[4],
+            &to_f64(&lse[token..][..4]),
+            &first.map(f64::from),
+            Tolerance::of(Dtype::F32),
+        )
+        .unwrap();
+        let of_heads = [0, 1, 2, 3].map(|head| out[(token + head) * 16].to_f32());
+        assert_eq!(of_heads, [0.0, 0.0, 0.5, 1.0]);
+    }
+    let of_sinks = [3.0, 4.0].map(|sink: f32| sink..sink + 1e-5);
+    assert!(
+        of_sinks
+            .iter()
+            .zip(&lse[4..])
+            .all(|(near, lse)| near.contains(lse)),
+        "{lse:?}"
+    );
+    let right = reference::attention_heads(lists.spec(), &batch, &q, &view, &heads).unwrap();
+    compare(
+        "lse",
+        &[12],
+        &to_f64(&lse),
+        &right.lse,
+        Tolerance::of(Dtype::F32),
+    )
+    .unwrap();
+
+    let few = HeadTensors::default().with_sinks(&sinks[..4]);
+    let ran = cpu.run_heads(&plan, &q, &view, &mut out, None, &few);
+    let wrong = ShapeError::Length {
+        name: "sinks",
+        got: 4,
+        shape: "[sink_tokens, q_heads]",
+        expected: 8,
+    };
+    assert_eq!(ran, Err(wrong.into()));
+}
+
+/// Ranks of keys divide what each row sees, and the first has the sinks. Ranks of queries would have other tokens.
+#[test]
+fn ranks_of_keys_have_the_sinks_of_lists_once() {
+    let spec = Spec::new(8, 2, 64).with_sinks();
+    let strides = KvLayout::Hnd.strides(16, 2, 64);
+    let mut lists = PagesByHead::new(&spec, strides, 40).unwrap();
+    let pages: Vec<u32> = (0..20).collect();
+    lists.push(1, &[(&pages, 311), (&pages[..9], 140)]).unwrap();
+    let (spec, batch) = (*lists.spec(), lists.batch());
+    let sharding = Sharding::one().over_keys(2, Keys::RoundRobin { pages: 1 });
+    let shares = sharding.shares(&spec, &batch).unwrap();
+    let of_shares: Vec<_> = shares
+        .iter()
+        .map(|share| (share.spec.variant.sinks, share.spec.variant.sink_tokens))
+        .collect();
+    assert_eq!(of_shares, [(true, 2), (false, 1)]);
+    assert_eq!(sharding.verify(&spec, &batch, &shares), Ok(()));
+    let refused = Sharding::one().over_queries(2).shares(&spec, &batch);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("sinks beside queries"), "{refused}");
+}
+
 #[test]
 fn block_masks_stand_beside_lists() {
-    let spec = Spec::new(8, 2, 64);
+    block_masks(Spec::new(8, 2, 64), &HeadTensors::default());
+    let sinks = [3.0, -1.0, f32::NEG_INFINITY, 0.5, 2.0, 6.0, 1.5, 4.0];
+    let heads = HeadTensors::default().with_sinks(&sinks);
+    block_masks(Spec::new(8, 2, 64).with_sinks(), &heads);
+}
+
+fn block_masks(spec: Spec, heads: &HeadTensors<'_>) {
     let mut noise = Rng(5);
     let mut numbers = |count: usize| -> Vec<bf16> {
         let numbers = noise.floats(count, -1.0, 1.0).into_iter();
@@ -345,7 +479,8 @@ fn block_masks_stand_beside_lists() {
         let plan = plan.unwrap();
         plan.verify(batch).unwrap();
         let mut out = vec![bf16::NAN; q.len()];
-        cpu.run(&plan, q, views, &mut out, None).unwrap();
+        cpu.run_heads(&plan, q, views, &mut out, None, heads)
+            .unwrap();
         to_f64(&out)
     };
     let mut alone = BlockSparse::new(&spec, view.k_strides, 30, MaskedHeads::All).unwrap();
@@ -417,7 +552,21 @@ fn what_cannot_stand_beside_lists_is_named() {
     assert_eq!(batch.kv_len(1), 633);
     assert_eq!((batch.q_len(2), batch.kv_len(2)), (96, 4090));
     let by_head = |what| Err(ProblemError::ByHead { what });
-    assert_eq!(batch.check(&spec.with_sinks()), by_head("sinks"));
+    let sinks_of = |sink_tokens| {
+        let mut spec = spec.with_sinks();
+        spec.variant.sink_tokens = sink_tokens;
+        batch.check(&spec)
+    };
+    for sink_tokens in [1, 3] {
+        let (part, heads) = (1, 2);
+        let wrong = ProblemError::SinksOfHeads {
+            part,
+            heads,
+            sink_tokens,
+        };
+        assert_eq!(sinks_of(sink_tokens), Err(wrong));
+    }
+    assert_eq!([2, 4].map(sinks_of), [Ok(()), Ok(())]);
     assert_eq!(batch.check(&spec.with_window_left(5)), by_head("a window"));
     let masked = batch.clone().with_ancestors(vec![u64::MAX; 100]);
     assert_eq!(masked.check(&spec), by_head("masks as bits"));

@@ -79,6 +79,7 @@ fn each_option_counts_or_is_refused() {
         let kinds = [
             "ancestors ",
             "masks ",
+            "sink_tokens ",
             "compute",
             "adds_up ",
             "sinks without",

@@ -111,6 +111,7 @@ fn each_option_counts_or_is_refused() {
         let kinds = [
             "ancestors ",
             "masks ",
+            "sink_tokens ",
             "head_dim",
             "compute",
             "adds_up ",

@@ -318,7 +318,7 @@ impl LoadedOnGpu<'_> {
         let workspace = &mut self.workspace;
         let mut tensors = RunTensors::new(&q, &self.pools, &out).with_lse(&lse);
         if let Some(sinks) = &self.sinks {
-            tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
+            tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), spec.sinks()));
         }
         if let Some((indices, len)) = &self.indices {
             tensors = tensors.with_indices(DeviceArray::new(indices.address(), *len));

@@ -3,7 +3,7 @@
 use std::f32::consts::LOG2_E;
 
 use kernels_gpu::{
-    state::{Softmax, natural, with_sink},
+    state::{Softmax, natural, sink_index, with_sink},
     variant::{Hook, Query, Variant},
 };
 use rayon::prelude::*;
@@ -20,7 +20,7 @@ pub(super) struct Finish<'a, V> {
     pub(super) out: &'a [f32],
     /// Base-2 log-sums of all rows.
     pub(super) lse: &'a [f32],
-    /// Natural logits, one for each query head.
+    /// Natural logits, one for each query head of each of the sinks' tokens.
     pub(super) sinks: Option<&'a [f32]>,
 }
 
@@ -71,7 +71,9 @@ impl<V: Variant> Finish<'_, V> {
                 Source::Nothing => unreachable!("every token has a source"),
             };
             if let Some(sinks) = self.sinks {
-                let (factor, with) = with_sink(head_lse, sinks[head] * LOG2_E);
+                let (tokens, heads) = (spec.variant.sink_tokens, spec.q_heads);
+                let sink = sinks[sink_index(tokens, heads, token as u32, head as u32) as usize];
+                let (factor, with) = with_sink(head_lse, sink * LOG2_E);
                 state.iter_mut().for_each(|x| *x *= factor);
                 head_lse = with;
             }

@@ -133,6 +133,12 @@ fn parameters(
         lse.check_address("lse", 4)?;
     }
 
+    // The kernels divide their indices.
+    fits(
+        Quantity::Batch("output tokens × query heads"),
+        out.shape[0].saturating_mul(q_heads),
+        COUNTED,
+    )?;
     let chunks_per_row = q_heads * head_dim / CHUNK;
     Ok(MergeParams {
         partial_out: partials.out.address,
@@ -161,5 +167,7 @@ fn parameters(
             u32::MAX,
         )?,
         add_up: 0,
+        sink_count: Divisor::new(q_heads as u32),
+        reserved: 0,
     })
 }

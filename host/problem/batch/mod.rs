@@ -285,7 +285,10 @@ impl Batch {
         let refused = refused.into_iter().find(|&(there, _)| there);
         match refused.map(|(_, what)| what).or_else(|| spec.not_by_head()) {
             Some(what) => Err(ProblemError::ByHead { what }),
-            None => Ok(()),
+            None => {
+                let mut parts = self.parts.iter().enumerate();
+                parts.try_for_each(|(index, part)| spec.check_sinks_of(index, part.heads))
+            }
         }
     }
 

@@ -42,8 +42,8 @@ pub struct AttentionParams {
     /// The launch's [`LaunchRecord`](super::LaunchRecord), which selects its part of `items`; `units` are then those of
     /// one item. 0 if the launch is for a single plan.
     pub record: u64,
-    /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: none. Sinks are
-    /// applied when a final result is written, never to partial states.
+    /// `[sink_tokens, q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: none. Sinks are
+    /// applied when a final result is written, never to partial states. See [`VariantParams::sink_tokens`].
     pub sinks: u64,
     /// `[total_q]` u64: the [ancestors](crate::common::masks) of each query token; 0: no trees, or they are among `masks`.
     pub ancestors: u64,

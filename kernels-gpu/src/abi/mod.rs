@@ -175,8 +175,9 @@ pub struct VariantParams {
     pub window_left: i32,
     /// 1: a query sees no key after its position.
     pub causal: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Sinks are `[sink_tokens, q_heads]`, and token `t` has those of `t % sink_tokens`: in page lists by KV head, the tokens
+    /// of the batch that are one token of the model. 0 and 1: `[q_heads]`, for all tokens.
+    pub sink_tokens: u32,
 }
 
 /// The parameters of a captured launch that differ between plans. It lies in the workspace, with the plan's arrays.

@@ -39,6 +39,10 @@ pub struct MergeParams {
     pub out_token_stride: u32,
     /// 1: results of a variant [without a softmax](crate::variant::Variant::SOFTMAX), which are added.
     pub add_up: u32,
+    /// Divides by the number of sinks: [`VariantParams::sink_tokens`](super::VariantParams::sink_tokens) × `q_heads`.
+    pub sink_count: Divisor,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The largest number of ranks whose results are merged directly: the GPUs of one host.

@@ -126,6 +126,36 @@ pub fn with_sink(lse: f32, sink: f32) -> (f32, f32) {
     (seen * softmax.norm(), softmax.lse())
 }
 
+/// The index of a row's sink among `[tokens, heads]` sinks: token `t` has those of `t % tokens`. 0 tokens are as 1.
+#[inline(always)]
+#[must_use]
+pub const fn sink_index(tokens: u32, heads: u32, token: u32, head: u32) -> u32 {
+    // Usually all tokens have the same sinks. A remainder takes 20 instructions.
+    if tokens > 1 {
+        token % tokens * heads + head
+    } else {
+        head
+    }
+}
+
+/// The sink of a row in base 2: a query head of a token of the batch.
+///
+/// # Safety
+/// `params.sinks` is the address of sinks as [`AttentionParams`](crate::abi::AttentionParams::sinks) says, and `head` is one of
+/// its query heads.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
+    let tokens = params.variant.sink_tokens;
+    // SAFETY: the caller's promise; the remainder is one of the sinks' tokens.
+    unsafe {
+        sink_of(
+            params.sinks,
+            sink_index(tokens, params.q_heads, token, head),
+        )
+    }
+}
+
 /// The sink of a query head in base 2: `sinks` is the address of natural logits.
 ///
 /// # Safety

@@ -231,6 +231,15 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("window_left", |spec, _| spec.variant.window_left = Some(5)),
     ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
     ("sinks", |spec, _| spec.variant.sinks = true),
+    ("sink_tokens", |spec, _| {
+        (spec.variant.sinks, spec.variant.sink_tokens) = (true, 3)
+    }),
+    ("sink_tokens of none", |spec, _| {
+        (spec.variant.sinks, spec.variant.sink_tokens) = (true, 0)
+    }),
+    ("sink_tokens without sinks", |spec, _| {
+        spec.variant.sink_tokens = 3
+    }),
     ("hooks", |spec, _| *spec = spec.with_hooks(&ALIBI)),
     ("hooks with a table", |spec, _| {
         *spec = spec.with_hooks(&DISTANCE_BIAS)

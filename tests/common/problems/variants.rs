@@ -28,7 +28,7 @@ pub fn variant() -> impl Strategy<Value = Variant> {
 
 /// Sinks for a spec that has them, the same everywhere.
 pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
-    let random = || Rng(7).floats(spec.q_heads as usize, -2.0, 6.0);
+    let random = || Rng(7).floats(spec.sinks(), -2.0, 6.0);
     spec.variant.sinks.then(random)
 }
 

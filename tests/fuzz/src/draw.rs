@@ -163,6 +163,9 @@ impl Draw {
             spec.kv_dtype = Dtype::F8E5M2;
         }
         spec.variant.sinks = chance(rng, 25) && !eight_bits;
+        if spec.variant.sinks && !spec.latent && chance(rng, 30) {
+            spec.variant.sink_tokens = 2 + rng.below(3) as u32;
+        }
         let plain = spec.variant.soft_cap.is_none() && !eight_bits && !spec.latent;
         if self.gpu && plain && spec.head_dim_qk <= 128 && chance(rng, 12) {
             spec = spec.with_hooks(&ALIBI);

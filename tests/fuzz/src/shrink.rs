@@ -56,7 +56,13 @@ const WAYS: [Smaller; 18] = [
     |case| with(case, |case| case.options = PlanOptions::default()),
     |case| with(case, |case| case.spec.variant.soft_cap = None),
     |case| with(case, |case| case.spec.variant.window_left = None),
-    |case| with(case, |case| case.spec.variant.sinks = false),
+    |case| with(case, |case| case.spec.variant.sink_tokens = 1),
+    |case| {
+        with(case, |case| {
+            let variant = &mut case.spec.variant;
+            (variant.sinks, variant.sink_tokens) = (false, 1);
+        })
+    },
     |case| {
         with(case, |case| {
             case.spec.q_heads /= case.spec.kv_heads;

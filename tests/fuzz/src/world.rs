@@ -135,7 +135,7 @@ impl World {
         ];
         let q = given.room(tokens * strides[0] * spec.q_dtype.bytes() as usize);
         let sink_values = match spec.variant.sinks {
-            true => rng.floats(heads, -2.0, 6.0),
+            true => rng.floats(spec.sinks(), -2.0, 6.0),
             false => Vec::new(),
         };
         let slope = |head: usize| (-8.0 * (head + 1) as f32 / heads as f32).exp2();

@@ -102,6 +102,8 @@ fn merge_into<T: Element>(
             q_heads: heads as u32,
             out_token_stride: (heads * dim) as u32,
             add_up: 0,
+            sink_count: Divisor::new(heads as u32),
+            reserved: 0,
         };
         let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
         let mut parameters = [(&raw mut params).cast::<c_void>()];

@@ -3,8 +3,8 @@
 use half::bf16;
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
-    plan::{BatchLimits, Bound, PlanOptions, Planner},
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
+    plan::{BatchLimits, Bound, PlanOptions, Planner, SplitMode},
     problem::Dtype,
     tensor::{Element, F8E4M3},
 };
@@ -21,6 +21,8 @@ struct OnDevice {
     lse: Memory,
     _pool: [Memory; 2],
     pools: [KvPool; 2],
+    /// The sinks of the model, and the same less 1 for another layer.
+    sinks: Option<[Memory; 2]>,
     kv_heads: usize,
     /// Query tokens of the batch, and heads and elements of each.
     shape: [usize; 3],
@@ -49,6 +51,10 @@ impl OnDevice {
             lse: Memory::new(&vec![f32::NAN; tokens * heads]),
             _pool: [k, v],
             pools: [by_head, pool],
+            sinks: lists.sinks.as_ref().map(|sinks| {
+                let of_other: Vec<f32> = sinks.iter().map(|sink| sink - 1.0).collect();
+                [Memory::new(&of_other), Memory::new(sinks)]
+            }),
             kv_heads,
             shape: [tokens * kv_heads, heads / kv_heads, dim],
         }
@@ -66,13 +72,28 @@ impl OnDevice {
         let lse = self.lse.tensor(Dtype::F32, [tokens, group]);
         (tensor(&self.q), tensor(&self.out), lse)
     }
+
+    /// The sinks of a layer, if there are some.
+    fn sinks(&self, layer: usize) -> Option<DeviceArray<f32>> {
+        let heads = self.kv_heads * self.shape[1];
+        let sinks = self.sinks.as_ref()?;
+        Some(DeviceArray::new(sinks[layer].address(), heads))
+    }
 }
 
 fn run<T: Element>(gpu: &Gpu, lists: &Lists<T>) -> Result<(), String> {
+    run_planned(gpu, lists, &PlanOptions::default())
+}
+
+fn run_planned<T: Element>(
+    gpu: &Gpu,
+    lists: &Lists<T>,
+    options: &PlanOptions,
+) -> Result<(), String> {
     let by_head = lists.by_head();
     let (batch, spec) = (by_head.batch(), by_head.spec());
     let plan = Planner::new()
-        .plan(spec, &batch, &gpu.device(), &PlanOptions::default())
+        .plan(spec, &batch, &gpu.device(), options)
         .unwrap();
     let mut workspace = gpu
         .workspace(spec, &Bound::of(&plan), WorkspaceOptions::default())
@@ -80,13 +101,15 @@ fn run<T: Element>(gpu: &Gpu, lists: &Lists<T>) -> Result<(), String> {
     let on_device = OnDevice::new(lists);
     let (q, out, lse) = on_device.tensors();
     let pools = &on_device.pools[..batch.parts.len()];
-    let tensors = RunTensors::new(&q, pools, &out).with_lse(&lse);
+    let mut tensors = RunTensors::new(&q, pools, &out).with_lse(&lse);
     let stream = Stream::new();
     // SAFETY: everything is there as described until the stream is done. The second run keeps the launches of the first.
     unsafe {
         workspace.upload(&plan, stream.0).unwrap();
-        gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
-        gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
+        for layer in 0..2 {
+            tensors.sinks = on_device.sinks(layer);
+            gpu.run_with(&mut workspace, &tensors, stream.0).unwrap();
+        }
     }
     stream.wait();
     lists.check(
@@ -126,17 +149,46 @@ fn they_do_with_keys_of_8_bits() {
     });
 }
 
+/// The second of two layers has other sinks in the launches of the first.
+#[test]
+fn sinks_of_lists_are_those_of_the_model() {
+    let Some(gpu) = gpu("sinks_of_lists_are_those_of_the_model") else {
+        return;
+    };
+    proptest!(cases(24), |(seed in any::<u64>())| {
+        let group = [1, 4, 7, 8, 12, 20, 72][(seed % 7) as usize];
+        let split = [SplitMode::Makespan, SplitMode::Fixed { tokens: 80 }][(seed / 7 % 2) as usize];
+        let options = PlanOptions::default().with_split(split);
+        let lists = Lists::<bf16>::mixed_groups(seed, group).with_sinks(seed);
+        run_planned(gpu, &lists, &options).map_err(TestCaseError::fail)?;
+        let lists = Lists::<bf16>::random(seed).with_sinks(seed);
+        run_planned(gpu, &lists, &options).map_err(TestCaseError::fail)?;
+    });
+}
+
+#[test]
+fn sinks_of_lists_go_with_keys_of_8_bits() {
+    let Some(gpu) = hopper("sinks_of_lists_go_with_keys_of_8_bits") else {
+        return;
+    };
+    proptest!(cases(24), |(seed in any::<u64>())| {
+        let lists = Lists::<F8E4M3>::mixed(seed).with_sinks(seed);
+        run(gpu, &lists).map_err(TestCaseError::fail)?;
+    });
+}
+
 /// One graph runs lists beside prompts, then lists alone, then the first batch again.
 #[test]
 fn a_graph_runs_lists_with_prompts_and_without() {
     let Some(gpu) = hopper("a_graph_runs_lists_with_prompts_and_without") else {
         return;
     };
-    graph::<bf16>(gpu);
-    graph::<F8E4M3>(gpu);
+    graph::<bf16>(gpu, false);
+    graph::<F8E4M3>(gpu, false);
+    graph::<bf16>(gpu, true);
 }
 
-fn graph<T: Element>(gpu: &Gpu) {
+fn graph<T: Element>(gpu: &Gpu, sinks: bool) {
     let device = gpu.device();
     let mut seeds = 0..;
     let lists = seeds.find_map(|seed| {
@@ -146,6 +198,10 @@ fn graph<T: Element>(gpu: &Gpu) {
         (parts == [2, 1] && !lists.without_whole().q.is_empty()).then_some(lists)
     });
     let whole = lists.expect("some have lists and prompts");
+    let whole = match sinks {
+        true => whole.with_sinks(1),
+        false => whole,
+    };
     let alone = whole.without_whole();
     let spec = *whole.by_head().spec();
     let kv_heads = whole.spec.kv_heads;
@@ -159,7 +215,8 @@ fn graph<T: Element>(gpu: &Gpu) {
     let mut workspace = gpu.workspace(&spec, &bound, of_workspace).unwrap();
     let on_device = OnDevice::new(&whole);
     let (q, out, lse) = on_device.tensors();
-    let tensors = RunTensors::new(&q, &on_device.pools, &out).with_lse(&lse);
+    let mut tensors = RunTensors::new(&q, &on_device.pools, &out).with_lse(&lse);
+    tensors.sinks = on_device.sinks(1);
     let stream = gpu.stream().unwrap();
     let mut planner = Planner::new();
     let mut captured = None;

@@ -2,6 +2,7 @@
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
+    divisor::Divisor,
     registry::{Arch, KernelId, Loads, Op},
 };
 
@@ -200,7 +201,9 @@ impl Making<'_> {
             record.is_none().then_some(workspace.launch_plan.most_slots),
         )?;
         if let Parameters::Merge(params) = &mut step.parameters {
-            params.add_up = workspace.spec.variant.adds_up.into();
+            let variant = &workspace.spec.variant;
+            params.add_up = variant.adds_up.into();
+            params.sink_count = Divisor::new(variant.sink_tokens * params.q_heads);
         }
         Ok(step)
     }

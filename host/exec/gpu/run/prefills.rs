@@ -30,6 +30,8 @@ impl Making<'_> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (planned, captured) = (launch.key.kernel, workspace.captured());
         let heads = launch.key.heads;
+        let part = launch.key.part as usize;
+        workspace.spec.check_sinks_of(part, heads)?;
         let of_part = workspace.spec.times(heads);
         let converts = workspace.spec.converts();
         let extras = Extras {

@@ -138,12 +138,12 @@ pub(in crate::exec::gpu) fn check_sinks(
     spec: &Spec,
     sinks: Option<DeviceArray<f32>>,
 ) -> Result<(), Error> {
-    let (name, expected) = ("sinks", spec.q_heads as usize);
+    let name = "sinks";
     match (spec.variant.sinks, sinks) {
         (true, None) => Err(ShapeError::Missing { name }.into()),
         (false, Some(_)) => Err(ShapeError::Surplus { name }.into()),
         (true, Some(sinks)) => {
-            ShapeError::length(name, sinks.len, "[q_heads]", expected)?;
+            ShapeError::length(name, sinks.len, spec.shape_of_sinks(), spec.sinks())?;
             sinks.check_address(name, 4)
         }
         (false, None) => Ok(()),

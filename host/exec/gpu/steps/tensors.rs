@@ -25,7 +25,8 @@ pub struct RunTensors<'a> {
     /// LSE: `[total_q, q_heads]` F32, natural log, if it is needed.
     pub lse: Option<&'a DeviceTensor<2>>,
     /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. Each run can have another address, as
-    /// each layer has its own sinks.
+    /// each layer has its own sinks. For page lists by KV head, those of the model
+    /// ([`Variant::sink_tokens`](crate::problem::Variant::sink_tokens)).
     pub sinks: Option<DeviceArray<f32>>,
     /// The keys of each query token, for a batch of [`Batch::of_top_k`](crate::problem::Batch::of_top_k). Each index is that of
     /// a token in the pool, `page × page_size + offset`; other values, such as −1, mean no key. Each run can have other indices,

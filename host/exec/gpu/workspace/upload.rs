@@ -247,6 +247,7 @@ fn differences(one: &Spec, other: &Spec) -> [String; 2] {
             window_left,
             soft_cap,
             sinks,
+            sink_tokens,
             hooks,
             adds_up,
         } = variant;
@@ -264,6 +265,7 @@ fn differences(one: &Spec, other: &Spec) -> [String; 2] {
             format!("window_left {window_left:?}"),
             format!("soft_cap {soft_cap:?}"),
             format!("sinks {sinks}"),
+            format!("sink_tokens {sink_tokens}"),
             format!("hooks {hooks:?}"),
             format!("adds_up {adds_up}"),
             format!("compute {compute:?}"),

@@ -10,7 +10,7 @@ use crate::{
     abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
     common::{
         half::Half,
-        state::{Merger, State, natural, sink_of},
+        state::{Merger, State, natural, sink_of_row},
         variant::Variant,
     },
 };
@@ -104,7 +104,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         let params = self.params;
         if params.sinks != 0 {
             // SAFETY: there is a sink for each query head.
-            state = state.with_sink(unsafe { sink_of(params.sinks, head) });
+            state = state.with_sink(unsafe { sink_of_row(params, token, head) });
         }
         if !V::SOFTMAX {
             state = state.added_up();
@@ -276,7 +276,7 @@ impl<const DIM: u32> Results<'_, DIM> {
                 stride *= 2;
             }
             if params.sinks != 0 {
-                state = state.with_sink(sink_of(params.sinks, head));
+                state = state.with_sink(sink_of_row(params, merge.token, head));
             }
             if !V::SOFTMAX {
                 state = state.added_up();

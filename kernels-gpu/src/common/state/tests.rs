@@ -170,6 +170,15 @@ fn nan_and_plus_infinity_show() {
 }
 
 #[test]
+fn tokens_have_the_same_sinks_or_take_turns() {
+    for tokens in [0, 1] {
+        assert_eq!(sink_index(tokens, 4, 7, 3), 3);
+    }
+    let of_heads = [0, 1, 2, 3, 6].map(|token| sink_index(3, 4, token, 1));
+    assert_eq!(of_heads, [1, 5, 9, 1, 1]);
+}
+
+#[test]
 fn a_sink_is_a_state_without_output() {
     let (state, sink) = (
         State {

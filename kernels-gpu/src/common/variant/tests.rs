@@ -21,7 +21,7 @@ fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
         soft_cap,
         window_left,
         causal,
-        reserved: 0,
+        sink_tokens: 0,
     }
 }
 
@@ -96,7 +96,7 @@ static NONE: VariantParams = VariantParams {
     soft_cap: 0.0,
     window_left: i32::MAX,
     causal: 1,
-    reserved: 0,
+    sink_tokens: 0,
 };
 
 impl Variant for Logits {

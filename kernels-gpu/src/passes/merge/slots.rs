@@ -156,9 +156,10 @@ pub(super) unsafe fn next_slots<const GROUPS: usize>(
 pub(super) struct Chunk {
     pub place: Place,
     token: u32,
-    /// Its index in the row, and in the head.
+    /// Its index in the row.
     in_row: u32,
-    in_head: u32,
+    /// Not its index in the head: that would occupy a register beside the states, and spill others.
+    first_of_head: bool,
     pub list: *const u32,
     pub slots: u32,
 }
@@ -196,7 +197,7 @@ impl Chunk {
             },
             token,
             in_row,
-            in_head,
+            first_of_head: in_head == 0,
             list: (params.merge_slots + u64::from(slots_begin) * 4) as *const u32,
             slots,
         })
@@ -206,10 +207,13 @@ impl Chunk {
     /// As [`look_up`](Self::look_up)'s; `out` has the type `O`.
     #[inline(always)]
     pub unsafe fn store<O: Output>(&self, params: &MergeParams, mut merged: State<CHUNK>) {
-        let head = self.place.head;
+        // Below 2³¹, as the host checks.
+        let at = self.token * params.q_heads + self.place.head;
         if params.sinks != 0 {
-            // SAFETY: one for each query head.
-            merged = merged.with_sink(unsafe { sink_of(params.sinks, head) });
+            // The remainder of the row's index is that of its token, and its head.
+            let (_, index) = params.sink_count.div_rem(at);
+            // SAFETY: one for each query head of each of the sinks' tokens.
+            merged = merged.with_sink(unsafe { sink_of(params.sinks, index) });
         }
         if params.add_up != 0 {
             merged = merged.added_up();
@@ -218,10 +222,14 @@ impl Chunk {
             + u64::from(self.in_row) * CHUNK as u64;
         // SAFETY: the token is a row of `out` that no other row of the launch writes.
         unsafe { O::store(params.out, element, merged.out) };
-        if self.in_head == 0 && params.lse != 0 {
-            let at = u64::from(self.token) * u64::from(params.q_heads) + u64::from(head);
+        if self.first_of_head && params.lse != 0 {
             // SAFETY: as above.
-            unsafe { ptr::store_f32((params.lse + at * 4) as *mut f32, natural(merged.lse)) };
+            unsafe {
+                ptr::store_f32(
+                    (params.lse + u64::from(at) * 4) as *mut f32,
+                    natural(merged.lse),
+                )
+            };
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
-    common::state::{sink_of, with_sink},
+    common::state::{sink_of_row, with_sink},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -50,10 +50,11 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
                     } else {
                         f32::NEG_INFINITY
                     };
-                    let sinks = p.attention.sinks;
-                    if sinks != 0 && tile.slot == DIRECT {
-                        let (_, head) = tile.place(&p.pack, row);
-                        let (factor, with) = with_sink(lse, sink_of(sinks, head));
+                    let a = &p.attention;
+                    if a.sinks != 0 && tile.slot == DIRECT {
+                        let (token, head) = tile.place(&p.pack, row);
+                        let sink = sink_of_row(a, tile.token + token, head);
+                        let (factor, with) = with_sink(lse, sink);
                         inverse[h] *= factor;
                         lse = with;
                     }

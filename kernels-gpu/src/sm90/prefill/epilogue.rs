@@ -23,7 +23,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
-    common::state::sink_of,
+    common::state::sink_of_row,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -61,9 +61,9 @@ pub(super) unsafe fn finish_tile<
     if EXTRAS && a.sinks != 0 && tile.slot == DIRECT {
         let mut h = 0;
         while h < 2 {
-            let (_, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
-            // SAFETY: one for each query head.
-            sinks[h] = unsafe { sink_of(a.sinks, head) };
+            let (token, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
+            // SAFETY: one for each query head, of any token.
+            sinks[h] = unsafe { sink_of_row(a, tile.token + token, head) };
             h += 1;
         }
     }

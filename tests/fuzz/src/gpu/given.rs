@@ -89,7 +89,7 @@ impl Runner<'_> {
             sinks: spec
                 .variant
                 .sinks
-                .then(|| DeviceArray::new(given(world.sinks.start), heads)),
+                .then(|| DeviceArray::new(given(world.sinks.start), spec.sinks())),
             slopes: spec.variant.hooks.map(|_| given(world.slopes.start)),
             surplus: false,
         }

@@ -21,7 +21,7 @@ use crate::{
         half::Half,
         logits::{hide_after, hide_before, hide_masked},
         softmax::{Rows, largest_sum},
-        state::{sink_of, with_sink},
+        state::{sink_of_row, with_sink},
         variant::Variant,
     },
 };
@@ -198,7 +198,7 @@ unsafe fn finish<const DIM: u32>(
                 let info = s.load_row(slot, token);
                 let head = unit.head * a.group + in_group;
                 if a.sinks != 0 && info.slot == DIRECT {
-                    let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                    let (factor, with) = with_sink(lse, sink_of_row(a, info.token, head));
                     (inverse, lse) = (inverse * factor, with);
                 }
                 if lane % 4 == 0 {

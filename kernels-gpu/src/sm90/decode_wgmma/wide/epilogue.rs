@@ -16,7 +16,7 @@ use crate::{
         decode::results::Results,
         half::Half,
         softmax::Rows,
-        state::{sink_of, with_sink},
+        state::{sink_of_row, with_sink},
         variant::Variant,
     },
 };
@@ -104,7 +104,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
                     let row = s.load_row(slot, token);
                     let head = unit.head * a.group + in_group;
                     if a.sinks != 0 && row.slot == DIRECT {
-                        let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                        let (factor, with) = with_sink(lse, sink_of_row(a, row.token, head));
                         (inverse, lse) = (inverse * factor, with);
                     }
                     if s.shape.converts() {
