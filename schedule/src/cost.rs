@@ -412,6 +412,14 @@ impl CostModel {
         self.with_attention(shape, self.attention.estimate(shape))
     }
 
+    /// Time in which a step passes all stages, none of which it waits for: the time between the tokens of a request that is
+    /// in every step.
+    pub(crate) fn pass_ns(&self, shape: &StepShape) -> f64 {
+        let time = self.step(shape);
+        let sends = f64::from(self.parallel.pipeline - 1);
+        sends * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
+    }
+
     /// Time of a step, with attention predicted from the planner's plans of the batch.
     ///
     /// # Errors
