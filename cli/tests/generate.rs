@@ -298,19 +298,23 @@ fn a_trace_is_replayed_beside_its_simulation() {
         legible(&svg);
     }
 
-    // The calibration is a correction for the simulator, and a beginning may be in the middle.
-    let simulated = run(
-        directory.path(),
-        &[
-            "serve-sim",
-            "--correction",
-            "calibration.json",
-            "--requests",
-            "9",
-            "--ahead",
-        ],
-    );
-    assert_eq!(simulated.code, 0, "{}", simulated.stderr);
+    // The calibration is a correction for the simulator and for this model, which it contains.
+    let calibration: serde_json::Value = serde_json::from_str(&read("calibration.json")).unwrap();
+    let of = calibration["origin"]["model"].to_string();
+    std::fs::write(directory.path().join("model.json"), of).unwrap();
+    for (model, code) in [("model.json", 0), ("llama-3-8b", 2)] {
+        let call =
+            format!("serve-sim --correction calibration.json --requests 9 --ahead --model {model}");
+        let simulated = run(directory.path(), &call.split(' ').collect::<Vec<_>>());
+        assert_eq!(simulated.code, code, "{}", simulated.stderr);
+        let words: Vec<_> = simulated.stderr.split_whitespace().collect();
+        let said = words.join(" ");
+        assert!(
+            code == 0 || said.contains("with model llama3, and this is for model llama-3-8b"),
+            "{said}"
+        );
+    }
+    // A beginning may be in the middle.
     let window = serve(&[
         "--trace",
         "trace.csv",

@@ -48,6 +48,18 @@ pub struct Measured {
     pub measured_ns: f64,
 }
 
+/// What a [`Correction`] was measured with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// The model.
+    pub model: ModelDescription,
+    /// Name of the machine's description.
+    pub device: String,
+    /// How the model was divided among GPUs.
+    pub parallel: Parallel,
+}
+
 /// Measurements that correct the model. The ratio of measured to predicted time is interpolated between two
 /// measurements and constant outside of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +68,9 @@ pub struct Correction {
     /// The type of the KV caches with which it was measured.
     #[serde(skip_serializing_if = "is_auto")]
     pub cache_type: CacheType,
+    /// The model and the machine with which it was measured. Older files do not have them, and are taken for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// All linear layers of a stage, by tokens.
     pub linear: Vec<Measured>,
     /// Attention of one layer for prompt chunks alone, by predicted time.
@@ -103,19 +118,53 @@ impl Correction {
         Ok(table)
     }
 
-    /// Checks that it was measured with KV caches of the type that a cost model has.
+    /// Checks that it was measured with KV caches of the type that a cost model has, and with its model, machine and parallelism
+    /// if it has an [origin](Self::origin). Names of models may differ.
     ///
     /// # Errors
-    /// [`ScheduleError::OtherCacheType`].
+    /// [`ScheduleError::OtherCacheType`], [`ScheduleError::OtherOrigin`].
     pub fn check(&self, cost: &CostModel) -> Result<(), ScheduleError> {
         let (measured, cache_type) = (self.cache_type, cost.cache_type);
-        match measured == cache_type {
-            true => Ok(()),
-            false => Err(ScheduleError::OtherCacheType {
+        if measured != cache_type {
+            return Err(ScheduleError::OtherCacheType {
                 measured,
                 cache_type,
-            }),
+            });
         }
+        let Some(origin) = &self.origin else {
+            return Ok(());
+        };
+        let here = cost.origin();
+        let other = |what, measured: String, given: String| {
+            Err(ScheduleError::OtherOrigin {
+                what,
+                measured,
+                given,
+            })
+        };
+        let renamed = ModelDescription {
+            name: here.model.name.clone(),
+            ..origin.model.clone()
+        };
+        if renamed != here.model {
+            let measured = match origin.model.name == here.model.name {
+                true => format!("{} of another shape", here.model.name),
+                false => origin.model.name.clone(),
+            };
+            return other("model", measured, here.model.name);
+        }
+        if origin.device != here.device {
+            return other("device", origin.device.clone(), here.device);
+        }
+        for (what, measured, given) in [
+            ("tensor", origin.parallel.tensor, here.parallel.tensor),
+            ("pipeline", origin.parallel.pipeline, here.parallel.pipeline),
+        ] {
+            if measured != given {
+                return other(what, measured.to_string(), given.to_string());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -277,7 +326,7 @@ impl CostModel {
         self
     }
 
-    /// Corrected with measurements. [`Correction::check`] says whether they were made with caches of the same type.
+    /// Corrected with measurements. [`Correction::check`] says whether they were made for this model, machine and type of caches.
     #[must_use]
     pub fn with_correction(mut self, correction: &Correction) -> Self {
         let linear = |point: &Measured| {
@@ -330,6 +379,16 @@ impl CostModel {
     #[must_use]
     pub const fn parallel(&self) -> Parallel {
         self.parallel
+    }
+
+    /// What its corrections are measured with.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        Origin {
+            model: self.model.clone(),
+            device: self.hardware.name.clone(),
+            parallel: self.parallel,
+        }
     }
 
     /// The row tile of linear layers.

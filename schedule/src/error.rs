@@ -149,6 +149,19 @@ pub enum ScheduleError {
         /// The type of the cost model.
         cache_type: CacheType,
     },
+    /// A correction that was measured with another model, machine or parallelism.
+    #[error(
+        "the correction was measured with {what} {measured}, and this is for {what} {given}: give what it was measured with, \
+         or measure again"
+    )]
+    OtherOrigin {
+        /// `model`, `device`, `tensor` or `pipeline`.
+        what: &'static str,
+        /// That of the measurement.
+        measured: String,
+        /// That of the cost model.
+        given: String,
+    },
     /// A range of lengths that is empty or too wide to draw from.
     #[error("lengths from {min} to {max}: give at least 1 and at most {most} lengths")]
     Lengths {

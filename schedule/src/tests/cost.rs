@@ -394,6 +394,57 @@ fn a_correction_is_for_the_caches_with_which_it_was_measured() {
     assert!(Correction::from_json("{\"cache_type\": \"e3m4\"}").is_err());
 }
 
+/// It was applied to any, and gave wrong times without a word.
+#[test]
+fn a_correction_is_for_the_model_and_the_machine_with_which_it_was_measured() {
+    let new = |model: &ModelDescription, hardware: &str, tensor, pipeline| {
+        let parallel = Parallel { tensor, pipeline };
+        CostModel::new(model, &Hardware::named(hardware).unwrap(), parallel).unwrap()
+    };
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let cost = new(&model, "h200", 1, 1);
+    let correction = Correction {
+        origin: Some(cost.origin()),
+        ..Correction::default()
+    };
+    let json = serde_json::to_string(&correction).unwrap();
+    let correction = Correction::from_json(&json).unwrap();
+    let mut renamed = model.clone();
+    renamed.name = "mine".to_owned();
+    assert_eq!(correction.check(&cost), Ok(()));
+    assert_eq!(correction.check(&new(&renamed, "h200", 1, 1)), Ok(()));
+    let mut shallow = model.clone();
+    shallow.layers = 16;
+    let yi = ModelDescription::named("yi-6b").unwrap();
+    for (other, said) in [
+        (
+            new(&yi, "h200", 1, 1),
+            "model llama-3-8b, and this is for model yi-6b",
+        ),
+        (
+            new(&shallow, "h200", 1, 1),
+            "model llama-3-8b of another shape",
+        ),
+        (
+            new(&model, "h100", 1, 1),
+            "device h200, and this is for device h100",
+        ),
+        (
+            new(&model, "h200", 2, 1),
+            "tensor 1, and this is for tensor 2",
+        ),
+        (
+            new(&model, "h200", 1, 4),
+            "pipeline 1, and this is for pipeline 4",
+        ),
+    ] {
+        let error = correction.check(&other).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        // Older files do not say what they were measured with.
+        assert_eq!(Correction::default().check(&other), Ok(()));
+    }
+}
+
 #[test]
 fn costs_know_when_a_model_does_not_fit() {
     let model = ModelDescription::named("llama-3-70b").unwrap();
