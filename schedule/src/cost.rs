@@ -25,7 +25,8 @@ pub const DECODES: u32 = 64;
 pub struct Parallel {
     /// Number of GPUs that share each layer, within one node.
     pub tensor: u32,
-    /// Number of pipeline stages, each with a part of the layers.
+    /// Number of pipeline stages, each with a part of the layers. If they do not divide, all stages are as slow as one with
+    /// a layer more.
     pub pipeline: u32,
 }
 
@@ -248,8 +249,8 @@ impl CostModel {
     /// A cost model of a model on a machine, with serial attention.
     ///
     /// # Errors
-    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Tensor`] and [`ScheduleError::Pipeline`] if heads or layers cannot
-    /// be divided in this way; [`ScheduleError::Description`].
+    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Tensor`], [`ScheduleError::TensorOfKvHeads`] and
+    /// [`ScheduleError::Pipeline`] if heads or layers cannot be divided in this way; [`ScheduleError::Description`].
     pub fn new(
         model: &ModelDescription,
         hardware: &Hardware,
@@ -260,6 +261,12 @@ impl CostModel {
             return Err(ScheduleError::Tensor {
                 got: tensor,
                 q_heads: model.q_heads,
+            });
+        }
+        if !model.kv_heads.is_multiple_of(tensor) && !tensor.is_multiple_of(model.kv_heads) {
+            return Err(ScheduleError::TensorOfKvHeads {
+                got: tensor,
+                kv_heads: model.kv_heads,
             });
         }
         if pipeline == 0 || pipeline > model.layers {
@@ -397,12 +404,11 @@ impl CostModel {
         self.hardware.gemm.tile()
     }
 
-    fn gpus(&self) -> f64 {
-        f64::from(self.parallel.tensor) * f64::from(self.parallel.pipeline)
-    }
-
+    /// Bytes of weights on each GPU of the largest stage; embedding and output layer are divided among all stages.
     fn weights_per_gpu(&self) -> f64 {
-        self.model.weight_bytes() as f64 / self.gpus()
+        let layers = self.layers_per_stage() * self.model.layer_weights() as f64;
+        let ends = 2.0 * self.model.head_weights() as f64 / f64::from(self.parallel.pipeline);
+        2.0 * (layers + ends) / f64::from(self.parallel.tensor)
     }
 
     /// Bytes of a GPU left for the KV cache.
@@ -410,11 +416,10 @@ impl CostModel {
         self.hardware.memory_bytes as f64 * self.hardware.usable_memory - self.weights_per_gpu()
     }
 
-    /// Bytes of keys and values of one token on each GPU.
+    /// Bytes of keys and values of one token on each GPU of the largest stage.
     fn kv_bytes_per_gpu(&self) -> f64 {
-        let copies = f64::from(self.parallel.tensor.max(self.model.kv_heads))
-            / f64::from(self.model.kv_heads);
-        self.kv_bytes_per_token() as f64 * copies / self.gpus()
+        let spec = self.model.spec(self.parallel.tensor);
+        self.layers_per_stage() * self.cache_type.bytes_per_token(&spec) as f64
     }
 
     /// Number of KV cache pages that fit next to the weights.
@@ -430,8 +435,9 @@ impl CostModel {
         (self.kv_memory() / (self.kv_bytes_per_gpu() * f64::from(tokens))) as u32
     }
 
+    /// Layers of the largest stage, which determines the pace of the pipeline.
     fn layers_per_stage(&self) -> f64 {
-        f64::from(self.model.layers) / f64::from(self.parallel.pipeline)
+        f64::from(self.model.layers.div_ceil(self.parallel.pipeline))
     }
 
     fn uncorrected_linear_ns(&self, tokens: u32) -> f64 {

@@ -102,6 +102,17 @@ pub enum ScheduleError {
         /// Query heads of the model.
         q_heads: u32,
     },
+    /// KV heads that can neither be divided among the GPUs of a layer nor be copied to them evenly.
+    #[error(
+        "{kv_heads} KV heads can be neither divided among {got} GPUs (tensor) nor copied to them evenly: give a divisor or a \
+         multiple of {kv_heads}"
+    )]
+    TensorOfKvHeads {
+        /// GPUs that share each layer.
+        got: u32,
+        /// KV heads of the model.
+        kv_heads: u32,
+    },
     /// More pipeline stages than layers, or none.
     #[error("{layers} layers cannot be divided among {got} stages (pipeline): give 1 to {layers}")]
     Pipeline {

@@ -470,6 +470,53 @@ fn costs_know_when_a_model_does_not_fit() {
     assert!((whole.linear_ns / staged.linear_ns - 4.0).abs() < 1e-9 && staged.send_ns > 0.0);
 }
 
+/// A stage has whole layers. The largest stage determines the pace and the memory.
+#[test]
+fn layers_that_do_not_divide_make_one_stage_longer() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("h200").unwrap();
+    let new = |layers, pipeline| {
+        let model = ModelDescription {
+            layers,
+            ..model.clone()
+        };
+        let parallel = Parallel {
+            tensor: 1,
+            pipeline,
+        };
+        CostModel::new(&model, &hardware, parallel).unwrap()
+    };
+    let shape = StepShape::decodes(16, 1000).with_chunk(496, 496);
+    // Stages of 7, 7, 6, 6 and 6 layers.
+    let (uneven, even) = (new(32, 5), new(35, 5));
+    assert_eq!(uneven.step(&shape), even.step(&shape));
+    assert_eq!(uneven.pages(16), even.pages(16));
+    assert_eq!(uneven.swap_ns(8, 16), even.swap_ns(8, 16));
+    assert_ne!(uneven.step(&shape), new(32, 4).step(&shape));
+}
+
+/// A GPU whose query heads read two KV heads needs both.
+#[test]
+fn tensor_parallelism_divides_kv_heads_or_copies_them() {
+    let model = ModelDescription {
+        q_heads: 40,
+        kv_heads: 8,
+        ..ModelDescription::named("llama-3-8b").unwrap()
+    };
+    let hardware = Hardware::named("h200").unwrap();
+    for tensor in 1..=40 {
+        let parallel = Parallel {
+            tensor,
+            pipeline: 1,
+        };
+        let made = CostModel::new(&model, &hardware, parallel);
+        assert_eq!(made.is_ok(), [1, 2, 4, 8, 40].contains(&tensor), "{tensor}");
+        if let (Err(error), 0) = (made, 40 % tensor) {
+            assert!(error.to_string().contains("8 KV heads"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn advice_follows_the_workload() {
     let expected = |prompt, generated, target_ns| Expected {
