@@ -20,6 +20,10 @@ const ELEMENTWISE_PASSES: f64 = 8.0;
 /// above.
 pub const DECODES: u32 = 64;
 
+/// Largest numbers of a [`Correction`]: tokens of a step, and nanoseconds (11 days).
+const MOST_TOKENS: f64 = (1 << 24) as f64;
+const MOST_NS: f64 = 1e15;
+
 /// How a model is spread over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parallel {
@@ -102,12 +106,26 @@ impl Correction {
             reason,
         };
         let table: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
-        for points in [&table.linear, &table.prefill, &table.decode, &table.rest] {
-            let ascending = points.is_sorted_by(|a, b| a.at < b.at);
-            if !ascending || points.iter().any(|p| !(p.at > 0.0 && p.measured_ns > 0.0)) {
-                return Err(wrong(
-                    "points must ascend by `at`, and all numbers be positive".to_owned(),
-                ));
+        for (list, points, unit, most) in [
+            ("linear", &table.linear, "tokens", MOST_TOKENS),
+            ("prefill", &table.prefill, "ns", MOST_NS),
+            ("decode", &table.decode, "ns", MOST_NS),
+            ("rest", &table.rest, "tokens", MOST_TOKENS),
+        ] {
+            for point in points {
+                for (field, got, unit, most) in [
+                    ("at", point.at, unit, most),
+                    ("measured_ns", point.measured_ns, "ns", MOST_NS),
+                ] {
+                    if !(1.0..=most).contains(&got) {
+                        return Err(wrong(format!(
+                            "`{field}` of a point of `{list}` is {got:?}: give 1 to {most} {unit}"
+                        )));
+                    }
+                }
+            }
+            if !points.is_sorted_by(|a, b| a.at < b.at) {
+                return Err(wrong(format!("the points of `{list}` must ascend by `at`")));
             }
         }
         if table

@@ -365,6 +365,38 @@ fn the_loss_with_caches_of_8_bits_is_the_measured_one() {
     assert_eq!(Overlap::pod(CacheType::Auto), Overlap::POD);
 }
 
+/// They made a panic, or times that are no numbers.
+#[test]
+fn a_correction_has_numbers_of_tokens_and_times_that_can_be() {
+    for list in ["linear", "prefill", "decode", "rest"] {
+        for (at, measured_ns) in [
+            ("0.4", "1000"),
+            ("1e300", "1000"),
+            ("8", "1e300"),
+            ("8", "0.1"),
+            ("-8", "1000"),
+        ] {
+            let json =
+                format!("{{\"{list}\": [{{\"at\": {at}, \"measured_ns\": {measured_ns}}}]}}");
+            let error = Correction::from_json(&json).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{list}`")), "{error}");
+        }
+        let point = |at| format!("{{\"at\": {at}, \"measured_ns\": 1000}}");
+        let twice = format!("{{\"{list}\": [{}, {}]}}", point(8), point(8));
+        let error = Correction::from_json(&twice).unwrap_err().to_string();
+        assert!(error.contains("ascend"), "{error}");
+        // The largest numbers still give times.
+        let far = format!("{{\"{list}\": [{}]}}", point(1 << 24));
+        let far = cost().with_correction(&Correction::from_json(&far).unwrap());
+        let shape = StepShape::decodes(8, 4096).with_chunk(512, 4096);
+        assert!(far.step(&shape).last_stage_ns().is_finite(), "{list}");
+    }
+    for list in ["linear", "rest"] {
+        let json = format!("{{\"{list}\": [{{\"at\": 4294967295, \"measured_ns\": 1000}}]}}");
+        assert!(Correction::from_json(&json).is_err(), "{list}");
+    }
+}
+
 #[test]
 fn a_correction_is_for_the_caches_with_which_it_was_measured() {
     let model = ModelDescription::named("llama-3-8b").unwrap();
