@@ -189,13 +189,15 @@ pub enum ScheduleError {
         /// The exponent.
         got: f64,
     },
-    /// A request that never arrives.
-    #[error("arrivals[{index}] is at {at_s} s: give a finite time")]
+    /// A request that never arrives, or so late that times in nanoseconds are inexact.
+    #[error("arrivals[{index}] is at {at_s:e} s: give a time of at most {most_s:e} s")]
     Arrival {
         /// The request.
         index: usize,
         /// Its arrival time in seconds.
         at_s: f64,
+        /// The latest time, before and after 0.
+        most_s: f64,
     },
     /// Pages that no table can have.
     #[error(transparent)]

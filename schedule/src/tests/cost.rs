@@ -118,7 +118,8 @@ fn a_prefix_that_each_reads_comes_from_l2() {
 #[test]
 fn requests_that_never_arrive_are_refused() {
     let cost = cost();
-    for at_s in [f64::INFINITY, f64::NAN] {
+    // The last ones are infinite in nanoseconds.
+    for at_s in [f64::INFINITY, f64::NAN, 1.1e10, 1e304, -1e304] {
         let mut trace = Trace::uniform(3, 100, 2);
         trace.arrivals[2].at_s = at_s;
         let simulation = Simulation::new(&cost, Limits::default(), SarathiServe);
