@@ -369,6 +369,26 @@ fn a_trace_is_replayed_beside_its_simulation() {
         assert_eq!(policy["measured"]["finished"], 6);
     }
 
+    // A policy that asks the cost model composes the same steps when it is measured and when it is simulated. With this
+    // correction, of an older file, no prompt meets the target.
+    let slow = "{\"linear\": [{\"at\": 1, \"measured_ns\": 1e9}]}";
+    std::fs::write(directory.path().join("slow.json"), slow).unwrap();
+    let arguments = "--requests 6 --prompt 40 --generated 9 --correction slow.json --policy decode-priority --json same.json";
+    let same = serve(&arguments.split(' ').collect::<Vec<_>>());
+    assert_eq!(same.code, 0, "{}", same.stderr);
+    let same: serde_json::Value = serde_json::from_str(&read("same.json")).unwrap();
+    let [measured, simulated] =
+        ["measured", "simulated"].map(|which| &same["policies"][0][which]["steps"]);
+    assert_eq!(measured, simulated);
+
+    let short = "--requests 6 --prompt 60 --generated 400 --window 1e-6 --policy orca --correction slow.json";
+    let said = serve(&short.split(' ').collect::<Vec<_>>());
+    assert!(
+        said.code == 1 && said.stderr.contains("give a longer --window"),
+        "{}",
+        said.stderr
+    );
+
     for (wrong, reason) in [
         (&["--policy", "orca+fast"][..], "there is no +fast"),
         (

@@ -140,7 +140,7 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     for name in &args.policy {
         bar.set_message(name.clone());
         let replayed;
-        (backend, replayed) = serve(args, name, &cost, &trace, backend, &bar)?;
+        (backend, replayed) = serve(args, name, &corrected, &trace, backend, &bar)?;
         let simulated = predict(args, name, &corrected, &trace, &*backend)?;
         served.push((replayed, simulated));
     }
@@ -253,6 +253,14 @@ fn capacity(
     Ok(simulate(&trace, simulation)?.requests_per_s())
 }
 
+/// The cost model of a policy's steps, by which it decides both when it is measured and when it is simulated.
+fn priced(name: &Name<'_>, corrected: &CostModel) -> CostModel {
+    corrected.clone().with_overlap(match name.pod {
+        true => Overlap::pod(corrected.cache_type()),
+        false => Overlap::Serial,
+    })
+}
+
 /// Replays the trace on the backend and returns the backend.
 fn serve(
     args: &Args,
@@ -265,7 +273,7 @@ fn serve(
     let choices = Name::of(name)?;
     backend.plan_with(planning(&choices))?;
     warm_up(&mut *backend)?;
-    let policy = args.policy(&choices, cost, trace)?;
+    let policy = args.policy(&choices, &priced(&choices, cost), trace)?;
     let ahead = args.ahead(&*backend);
     let engine = Engine::with_policy(backend, args.limits(&choices, trace), policy)?;
     let mut engine = engine.running_ahead(ahead);
@@ -284,10 +292,7 @@ fn predict(
     backend: &dyn Backend,
 ) -> Result<Report, Failure> {
     let choices = Name::of(name)?;
-    let cost = cost.clone().with_overlap(match choices.pod {
-        true => Overlap::pod(cost.cache_type()),
-        false => Overlap::Serial,
-    });
+    let cost = priced(&choices, cost);
     let mut simulation = args.simulation(&choices, &cost, trace, backend)?;
     simulation.timeline = 0..chart::MOST_SPANS;
     simulation.until_s = args.window;
