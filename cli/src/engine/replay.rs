@@ -35,7 +35,7 @@ use crate::{
     backend::Place,
     bench::serving::Args,
     output::{self, Files, Force},
-    serve_sim::{Name, chart, correction, described, is_file, table},
+    serve_sim::{Name, chart, correction, described, is_file, nothing_finished, table},
 };
 
 /// Default capacity of the KV cache on the CPU, in tokens.
@@ -165,10 +165,12 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     let mut unfinished = served.iter();
     let unfinished = unfinished.find(|(replay, _)| replay.report.finished == 0);
     unfinished.map_or(Ok(()), |(replay, _)| {
-        Err(Failure::Wrong(format!(
-            "no request finished under {}: all were refused, as larger than the caches or than a step; give shorter ones, \
-             or a larger --cache",
-            replay.report.policy
+        let (report, requests) = (&replay.report, trace.arrivals.len());
+        Err(Failure::Wrong(nothing_finished(
+            report,
+            requests,
+            args.window,
+            ["the caches", "a larger --cache"],
         )))
     })
 }
