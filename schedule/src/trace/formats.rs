@@ -23,6 +23,9 @@ struct MooncakeLine {
     hash_ids: Vec<u32>,
 }
 
+/// Reads a line.
+type Parse = dyn Fn(&str) -> Result<Arrival, String>;
+
 /// Number of tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK: u32 = 512;
 
@@ -56,7 +59,7 @@ impl Trace {
             reason,
         };
         let header = text.lines().next().unwrap_or_default().trim();
-        let parse: Box<dyn Fn(&str) -> Result<Arrival, String>> = if header.starts_with('{') {
+        let parse: Box<Parse> = if header.starts_with('{') {
             Box::new(mooncake)
         } else if let Some(columns) =
             columns(header, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
