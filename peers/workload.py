@@ -150,6 +150,30 @@ def _refused(fields, requests):
     return f"no peer takes {', '.join(given)}" if given else None
 
 
+def _counted(count, thing):
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _name(fields, requests):
+    """The name that the command gives to a case without one: its lengths and heads."""
+    words = []
+    for request in requests:
+        count, q_len, kv_len = request.get("count", 1), request["q_len"], request["kv_len"]
+        if request.get("branches"):
+            words.append(f"{_counted(count, 'draft tree')} of {q_len} @ {kv_len}")
+        elif request.get("one_block_in"):
+            blocks = f"on one block in {request['one_block_in']}"
+            words.append(f"{_counted(count, 'chunk')} of {q_len} @ {kv_len} {blocks}")
+        elif q_len == 1:
+            words.append(f"{_counted(count, 'decode')} × {kv_len}")
+        else:
+            words.append(f"{_counted(count, 'chunk')} of {q_len} @ {kv_len}")
+    if tree := fields.get("tree"):
+        nodes, tokens = (",".join(map(str, tree[of])) for of in ("nodes_per_level", "tokens_per_level"))
+        words.append(f"tree {nodes} of {tokens} tokens")
+    return f"{', '.join(words)} {fields['heads']}/{fields['kv_heads']}"
+
+
 def _case(fields):
     variant = fields["variant"]
     requests = fields.get("requests") or []
@@ -160,7 +184,7 @@ def _case(fields):
     # As in DeepSeek's models, whose keys have 128 elements besides those with positions before they are compressed.
     scaled_by = 128 + head_dim - head_dim_v if latent else head_dim
     case = Case(
-        name=fields["name"] or "unnamed",
+        name=_name(fields, requests) if fields["name"] is None else fields["name"],
         heads=fields["heads"],
         kv_heads=fields["kv_heads"],
         head_dim=head_dim,

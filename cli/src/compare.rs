@@ -11,7 +11,7 @@ use crate::{
     Failure,
     bench::{CaseResult, ResultFile, Stats},
     output::{self, Files, Force},
-    table::{Table, counted, digits},
+    table::{Table, WIDTH, counted, digits, shorten, visible},
 };
 
 const EXAMPLES: &str = "\
@@ -34,7 +34,7 @@ pub struct Args {
     /// Use only this implementation of A
     #[arg(long, value_name = "IMPLEMENTATION")]
     base: Option<String>,
-    /// Fail if B is significantly slower than A
+    /// Fail if B is significantly slower than A, or has no times of a case that A has
     #[arg(long)]
     check: bool,
     /// Write the comparison as JSON
@@ -50,7 +50,7 @@ const LEAST: f64 = 0.01;
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input; with `--check`, [`Failure::Wrong`] if B is slower.
+/// Wrong input; with `--check`, [`Failure::Wrong`] if B is slower or lacks cases.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.a, &args.b]).writes(&args.json);
     files.check(args.force)?;
@@ -84,7 +84,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             counted(slower, "case"),
             args.b.display()
         ))),
-        // A check that could compare nothing has not passed.
+        // A check that could not compare everything has not passed.
+        (true, 0, _) if !comparison.lost.is_empty() => Err(Failure::Wrong(format!(
+            "{} of {} without times in {}: measure again",
+            counted(comparison.lost.len(), "case"),
+            args.a.display(),
+            args.b.display()
+        ))),
         (true, 0, 1..) if unknown == comparison.cases.len() => Err(Failure::Wrong(format!(
             "every case has fewer than {} runs: measure again with more --seconds",
             Stats::TELLING
@@ -129,6 +135,8 @@ pub struct Comparison {
     pub format: &'static str,
     /// Cases that are in both files, in the order of A.
     pub cases: Vec<ComparedCase>,
+    /// Names of the cases with times in A for which B has none that were measured in the same way.
+    pub lost: Vec<String>,
     /// Geometric mean of the ratios.
     pub geometric_mean: f64,
 }
@@ -147,8 +155,25 @@ impl Comparison {
 /// # Errors
 /// [`Failure::Input`] if they have no measured case in common.
 pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
-    let pairs = pairs(a, b).into_iter();
+    let pairs = pairs(a, b);
+    let kept: Vec<&CaseResult> = pairs
+        .iter()
+        .filter(|pair| pair.times().is_some())
+        .map(|pair| pair.a)
+        .collect();
+    let measured = |result: &CaseResult| result.flushed.is_some() || result.warm.is_some();
+    let is_lost = |a: &&CaseResult| {
+        let mut kept = kept.iter();
+        measured(a) && !kept.any(|kept| std::ptr::eq(*kept, *a))
+    };
+    let lost = a.results.iter().filter(is_lost);
+    let lost = lost.map(|result| match by_case(a) {
+        true => result.case.clone(),
+        false => format!("{} [{}]", result.case, result.implementation),
+    });
+    let lost = lost.collect();
     let cases: Vec<ComparedCase> = pairs
+        .into_iter()
         .filter_map(|pair| {
             let (from, to) = pair.times()?;
             let ratio = to.median_us / from.median_us;
@@ -171,6 +196,7 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
         format: "tandem-comparison-1",
         geometric_mean: (logs / cases.len() as f64).exp(),
         cases,
+        lost,
     })
 }
 
@@ -227,6 +253,13 @@ pub fn render(comparison: &Comparison, a: &ResultFile, b: &ResultFile) -> String
             Stats::TELLING
         );
     }
+    if !comparison.lost.is_empty() {
+        let lost = counted(comparison.lost.len(), "case");
+        text += &format!("{lost} of A without times in B:\n");
+        for name in &comparison.lost {
+            text += &format!("  {}\n", shorten(&visible(name, false), WIDTH - 2));
+        }
+    }
     text
 }
 
@@ -245,24 +278,26 @@ impl<'a> Pair<'a> {
     }
 }
 
+/// Whether a file has results of one implementation only.
+fn by_case(file: &ResultFile) -> bool {
+    let mut results = file.results.iter().map(|result| &result.implementation);
+    let first = results.next();
+    results.all(|other| Some(other) == first)
+}
+
 /// Pairs results by case and implementation. If `a` has only one implementation, it is paired with all implementations
 /// in `b`. Several results of one name are paired in their order.
 fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
-    let single = |file: &ResultFile| {
-        let mut results = file.results.iter().map(|result| &result.implementation);
-        let first = results.next();
-        results.all(|other| Some(other) == first)
-    };
-    let by_case = single(a);
+    let of_one = by_case(a);
     let key = |(repeat, result): (usize, &'a CaseResult)| {
-        let implementation = if by_case { "" } else { &result.implementation };
+        let implementation = if of_one { "" } else { &result.implementation };
         (result.case.as_str(), implementation, repeat)
     };
     let mut of_b: HashMap<_, Vec<_>> = HashMap::new();
     for result in repeats(b) {
         of_b.entry(key(result)).or_default().push(result.1);
     }
-    let unnamed = by_case && single(b);
+    let unnamed = of_one && by_case(b);
     let pairs = repeats(a).into_iter().flat_map(|(repeat, a)| {
         let others = of_b.get(&key((repeat, a))).into_iter().flatten();
         others.map(move |b| Pair {

@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .check(args.force)?;
     let mut cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
     for case in &mut cases {
-        case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
+        case.use_kv_dtype(args.kv_dtype)?;
     }
     let device = device(&args.device)?;
     if cases.len() > 1 && (args.svg.is_some() || args.json.is_some()) {

@@ -156,10 +156,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut text = table(&cost, &trace, None, &reports);
     if reports.iter().all(|report| report.finished == 0) {
         output::print(&text);
-        return Err(Failure::Wrong(format!(
-            "no request finished: all {} were refused, as larger than the memory for keys and values or than a step; \
-             give shorter ones, or more GPUs (--tensor, --pipeline)",
-            trace.arrivals.len()
+        let (report, requests) = (&reports[0], trace.arrivals.len());
+        return Err(Failure::Wrong(nothing_finished(
+            report,
+            requests,
+            None,
+            [
+                "the memory for keys and values",
+                "more GPUs (--tensor, --pipeline)",
+            ],
         )));
     }
     if let Some(path) = &args.json {
@@ -181,12 +186,47 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Why no request finished under a policy: requests are larger than what holds their keys, of which `more` helps; or the
+/// window ended; or some are left that no step can compute.
+pub(crate) fn nothing_finished(
+    report: &Report,
+    requests: usize,
+    window_s: Option<f64>,
+    [holds, more]: [&str; 2],
+) -> String {
+    let Report {
+        policy, refused, ..
+    } = report;
+    let reason = match window_s {
+        _ if *refused == requests => format!(
+            "all {requests} were refused, as larger than {holds} or than a step; give shorter ones, or {more}"
+        ),
+        Some(window_s) => {
+            format!("the {window_s} s of --window are too short; give a longer --window")
+        }
+        None => format!(
+            "{refused} of {requests} were refused, as larger than {holds} or than a step, and {} are left that fit no step; \
+             give shorter ones, or {more}",
+            requests - refused
+        ),
+    };
+    format!("no request finished under {policy}: {reason}")
+}
+
 impl Args {
     fn trace(&self) -> Result<Trace, Failure> {
         let mut trace = match &self.trace {
             Some(path) => read_trace(path)?,
             None => Trace::uniform(self.requests.unwrap_or(500), self.prompt, self.generated),
         };
+        let at_once = trace.arrivals.iter().all(|arrival| arrival.at_s == 0.0);
+        if self.speed.is_some() && self.rate.is_none() && at_once {
+            return Err(Failure::Input(
+                "--speed divides arrival times, but all requests arrive at once: leave it out, or give --rate, or a --trace \
+                 with times"
+                    .to_owned(),
+            ));
+        }
         if let Some(requests) = self.requests {
             trace = trace.first(requests);
         }
@@ -311,6 +351,62 @@ mod tests {
             table.contains("yi-6b on 2 × a100") && table.contains("bubbles"),
             "{table}"
         );
+    }
+
+    /// Each allowed request once kept a page free, so that a large --batch let requests run one after the other.
+    #[test]
+    fn a_large_batch_does_not_keep_requests_waiting() {
+        let tokens_per_s = |batch: u32| {
+            let args = parse(&format!(
+                "--device a6000 --model llama-2-7b --prompt 500 --generated 100 --requests 200 --batch {batch}"
+            ));
+            let (cost, trace) = (args.machine.cost().unwrap(), args.trace().unwrap());
+            let report = args.simulate("sarathi-serve", &cost, &trace).unwrap();
+            report.tokens_per_s()
+        };
+        let usual = tokens_per_s(64);
+        for batch in [512, 4096] {
+            let got = tokens_per_s(batch);
+            assert!(got > 0.8 * usual, "--batch {batch}: {got} of {usual}");
+        }
+    }
+
+    #[test]
+    fn the_reason_why_nothing_finished_is_the_true_one() {
+        let said = |refused, window_s| {
+            let report = Report {
+                policy: "orca".to_owned(),
+                refused,
+                ..Report::default()
+            };
+            nothing_finished(&report, 5, window_s, ["the caches", "a larger --cache"])
+        };
+        for window_s in [None, Some(2.0)] {
+            let said = said(5, window_s);
+            assert!(said.contains("under orca: all 5 were refused"), "{said}");
+        }
+        let short = said(1, Some(2.0));
+        assert!(
+            short.contains("the 2 s of --window are too short"),
+            "{short}"
+        );
+        let left = said(1, None);
+        assert!(
+            left.contains("1 of 5 were refused") && left.contains("4 are left"),
+            "{left}"
+        );
+    }
+
+    #[test]
+    fn a_speed_needs_times_of_arrival() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.csv");
+        std::fs::write(&path, "num_prefill_tokens,num_decode_tokens\n5,2\n6,2\n").unwrap();
+        let call = format!("--speed 3 --trace {}", path.display());
+        let said = parse(&call).trace().unwrap_err().to_string();
+        assert!(said.contains("all requests arrive at once"), "{said}");
+        let trace = parse(&format!("{call} --rate 2")).trace().unwrap();
+        assert!(trace.arrivals[1].at_s > 0.0);
     }
 
     #[test]

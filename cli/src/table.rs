@@ -1,5 +1,7 @@
 //! Plain-text tables.
 
+use std::collections::HashSet;
+
 /// Maximum width of a printed line.
 pub const WIDTH: usize = 99;
 
@@ -25,7 +27,8 @@ impl Table {
         self.rows.push(cells.collect());
     }
 
-    /// The table as text. No line exceeds [`WIDTH`]; the first column is shortened if necessary.
+    /// The table as text. No line exceeds [`WIDTH`]; the first column is shortened if necessary. It has a few characters more where
+    /// different names would look the same.
     #[must_use]
     pub fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -37,7 +40,11 @@ impl Table {
         }
         let others: usize = widths.iter().skip(1).map(|width| width + 2).sum();
         if let Some(first) = widths.first_mut() {
-            *first = (*first).min(WIDTH.saturating_sub(others).max(12));
+            const MORE: usize = 16;
+            let narrow = (*first).min(WIDTH.saturating_sub(others).max(12));
+            let mut widths = narrow..=(*first).min(narrow + MORE);
+            let telling = widths.find(|&width| self.tells_names(width));
+            *first = telling.unwrap_or(narrow);
         }
         let remarks = self.rows.first().and_then(|headings| headings.last());
         let remarks = remarks.filter(|heading| heading.is_empty() && columns > 1);
@@ -58,6 +65,14 @@ impl Table {
             text.push('\n');
         }
         text
+    }
+
+    /// Whether different names in the first column are still different when they are shortened to a width.
+    fn tells_names(&self, width: usize) -> bool {
+        let names = self.rows.iter().filter_map(|row| row.first());
+        let names: HashSet<_> = names.collect();
+        let shortened: HashSet<_> = names.iter().map(|name| shorten(name, width)).collect();
+        shortened.len() == names.len()
     }
 }
 
@@ -218,6 +233,20 @@ mod tests {
             wrap("averylongword is kept", 5, ""),
             "averylongword\nis\nkept"
         );
+    }
+
+    /// Both were `sarathi-…cked`.
+    #[test]
+    fn different_names_stay_different() {
+        let mut table = Table::new(["policy", "much"]);
+        let names = ["sarathi-serve+unpacked", "sarathi-serve+pod+unpacked"];
+        for name in names {
+            table.push([name.to_owned(), "9".repeat(WIDTH)]);
+        }
+        let text = table.render();
+        let rows = text.lines().skip(1);
+        let rows: Vec<_> = rows.map(|line| line.split("  ").next()).collect();
+        assert_ne!(rows[0], rows[1], "{text}");
     }
 
     #[test]

@@ -487,7 +487,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 38] = [
+    let slips: [Slip; 42] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -575,6 +575,26 @@ fn bad_files_get_one_line_and_write_nothing() {
         (
             |i| drop(i.tensors.insert("sinks", floats(&[3e38; HEADS]))),
             "give numbers of at most 2.3e38",
+        ),
+        // With queries of zeros these gave outputs that are no numbers.
+        (
+            |i| note(i, "sm_scale", "3e38"),
+            "sm_scale is 3e38: give at most 2.3e38",
+        ),
+        (
+            |i| note(i, "logits_soft_cap", "1e-39"),
+            "logits_soft_cap is 1e-39: give 1.2e-38 to 2.3e38",
+        ),
+        (
+            |i| {
+                note(i, "sm_scale", "1e3");
+                note(i, "logits_soft_cap", "2e-38");
+            },
+            "no less than sm_scale / 1.1e38",
+        ),
+        (
+            |i| drop(i.tensors.insert("alibi_slopes", floats(&[-1e38; HEADS]))),
+            "give numbers of at most 1e28",
         ),
         (
             |i| drop(i.tensors.insert("alibi_slopes", floats(&[f32::NAN; HEADS]))),

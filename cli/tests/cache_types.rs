@@ -113,10 +113,16 @@ fn a_calibration_is_for_its_type_of_caches() {
     let correction: serde_json::Value = serde_json::from_str(&read("calibration.json")).unwrap();
     assert_eq!(correction["cache_type"], "e4m3-scaled");
 
+    // The simulator takes no folders. The file says which model it is for.
+    let of = correction["origin"]["model"].to_string();
+    std::fs::write(directory.path().join("model.json"), of).unwrap();
     let corrected = ["--correction", "calibration.json"];
     for (command, more) in [
-        ("serve-sim", &["--requests", "3"][..]),
-        ("chunk-size", &["--prompt", "90"]),
+        (
+            "serve-sim",
+            &["--model", "model.json", "--requests", "3"][..],
+        ),
+        ("chunk-size", &["--model", "model.json", "--prompt", "90"]),
     ] {
         let call = |of: &[&str]| {
             run(

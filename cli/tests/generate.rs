@@ -298,19 +298,23 @@ fn a_trace_is_replayed_beside_its_simulation() {
         legible(&svg);
     }
 
-    // The calibration is a correction for the simulator, and a beginning may be in the middle.
-    let simulated = run(
-        directory.path(),
-        &[
-            "serve-sim",
-            "--correction",
-            "calibration.json",
-            "--requests",
-            "9",
-            "--ahead",
-        ],
-    );
-    assert_eq!(simulated.code, 0, "{}", simulated.stderr);
+    // The calibration is a correction for the simulator and for this model, which it contains.
+    let calibration: serde_json::Value = serde_json::from_str(&read("calibration.json")).unwrap();
+    let of = calibration["origin"]["model"].to_string();
+    std::fs::write(directory.path().join("model.json"), of).unwrap();
+    for (model, code) in [("model.json", 0), ("llama-3-8b", 2)] {
+        let call =
+            format!("serve-sim --correction calibration.json --requests 9 --ahead --model {model}");
+        let simulated = run(directory.path(), &call.split(' ').collect::<Vec<_>>());
+        assert_eq!(simulated.code, code, "{}", simulated.stderr);
+        let words: Vec<_> = simulated.stderr.split_whitespace().collect();
+        let said = words.join(" ");
+        assert!(
+            code == 0 || said.contains("with model llama3, and this is for model llama-3-8b"),
+            "{said}"
+        );
+    }
+    // A beginning may be in the middle.
     let window = serve(&[
         "--trace",
         "trace.csv",
@@ -364,6 +368,26 @@ fn a_trace_is_replayed_beside_its_simulation() {
         assert_eq!(policy["measured"]["prompt_tokens"], 6 * 40);
         assert_eq!(policy["measured"]["finished"], 6);
     }
+
+    // A policy that asks the cost model composes the same steps when it is measured and when it is simulated. With this
+    // correction, of an older file, no prompt meets the target.
+    let slow = "{\"linear\": [{\"at\": 1, \"measured_ns\": 1e9}]}";
+    std::fs::write(directory.path().join("slow.json"), slow).unwrap();
+    let arguments = "--requests 6 --prompt 40 --generated 9 --correction slow.json --policy decode-priority --json same.json";
+    let same = serve(&arguments.split(' ').collect::<Vec<_>>());
+    assert_eq!(same.code, 0, "{}", same.stderr);
+    let same: serde_json::Value = serde_json::from_str(&read("same.json")).unwrap();
+    let [measured, simulated] =
+        ["measured", "simulated"].map(|which| &same["policies"][0][which]["steps"]);
+    assert_eq!(measured, simulated);
+
+    let short = "--requests 6 --prompt 60 --generated 400 --window 1e-6 --policy orca --correction slow.json";
+    let said = serve(&short.split(' ').collect::<Vec<_>>());
+    assert!(
+        said.code == 1 && said.stderr.contains("give a longer --window"),
+        "{}",
+        said.stderr
+    );
 
     for (wrong, reason) in [
         (&["--policy", "orca+fast"][..], "there is no +fast"),

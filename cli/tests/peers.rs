@@ -37,8 +37,20 @@ fn root() -> &'static Path {
 #[test]
 fn scripts_count_the_same_work() {
     let peers = root().join("peers");
-    for suite in ["quick", "mla", "prefill"] {
-        let suite = root().join("cli/suites").join(suite).with_extension("json");
+    let unnamed = tempfile::tempdir().unwrap();
+    let unnamed = unnamed.path().join("unnamed.json");
+    // The command finds a case that the scripts ask for by its name.
+    let cases = r#"{"heads": 4, "kv_heads": 2, "head_dim": 64, "cases": [
+        {"requests": [{"q_len": 1, "kv_len": 40, "count": 3}]},
+        {"requests": [{"q_len": 1, "kv_len": 41}, {"q_len": 7, "kv_len": 9}, {"q_len": 5, "kv_len": 6, "count": 2}]},
+        {"tree": {"nodes_per_level": [1, 2, 4], "tokens_per_level": [64, 32, 16]}},
+        {"requests": [{"q_len": 1, "kv_len": 8}], "kv_heads": 1, "name": "with a name"}]}"#;
+    std::fs::write(&unnamed, cases).unwrap();
+    let of_suites = ["quick", "mla", "prefill"].map(|suite| {
+        let path = root().join("cli/suites").join(suite);
+        path.with_extension("json")
+    });
+    for suite in of_suites.iter().chain([&unnamed]) {
         let suite = suite.to_str().unwrap();
         let arguments = ["-c", SCRIPT, peers.to_str().unwrap(), suite];
         let Some(python) = python("scripts_count_the_same_work", &arguments) else {
@@ -74,6 +86,31 @@ fn scripts_count_the_same_work() {
             .map(|result| fields.map(|field| result[field].clone()).to_vec())
             .collect();
         assert_eq!(serde_json::to_value(ours).unwrap(), theirs, "{suite}");
+    }
+}
+
+/// Cases that no peer takes have names, too.
+#[test]
+fn scripts_name_cases_as_the_command_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.json");
+    let path = path.to_str().unwrap();
+    let peers = root().join("peers");
+    let few = r#""heads": 4, "kv_heads": 2, "head_dim": 64"#;
+    for requests in [
+        r#"{"q_len": 7, "kv_len": 90, "branches": 2, "count": 2}"#,
+        r#"{"q_len": 64, "kv_len": 512, "one_block_in": 4}"#,
+    ] {
+        std::fs::write(path, format!("{{{few}, \"requests\": [{requests}]}}")).unwrap();
+        let arguments = ["-c", SCRIPT, peers.to_str().unwrap(), path];
+        let Some(python) = python("scripts_name_cases_as_the_command_does", &arguments) else {
+            return;
+        };
+        let theirs: serde_json::Value = serde_json::from_slice(&python.stdout).unwrap();
+        let name = theirs[0][0].as_str().unwrap();
+        let arguments = ["plan", path, "--device", "h200", "--case", name];
+        let said = run(directory.path(), &arguments);
+        assert_eq!(said.code, 0, "{name}: {}", said.stderr);
     }
 }
 

@@ -39,6 +39,7 @@ fn a_comparison_marks_what_is_not_noise() {
     let comparison = compare::compare(&a, &b).unwrap();
     let text = compare::render(&comparison, &a, &b);
     assert_eq!(comparison.count(Verdict::Slower), 1);
+    assert_eq!(comparison.lost.len(), 1, "{:?}", comparison.lost);
     assert!(
         text.lines().all(|line| line.chars().count() < 100),
         "{text}"
@@ -58,6 +59,7 @@ fn like_is_compared_with_like() {
     b.results[1].warm = None;
     (b.results[2].flushed, b.results[2].warm) = (None, None);
     let comparison = compare::compare(&a, &b).unwrap();
+    assert_eq!(comparison.lost.len(), 1, "{:?}", comparison.lost);
     assert_eq!(comparison.cases.len(), 2);
     assert_eq!(comparison.count(Verdict::WithinNoise), 2);
 }

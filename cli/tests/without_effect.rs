@@ -173,7 +173,7 @@ fn the_device_is_described_last() {
 #[test]
 fn flags_of_simulations_need_what_they_change() {
     for (line, texts) in [
-        ("--speed 2", ["--speed", "--trace or --rate"]),
+        ("--speed 2", ["--speed", "or give --rate"]),
         ("--seed 2", ["--rate", "required"]),
         ("--policy orca --chunk 64", ["--chunk", "policy sarathi,"]),
         (

@@ -308,6 +308,7 @@ pub fn calibrate(
     let layer_ns = |seconds: f64| seconds * 1e9 / f64::from(layers);
     let (mut steps, mut correction) = (Vec::new(), Correction::default());
     correction.cache_type = backend.cache_type();
+    correction.origin = Some(cost.origin());
     correction.check(cost)?;
     backend.plan_with(PlanOptions::default().with_pod(PodMode::Serial))?;
     for lengths in by_tokens {

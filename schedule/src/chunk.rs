@@ -139,15 +139,9 @@ fn separate(cost: &CostModel, expected: &Expected) -> f64 {
     }
     .with_chunk(prompt, prompt);
     let decode = StepShape::decodes(requests, prompt + generated / 2);
-    let request_ns = step_ns(cost, &prefill)
-        + f64::from(generated) * step_ns(cost, &decode) / f64::from(requests);
+    let request_ns =
+        cost.pass_ns(&prefill) + f64::from(generated) * cost.pass_ns(&decode) / f64::from(requests);
     f64::from(prompt + generated) / request_ns * 1e9
-}
-
-fn step_ns(cost: &CostModel, shape: &StepShape) -> f64 {
-    let time = cost.step(shape);
-    let stages = f64::from(cost.parallel().pipeline);
-    (stages - 1.0) * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
 }
 
 /// Predictions for a chunk size in the steady state.
@@ -172,10 +166,10 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     let tokens = tokens.min(prompt);
     // On average, half of the prompt is before the chunk.
     let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
-    let hybrid_ns = step_ns(cost, &hybrid);
+    let hybrid_ns = cost.pass_ns(&hybrid);
     let piggybacked = per_chunk * f64::from(chunks);
     let left = (generated_f - piggybacked).max(0.0);
-    let decode_ns = step_ns(cost, &StepShape::decodes(requests, context));
+    let decode_ns = cost.pass_ns(&StepShape::decodes(requests, context));
     let request_ns = f64::from(chunks) * hybrid_ns + left / f64::from(requests) * decode_ns;
     Some(Candidate {
         chunk,

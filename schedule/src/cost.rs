@@ -20,12 +20,17 @@ const ELEMENTWISE_PASSES: f64 = 8.0;
 /// above.
 pub const DECODES: u32 = 64;
 
+/// Largest numbers of a [`Correction`]: tokens of a step, and nanoseconds (11 days).
+const MOST_TOKENS: f64 = (1 << 24) as f64;
+const MOST_NS: f64 = 1e15;
+
 /// How a model is spread over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parallel {
     /// Number of GPUs that share each layer, within one node.
     pub tensor: u32,
-    /// Number of pipeline stages, each with a part of the layers.
+    /// Number of pipeline stages, each with a part of the layers. If they do not divide, all stages are as slow as one with
+    /// a layer more.
     pub pipeline: u32,
 }
 
@@ -48,6 +53,18 @@ pub struct Measured {
     pub measured_ns: f64,
 }
 
+/// What a [`Correction`] was measured with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// The model.
+    pub model: ModelDescription,
+    /// Name of the machine's description.
+    pub device: String,
+    /// How the model was divided among GPUs.
+    pub parallel: Parallel,
+}
+
 /// Measurements that correct the model. The ratio of measured to predicted time is interpolated between two
 /// measurements and constant outside of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +73,9 @@ pub struct Correction {
     /// The type of the KV caches with which it was measured.
     #[serde(skip_serializing_if = "is_auto")]
     pub cache_type: CacheType,
+    /// The model and the machine with which it was measured. Older files do not have them, and are taken for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// All linear layers of a stage, by tokens.
     pub linear: Vec<Measured>,
     /// Attention of one layer for prompt chunks alone, by predicted time.
@@ -86,12 +106,26 @@ impl Correction {
             reason,
         };
         let table: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
-        for points in [&table.linear, &table.prefill, &table.decode, &table.rest] {
-            let ascending = points.is_sorted_by(|a, b| a.at < b.at);
-            if !ascending || points.iter().any(|p| !(p.at > 0.0 && p.measured_ns > 0.0)) {
-                return Err(wrong(
-                    "points must ascend by `at`, and all numbers be positive".to_owned(),
-                ));
+        for (list, points, unit, most) in [
+            ("linear", &table.linear, "tokens", MOST_TOKENS),
+            ("prefill", &table.prefill, "ns", MOST_NS),
+            ("decode", &table.decode, "ns", MOST_NS),
+            ("rest", &table.rest, "tokens", MOST_TOKENS),
+        ] {
+            for point in points {
+                for (field, got, unit, most) in [
+                    ("at", point.at, unit, most),
+                    ("measured_ns", point.measured_ns, "ns", MOST_NS),
+                ] {
+                    if !(1.0..=most).contains(&got) {
+                        return Err(wrong(format!(
+                            "`{field}` of a point of `{list}` is {got:?}: give 1 to {most} {unit}"
+                        )));
+                    }
+                }
+            }
+            if !points.is_sorted_by(|a, b| a.at < b.at) {
+                return Err(wrong(format!("the points of `{list}` must ascend by `at`")));
             }
         }
         if table
@@ -103,19 +137,53 @@ impl Correction {
         Ok(table)
     }
 
-    /// Checks that it was measured with KV caches of the type that a cost model has.
+    /// Checks that it was measured with KV caches of the type that a cost model has, and with its model, machine and parallelism
+    /// if it has an [origin](Self::origin). Names of models may differ.
     ///
     /// # Errors
-    /// [`ScheduleError::OtherCacheType`].
+    /// [`ScheduleError::OtherCacheType`], [`ScheduleError::OtherOrigin`].
     pub fn check(&self, cost: &CostModel) -> Result<(), ScheduleError> {
         let (measured, cache_type) = (self.cache_type, cost.cache_type);
-        match measured == cache_type {
-            true => Ok(()),
-            false => Err(ScheduleError::OtherCacheType {
+        if measured != cache_type {
+            return Err(ScheduleError::OtherCacheType {
                 measured,
                 cache_type,
-            }),
+            });
         }
+        let Some(origin) = &self.origin else {
+            return Ok(());
+        };
+        let here = cost.origin();
+        let other = |what, measured: String, given: String| {
+            Err(ScheduleError::OtherOrigin {
+                what,
+                measured,
+                given,
+            })
+        };
+        let renamed = ModelDescription {
+            name: here.model.name.clone(),
+            ..origin.model.clone()
+        };
+        if renamed != here.model {
+            let measured = match origin.model.name == here.model.name {
+                true => format!("{} of another shape", here.model.name),
+                false => origin.model.name.clone(),
+            };
+            return other("model", measured, here.model.name);
+        }
+        if origin.device != here.device {
+            return other("device", origin.device.clone(), here.device);
+        }
+        for (what, measured, given) in [
+            ("tensor", origin.parallel.tensor, here.parallel.tensor),
+            ("pipeline", origin.parallel.pipeline, here.parallel.pipeline),
+        ] {
+            if measured != given {
+                return other(what, measured.to_string(), given.to_string());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -199,8 +267,8 @@ impl CostModel {
     /// A cost model of a model on a machine, with serial attention.
     ///
     /// # Errors
-    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Tensor`] and [`ScheduleError::Pipeline`] if heads or layers cannot
-    /// be divided in this way; [`ScheduleError::Description`].
+    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Tensor`], [`ScheduleError::TensorOfKvHeads`] and
+    /// [`ScheduleError::Pipeline`] if heads or layers cannot be divided in this way; [`ScheduleError::Description`].
     pub fn new(
         model: &ModelDescription,
         hardware: &Hardware,
@@ -211,6 +279,12 @@ impl CostModel {
             return Err(ScheduleError::Tensor {
                 got: tensor,
                 q_heads: model.q_heads,
+            });
+        }
+        if !model.kv_heads.is_multiple_of(tensor) && !tensor.is_multiple_of(model.kv_heads) {
+            return Err(ScheduleError::TensorOfKvHeads {
+                got: tensor,
+                kv_heads: model.kv_heads,
             });
         }
         if pipeline == 0 || pipeline > model.layers {
@@ -277,7 +351,7 @@ impl CostModel {
         self
     }
 
-    /// Corrected with measurements. [`Correction::check`] says whether they were made with caches of the same type.
+    /// Corrected with measurements. [`Correction::check`] says whether they were made for this model, machine and type of caches.
     #[must_use]
     pub fn with_correction(mut self, correction: &Correction) -> Self {
         let linear = |point: &Measured| {
@@ -332,18 +406,27 @@ impl CostModel {
         self.parallel
     }
 
+    /// What its corrections are measured with.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        Origin {
+            model: self.model.clone(),
+            device: self.hardware.name.clone(),
+            parallel: self.parallel,
+        }
+    }
+
     /// The row tile of linear layers.
     #[must_use]
     pub fn tile(&self) -> u32 {
         self.hardware.gemm.tile()
     }
 
-    fn gpus(&self) -> f64 {
-        f64::from(self.parallel.tensor) * f64::from(self.parallel.pipeline)
-    }
-
+    /// Bytes of weights on each GPU of the largest stage; embedding and output layer are divided among all stages.
     fn weights_per_gpu(&self) -> f64 {
-        self.model.weight_bytes() as f64 / self.gpus()
+        let layers = self.layers_per_stage() * self.model.layer_weights() as f64;
+        let ends = 2.0 * self.model.head_weights() as f64 / f64::from(self.parallel.pipeline);
+        2.0 * (layers + ends) / f64::from(self.parallel.tensor)
     }
 
     /// Bytes of a GPU left for the KV cache.
@@ -351,11 +434,10 @@ impl CostModel {
         self.hardware.memory_bytes as f64 * self.hardware.usable_memory - self.weights_per_gpu()
     }
 
-    /// Bytes of keys and values of one token on each GPU.
+    /// Bytes of keys and values of one token on each GPU of the largest stage.
     fn kv_bytes_per_gpu(&self) -> f64 {
-        let copies = f64::from(self.parallel.tensor.max(self.model.kv_heads))
-            / f64::from(self.model.kv_heads);
-        self.kv_bytes_per_token() as f64 * copies / self.gpus()
+        let spec = self.model.spec(self.parallel.tensor);
+        self.layers_per_stage() * self.cache_type.bytes_per_token(&spec) as f64
     }
 
     /// Number of KV cache pages that fit next to the weights.
@@ -371,8 +453,9 @@ impl CostModel {
         (self.kv_memory() / (self.kv_bytes_per_gpu() * f64::from(tokens))) as u32
     }
 
+    /// Layers of the largest stage, which determines the pace of the pipeline.
     fn layers_per_stage(&self) -> f64 {
-        f64::from(self.model.layers) / f64::from(self.parallel.pipeline)
+        f64::from(self.model.layers.div_ceil(self.parallel.pipeline))
     }
 
     fn uncorrected_linear_ns(&self, tokens: u32) -> f64 {
@@ -410,6 +493,14 @@ impl CostModel {
     #[must_use]
     pub fn step(&self, shape: &StepShape) -> StepTime {
         self.with_attention(shape, self.attention.estimate(shape))
+    }
+
+    /// Time in which a step passes all stages, none of which it waits for: the time between the tokens of a request that is
+    /// in every step.
+    pub(crate) fn pass_ns(&self, shape: &StepShape) -> f64 {
+        let time = self.step(shape);
+        let sends = f64::from(self.parallel.pipeline - 1);
+        sends * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
     }
 
     /// Time of a step, with attention predicted from the planner's plans of the batch.

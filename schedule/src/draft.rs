@@ -124,6 +124,16 @@ impl<'a> Draft<'a> {
         self.core.running.iter().filter(ready).count()
     }
 
+    /// Number of decoding requests that are in a step under way.
+    #[must_use]
+    pub fn decodes_under_way(&self) -> usize {
+        let under_way = |&&slot: &&u32| {
+            let active = self.core.at(slot);
+            active.in_flight && active.decodes()
+        };
+        self.core.running.iter().filter(under_way).count()
+    }
+
     /// Maximum number of tokens that the next [`prefill`](Self::prefill) can add if pages and
     /// [`Limits::chunk_keys`](crate::Limits::chunk_keys) allow; `None` if there is nothing to prefill. A waiting request may need fewer if the prefix cache has some of them.
     #[must_use]

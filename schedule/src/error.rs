@@ -102,6 +102,17 @@ pub enum ScheduleError {
         /// Query heads of the model.
         q_heads: u32,
     },
+    /// KV heads that can neither be divided among the GPUs of a layer nor be copied to them evenly.
+    #[error(
+        "{kv_heads} KV heads can be neither divided among {got} GPUs (tensor) nor copied to them evenly: give a divisor or a \
+         multiple of {kv_heads}"
+    )]
+    TensorOfKvHeads {
+        /// GPUs that share each layer.
+        got: u32,
+        /// KV heads of the model.
+        kv_heads: u32,
+    },
     /// More pipeline stages than layers, or none.
     #[error("{layers} layers cannot be divided among {got} stages (pipeline): give 1 to {layers}")]
     Pipeline {
@@ -149,6 +160,19 @@ pub enum ScheduleError {
         /// The type of the cost model.
         cache_type: CacheType,
     },
+    /// A correction that was measured with another model, machine or parallelism.
+    #[error(
+        "the correction was measured with {what} {measured}, and this is for {what} {given}: give what it was measured with, \
+         or measure again"
+    )]
+    OtherOrigin {
+        /// `model`, `device`, `tensor` or `pipeline`.
+        what: &'static str,
+        /// That of the measurement.
+        measured: String,
+        /// That of the cost model.
+        given: String,
+    },
     /// A range of lengths that is empty or too wide to draw from.
     #[error("lengths from {min} to {max}: give at least 1 and at most {most} lengths")]
     Lengths {
@@ -165,13 +189,15 @@ pub enum ScheduleError {
         /// The exponent.
         got: f64,
     },
-    /// A request that never arrives.
-    #[error("arrivals[{index}] is at {at_s} s: give a finite time")]
+    /// A request that never arrives, or so late that times in nanoseconds are inexact.
+    #[error("arrivals[{index}] is at {at_s:e} s: give a time of at most {most_s:e} s")]
     Arrival {
         /// The request.
         index: usize,
         /// Its arrival time in seconds.
         at_s: f64,
+        /// The latest time, before and after 0.
+        most_s: f64,
     },
     /// Pages that no table can have.
     #[error(transparent)]

@@ -3,6 +3,8 @@
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, bail};
 use tandem_attn::problem::KvLayout;
 
+#[cfg(any(feature = "cuda", test))]
+use crate::tables::check_integers;
 use crate::{
     cpu,
     layer::Layer,
@@ -103,14 +105,33 @@ fn append(
             "the slots are on {of_slots:?} and the rows on {of_rows:?}: bring them to one device"
         );
     }
-    let mut op = Append {
-        attention: Attention::new(k.device())?,
-        slots: Slots::new(slots)?,
-        scale: scales.map(|[k, _]| k),
+    let op = |slots, scale| {
+        let attention = Attention::new(k.device())?;
+        Ok::<_, candle_core::Error>(Append {
+            attention,
+            slots,
+            scale,
+        })
     };
+    let [of_k, of_v] = [0, 1].map(|side| scales.map(|scales| scales[side]));
+    // The copy itself checks strides and types. With none of the tokens of v, it checks them before keys are written.
+    let nothing = Slots::new(&slots.narrow(0, 0, 0)?)?;
+    v_cache.inplace_op2(&v.narrow(0, 0, 0)?, &op(nothing, of_v)?)?;
+    let mut op = op(Slots::new(slots)?, of_k)?;
     k_cache.inplace_op2(k, &op)?;
-    op.scale = scales.map(|[_, v]| v);
+    op.scale = of_v;
     v_cache.inplace_op2(v, &op)
+}
+
+/// Slots in 32 bits. Those that do not fit and −1 become numbers beyond any pool.
+#[cfg(any(feature = "cuda", test))]
+fn in_32_bits(slots: &Tensor) -> Result<Tensor> {
+    check_integers(slots)?;
+    match slots.dtype() {
+        DType::I64 => slots.clamp(-1_i64, i64::from(u32::MAX))?,
+        _ => slots.clone(),
+    }
+    .to_dtype(DType::U32)
 }
 
 /// Slots of new tokens.
@@ -125,8 +146,7 @@ impl Slots {
     fn new(slots: &Tensor) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if slots.device().is_cuda() {
-            // −1 becomes a number beyond any pool.
-            return Ok(Self::Device(slots.to_dtype(DType::U32)?.contiguous()?));
+            return Ok(Self::Device(in_32_bits(slots)?.contiguous()?));
         }
         integers(slots).map(Self::Host)
     }
@@ -181,5 +201,30 @@ impl InplaceOp2 for Append {
             ),
             _ => bail!("the cache is on a GPU, and the rows or the slots are on the CPU"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// A slot above 2³² was taken modulo 2³² on GPUs, and slots of floating-point numbers were rounded.
+    #[test]
+    fn slots_of_64_bits_do_not_wrap() -> Result<()> {
+        let far = 1_i64 << 32;
+        let slots = Tensor::new(&[5, -1, far + 5, 5 - far, far - 1], &Device::Cpu)?;
+        let most = u32::MAX;
+        let got = in_32_bits(&slots)?.to_vec1::<u32>()?;
+        assert_eq!(got, [5, most, most, most, most]);
+        let slots = Tensor::new(&[7_i32, -1], &Device::Cpu)?;
+        assert_eq!(in_32_bits(&slots)?.to_vec1::<u32>()?, [7, most]);
+        let error = in_32_bits(&Tensor::new(&[1.5_f32], &Device::Cpu)?).unwrap_err();
+        assert!(
+            error.to_string().contains("give U32, I32 or I64"),
+            "{error}"
+        );
+        Ok(())
     }
 }

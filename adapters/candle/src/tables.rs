@@ -100,15 +100,23 @@ impl Lengths for Tensor {
     }
 }
 
-/// Copies the elements of an integer tensor to host memory.
-pub fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::I64 => flat.to_vec1()?,
-        DType::U32 => flat.to_vec1::<u32>()?.into_iter().map(i64::from).collect(),
-        DType::I32 => flat.to_vec1::<i32>()?.into_iter().map(i64::from).collect(),
+/// Refuses tensors that are not of integers, on the CPU and on GPUs.
+pub fn check_integers(tensor: &Tensor) -> Result<()> {
+    match tensor.dtype() {
+        DType::I64 | DType::U32 | DType::I32 => Ok(()),
         other => {
             bail!("a tensor of {other:?} has no numbers of blocks or tokens: give U32, I32 or I64")
         }
+    }
+}
+
+/// Copies the elements of an integer tensor to host memory.
+pub fn integers(tensor: &Tensor) -> Result<Vec<i64>> {
+    check_integers(tensor)?;
+    let flat = tensor.flatten_all()?;
+    Ok(match tensor.dtype() {
+        DType::U32 => flat.to_vec1::<u32>()?.into_iter().map(i64::from).collect(),
+        DType::I32 => flat.to_vec1::<i32>()?.into_iter().map(i64::from).collect(),
+        _ => flat.to_vec1()?,
     })
 }

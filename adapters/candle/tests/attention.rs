@@ -474,6 +474,33 @@ fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> 
     Ok(())
 }
 
+/// Keys were written before the values were checked.
+#[test]
+fn what_is_refused_because_of_the_values_leaves_the_keys() -> Result<()> {
+    let slots = Tensor::new(&[0_i64, 3], &Device::Cpu)?;
+    let rows = randn(&[2, HEADS.1, DIM], DType::F32)?;
+    let strided = randn(&[2, DIM, HEADS.1], DType::F32)?.transpose(1, 2)?;
+    let cache = Tensor::zeros((2, BLOCK, HEADS.1, DIM), DType::F32, &Device::Cpu)?;
+    let apart = Tensor::zeros((2, BLOCK, DIM, HEADS.1), DType::F32, &Device::Cpu)?;
+    let apart = apart.transpose(2, 3)?;
+    let is_zero = |cache: &Tensor| {
+        let sum = cache.to_dtype(DType::F32)?.abs()?.sum_all()?;
+        Ok::<_, candle_core::Error>(sum.to_scalar::<f32>()? == 0.0)
+    };
+    for (v, v_cache) in [(&strided, &cache.copy()?), (&rows, &apart)] {
+        let refused = reshape_and_cache(&rows, v, &cache, v_cache, &slots, KvLayout::Nhd);
+        assert!(refused.is_err());
+        assert!(is_zero(&cache)?);
+    }
+    let narrow = cache.to_dtype(DType::F8E4M3)?;
+    let wide = rows.to_dtype(DType::F64)?;
+    let layer = Layer::new(SCALE);
+    let refused = reshape_and_quantise(&rows, &wide, &narrow, &narrow.copy()?, &slots, &layer);
+    assert!(refused.is_err());
+    assert!(is_zero(&narrow)?);
+    Ok(())
+}
+
 #[test]
 fn scales_and_types_of_caches_that_do_not_go_together_are_refused() -> Result<()> {
     let cache = |dtype| Tensor::zeros((2, BLOCK, HEADS.1, DIM), dtype, &Device::Cpu);

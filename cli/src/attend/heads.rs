@@ -14,6 +14,9 @@ const TENSORS: [&str; 2] = ["sinks", "alibi_slopes"];
 /// What FlashInfer notes where there is nothing.
 const NOTHING: &str = "NONE";
 
+/// The largest slope: multiplied by any distance and by log₂e it is finite.
+const MOST_SLOPE: f32 = 1e28;
+
 /// The names of the scales of keys and of values.
 const SCALES: [&str; 2] = ["k_scale", "v_scale"];
 
@@ -54,6 +57,16 @@ pub(super) fn read(
             );
         }
         *spec = spec.with_hooks(&ALIBI);
+    }
+    if let Some(slope) = given
+        .slopes
+        .iter()
+        .flatten()
+        .find(|slope| slope.abs() > MOST_SLOPE)
+    {
+        return Err(format!(
+            "alibi_slopes has {slope}: give numbers of at most {MOST_SLOPE:e}"
+        ));
     }
     Ok(given)
 }

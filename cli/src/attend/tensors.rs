@@ -1,6 +1,6 @@
 //! Reads the tensors of a step from the safetensors format and writes the results to it.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{borrow::Cow, collections::HashMap, f32::consts::LOG2_E};
 
 use bytemuck::Pod;
 use safetensors::{
@@ -14,7 +14,7 @@ use crate::{
     Failure,
     backend::Results,
     table::{shorten, visible},
-    tensors::{Tensor, Tensors},
+    tensors::{Given, Tensor, Tensors},
 };
 
 /// The contents of an input file.
@@ -101,6 +101,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     spec.scale = metadata.number("sm_scale", spec.scale)?;
     let given = heads::read(&file, metadata.0, &mut spec)?;
     spec.check().map_err(|error| error.to_string())?;
+    check_range(&spec, &given)?;
 
     let qo_indptr = indices(&file, "qo_indptr")?;
     let end = qo_indptr.last().copied();
@@ -136,6 +137,29 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
         unread: unread(&file),
         unread_metadata: metadata.unread(),
     })
+}
+
+/// Refuses factors with which kernels compute infinite numbers, and from them outputs that are no numbers.
+fn check_range(spec: &Spec, given: &Given) -> Result<(), String> {
+    // Kernels multiply by log₂e, the scale also by those of the keys, and by 2 over the cap, whose inverse they compute first.
+    let of_keys = given.scales.as_ref().map_or(1.0, |[k, _]| {
+        k.iter().fold(0.0, |most: f32, &scale| most.max(scale))
+    });
+    let scale = spec.scale * of_keys * LOG2_E;
+    if !scale.is_finite() {
+        return Err(format!(
+            "sm_scale is {:?}: give at most 2.3e38, multiplied by k_scale",
+            spec.scale
+        ));
+    }
+    if let Some(cap) = spec.variant.soft_cap
+        && !(cap.is_normal() && (cap * LOG2_E).is_finite() && (2.0 * scale / cap).is_finite())
+    {
+        return Err(format!(
+            "logits_soft_cap is {cap:?}: give 1.2e-38 to 2.3e38, and no less than sm_scale / 1.1e38"
+        ));
+    }
+    Ok(())
 }
 
 /// Replaces the library's names in an error message by the names in the file.

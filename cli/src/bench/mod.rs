@@ -470,7 +470,7 @@ fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
     };
     let mut cases = workload::matching(cases, args.case.as_deref())?;
     for case in &mut cases {
-        case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
+        case.use_kv_dtype(args.kv_dtype)?;
         case.spec.compute = args.compute.into();
     }
     let has = |dtypes: &[Dtype]| {

@@ -35,7 +35,7 @@ use crate::{
     backend::Place,
     bench::serving::Args,
     output::{self, Files, Force},
-    serve_sim::{Name, chart, correction, described, is_file, table},
+    serve_sim::{Name, chart, correction, described, is_file, nothing_finished, table},
 };
 
 /// Default capacity of the KV cache on the CPU, in tokens.
@@ -140,7 +140,7 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     for name in &args.policy {
         bar.set_message(name.clone());
         let replayed;
-        (backend, replayed) = serve(args, name, &cost, &trace, backend, &bar)?;
+        (backend, replayed) = serve(args, name, &corrected, &trace, backend, &bar)?;
         let simulated = predict(args, name, &corrected, &trace, &*backend)?;
         served.push((replayed, simulated));
     }
@@ -165,10 +165,12 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     let mut unfinished = served.iter();
     let unfinished = unfinished.find(|(replay, _)| replay.report.finished == 0);
     unfinished.map_or(Ok(()), |(replay, _)| {
-        Err(Failure::Wrong(format!(
-            "no request finished under {}: all were refused, as larger than the caches or than a step; give shorter ones, \
-             or a larger --cache",
-            replay.report.policy
+        let (report, requests) = (&replay.report, trace.arrivals.len());
+        Err(Failure::Wrong(nothing_finished(
+            report,
+            requests,
+            args.window,
+            ["the caches", "a larger --cache"],
         )))
     })
 }
@@ -253,6 +255,14 @@ fn capacity(
     Ok(simulate(&trace, simulation)?.requests_per_s())
 }
 
+/// The cost model of a policy's steps, by which it decides both when it is measured and when it is simulated.
+fn priced(name: &Name<'_>, corrected: &CostModel) -> CostModel {
+    corrected.clone().with_overlap(match name.pod {
+        true => Overlap::pod(corrected.cache_type()),
+        false => Overlap::Serial,
+    })
+}
+
 /// Replays the trace on the backend and returns the backend.
 fn serve(
     args: &Args,
@@ -265,7 +275,7 @@ fn serve(
     let choices = Name::of(name)?;
     backend.plan_with(planning(&choices))?;
     warm_up(&mut *backend)?;
-    let policy = args.policy(&choices, cost, trace)?;
+    let policy = args.policy(&choices, &priced(&choices, cost), trace)?;
     let ahead = args.ahead(&*backend);
     let engine = Engine::with_policy(backend, args.limits(&choices, trace), policy)?;
     let mut engine = engine.running_ahead(ahead);
@@ -284,10 +294,7 @@ fn predict(
     backend: &dyn Backend,
 ) -> Result<Report, Failure> {
     let choices = Name::of(name)?;
-    let cost = cost.clone().with_overlap(match choices.pod {
-        true => Overlap::pod(cost.cache_type()),
-        false => Overlap::Serial,
-    });
+    let cost = priced(&choices, cost);
     let mut simulation = args.simulation(&choices, &cost, trace, backend)?;
     simulation.timeline = 0..chart::MOST_SPANS;
     simulation.until_s = args.window;

@@ -91,12 +91,17 @@ impl Machine {
     }
 }
 
-/// Reads a correction and checks that it is for the caches of a cost model.
+/// Reads a correction and checks that it is for the model, machine and caches of a cost model.
 pub(crate) fn correction(path: &Path, cost: &CostModel) -> Result<Correction, Failure> {
     let correction = described(path, Correction::from_json)?;
     let checked = correction.check(cost);
-    checked
-        .map_err(|error| Failure::Input(format!("{}: {error} (--cache-type)", path.display())))?;
+    checked.map_err(|error| {
+        let flag = match &error {
+            ScheduleError::OtherOrigin { what, .. } => what,
+            _ => "cache-type",
+        };
+        Failure::Input(format!("{}: {error} (--{flag})", path.display()))
+    })?;
     Ok(correction)
 }
 

@@ -172,12 +172,6 @@ impl Args {
                 )));
             }
         }
-        if self.speed.is_some() && self.trace.is_none() && self.rate.is_none() {
-            return Err(Failure::Input(
-                "--speed divides arrival times, but all requests arrive at once: leave it out, or give --trace or --rate"
-                    .to_owned(),
-            ));
-        }
         Ok(())
     }
 }

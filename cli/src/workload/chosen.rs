@@ -1,6 +1,6 @@
 //! Keys that are chosen for each query token, as an indexer does for sparse attention.
 
-use tandem_attn::problem::{Batch, Spec};
+use tandem_attn::problem::{Batch, Dtype, Spec};
 
 use super::Case;
 use crate::{Failure, tensors::has_rows_656};
@@ -68,6 +68,13 @@ pub(super) fn check(case: &Case, k: u32) -> Result<(), String> {
 }
 
 impl Case {
+    /// With keys and values of another type, if one is given. Keys can only be chosen among those of a type.
+    pub(crate) fn use_kv_dtype(&mut self, dtype: Option<Dtype>) -> Result<(), Failure> {
+        self.spec.kv_dtype = dtype.unwrap_or(self.spec.kv_dtype);
+        let checked = self.top_k.map_or(Ok(()), |k| check(self, k));
+        checked.map_err(|reason| Failure::Input(format!("case {:?}: {reason}", self.name)))
+    }
+
     /// Refuses a case with chosen keys for something that does not take them.
     pub(crate) fn refuse_chosen(&self, instead: &str) -> Result<(), Failure> {
         match self.top_k {

@@ -419,6 +419,13 @@ fn chosen_keys_are_visible_and_the_same_for_host_and_device() {
             "{said}"
         );
     }
+    // Another type that is given to a command is checked, too.
+    let mut case = one(&text(&format!(
+        r#""top_k": 8, "kv_dtype": "f8e4m3", {requests}"#
+    )));
+    assert!(case.use_kv_dtype(None).is_ok());
+    let error = case.use_kv_dtype(Some(Dtype::BF16)).unwrap_err();
+    assert!(error.to_string().contains("in f8e4m3"), "{error}");
     for (fields, given) in [
         (r#""top_k": 0, "kv_dtype": "f8e4m3""#, "top_k is 0"),
         (r#""top_k": 8"#, "in f8e4m3"),

@@ -29,7 +29,7 @@ pub struct Limits {
     pub waiting: usize,
     /// Maximum number of tokens of one request, prompt and generated.
     pub request_tokens: u32,
-    /// Pages that admission keeps free for the growth of running requests.
+    /// Pages that admission keeps free for the growth of running requests: at most one for each of them.
     pub spare_pages: u32,
     /// Pages on the host to swap to when the pool is full. If 0, preempted requests are computed again.
     pub host_pages: u32,

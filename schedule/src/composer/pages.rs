@@ -32,11 +32,8 @@ impl Core {
         if full || !step.preempted.is_empty() || self.blocked_at == Some(self.releases) {
             return None;
         }
-        let spare = if self.running.is_empty() {
-            0
-        } else {
-            self.limits.spare_pages
-        };
+        // The next step needs at most one more page for each of them.
+        let spare = self.limits.spare_pages.min(self.running.len() as u32);
         let Self {
             pool, cache, slots, ..
         } = self;

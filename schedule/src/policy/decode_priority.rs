@@ -4,7 +4,8 @@ use super::Policy;
 use crate::{Draft, attention::Chunk, cost::CostModel};
 
 /// Keeps the time between tokens below a target. After all decodes, it adds the largest chunk with which the cost model
-/// predicts that the step meets the target.
+/// predicts that the step meets the target. In a pipeline the step passes all stages in this time. When chunks begin there,
+/// decodes may wait longer, for a step whose stages take longer than those of their own last one.
 ///
 /// Prompts do not starve. After `patience` steps in which a prompt could have had a chunk and got none, it gets a tile
 /// regardless of the target. A prompt of P tokens at the head of the queue therefore takes at most ⌈P / tile⌉ ·
@@ -48,7 +49,7 @@ impl DecodePriority {
         let mut fits = |tokens: u32| {
             let keys = first + tokens;
             shape.chunks[last] = Chunk { tokens, keys };
-            self.cost.step(&shape).last_stage_ns() <= self.target_ns
+            self.cost.pass_ns(&shape) <= self.target_ns
         };
         let tokens_of = |tiles: u32| (tiles * tile).saturating_sub(decodes).min(most);
         let (mut low, mut high) = (0, (decodes + most).div_ceil(tile));
@@ -82,8 +83,10 @@ impl Policy for DecodePriority {
         } else {
             draft.decode(u32::MAX);
         }
-        // Without decodes no request waits for a next token, so the step may use the whole budget.
-        let alone = draft.tokens() == 0 && draft.decodes_ready() == 0;
+        // Without decodes no request waits for a next token, so the step may use the whole budget. Those of the steps under way
+        // in a pipeline follow this one through the stages.
+        let alone =
+            draft.tokens() == 0 && draft.decodes_ready() == 0 && draft.decodes_under_way() == 0;
         let mut progress = false;
         while let Some(pending) = draft.next_prefill() {
             let mut tokens = if alone {

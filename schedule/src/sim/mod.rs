@@ -32,6 +32,9 @@ mod record;
 
 use record::Record;
 
+/// The latest arrival in seconds, 317 years: nanoseconds are exact to 2 µs there.
+const MOST_S: f64 = 1e10;
+
 /// Source of attention times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionSource {
@@ -95,7 +98,7 @@ impl<'a> Simulation<'a> {
 /// Simulates a trace.
 ///
 /// # Errors
-/// If the composer cannot be created, a batch cannot be planned, or an arrival time is not finite. Requests that the composer
+/// If the composer cannot be created, a batch cannot be planned, or a request arrives after more than 10^10 s. Requests that the composer
 /// refuses are only counted.
 pub fn simulate(trace: &Trace, simulation: Simulation<'_>) -> Result<Report, ScheduleError> {
     simulate_with(trace, simulation, |_| ())
@@ -218,9 +221,13 @@ impl<'a> Engine<'a> {
         }
         // The simulation would end before them.
         let mut times = trace.arrivals.iter().map(|arrival| arrival.at_s);
-        if let Some(index) = times.position(|at_s| !at_s.is_finite()) {
-            let at_s = trace.arrivals[index].at_s;
-            return Err(ScheduleError::Arrival { index, at_s });
+        let in_time = |at_s: f64| (-MOST_S..=MOST_S).contains(&at_s);
+        if let Some(index) = times.position(|at_s| !in_time(at_s)) {
+            return Err(ScheduleError::Arrival {
+                index,
+                at_s: trace.arrivals[index].at_s,
+                most_s: MOST_S,
+            });
         }
         let pages = pages.unwrap_or_else(|| cost.pages(page_size));
         let name = policy.name();

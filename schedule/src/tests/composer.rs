@@ -318,6 +318,24 @@ fn impossible_requests_are_refused_with_reasons() {
     );
 }
 
+/// The next step needs at most one more page for each request, so a larger number once let requests run one after the other.
+#[test]
+fn admission_keeps_at_most_one_page_for_each_running_request() {
+    for (spare_pages, fit) in [(0, 5), (1, 4), (4, 4), (u32::MAX, 4)] {
+        let limits = Limits {
+            spare_pages,
+            ..Limits::default()
+        };
+        let mut composer = Composer::new(limits, 15, 8, SarathiServe).unwrap();
+        for _ in 0..6 {
+            composer.submit(Request::of_length(20, 4)).unwrap();
+        }
+        assert!(composer.compose(&mut Step::default()));
+        // Three pages each. A fifth would leave none for the four that run.
+        assert_eq!(composer.running(), fit, "{spare_pages}");
+    }
+}
+
 /// Between two steps no request is admitted. One for which there is room then waits only for the next step.
 #[test]
 fn requests_for_which_there_is_room_do_not_count_as_waiting() {

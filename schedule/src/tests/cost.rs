@@ -118,7 +118,8 @@ fn a_prefix_that_each_reads_comes_from_l2() {
 #[test]
 fn requests_that_never_arrive_are_refused() {
     let cost = cost();
-    for at_s in [f64::INFINITY, f64::NAN] {
+    // The last ones are infinite in nanoseconds.
+    for at_s in [f64::INFINITY, f64::NAN, 1.1e10, 1e304, -1e304] {
         let mut trace = Trace::uniform(3, 100, 2);
         trace.arrivals[2].at_s = at_s;
         let simulation = Simulation::new(&cost, Limits::default(), SarathiServe);
@@ -365,6 +366,38 @@ fn the_loss_with_caches_of_8_bits_is_the_measured_one() {
     assert_eq!(Overlap::pod(CacheType::Auto), Overlap::POD);
 }
 
+/// They made a panic, or times that are no numbers.
+#[test]
+fn a_correction_has_numbers_of_tokens_and_times_that_can_be() {
+    for list in ["linear", "prefill", "decode", "rest"] {
+        for (at, measured_ns) in [
+            ("0.4", "1000"),
+            ("1e300", "1000"),
+            ("8", "1e300"),
+            ("8", "0.1"),
+            ("-8", "1000"),
+        ] {
+            let json =
+                format!("{{\"{list}\": [{{\"at\": {at}, \"measured_ns\": {measured_ns}}}]}}");
+            let error = Correction::from_json(&json).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{list}`")), "{error}");
+        }
+        let point = |at| format!("{{\"at\": {at}, \"measured_ns\": 1000}}");
+        let twice = format!("{{\"{list}\": [{}, {}]}}", point(8), point(8));
+        let error = Correction::from_json(&twice).unwrap_err().to_string();
+        assert!(error.contains("ascend"), "{error}");
+        // The largest numbers still give times.
+        let far = format!("{{\"{list}\": [{}]}}", point(1 << 24));
+        let far = cost().with_correction(&Correction::from_json(&far).unwrap());
+        let shape = StepShape::decodes(8, 4096).with_chunk(512, 4096);
+        assert!(far.step(&shape).last_stage_ns().is_finite(), "{list}");
+    }
+    for list in ["linear", "rest"] {
+        let json = format!("{{\"{list}\": [{{\"at\": 4294967295, \"measured_ns\": 1000}}]}}");
+        assert!(Correction::from_json(&json).is_err(), "{list}");
+    }
+}
+
 #[test]
 fn a_correction_is_for_the_caches_with_which_it_was_measured() {
     let model = ModelDescription::named("llama-3-8b").unwrap();
@@ -394,6 +427,57 @@ fn a_correction_is_for_the_caches_with_which_it_was_measured() {
     assert!(Correction::from_json("{\"cache_type\": \"e3m4\"}").is_err());
 }
 
+/// It was applied to any, and gave wrong times without a word.
+#[test]
+fn a_correction_is_for_the_model_and_the_machine_with_which_it_was_measured() {
+    let new = |model: &ModelDescription, hardware: &str, tensor, pipeline| {
+        let parallel = Parallel { tensor, pipeline };
+        CostModel::new(model, &Hardware::named(hardware).unwrap(), parallel).unwrap()
+    };
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let cost = new(&model, "h200", 1, 1);
+    let correction = Correction {
+        origin: Some(cost.origin()),
+        ..Correction::default()
+    };
+    let json = serde_json::to_string(&correction).unwrap();
+    let correction = Correction::from_json(&json).unwrap();
+    let mut renamed = model.clone();
+    renamed.name = "mine".to_owned();
+    assert_eq!(correction.check(&cost), Ok(()));
+    assert_eq!(correction.check(&new(&renamed, "h200", 1, 1)), Ok(()));
+    let mut shallow = model.clone();
+    shallow.layers = 16;
+    let yi = ModelDescription::named("yi-6b").unwrap();
+    for (other, said) in [
+        (
+            new(&yi, "h200", 1, 1),
+            "model llama-3-8b, and this is for model yi-6b",
+        ),
+        (
+            new(&shallow, "h200", 1, 1),
+            "model llama-3-8b of another shape",
+        ),
+        (
+            new(&model, "h100", 1, 1),
+            "device h200, and this is for device h100",
+        ),
+        (
+            new(&model, "h200", 2, 1),
+            "tensor 1, and this is for tensor 2",
+        ),
+        (
+            new(&model, "h200", 1, 4),
+            "pipeline 1, and this is for pipeline 4",
+        ),
+    ] {
+        let error = correction.check(&other).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        // Older files do not say what they were measured with.
+        assert_eq!(Correction::default().check(&other), Ok(()));
+    }
+}
+
 #[test]
 fn costs_know_when_a_model_does_not_fit() {
     let model = ModelDescription::named("llama-3-70b").unwrap();
@@ -417,6 +501,53 @@ fn costs_know_when_a_model_does_not_fit() {
         new(4, 4).unwrap().step(&shape),
     );
     assert!((whole.linear_ns / staged.linear_ns - 4.0).abs() < 1e-9 && staged.send_ns > 0.0);
+}
+
+/// A stage has whole layers. The largest stage determines the pace and the memory.
+#[test]
+fn layers_that_do_not_divide_make_one_stage_longer() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("h200").unwrap();
+    let new = |layers, pipeline| {
+        let model = ModelDescription {
+            layers,
+            ..model.clone()
+        };
+        let parallel = Parallel {
+            tensor: 1,
+            pipeline,
+        };
+        CostModel::new(&model, &hardware, parallel).unwrap()
+    };
+    let shape = StepShape::decodes(16, 1000).with_chunk(496, 496);
+    // Stages of 7, 7, 6, 6 and 6 layers.
+    let (uneven, even) = (new(32, 5), new(35, 5));
+    assert_eq!(uneven.step(&shape), even.step(&shape));
+    assert_eq!(uneven.pages(16), even.pages(16));
+    assert_eq!(uneven.swap_ns(8, 16), even.swap_ns(8, 16));
+    assert_ne!(uneven.step(&shape), new(32, 4).step(&shape));
+}
+
+/// A GPU whose query heads read two KV heads needs both.
+#[test]
+fn tensor_parallelism_divides_kv_heads_or_copies_them() {
+    let model = ModelDescription {
+        q_heads: 40,
+        kv_heads: 8,
+        ..ModelDescription::named("llama-3-8b").unwrap()
+    };
+    let hardware = Hardware::named("h200").unwrap();
+    for tensor in 1..=40 {
+        let parallel = Parallel {
+            tensor,
+            pipeline: 1,
+        };
+        let made = CostModel::new(&model, &hardware, parallel);
+        assert_eq!(made.is_ok(), [1, 2, 4, 8, 40].contains(&tensor), "{tensor}");
+        if let (Err(error), 0) = (made, 40 % tensor) {
+            assert!(error.to_string().contains("8 KV heads"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Three formats are read, told apart by their content: Mooncake's JSON lines (`timestamp` in ms,
 //! `input_length`, `output_length`, `hash_ids` of 512-token blocks), Azure's CSV (`TIMESTAMP`,
 //! `ContextTokens`, `GeneratedTokens`), and a CSV of lengths alone (`num_prefill_tokens`,
-//! `num_decode_tokens`), which is given arrival times by [`Trace::with_poisson_arrivals`].
+//! `num_decode_tokens`), which is given arrival times by [`Trace::with_poisson_arrivals`]. Columns of a CSV are found by
+//! their names, in any order; others are ignored.
 
 use std::path::Path;
 
@@ -21,6 +22,9 @@ struct MooncakeLine {
     #[serde(default)]
     hash_ids: Vec<u32>,
 }
+
+/// Reads a line.
+type Parse = dyn Fn(&str) -> Result<Arrival, String>;
 
 /// Number of tokens of a block in Mooncake's traces.
 const MOONCAKE_BLOCK: u32 = 512;
@@ -55,12 +59,14 @@ impl Trace {
             reason,
         };
         let header = text.lines().next().unwrap_or_default().trim();
-        let parse: fn(&str) -> Result<Arrival, String> = if header.starts_with('{') {
-            mooncake
-        } else if header.starts_with("TIMESTAMP,") {
-            azure
-        } else if header.starts_with("num_prefill_tokens,num_decode_tokens") {
-            lengths
+        let parse: Box<Parse> = if header.starts_with('{') {
+            Box::new(mooncake)
+        } else if let Some(columns) =
+            columns(header, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        {
+            Box::new(move |line| azure(line, columns))
+        } else if let Some(columns) = columns(header, ["num_prefill_tokens", "num_decode_tokens"]) {
+            Box::new(move |line| lengths(line, columns))
         } else {
             return Err(wrong(
                 1,
@@ -129,30 +135,37 @@ fn mooncake(line: &str) -> Result<Arrival, String> {
     })
 }
 
-fn azure(line: &str) -> Result<Arrival, String> {
-    let [time, prompt, generated] = fields(line)?;
+fn azure(line: &str, columns: [usize; 3]) -> Result<Arrival, String> {
+    let [time, prompt, generated] = fields(line, columns)?;
     Ok(Arrival {
         at_s: seconds(time).ok_or_else(|| format!("{time:?} is not a date and time"))?,
         request: Request::of_length(length(prompt)?, length(generated)?),
     })
 }
 
-fn lengths(line: &str) -> Result<Arrival, String> {
-    let [prompt, generated] = fields(line)?;
+fn lengths(line: &str, columns: [usize; 2]) -> Result<Arrival, String> {
+    let [prompt, generated] = fields(line, columns)?;
     Ok(Arrival {
         at_s: 0.0,
         request: Request::of_length(length(prompt)?, length(generated)?),
     })
 }
 
-/// The first fields of a CSV line without quotes.
-fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
-    let mut fields = line.split(',').map(str::trim);
+/// Where the columns of these names are in a CSV header.
+fn columns<const N: usize>(header: &str, names: [&str; N]) -> Option<[usize; N]> {
+    let mut found = [0; N];
+    for (index, name) in found.iter_mut().zip(names) {
+        *index = header.split(',').position(|field| field.trim() == name)?;
+    }
+    Some(found)
+}
+
+/// The fields of a CSV line without quotes at these columns.
+fn fields<const N: usize>(line: &str, columns: [usize; N]) -> Result<[&str; N], String> {
     let mut found = [""; N];
-    for field in &mut found {
-        *field = fields
-            .next()
-            .ok_or_else(|| format!("fewer than {N} fields"))?;
+    for (field, column) in found.iter_mut().zip(columns) {
+        let given = line.split(',').nth(column).map(str::trim);
+        *field = given.ok_or_else(|| format!("fewer than {} fields", column + 1))?;
     }
     Ok(found)
 }
@@ -209,6 +222,41 @@ const fn days_of(year: i64, month: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Only the beginning of the header was read: columns in another order were taken for each other.
+    #[test]
+    fn columns_are_found_by_their_names() {
+        for (header, line) in [
+            (
+                "TIMESTAMP,ContextTokens,GeneratedTokens",
+                "2023-11-16 00:00:00,700,5",
+            ),
+            (
+                "TIMESTAMP,GeneratedTokens,ContextTokens",
+                "2023-11-16 00:00:00,5,700",
+            ),
+            (
+                "model, ContextTokens, TIMESTAMP, GeneratedTokens",
+                "a,700,2023-11-16 00:00:00,5",
+            ),
+            ("num_prefill_tokens,num_decode_tokens", "700,5"),
+            ("num_decode_tokens,num_prefill_tokens,ratio", "5,700,140"),
+            (",num_prefill_tokens,num_decode_tokens", "0,700,5"),
+        ] {
+            let trace = Trace::parse(&format!("{header}\n{line}\n"), "t").unwrap();
+            let request = &trace.arrivals[0].request;
+            let lengths = (request.prompt.len(), request.max_new_tokens);
+            assert_eq!(lengths, (700, 5), "{header}");
+        }
+        for header in [
+            "TIMESTAMP,ContextTokens",
+            "TIMESTAMP,Context,Generated",
+            "num_prefill_tokens,num_decode_tokens_2",
+        ] {
+            let error = Trace::parse(&format!("{header}\n1,2,3\n"), "t").unwrap_err();
+            assert!(error.to_string().contains("line 1: neither"), "{error}");
+        }
+    }
 
     #[test]
     fn all_three_formats_are_read() {
