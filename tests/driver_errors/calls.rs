@@ -78,6 +78,7 @@ fn results_that_do_not_fit_are_not_merged() {
         };
         let good = (out, lse);
         let other = |out| [good, (out, lse)];
+        let narrow = DeviceTensor::new(A, Dtype::BF16, [3, 2]);
         let refused = [
             merge(&[], out, None),
             merge(&[good; 9], out, None),
@@ -117,11 +118,7 @@ fn results_that_do_not_fit_are_not_merged() {
                 DeviceTensor::new(A, Dtype::F8E4M3, [3, 2, 64]),
                 None,
             ),
-            merge(
-                &[good],
-                out,
-                Some(&DeviceTensor::new(A, Dtype::BF16, [3, 2])),
-            ),
+            merge(&[good], out, Some(&narrow)),
         ];
         for (index, result) in refused.into_iter().enumerate() {
             assert!(result.is_err(), "{index}");
