@@ -14,6 +14,9 @@ mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
 mod options;
+#[path = "../common/passed.rs"]
+mod passed;
+mod passed_pages;
 mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]
