@@ -9,6 +9,7 @@ pub mod heads;
 pub mod latent_parts;
 pub mod modules;
 mod numeric;
+pub mod passed;
 pub mod problems;
 pub mod straight;
 

@@ -11,9 +11,13 @@ mod in_f32;
 mod latent_parts;
 mod logits;
 mod masks;
+mod nan_rows;
 #[path = "../common/numeric.rs"]
 mod numeric;
 mod options;
+#[path = "../common/passed.rs"]
+mod passed;
+mod passed_pages;
 mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]

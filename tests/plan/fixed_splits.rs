@@ -253,6 +253,63 @@ fn hybrids_of_8_bit_pages_have_sms_of_their_own() {
     }
 }
 
+/// Items begin in the page of the first key that a row sees, and less than 64 keys before that key: pages that the window has passed may
+/// hold anything. A plan that grew begins where a new one does.
+#[test]
+fn windows_begin_in_the_page_of_their_first_key() {
+    let h200 = DeviceDescription::named("h200").unwrap();
+    for (spec, queries) in [
+        (Spec::new(32, 8, 128), 1),
+        (Spec::new(32, 8, 128), 3),
+        (Spec::latent(128, 512, 64), 4),
+        (Spec::new(16, 2, 512), 700),
+    ] {
+        let spec = spec.with_dtype(Dtype::BF16).with_window_left(127);
+        for page in [16, 64, 128] {
+            let mut grown: Option<Plan> = None;
+            let mut updates = 0;
+            for keys in 4100..4400 {
+                let batch = batch(&[(queries, keys)], page);
+                let plan = plan(&spec, &h200, &batch, &fixed(4096));
+                for item in &plan.items {
+                    let rows = plan.rows_of(item).iter().map(|row| row.position as u32);
+                    let seen = rows.min().unwrap() - 127;
+                    let begin = item.kv_begin;
+                    // Or at a cut, of which the keys before are another item's.
+                    if begin > seen {
+                        assert!(begin.is_multiple_of(4096), "{item:?}");
+                        continue;
+                    }
+                    assert!(seen - begin < 64 && begin / page == seen / page, "{item:?}");
+                }
+                if let Some(grown) = &mut grown
+                    && grown.grow(&batch).is_some()
+                {
+                    updates += 1;
+                    // In launch order, which depends on lengths.
+                    let keys_of = |plan: &Plan| {
+                        let items = plan.items.iter();
+                        let items = items.map(|item| (item.position, item.kv_begin, item.kv_end));
+                        let mut items: Vec<_> = items.collect();
+                        items.sort_unstable();
+                        items
+                    };
+                    assert_eq!(
+                        keys_of(grown),
+                        keys_of(&plan),
+                        "{keys} keys, pages of {page}"
+                    );
+                    assert_eq!(grown.verify(&batch), Ok(()));
+                } else {
+                    grown = Some(plan);
+                }
+            }
+            // Most steps stay in the page, those of one tile at least.
+            assert!(updates > 250 || queries > 1, "{updates} of pages of {page}");
+        }
+    }
+}
+
 /// Where decodes take prompts: each cut would write and read the states of all rows.
 #[test]
 fn prompts_of_heads_of_512_are_not_cut_at_every_split() {

@@ -50,6 +50,28 @@ fn a_plan_does_not_follow_queries_that_move_back() {
     assert_eq!(plan.clone().grow(&batch(2)), None);
 }
 
+/// A page that the window has passed may be freed: a plan does not go on to read it.
+#[test]
+fn a_plan_does_not_grow_behind_a_page_that_its_window_passed() {
+    let batch = |keys: u32| {
+        let mut table = PageTable::new(16, 100);
+        table.push(&(0..10).collect::<Vec<_>>(), keys);
+        Batch::new(vec![0, 1], table)
+    };
+    let spec = Spec::new(8, 2, 128).with_window_left(20);
+    for options in [
+        PlanOptions::default(),
+        PlanOptions::default().with_split(SplitMode::Fixed { tokens: 64 }),
+    ] {
+        // The query of 148 keys is at 147, and sees the keys from 127 on; that of 149 none of the page that ends at 128.
+        let mut plan = plan_on_h200(&spec, &batch(146), &options);
+        assert_eq!(plan.grow(&batch(147)), Some(Update::Patched));
+        assert_eq!(plan.grow(&batch(148)), Some(Update::Patched));
+        assert_eq!(plan.verify(&batch(148)), Ok(()));
+        assert_eq!(plan.grow(&batch(149)), None);
+    }
+}
+
 /// A key goes from the end of a part to one behind it: queries stand where they stood, and the part ends earlier.
 #[test]
 fn a_plan_does_not_follow_a_table_that_lost_keys() {

@@ -219,8 +219,7 @@ proptest! {
         if one_each && evenly && !full && last == 0 && batch.requests() > 0 {
             let patched = (plan.grows_by != Some(0)).then_some(Update::Patched);
             prop_assert_eq!(plan.clone().grow(&later), patched);
-            let slides = spec.variant.window_left.is_some();
-            prop_assert_eq!(plan.grows_by.is_some(), slides && matches!(split, SplitMode::Fixed { .. }));
+            prop_assert_eq!(plan.grows_by.is_some(), spec.variant.window_left.is_some());
         }
 
         let mut updated = plan.clone();

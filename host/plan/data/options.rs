@@ -125,6 +125,8 @@ pub enum SplitMode {
     /// A prefill with at least 8,192 rows (query tokens times query heads) has work for many CTAs without a split. It is
     /// split at the first multiple that is 32,768 keys or more, and at the multiples of that.
     ///
+    /// With a window, a decode begins in the page of the first key that a row of its tile sees, at most 63 keys before that key.
+    ///
     /// The kernel also depends on the request only. Prefills of 65 to 4,096 query tokens and decodes of up to 8 rows use kernels
     /// that can share SMs, even if the batch is not hybrid, if the GPU has such kernels for the heads. With a
     /// [`decode_tile`](PlanOptions::decode_tile) or `MergeMode::Fused`, all kernels are those that run alone. Only plans with equal

@@ -161,8 +161,9 @@ pub struct Plan {
     /// Whether [`grow`](Self::grow) can move the queries. This needs a plan of decodes only, in which no row sees some of its
     /// item's keys only from a later position on.
     pub growable: bool,
-    /// The number of positions by which it can still grow, if there is a limit. With fixed splits a window must not leave a piece
-    /// of keys: a new plan would not have this piece, and both plans must give the same results.
+    /// The number of positions by which it can still grow, if there is a limit. A window must not leave the page in which an item
+    /// begins: the page may then hold anything, also NaN. With fixed splits it must not leave a piece of keys either: a new plan would
+    /// not have this piece, and both plans must give the same results.
     pub grows_by: Option<u32>,
     /// Whether splits do not depend on the batch ([`SplitMode::Fixed`](crate::plan::SplitMode::Fixed)). Then executors choose kernels that
     /// do not depend on it either.

@@ -6,7 +6,7 @@ use self::joint::JointPiece;
 use super::{
     data::{Plan, PlanError, PlanOptions, TileGroup},
     draft::{Draft, DraftRow, DraftRun, Drafts},
-    split::{Launch, MAX_PIECES, Piece, Splitter},
+    split::{Launch, MAX_PIECES, Piece, Splitter, next_first_key},
 };
 use crate::problem::{Spec, Variant};
 
@@ -102,6 +102,20 @@ fn stays(variant: &Variant, position: i32, piece: &Piece) -> u32 {
         let past = i64::from(piece.kv_end) + i64::from(window) - i64::from(position);
         u32::try_from(past - 1).unwrap_or(0)
     })
+}
+
+/// By how many positions the rows of a draft can move until their window has passed the page in which its keys begin. With
+/// fixed splits, until its keys [begin](crate::plan::split::first_key) further on.
+fn begins_there(variant: &Variant, rows: &[DraftRow], draft: &Draft, fixed_splits: bool) -> u32 {
+    let first = rows.iter().map(|row| i64::from(row.position)).min();
+    let (Some(window), Some(first)) = (variant.window_left, first) else {
+        return u32::MAX;
+    };
+    let next = match fixed_splits {
+        true => next_first_key(draft.kv_begin, draft.page_size),
+        false => (draft.kv_begin / draft.page_size + 1).saturating_mul(draft.page_size),
+    };
+    u32::try_from(i64::from(next) - 1 - (first - i64::from(window))).unwrap_or(0)
 }
 
 impl Emitter {
@@ -226,7 +240,7 @@ impl Emitter {
         plan.growable = true;
         plan.fixed_splits = input.fixed_splits;
         let slides = input.variant.window_left.is_some();
-        plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
+        plan.grows_by = slides.then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
         // Resets the tails that an earlier attempt of the planner wrote.
         for block in &mut plan.row_blocks {
@@ -320,6 +334,12 @@ impl Emitter {
             let smallest = write_all(candidates, tokens, slots, next_slot, out);
             return (smallest, draft.rows);
         }
+        if let Some(limit) = &mut plan.grows_by
+            && piece.kv_begin == draft.kv_begin
+        {
+            *limit =
+                begins_there(&input.variant, candidates, draft, input.fixed_splits).min(*limit);
+        }
         let (mut smallest, mut written) = (i32::MAX, 0);
         for row in candidates.chunks(1) {
             let position = row[0].position;
@@ -327,7 +347,7 @@ impl Emitter {
                 smallest = smallest.min(write_all(row, tokens, slots, next_slot, out));
                 out = &mut out[1..];
                 written += 1;
-                if let Some(limit) = &mut plan.grows_by {
+                if let (true, Some(limit)) = (input.fixed_splits, &mut plan.grows_by) {
                     *limit = stays(&input.variant, position, piece).min(*limit);
                 }
             } else {

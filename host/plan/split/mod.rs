@@ -35,7 +35,7 @@ mod sections;
 mod widen;
 mod wrap_around;
 
-pub use fixed::{has_many_rows, keys_of_piece};
+pub use fixed::{first_key, has_many_rows, keys_of_piece, next_first_key};
 pub use input::SplitInput;
 pub use launch::Launch;
 pub use order::MAX_PIECES;

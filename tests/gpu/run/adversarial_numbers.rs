@@ -5,8 +5,8 @@ use half::{bf16, f16};
 use tandem_attn::{
     exec::gpu::{Arch, Gpu},
     plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::Element,
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
 };
 
 use super::{
@@ -164,6 +164,72 @@ fn nan_keys_stay_in_rows_that_see_them() {
                 check_nan::<bf16>(gpu, &spec, None, at);
                 check_nan::<f16>(gpu, &spec, None, at);
             }
+        }
+    }
+}
+
+/// A run of prompts by a kernel of Hopper: outputs, and LSEs.
+fn prompts<K: Element>(
+    gpu: &Gpu,
+    spec: &Spec,
+    change: impl FnOnce(&mut Tensors<bf16, K>),
+) -> (Vec<f64>, Vec<f64>) {
+    let case = Case {
+        spec: *spec,
+        batch: prefixed(&[(90, 0, 70), (70, 0, 20)], 16, false, 3),
+        layout: KvLayout::Nhd,
+        options: PlanOptions::default(),
+        arch: None,
+        sms: 132,
+        in_set: false,
+        seed: 3,
+    };
+    let plan = case.plan(gpu);
+    let mut workspace = case.workspace(gpu, &plan);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let mut tensors = Tensors::random(spec, &case.batch, case.layout, 5);
+    change(&mut tensors);
+    let device = OnDevice::new(spec, &case.batch, &tensors);
+    let (out, lse) = device.run(gpu, &mut workspace, &stream);
+    let out = common::decode(Dtype::BF16, bytemuck::cast_slice(&out));
+    (out, common::decode(Dtype::F32, bytemuck::cast_slice(&lse)))
+}
+
+#[test]
+fn rows_of_nan_with_sinks_are_nan() {
+    let Some(gpu) = hopper("rows_of_nan_with_sinks_are_nan") else {
+        return;
+    };
+    for dim in [64, 128, 256] {
+        let spec = Spec::new(6, 2, dim).with_sinks();
+        let (out, lse) = prompts::<bf16>(gpu, &spec, |tensors| tensors.q.fill(bf16::NAN));
+        assert!(out.iter().chain(&lse).all(|x| x.is_nan()), "{dim}");
+    }
+}
+
+#[test]
+fn an_infinite_query_makes_rows_of_8_bit_products_nan() {
+    let Some(gpu) = hopper("an_infinite_query_makes_rows_of_8_bit_products_nan") else {
+        return;
+    };
+    for dim in [128, 256] {
+        let spec = Spec::new(4, 2, dim)
+            .with_kv_dtype(Dtype::F8E4M3)
+            .with_compute(Compute::F8);
+        let dim = dim as usize;
+        let (out, lse) = prompts::<F8E4M3>(gpu, &spec, |tensors| {
+            for row in tensors.q.chunks_mut(dim).step_by(3) {
+                row[5] = bf16::INFINITY;
+            }
+        });
+        for (row, (out, lse)) in out.chunks(dim).zip(lse).enumerate() {
+            let is_nan = row.is_multiple_of(3);
+            assert!(
+                out.iter().chain([&lse]).all(|x| x.is_nan() == is_nan),
+                "{row}"
+            );
         }
     }
 }

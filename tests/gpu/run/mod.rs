@@ -9,6 +9,7 @@ mod graph;
 mod hooks;
 mod in_f32;
 mod options;
+mod passed_pages;
 mod rotary;
 mod rounds;
 pub mod wide_prefixes;

@@ -8,6 +8,7 @@ use crate::plan::{
     data::{Kernel, SplitMode},
     draft::{Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput},
     model::PrefillTile,
+    split::first_key,
 };
 
 /// What the drafts of a part have in common.
@@ -123,10 +124,10 @@ impl ItemKeys<'_> {
                 };
                 let visible = input.visible(&drafts.rows[seeing], end);
                 match common.split {
-                    // Begin at a multiple of the chunk: the key tiles of a row must not depend on the other rows of the
-                    // item.
-                    SplitMode::Fixed { tokens } => {
-                        kv_begin = kv_begin.max(visible.start / tokens * tokens);
+                    SplitMode::Fixed { .. } => {
+                        // The rows of the tile decide: chunks of a prompt begin where the tiles of the whole prompt do.
+                        let seen = input.visible(&drafts.rows[begin..next], end).start;
+                        kv_begin = kv_begin.max(first_key(seen, common.draft.page_size));
                         // A prompt's first rows see few of its keys.
                         if common.draft.many_rows {
                             kv_end = visible.end;
