@@ -11,7 +11,7 @@ use tandem_attn::{
 use super::{
     Case,
     common::{
-        self, Stream,
+        Stream,
         passed::{DECODES, PROMPTS, batches, options, specs, spoil},
         problems::Tensors,
     },

@@ -68,12 +68,8 @@ impl Seen {
     fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
         // Positions grow with the row, and the visible range with the position.
         let low = tile.sees(&p.pack, variant, first_row);
-        let mut limit = i32::MAX;
-        // The token of a tile without rows may be past the last.
-        if tile.rows > 0 {
-            // SAFETY: one of the launch's tokens.
-            limit = unsafe { p.attention.limit_of_tokens(tile.token, tile.position) };
-        }
+        // SAFETY: one of the launch's tokens.
+        let limit = unsafe { p.attention.limit_of_tokens(tile.token, tile.position) };
         let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
         Self {
             any: (
