@@ -10,7 +10,7 @@ use tandem_attn::{
 
 use crate::{
     no_failure,
-    passed::{DECODES, batches, options, specs, spoil},
+    passed::{DECODES, PROMPTS, batches, options, specs, spoil},
     problems::{Tensors, heads, sinks},
     settings,
 };
@@ -70,4 +70,11 @@ fn decodes_read_no_page_that_all_windows_passed() {
     let [wide, narrow] = specs();
     check::<bf16>(&wide, DECODES);
     check::<F8E4M3>(&narrow, DECODES);
+}
+
+#[test]
+fn prompts_read_no_page_that_all_windows_passed() {
+    let [wide, narrow] = specs();
+    check::<bf16>(&wide, PROMPTS);
+    check::<F8E4M3>(&narrow, PROMPTS);
 }

@@ -19,7 +19,7 @@ pub(super) struct Conversion {
     pub(super) ids: Vec<u32>,
     /// For the current launch, by the table in the plan: the table of converted pages.
     tables: HashMap<u32, Table>,
-    /// Full pages of the current launch, by their place in their table and their first page id.
+    /// Full pages of the current launch of which all keys are seen, by their place in their table and their first page id.
     known: HashMap<(u32, u32), u32>,
 }
 
@@ -68,7 +68,7 @@ impl Conversion {
         let begin = self.ids.len();
         self.ids.resize(begin + pages.len(), 0);
         for page in pages.clone().rev() {
-            let id = self.page(plan, item, page, seen.end);
+            let id = self.page(plan, item, page, &seen);
             self.ids[begin + (page - pages.start) as usize] = id;
         }
         let begin = begin as u32;
@@ -76,8 +76,9 @@ impl Conversion {
         self.tables.insert(item.table, Table { begin, page_0 });
     }
 
-    /// The converted page at a place of an item's table: a known page, or a new one.
-    fn page(&mut self, plan: &Plan, item: &WorkItem, page: u32, end: u32) -> u32 {
+    /// The converted page at a place of an item's table: a known page, or a new one. Pages of which not all keys are seen are known
+    /// to none: two requests with the same page may see other keys of it.
+    fn page(&mut self, plan: &Plan, item: &WorkItem, page: u32, seen: &Range<u32>) -> u32 {
         let page_size = plan.parts[item.part as usize].page_size;
         let ids = |table: u32, key: u32, keys: u32| {
             let ids = table + key / page_size..table + (key + keys).div_ceil(page_size);
@@ -87,19 +88,22 @@ impl Conversion {
         let new = ConvertedPage {
             table: item.table,
             key,
-            keys: ConvertedPage::KEYS.min(end - key),
+            first: seen.start.saturating_sub(key) as u16,
+            end: ConvertedPage::KEYS.min(seen.end - key) as u16,
             page: self.pages.len() as u32,
         };
-        let own = ids(new.table, key, new.keys);
+        if u32::from(new.end - new.first) < ConvertedPage::KEYS {
+            self.pages.push(new);
+            return new.page;
+        }
+        let own = ids(new.table, key, ConvertedPage::KEYS);
         let known = self.known.get(&(page, own[0]));
         let known = known.map(|&known| self.pages[known as usize]);
         let same = |known: &ConvertedPage| ids(known.table, key, ConvertedPage::KEYS) == own;
-        if let Some(known) = known.filter(|known| new.keys == ConvertedPage::KEYS && same(known)) {
+        if let Some(known) = known.filter(same) {
             return known.page;
         }
-        if new.keys == ConvertedPage::KEYS {
-            self.known.insert((page, own[0]), new.page);
-        }
+        self.known.insert((page, own[0]), new.page);
         self.pages.push(new);
         new.page
     }

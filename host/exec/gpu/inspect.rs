@@ -80,7 +80,8 @@ pub(super) fn inspect(
         let (page_size, pool_pages) = (launch_plan.parts[part].page_size, pages[part]);
         for page in launch.converted.clone() {
             let page: ConvertedPage = read(bytes, &layout.conversions, page);
-            let keys = page.key..page.key.saturating_add(page.keys);
+            let keys = [page.first, page.end].map(|at| page.key.saturating_add(at.into()));
+            let keys = keys[0]..keys[1];
             let pages = keys.start / page_size..keys.end.div_ceil(page_size);
             let table = known.table(page.table);
             let Some(table) = table.filter(|t| page.table.saturating_add(pages.end) <= t.pages.end)

@@ -176,7 +176,7 @@ impl LaunchPlan {
                 launch.converted = self.conversion.add(plan, items);
                 let pages = launch.converted.start as usize..launch.converted.end as usize;
                 let pages = self.conversion.pages[pages].iter();
-                let keys: u64 = pages.map(|page| u64::from(page.keys)).sum();
+                let keys: u64 = pages.map(|page| u64::from(page.end - page.first)).sum();
                 let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
                 let pairs: u64 = items.iter().map(pair).sum();
                 let heads = u64::from(launch.key.heads);

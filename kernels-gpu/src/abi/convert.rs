@@ -11,10 +11,13 @@ use crate::common::divisor::Divisor;
 pub struct ConvertedPage {
     /// Index into the plan's page ids of the first page of the table.
     pub table: u32,
-    /// The first key.
+    /// The first of the 64 keys.
     pub key: u32,
-    /// Number of keys, at least one.
-    pub keys: u32,
+    /// The first key that a query sees, counted from `key`. Zeros take the place of those before it and after the last, which may be
+    /// anything: their weights are 0, but 0 · NaN is NaN.
+    pub first: u16,
+    /// One past the last, likewise.
+    pub end: u16,
     /// The converted page.
     pub page: u32,
 }
@@ -22,6 +25,13 @@ pub struct ConvertedPage {
 impl ConvertedPage {
     /// Keys of a full page.
     pub const KEYS: u32 = 64;
+
+    /// The [first](Self::first) and the [end](Self::end) in a word of an entry.
+    #[inline(always)]
+    #[must_use]
+    pub const fn seen(word: u32) -> [u32; 2] {
+        [word & 0xffff, word >> 16]
+    }
 }
 
 /// The conversion from 8 to 16 bits; see `sm90::prefill::convert`.

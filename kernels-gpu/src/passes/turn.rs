@@ -105,13 +105,14 @@ mod device {
                 entry = load(piece);
             }
             while piece < pieces {
-                let [table, key, count, page] = entry;
+                let [table, key, seen, page] = entry;
+                let [seen, end] = ConvertedPage::seen(seen);
                 let next = piece + thread::grid_dim_x();
                 if next < pieces {
                     entry = load(next);
                 }
                 let token = piece % 2 * TOKENS + token;
-                let (class, exists) = (piece % PIECES / 2, token < count);
+                let (class, exists) = (piece % PIECES / 2, token >= seen && token < end);
                 let mut place = [key + token, 0];
                 if exists {
                     let (index, offset) = c.page_size.div_rem(key + token);
@@ -121,7 +122,7 @@ mod device {
                 let with_values = c.to_v != 0;
                 let classes = if with_values { 2 } else { 4 };
                 let (head, apart) = (class % classes * subs + sub, classes * subs);
-                // Keys that do not exist become zeros.
+                // Keys that do not exist, or that no query sees, become zeros.
                 if head < p.kv_heads {
                     let (what, from, to, strides) = if with_values && class >= 2 {
                         (Of::Values, c.v, c.to_v, of(&c.v_strides))

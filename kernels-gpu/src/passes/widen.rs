@@ -53,7 +53,7 @@ mod device {
             while piece < pieces {
                 let (row, head) = p.kv_heads.div_rem(piece);
                 let entry = c.list + u64::from(first + row / 2) * 16;
-                let [table, key, keys, page] = ptr::load_nc_u32x4(entry as *const u32);
+                let [table, key, seen, page] = ptr::load_nc_u32x4(entry as *const u32);
                 let values = row % 2 == 1;
                 let side = Side {
                     pool: pick(values, c.k, c.v),
@@ -68,8 +68,10 @@ mod device {
                     let token = vector >> p.vectors_log;
                     let in_row = vector & ((1 << p.vectors_log) - 1);
                     let mut wide = [[0; 4]; 2];
-                    // Rows past the last key become zeros.
-                    if token < keys {
+                    // Rows before the first key that is seen and past the last become zeros.
+                    // Opaque: kept apart through the loop, both numbers take two registers.
+                    let [first, end] = ConvertedPage::seen(misc::opaque(seen));
+                    if token >= first && token < end {
                         let (index, offset) = c.page_size.div_rem(key + token);
                         let id = c.page_ids + u64::from(table + index) * 4;
                         let at = [ptr::load_nc_u32(id as *const u32), offset, head];

@@ -11,8 +11,8 @@ use tandem_attn::{
 use super::{
     Case,
     common::{
-        self, Stream,
-        passed::{DECODES, batches, options, specs, spoil},
+        Stream,
+        passed::{DECODES, PROMPTS, batches, options, specs, spoil},
         problems::Tensors,
     },
     hopper,
@@ -66,7 +66,7 @@ fn pages_that_all_windows_passed_are_not_read() {
         return;
     };
     let [wide, narrow] = specs();
-    for requests in [DECODES] {
+    for requests in [DECODES, PROMPTS] {
         for spec in &wide {
             check::<bf16>(gpu, spec, requests);
         }

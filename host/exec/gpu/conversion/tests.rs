@@ -40,7 +40,8 @@ fn pages_are_converted_once_and_no_more_than_are_seen() {
                     let id =
                         conversion.ids[item.table.wrapping_add(key / ConvertedPage::KEYS) as usize];
                     let page = conversion.pages[id as usize];
-                    assert!(key >= page.key && key < page.key + page.keys);
+                    let in_page = key - page.key;
+                    assert!(u32::from(page.first) <= in_page && in_page < page.end.into());
                     let id = |table: u32| plan.page_ids[(table + key / 16) as usize];
                     assert_eq!(id(page.table), id(before.table));
                 }
@@ -58,6 +59,35 @@ fn pages_are_converted_once_and_no_more_than_are_seen() {
     assert_eq!(converted(&window).ids.len(), 6);
     assert_eq!(most_pages(&window), 6);
     assert_eq!(most_pages(&plan(&Spec::new(8, 2, 128))), 0);
+}
+
+/// Keys before all windows become zeros, and requests that see other keys of a page do not share it.
+#[test]
+fn keys_before_all_windows_are_not_converted() {
+    let mut table = PageTable::new(16, 100);
+    let prefix: Vec<u32> = (10..30).collect();
+    table.push(&[&prefix[..], &[7]].concat(), 330);
+    table.push(&[&prefix[..], &[17, 18]].concat(), 345);
+    let batch = Batch::new(vec![0, 100, 200], table);
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(8, 2, 128)
+        .with_kv_dtype(Dtype::F8E4M3)
+        .with_window_left(20);
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let plan = plan.unwrap();
+    let mut items: Vec<WorkItem> = plan.items.clone();
+    let mut conversion = Conversion::default();
+    conversion.add(&plan, &mut items);
+    let mut first = Vec::new();
+    for page in conversion.pages.iter().filter(|page| page.first > 0) {
+        first.push(page.key + u32::from(page.first));
+    }
+    first.sort_unstable();
+    // The first queries stand at 230 and 245.
+    assert_eq!(first, [210, 225]);
+    // The page of keys 256 to 320 is that of both.
+    let of_both = |page: &&ConvertedPage| page.key == 256;
+    assert_eq!(conversion.pages.iter().filter(of_both).count(), 1);
 }
 
 /// Decodes read keys in the middle of a table, because their requests are not next to each other: prefills convert these

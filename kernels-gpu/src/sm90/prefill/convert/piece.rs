@@ -9,11 +9,11 @@ use cuda_std::{
 
 use super::{super::shared::Shared, PAGE, WARP};
 use crate::{
-    abi::PrefillParams,
+    abi::{ConvertedPage, PrefillParams},
     common::{cache, half::Half},
 };
 
-/// The place of a token that does not exist; it is filled with zeros.
+/// The place of a token that does not exist, or that no query sees; it is filled with zeros.
 pub(in crate::sm90::prefill) const NOWHERE: u32 = u32::MAX;
 
 /// A piece: the index of its flag, and per lane the offsets of two of its tokens in the pool, in vectors of 16 bytes.
@@ -44,12 +44,13 @@ impl Piece {
         let entry = c.list + u64::from(first + row / 2) * 16;
         // SAFETY: entries are those of the launch, a table has a page for each key.
         unsafe {
-            let [table, key, keys, page] = ptr::load_nc_u32x4(entry as *const u32);
+            let [table, key, seen, page] = ptr::load_nc_u32x4(entry as *const u32);
+            let [seen, end] = ConvertedPage::seen(seen);
             let mut places = [NOWHERE; 2];
             let mut half = 0;
             while half < 2 {
                 let token = half as u32 * 32 + warp::lane_id();
-                if token < keys {
+                if token >= seen && token < end {
                     let (index, offset) = c.page_size.div_rem(key + token);
                     let id = c.page_ids + u64::from(table + index) * 4;
                     let id = ptr::load_nc_u32(id as *const u32);
