@@ -98,8 +98,11 @@ pub enum ProblemError {
         /// The scale given.
         got: f32,
     },
-    /// A soft cap that is not a positive number.
-    #[error("the soft cap is {got}: give a positive finite number, or no cap at all")]
+    /// A soft cap that is not a positive number, or above [`Variant::MOST_SOFT_CAP`](crate::problem::Variant::MOST_SOFT_CAP).
+    #[error(
+        "the soft cap is {got}: give a positive number of at most {}, since it multiplies the rounding of tanh, or leave it out",
+        crate::problem::Variant::MOST_SOFT_CAP
+    )]
     SoftCap {
         /// The cap given.
         got: f32,

@@ -156,7 +156,7 @@ impl Spec {
         self
     }
 
-    /// With logits capped to `±cap` by a tanh.
+    /// With logits capped to `±cap` by a tanh; at most [`Variant::MOST_SOFT_CAP`].
     #[must_use]
     pub const fn with_soft_cap(mut self, cap: f32) -> Self {
         self.variant.soft_cap = Some(cap);
@@ -340,7 +340,7 @@ impl Spec {
             return Err(ProblemError::Scale { got: scale });
         }
         match self.variant.soft_cap {
-            Some(got) if !(got > 0.0 && got.is_finite()) => {
+            Some(got) if !(got > 0.0 && got <= Variant::MOST_SOFT_CAP) => {
                 return Err(ProblemError::SoftCap { got });
             }
             _ => {}

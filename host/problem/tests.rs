@@ -158,10 +158,12 @@ fn everything_wrong_with_a_spec_is_named() {
         spec_error(|s| s.scale = f32::NAN),
         E::Scale { .. }
     ));
-    assert_eq!(
-        spec_error(|s| s.variant.soft_cap = Some(0.0)),
-        E::SoftCap { got: 0.0 }
-    );
+    for got in [0.0, -1.0, 10_001.0, 1e8, f32::INFINITY] {
+        let error = spec_error(|s| s.variant.soft_cap = Some(got));
+        assert_eq!(error, E::SoftCap { got });
+        assert!(error.to_string().contains("at most 10000"), "{error}");
+    }
+    assert_eq!(Spec::new(8, 2, 128).with_soft_cap(1e4).check(), Ok(()));
     assert_eq!(
         spec_error(|s| s.variant.window_left = Some(u32::MAX)),
         E::Window { got: u32::MAX }

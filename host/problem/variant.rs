@@ -13,7 +13,7 @@ pub struct Variant {
     pub causal: bool,
     /// A query sees its own position and this many keys to the left.
     pub window_left: Option<u32>,
-    /// Logits become `cap · tanh(logit / cap)`.
+    /// Logits become `cap · tanh(logit / cap)`. The cap is positive and at most [`MOST_SOFT_CAP`](Self::MOST_SOFT_CAP).
     pub soft_cap: Option<f32>,
     /// Each query head has a sink: a learned logit in the softmax denominator, without a value. The sinks are passed to each run
     /// ([`HeadTensors`](crate::tensor::HeadTensors)) as natural logits, neither scaled nor capped. The LSE
@@ -32,6 +32,9 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// The largest soft cap. Kernels compute tanh with an absolute error of about 1e-7, which the cap multiplies: with this one, logits are
+    /// off by 1e-3. Logits that are far below a larger cap hardly change: leave it out.
+    pub const MOST_SOFT_CAP: f32 = 1e4;
     /// Every query sees every key.
     pub const FULL: Self = Self {
         causal: false,
