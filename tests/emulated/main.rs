@@ -11,6 +11,7 @@ mod in_f32;
 mod latent_parts;
 mod logits;
 mod masks;
+mod nan_rows;
 #[path = "../common/numeric.rs"]
 mod numeric;
 mod options;

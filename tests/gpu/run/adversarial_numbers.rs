@@ -167,3 +167,44 @@ fn nan_keys_stay_in_rows_that_see_them() {
         }
     }
 }
+
+/// A run of prompts by a kernel of Hopper: outputs, and LSEs.
+fn prompts<K: Element>(
+    gpu: &Gpu,
+    spec: &Spec,
+    change: impl FnOnce(&mut Tensors<bf16, K>),
+) -> (Vec<f64>, Vec<f64>) {
+    let case = Case {
+        spec: *spec,
+        batch: prefixed(&[(90, 0, 70), (70, 0, 20)], 16, false, 3),
+        layout: KvLayout::Nhd,
+        options: PlanOptions::default(),
+        arch: None,
+        sms: 132,
+        in_set: false,
+        seed: 3,
+    };
+    let plan = case.plan(gpu);
+    let mut workspace = case.workspace(gpu, &plan);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let mut tensors = Tensors::random(spec, &case.batch, case.layout, 5);
+    change(&mut tensors);
+    let device = OnDevice::new(spec, &case.batch, &tensors);
+    let (out, lse) = device.run(gpu, &mut workspace, &stream);
+    let out = common::decode(Dtype::BF16, bytemuck::cast_slice(&out));
+    (out, common::decode(Dtype::F32, bytemuck::cast_slice(&lse)))
+}
+
+#[test]
+fn rows_of_nan_with_sinks_are_nan() {
+    let Some(gpu) = hopper("rows_of_nan_with_sinks_are_nan") else {
+        return;
+    };
+    for dim in [64, 128, 256] {
+        let spec = Spec::new(6, 2, dim).with_sinks();
+        let (out, lse) = prompts::<bf16>(gpu, &spec, |tensors| tensors.q.fill(bf16::NAN));
+        assert!(out.iter().chain(&lse).all(|x| x.is_nan()), "{dim}");
+    }
+}

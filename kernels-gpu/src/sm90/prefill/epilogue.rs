@@ -78,7 +78,8 @@ pub(super) unsafe fn finish_tile<
         // With a sink this much larger the output rounds to 0 in 16 bits: the weights of a million keys add up to 2¹⁰⁸
         // at most.
         let over = sinks[h] - reference;
-        if totals[h] != 0.0 && !(over > 125.0) {
+        // A row of NaN keeps it.
+        if totals[h] != 0.0 && (!(over > 125.0) || totals[h] != totals[h]) {
             let total = totals[h] + ex2(over);
             inverse[h] = rcp(total);
             with_sinks[h] = reference + lg2(total);
