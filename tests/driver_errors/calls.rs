@@ -66,23 +66,25 @@ fn bad_tensors_launch_nothing() {
     }
 }
 
-/// A decode and a prefill by kernels of Ampere with a soft cap, which those of variants replace.
-fn call_capped(gpu: &Gpu, spec: &Spec) -> [Result<(), Error>; 2] {
-    let kernel = |family: Family| {
-        let is = |kernel: &KernelId| {
-            let row = kernel.info();
-            let of = (row.family, row.element, row.head_dim);
-            of == (family, Element::Bf16, 128) && row.cache.is_none() && row.cap && !row.turns
-        };
-        KernelId::all().find(is).expect("there is one")
+/// A kernel of Ampere with a soft cap, which those of variants replace.
+fn capped(family: Family) -> KernelId {
+    let is = |kernel: &KernelId| {
+        let row = kernel.info();
+        let of = (row.family, row.element, row.head_dim);
+        of == (family, Element::Bf16, 128) && row.cache.is_none() && row.cap && !row.turns
     };
+    KernelId::all().find(is).expect("there is one")
+}
+
+/// A decode and a prefill by these kernels.
+fn call_capped(gpu: &Gpu, spec: &Spec) -> [Result<(), Error>; 2] {
     let q = DeviceTensor::new(A, Dtype::BF16, [1, 8, 128]);
     let partials = PartialStates {
         out: DeviceTensor::new(A, Dtype::F32, [1, 8, 128]),
         lse: DeviceTensor::new(A, Dtype::F32, [1, 8]),
     };
     let pool = KvPool::new(spec, KvLayout::Nhd, 16, 10, A, A);
-    let [of_decode, of_prefill] = [Family::Sm80Decode, Family::Sm80Prefill].map(kernel);
+    let [of_decode, of_prefill] = [Family::Sm80Decode, Family::Sm80Prefill].map(capped);
     let decode = DecodeCall {
         spec,
         tile: DecodeTile {
@@ -146,6 +148,69 @@ fn single_calls_refuse_hooks() {
         let capped = call_capped(&gpu, &spec.with_soft_cap(30.0));
         assert_eq!(capped, [Ok(()), Ok(())]);
         assert_eq!(launches(), 2);
+    }
+}
+
+/// A prefill with these partial states and a ticket of so many words.
+fn prefill_with(gpu: &Gpu, partials: PartialStates, ticket: usize) -> Result<(), Error> {
+    let spec = Spec::new(8, 2, 128).with_soft_cap(30.0);
+    let kernel = capped(Family::Sm80Prefill);
+    let q = DeviceTensor::new(A, Dtype::BF16, [1, 8, 128]);
+    let call = PrefillCall {
+        spec: &spec,
+        kernel,
+        rows: kernel.info().rows,
+        pack: 1,
+        items: DeviceArray::new(A, 1),
+        page_ids: DeviceArray::new(A, 1),
+        q: &q,
+        pool: &KvPool::new(&spec, KvLayout::Nhd, 16, 10, A, A),
+        out: &q,
+        lse: None,
+        partials: Some(&partials),
+        ticket: DeviceArray::new(A, ticket),
+        record: None,
+        extras: Default::default(),
+    };
+    // SAFETY: the fake driver follows no address.
+    unsafe { gpu.prefill(&call, Stream::DEFAULT) }
+}
+
+/// Decodes refused these already.
+#[test]
+fn prefills_refuse_partial_states_that_are_not_theirs() {
+    if with_young_driver(prefills_refuse_partial_states_that_are_not_theirs) {
+        let gpu = Gpu::new(0).unwrap();
+        let (out, lse) = (
+            DeviceTensor::new(A, Dtype::F32, [3, 8, 128]),
+            DeviceTensor::new(A, Dtype::F32, [3, 8]),
+        );
+        let right = PartialStates { out, lse };
+        let of_16_bits = DeviceTensor::new(A, Dtype::BF16, [3, 8, 128]);
+        let lse_of = |dtype, shape| PartialStates {
+            out,
+            lse: DeviceTensor::new(A, dtype, shape),
+        };
+        for (partials, ticket, what) in [
+            (
+                PartialStates {
+                    out: of_16_bits,
+                    lse,
+                },
+                1,
+                "partial_out",
+            ),
+            (lse_of(Dtype::BF16, [3, 8]), 1, "partial_lse"),
+            (lse_of(Dtype::F32, [2, 8]), 1, "partial_lse"),
+            (lse_of(Dtype::F32, [3, 4]), 1, "partial_lse"),
+            (right, 0, "ticket"),
+        ] {
+            let error = prefill_with(&gpu, partials, ticket).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        assert_eq!(launches(), 0);
+        assert_eq!(prefill_with(&gpu, right, 1), Ok(()));
+        assert_eq!(launches(), 1);
     }
 }
 

@@ -143,6 +143,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     }
     if let Some(partials) = call.partials {
         let of = "in the spec";
+        partials.check_f32(None)?;
         partials
             .out
             .check_extent("partial_out", "query heads", 1, q_heads, of)?;
@@ -151,6 +152,10 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
             .check_extent("partial_out", "elements in a head", 2, value_dim, of)?;
         partials.out.check_dense("partial_out", 0)?;
         partials.out.check_address("partial_out", VECTOR_BYTES)?;
+        let slots = partials.out.shape[0];
+        let lse = &partials.lse;
+        lse.check_extent("partial_lse", "tokens", 0, slots, "in the outputs")?;
+        lse.check_extent("partial_lse", "query heads", 1, q_heads, of)?;
         partials.lse.check_dense("partial_lse", 0)?;
         partials.lse.check_address("partial_lse", 4)?;
     }
@@ -160,6 +165,9 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     call.ticket.check_address("ticket", 4)?;
     if let Some(record) = call.record {
         record.check_address("record", 16)?;
+    }
+    if call.ticket.len == 0 {
+        return Err(extent("ticket", "words", 0, "1"));
     }
     if call.pack == 0 || !spec.group().is_multiple_of(call.pack) {
         let got = call.pack as usize;
