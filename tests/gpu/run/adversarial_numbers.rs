@@ -5,8 +5,8 @@ use half::{bf16, f16};
 use tandem_attn::{
     exec::gpu::{Arch, Gpu},
     plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::Element,
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
 };
 
 use super::{
@@ -206,5 +206,30 @@ fn rows_of_nan_with_sinks_are_nan() {
         let spec = Spec::new(6, 2, dim).with_sinks();
         let (out, lse) = prompts::<bf16>(gpu, &spec, |tensors| tensors.q.fill(bf16::NAN));
         assert!(out.iter().chain(&lse).all(|x| x.is_nan()), "{dim}");
+    }
+}
+
+#[test]
+fn an_infinite_query_makes_rows_of_8_bit_products_nan() {
+    let Some(gpu) = hopper("an_infinite_query_makes_rows_of_8_bit_products_nan") else {
+        return;
+    };
+    for dim in [128, 256] {
+        let spec = Spec::new(4, 2, dim)
+            .with_kv_dtype(Dtype::F8E4M3)
+            .with_compute(Compute::F8);
+        let dim = dim as usize;
+        let (out, lse) = prompts::<F8E4M3>(gpu, &spec, |tensors| {
+            for row in tensors.q.chunks_mut(dim).step_by(3) {
+                row[5] = bf16::INFINITY;
+            }
+        });
+        for (row, (out, lse)) in out.chunks(dim).zip(lse).enumerate() {
+            let is_nan = row.is_multiple_of(3);
+            assert!(
+                out.iter().chain([&lse]).all(|x| x.is_nan() == is_nan),
+                "{row}"
+            );
+        }
     }
 }

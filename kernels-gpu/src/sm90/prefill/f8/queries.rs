@@ -68,13 +68,20 @@ pub(super) unsafe fn quantise<T: Half, const VECTORS: usize>(
     scales
 }
 
-/// The biased f32 exponent of the power of two for a row with this largest magnitude.
+/// The biased f32 exponent of the power of two for a row with this largest magnitude. If that is ∞, the factor is 0: ∞ · 0 makes
+/// the row's products NaN, but ∞ in e4m3 would be its largest number.
 #[inline(always)]
 fn factor_of(most: f32) -> u32 {
     let exponent = most.to_bits() >> 23;
     // The clamp keeps the factor and its inverse finite and normal for tiny magnitudes.
     let exponent = if exponent < 37 { 37 } else { exponent };
-    if most == 0.0 { 127 } else { 261 - exponent }
+    if most == 0.0 {
+        127
+    } else if exponent == 255 {
+        0
+    } else {
+        261 - exponent
+    }
 }
 
 /// Address of eight quantised elements: rows of 128 bytes with the 128-byte swizzle, in slabs of 128 columns.
