@@ -35,6 +35,9 @@ pub(super) unsafe fn describe<V: Variant>(
     if tile.rows > 0 {
         let keys = tile.end.saturating_sub(tile.lowest);
         tile.blocks = keys.div_ceil(shape.keys);
+    } else {
+        // It may come after the last token, and the masks of a tile's token are read.
+        tile.token = 0;
     }
     tile
 }
