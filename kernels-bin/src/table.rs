@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            20875402,
+            21474733,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            9753040,
+            10134064,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29439253,
+            29539924,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12988304,
+            13091728,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18018809,
+            18099106,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9512536,
+            9657944,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11417627,
+            11473640,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5402800,
+            5486768,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1599400,
+            1607273,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            730400,
+            742688,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2064804,
+            2074216,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1116960,
+            1133344,
         )),
     },
     Module {
@@ -89,11 +89,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2064805,
+            2074217,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1140920,
+            1157304,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1369570,
+            1377392,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            596152,
+            609464,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1369569,
+            1377391,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            622368,
+            633632,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1590491,
+            1599789,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            529184,
+            543520,
         )),
     },
     Module {
@@ -137,11 +137,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1590492,
+            1599790,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            542104,
+            557464,
         )),
     },
     Module {
@@ -149,11 +149,11 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            347662,
+            424822,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            194224,
+            233208,
         )),
     },
     Module {
@@ -161,11 +161,11 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            347055,
+            424011,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            184224,
+            220832,
         )),
     },
     Module {
@@ -173,7 +173,7 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            741238,
+            741188,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
@@ -185,7 +185,7 @@
         family: "step",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            714027,
+            713977,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            3006837,
+            3025451,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            1335184,
+            1353616,
         )),
     },
     Module {
@@ -209,7 +209,7 @@
         family: "quantise",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            230622,
+            231636,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
