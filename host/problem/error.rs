@@ -397,10 +397,10 @@ pub enum ProblemError {
         /// Its `keys_after`.
         keys_after: u32,
     },
-    /// A number of tokens with sinks of their own where there are none.
+    /// A number of tokens with sinks of their own where there are none, or above 255.
     #[error(
         "sinks of {got} tokens: leave it at 1, unless the specification has sinks, keys that are not latent, and a batch with \
-         several tokens for a token of the model, as kv::PagesByHead makes them"
+         up to 255 tokens for a token of the model, as kv::PagesByHead makes them"
     )]
     SinkTokens {
         /// As [`Variant::sink_tokens`](super::Variant::sink_tokens).

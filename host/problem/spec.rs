@@ -2,7 +2,12 @@
 
 use std::f32::consts::LOG2_E;
 
-use kernels_gpu::{Hooks, HooksName, abi::VariantParams, variants::SIGMOID};
+use kernels_gpu::{
+    Hooks, HooksName,
+    abi::VariantParams,
+    state::{MOST_SINK_TOKENS, sink_word},
+    variants::SIGMOID,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Compute, Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, Quantity, Variant, fits};
@@ -337,7 +342,10 @@ impl Spec {
                 .window_left
                 .map_or(i32::MAX, |keys| keys as i32),
             causal: self.variant.causal.into(),
-            sink_tokens: self.variant.sink_tokens,
+            sink_tokens: match self.variant.sink_tokens {
+                0 | 1 => 0,
+                tokens => sink_word(tokens.min(MOST_SINK_TOKENS)),
+            },
         }
     }
 
@@ -402,7 +410,7 @@ impl Spec {
             });
         }
         let got = self.variant.sink_tokens;
-        if got == 0 || got > 1 && (self.latent || !self.variant.sinks) {
+        if got == 0 || got > MOST_SINK_TOKENS || got > 1 && (self.latent || !self.variant.sinks) {
             return Err(ProblemError::SinkTokens { got });
         }
         fits(

@@ -3,7 +3,7 @@
 use std::f32::consts::LOG2_E;
 
 use kernels_gpu::{
-    state::{Softmax, natural, sink_index, with_sink},
+    state::{Softmax, natural, with_sink},
     variant::{Hook, Query, Variant},
 };
 use rayon::prelude::*;
@@ -72,7 +72,8 @@ impl<V: Variant> Finish<'_, V> {
             };
             if let Some(sinks) = self.sinks {
                 let (tokens, heads) = (spec.variant.sink_tokens, spec.q_heads);
-                let sink = sinks[sink_index(tokens, heads, token as u32, head as u32) as usize];
+                let of_token = token as u32 % tokens * heads;
+                let sink = sinks[(of_token + head as u32) as usize];
                 let (factor, with) = with_sink(head_lse, sink * LOG2_E);
                 state.iter_mut().for_each(|x| *x *= factor);
                 head_lse = with;

@@ -10,6 +10,7 @@ pub use table::PageTable;
 
 use std::{collections::HashMap, ops::Range};
 
+use kernels_gpu::state::{MOST_SINK_TOKENS, exact_sinks};
 use serde::{Deserialize, Serialize};
 
 use super::{ProblemError, Quantity, Spec, fits};
@@ -222,6 +223,14 @@ impl Batch {
             rows,
             i32::MAX as u64,
         )?;
+        if spec.variant.sink_tokens > 1 {
+            let most = exact_sinks(spec.variant.sink_tokens.min(MOST_SINK_TOKENS));
+            fits(
+                Quantity::Batch("query tokens that have sinks in turn"),
+                u64::from(total_q),
+                most.into(),
+            )?;
+        }
         // Masks count the tokens of the batch, so what parts of several heads refuse comes first.
         self.check_heads(spec)?;
         for (index, part) in self.parts.iter().enumerate() {

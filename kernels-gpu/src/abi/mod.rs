@@ -176,7 +176,8 @@ pub struct VariantParams {
     /// 1: a query sees no key after its position.
     pub causal: u32,
     /// Sinks are `[sink_tokens, q_heads]`, and token `t` has those of `t % sink_tokens`: in page lists by KV head, the tokens
-    /// of the batch that are one token of the model. 0 and 1: `[q_heads]`, for all tokens.
+    /// of the batch that are one token of the model. This is the [`sink_word`](crate::state::sink_word) of the number, or 0 where
+    /// sinks are `[q_heads]`, for all tokens.
     pub sink_tokens: u32,
 }
 

@@ -126,16 +126,41 @@ pub fn with_sink(lse: f32, sink: f32) -> (f32, f32) {
     (seen * softmax.norm(), softmax.lse())
 }
 
-/// The index of a row's sink among `[tokens, heads]` sinks: token `t` has those of `t % tokens`. 0 tokens are as 1.
+/// The largest number of tokens that have sinks of their own.
+pub const MOST_SINK_TOKENS: u32 = 255;
+
+/// 1 as a fraction of 24 bits.
+const ONE: u32 = 1 << 24;
+
+/// A number of tokens with sinks of their own as [`sink_index`] takes it: the number in the low 8 bits, and above them its
+/// reciprocal, as a fraction of 24 bits that is rounded up. That of 1 is 0.
+#[must_use]
+pub const fn sink_word(tokens: u32) -> u32 {
+    assert!(tokens > 0 && tokens <= MOST_SINK_TOKENS, "checked before");
+    ONE.div_ceil(tokens) << 8 | tokens
+}
+
+/// So many tokens, from the first on, have exact [indices](sink_index): the error of the fraction must not reach 1.
+#[must_use]
+pub const fn exact_sinks(tokens: u32) -> u32 {
+    let error = ONE.div_ceil(tokens) * tokens - ONE;
+    match error {
+        0 => u32::MAX,
+        _ => ONE.div_ceil(error),
+    }
+}
+
+/// The index of a row's sink among `[tokens, heads]` sinks: token `t` has those of `t % tokens`. `word` is the [`sink_word`] of
+/// `tokens`, or 0 as for 1.
+///
+/// A remainder takes 20 instructions, and kernels that nobody asks for sinks read these, too. The fraction of `t / tokens` takes
+/// two products: what is before its point wraps around.
 #[inline(always)]
 #[must_use]
-pub const fn sink_index(tokens: u32, heads: u32, token: u32, head: u32) -> u32 {
-    // Usually all tokens have the same sinks. A remainder takes 20 instructions.
-    if tokens > 1 {
-        token % tokens * heads + head
-    } else {
-        head
-    }
+pub const fn sink_index(word: u32, heads: u32, token: u32, head: u32) -> u32 {
+    let fraction = token.wrapping_mul(word & !0xff);
+    let remainder = (fraction as u64 * (word & 0xff) as u64) >> 32;
+    remainder as u32 * heads + head
 }
 
 /// The sink of a row in base 2: a query head of a token of the batch.
@@ -146,14 +171,9 @@ pub const fn sink_index(tokens: u32, heads: u32, token: u32, head: u32) -> u32 {
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
-    let tokens = params.variant.sink_tokens;
+    let index = sink_index(params.variant.sink_tokens, params.q_heads, token, head);
     // SAFETY: the caller's promise; the remainder is one of the sinks' tokens.
-    unsafe {
-        sink_of(
-            params.sinks,
-            sink_index(tokens, params.q_heads, token, head),
-        )
-    }
+    unsafe { sink_of(params.sinks, index) }
 }
 
 /// The sink of a query head in base 2: `sinks` is the address of natural logits.

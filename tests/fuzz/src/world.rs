@@ -157,8 +157,9 @@ impl World {
             }
             scales
         });
+        let count_of_sinks = sink_values.len().max(heads);
         let [sinks, slopes, of_token, slots_at] =
-            [heads, heads, tokens, 2 * slots].map(|words| given.room(4 * words));
+            [count_of_sinks, heads, tokens, 2 * slots].map(|words| given.room(4 * words));
         let scales = [(); 2].map(|()| given.room(4 * count));
         let rows = [dim, dim_v].map(|dim| given.room(2 * slots * kv_heads * dim * element));
         put(

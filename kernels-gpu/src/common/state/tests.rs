@@ -171,11 +171,23 @@ fn nan_and_plus_infinity_show() {
 
 #[test]
 fn tokens_have_the_same_sinks_or_take_turns() {
-    for tokens in [0, 1] {
-        assert_eq!(sink_index(tokens, 4, 7, 3), 3);
+    for word in [0, sink_word(1)] {
+        assert_eq!(sink_index(word, 4, 7, 3), 3);
     }
-    let of_heads = [0, 1, 2, 3, 6].map(|token| sink_index(3, 4, token, 1));
+    let of_heads = [0, 1, 2, 3, 6].map(|token| sink_index(sink_word(3), 4, token, 1));
     assert_eq!(of_heads, [1, 5, 9, 1, 1]);
+    for tokens in 1..=MOST_SINK_TOKENS {
+        let word = sink_word(tokens);
+        let end = exact_sinks(tokens);
+        assert!(end > 65_000);
+        for token in (0..5000).chain(end - 5000..end) {
+            assert_eq!(
+                sink_index(word, 1, token, 0),
+                token % tokens,
+                "{token} % {tokens}"
+            );
+        }
+    }
 }
 
 #[test]
