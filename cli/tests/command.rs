@@ -352,7 +352,7 @@ fn what_no_kernel_does_is_not_planned() {
             "\"head_dim\": 64",
             "\"head_dim\": 272",
             &[][..],
-            "a head dimension of 272; supported: 64, 80, 96, 112, 128",
+            "a head dimension of 272; supported: 64, 64 with values of 512, 80, 96, 112, 128",
         ),
         (
             "\"bf16\"",
