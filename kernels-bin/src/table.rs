@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            21474733,
+            21462026,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            10134064,
+            10000944,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29539924,
+            29543446,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            13091728,
+            13029264,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18099106,
+            18102652,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9657944,
+            9553496,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11473640,
+            11477181,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5486768,
+            5428400,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1607273,
+            1606663,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            742688,
+            733472,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2074216,
+            2071438,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1133344,
+            1119008,
         )),
     },
     Module {
@@ -89,11 +89,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2074217,
+            2071439,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1157304,
+            1143992,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1377392,
+            1376500,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            609464,
+            598200,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1377391,
+            1376499,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            633632,
+            625440,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1599789,
+            1598895,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            543520,
+            532256,
         )),
     },
     Module {
@@ -137,11 +137,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1599790,
+            1598896,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            557464,
+            545176,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            3025451,
+            3026705,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            1353616,
+            1345424,
         )),
     },
     Module {
