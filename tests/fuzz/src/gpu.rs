@@ -8,7 +8,7 @@ use tandem_attn::{
         Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
         Workspace, WorkspaceOptions,
     },
-    plan::{DeviceDescription, Plan, PlanOptions, Planner},
+    plan::{DeviceDescription, Plan, PlanError, PlanOptions, Planner},
     problem::PageTable,
     reference::Output,
 };
@@ -86,7 +86,7 @@ impl<'a> Runner<'a> {
         gpu: &'a Gpu,
         device: &DeviceDescription,
         steps: &[Planned],
-        tally: Tally,
+        mut tally: Tally,
     ) -> Result<Self, Error> {
         let world = World::new(case);
         let bound = bound(steps, case.slack);
@@ -106,7 +106,14 @@ impl<'a> Runner<'a> {
                 parts.extend(steps.iter().map(|step| step.batch.parts.len()));
                 let set = set.with_merge_mode(case.options.merge_mode);
                 let options = WorkspaceOptions::default().with_launches(set);
-                Some((gpu.workspace(&case.spec, &bound, options)?, Graphs::new()))
+                match gpu.workspace(&case.spec, &bound, options) {
+                    // The first plan may have been refused for the same merges, so that others made the set.
+                    Err(Error::Plan(PlanError::Unsupported(error))) => {
+                        tally.unsupported(&error.to_string());
+                        None
+                    }
+                    made => Some((made?, Graphs::new())),
+                }
             }
             false => None,
         };
