@@ -575,6 +575,16 @@ fn each_rank_may_merge_rows_of_its_own() {
     close(&case, &right, &whole).unwrap();
 }
 
+/// The error of a run of all tokens that launches nothing.
+fn refused_run(rank: &mut Rank, loaded: &mut Loaded) -> Error {
+    let (tokens, stream) = (loaded.tokens, *loaded.stream);
+    // SAFETY: nothing is launched.
+    let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+        rank.run(gpu, workspace, tensors, 0..tokens, stream)
+    });
+    ran.unwrap_err()
+}
+
 #[test]
 fn sizes_that_differ_are_refused_on_all_ranks() {
     let _alone = alone();
@@ -586,15 +596,8 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
     let (tensors, _) = random(&case);
     let mut ranks = load(gpus, &case, &tensors).unwrap();
     let tokens = ranks[0].1.tokens;
-    let run = |rank: &mut Rank, loaded: &mut Loaded| {
-        let stream = *loaded.stream;
-        // SAFETY: nothing is launched.
-        loaded.with(|gpu, workspace, tensors| unsafe {
-            rank.run(gpu, workspace, tensors, 0..tokens, stream)
-        })
-    };
     let (rank, loaded) = &mut ranks[0];
-    let error = run(rank, loaded).unwrap_err();
+    let error = refused_run(rank, loaded);
     assert!(
         matches!(error, Error::Rank(RankError::NotAnnounced { .. })),
         "{error}"
@@ -610,7 +613,7 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
     ranks[0].0.announce(tokens).unwrap();
     ranks[1].0.announce(tokens - 1).unwrap();
     for (index, (rank, loaded)) in ranks.iter_mut().enumerate() {
-        let error = run(rank, loaded).unwrap_err();
+        let error = refused_run(rank, loaded);
         let disagrees = matches!(error, Error::Rank(RankError::Disagree { .. }));
         let unannounced = matches!(error, Error::Rank(RankError::NotAnnounced { .. }));
         assert!([disagrees, unannounced][index], "{error}");
@@ -636,12 +639,7 @@ fn a_rank_that_announced_nothing_ends_the_wait_of_the_others() {
     let begin = Instant::now();
     let errors = [0, 1].map(|index| {
         let (rank, loaded) = &mut ranks[index];
-        let stream = *loaded.stream;
-        // SAFETY: nothing is launched.
-        let ran = loaded.with(|gpu, workspace, tensors| unsafe {
-            rank.run(gpu, workspace, tensors, 0..tokens, stream)
-        });
-        ran.unwrap_err()
+        refused_run(rank, loaded)
     });
     let [
         Error::Rank(RankError::NotAnnounced { rank: 0, .. }),

@@ -130,7 +130,7 @@ fn check(
         head_dim_v,
         ..
     } = partials;
-    check_merged_heads(q_heads, head_dim_v)?;
+    check_merged_heads("partial_out", q_heads, head_dim_v)?;
     let (slots, tokens) = (partials.lse.len() / q_heads, out / (q_heads * head_dim_v));
     let lengths = [
         (

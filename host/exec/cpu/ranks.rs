@@ -80,7 +80,7 @@ pub fn merge_ranks<T: Element>(
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<(), Error> {
-    crate::exec::check_merged_heads(q_heads, head_dim_v)?;
+    crate::exec::check_merged_heads("out", q_heads, head_dim_v)?;
     let tokens = out.len() / (q_heads * head_dim_v);
     for state in states {
         let lengths = [

@@ -96,7 +96,7 @@ fn parameters(
     lse: Option<&DeviceTensor<2>>,
 ) -> Result<MergeParams, Error> {
     let [slots, q_heads, head_dim] = partials.out.shape;
-    check_merged_heads(q_heads, head_dim)?;
+    check_merged_heads("partial_out", q_heads, head_dim)?;
     partials.check_f32(lse)?;
     let possible = [Dtype::BF16, Dtype::F16, Dtype::F32];
     check_dtype("out", out.dtype, &possible, "BF16, F16 or F32")?;

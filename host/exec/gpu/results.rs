@@ -70,7 +70,7 @@ fn parameters(
     lse: Option<&DeviceTensor<2>>,
 ) -> Result<ResultMergeParams, Error> {
     let [tokens, q_heads, head_dim] = out.shape;
-    check_merged_heads(q_heads, head_dim)?;
+    check_merged_heads("out", q_heads, head_dim)?;
     let possible = [Dtype::BF16, Dtype::F16, Dtype::F32];
     check_dtype("out", out.dtype, &possible, "BF16, F16 or F32")?;
     if !(1..=MAX_RESULTS).contains(&results.len()) {

@@ -129,12 +129,6 @@ fn merge_into<T: Element>(
         .map_err(|error| error.to_string())?;
         stream.wait();
     }
-    let outputs = |out: &[T], lse: &[f32]| {
-        vec![
-            Output::rounded("out", T::DTYPE, 1e-5, out),
-            Output::rounded("lse", Dtype::F32, 1e-5, lse),
-        ]
-    };
     let right = checked.then(|| {
         let partials = cpu::Partials {
             out: &partial_out,
@@ -148,9 +142,17 @@ fn merge_into<T: Element>(
         );
         cpu::merge_states(&partials, &rows, &merge_slots, &mut out, Some(&mut lse))
             .expect("a good call");
-        outputs(&out, &lse)
+        merged_outputs(&out, &lse)
     });
-    compared(outputs(&out.read(), &lse.read()), right)
+    compared(merged_outputs::<T>(&out.read(), &lse.read()), right)
+}
+
+/// What merges write.
+fn merged_outputs<T: Element>(out: &[T], lse: &[f32]) -> Vec<Output> {
+    vec![
+        Output::rounded("out", T::DTYPE, 1e-5, out),
+        Output::rounded("lse", Dtype::F32, 1e-5, lse),
+    ]
 }
 
 /// One to eight results, some of which saw no key, with gaps between tokens.
@@ -218,12 +220,6 @@ fn merge_results_of<T: Element>(
     }
     .map_err(|error| error.to_string())?;
     stream.wait();
-    let outputs = |out: &[T], lse: &[f32]| {
-        vec![
-            Output::rounded("out", T::DTYPE, 1e-5, out),
-            Output::rounded("lse", Dtype::F32, 1e-5, lse),
-        ]
-    };
     let written: Vec<T> = out.read();
     let tokens_of = written.chunks(heads * dim + gap);
     let merged: Vec<T> = tokens_of
@@ -239,9 +235,9 @@ fn merge_results_of<T: Element>(
         let results: Vec<_> = results.collect();
         let (mut out, mut lse) = (vec![T::from_f32(0.0); rows * dim], vec![0.0; rows]);
         Cpu::merge_results(&results, heads, dim, &mut out, Some(&mut lse)).expect("a good call");
-        outputs(&out, &lse)
+        merged_outputs(&out, &lse)
     });
-    compared(outputs(&merged, &lse.read()), right)
+    compared(merged_outputs(&merged, &lse.read()), right)
 }
 
 /// Heads of 80 elements to those of 128, and back: what plans do on Hopper alone.

@@ -76,16 +76,7 @@ impl Mapped {
         let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
         let shape =
             |[slabs, tokens]: [u32; 2]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens));
-        Ok(Self {
-            shapes: Some(boxes.map(shape)),
-            piece_tokens,
-            steps: [walk.half_per_head, walk.page_per_page, walk.page_per_head],
-            outside: fits(
-                Quantity::Pool("pages × KV heads"),
-                walk.dims[4] as usize,
-                COUNTED,
-            )?,
-        })
+        Self::along(&walk, boxes.map(shape), piece_tokens)
     }
 
     /// By tensor maps, where keys and values have different numbers of elements.
@@ -96,13 +87,18 @@ impl Mapped {
         let shape = |walk: &Walk, [slabs, tokens]: [u32; 2]| {
             walk.shape(pool.dtype, slabs, tokens.min(piece_tokens))
         };
+        Self::along(&k, [shape(&k, of_k), shape(&v, of_v)], piece_tokens)
+    }
+
+    /// With the steps of a walk.
+    fn along(walk: &Walk, shapes: [MapShape; 2], piece_tokens: u32) -> Result<Self, Error> {
         Ok(Self {
-            shapes: Some([shape(&k, of_k), shape(&v, of_v)]),
+            shapes: Some(shapes),
             piece_tokens,
-            steps: [k.half_per_head, k.page_per_page, k.page_per_head],
+            steps: [walk.half_per_head, walk.page_per_page, walk.page_per_head],
             outside: fits(
                 Quantity::Pool("pages × KV heads"),
-                k.dims[4] as usize,
+                walk.dims[4] as usize,
                 COUNTED,
             )?,
         })

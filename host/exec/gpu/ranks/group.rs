@@ -187,7 +187,11 @@ impl Gpu {
 /// Checks that results of these heads can be merged.
 pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
     spec.check()?;
-    crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
+    crate::exec::check_merged_heads(
+        "partial_out",
+        spec.q_heads as usize,
+        spec.head_dim_v as usize,
+    )?;
     check_16_bits("the out of a rank", spec.out_dtype)
 }
 

@@ -104,7 +104,7 @@ impl Rank {
     ) -> Result<(), Error> {
         let tokens = tensors.q.shape[0];
         self.agree(tokens).inspect_err(|error| match error {
-            // The others have been told, or compare the numbers themselves.
+            // The group has stopped already, or the other ranks compare the numbers themselves.
             Error::Rank(RankError::Failed { .. } | RankError::Disagree { .. }) => {}
             _ => self.stop(&error.to_string()),
         })?;
