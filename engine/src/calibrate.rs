@@ -368,10 +368,29 @@ pub fn calibrate(
         let loss = losses.iter().sum::<f64>() / losses.len() as f64;
         correction.pod_loss = Some(loss.clamp(0.0, 1.0));
     }
-    Ok(Calibration { correction, steps })
+    let mut calibration = Calibration { correction, steps };
+    calibration.correction.hybrid = calibration.of_hybrids(cost);
+    Ok(calibration)
 }
 
 impl Calibration {
+    /// The means of measured over predicted times of hybrid steps, with attention one after the other and side by side.
+    /// None if none were measured.
+    fn of_hybrids(&self, cost: &CostModel) -> Option<[f64; 2]> {
+        let mean = |pod: bool| {
+            let hybrid = |step: &&MeasuredStep| {
+                step.pod == pod && step.lengths.decodes > 0 && step.lengths.chunk > 0
+            };
+            let steps = self.steps.iter().filter(hybrid);
+            let ratios: Vec<f64> = steps
+                .map(|step| step.seconds / self.predicted_s(cost, step))
+                .collect();
+            let sum: f64 = ratios.iter().sum();
+            (!ratios.is_empty()).then(|| (sum / ratios.len() as f64).clamp(0.5, 2.0))
+        };
+        Some([mean(false)?, mean(true)?])
+    }
+
     /// Time that a simulation predicts for a measured step, in seconds.
     #[must_use]
     pub fn predicted_s(&self, cost: &CostModel, step: &MeasuredStep) -> f64 {

@@ -88,7 +88,14 @@ pub struct Correction {
     /// Replaces the loss of [`Overlap::Pod`]; none keeps it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_loss: Option<f64>,
+    /// The times of hybrid steps over the sums of their parts: with attention one after the other, and with prefill and decode
+    /// side by side. Their products run at lower clocks than those of other steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hybrid: Option<[f64; 2]>,
 }
+
+/// The most by which a correction changes the time of hybrid steps, either way.
+const MOST_OF_HYBRID: f64 = 2.0;
 
 /// Whether the field is left out: files from before there were other types do not have it.
 fn is_auto(cache_type: &CacheType) -> bool {
@@ -133,6 +140,12 @@ impl Correction {
             .is_some_and(|loss| !(0.0..=1.0).contains(&loss))
         {
             return Err(wrong("`pod_loss` must be from 0 to 1".to_owned()));
+        }
+        let fits = |ratio: &f64| (1.0 / MOST_OF_HYBRID..=MOST_OF_HYBRID).contains(ratio);
+        if !table.hybrid.iter().flatten().all(fits) {
+            return Err(wrong(
+                "`hybrid` must be two ratios from 0.5 to 2".to_owned(),
+            ));
         }
         Ok(table)
     }
@@ -261,6 +274,7 @@ pub struct CostModel {
     decode_ratios: Ratios,
     rest_ratios: Ratios,
     pod_loss: Option<f64>,
+    hybrid: [f64; 2],
 }
 
 impl CostModel {
@@ -310,6 +324,7 @@ impl CostModel {
             decode_ratios: Ratios::default(),
             rest_ratios: Ratios::default(),
             pod_loss: None,
+            hybrid: [1.0; 2],
         };
         if cost.kv_memory() <= 0.0 {
             return Err(ScheduleError::DoesNotFit {
@@ -372,6 +387,7 @@ impl CostModel {
         (self.linear_ratios, self.rest_ratios) = (linear, rest);
         (self.prefill_ratios, self.decode_ratios) = (prefill, decode);
         self.pod_loss = correction.pod_loss;
+        self.hybrid = correction.hybrid.unwrap_or([1.0; 2]);
         self
     }
 
@@ -543,8 +559,13 @@ impl CostModel {
             (Overlap::Pod { .. }, Some(loss)) => Overlap::Pod { loss },
             (overlap, _) => overlap,
         };
-        let attention_ns = overlap.join(prefill_ns, decode_ns);
-        let rest = self.rest_ratios.at(f64::from(tokens));
+        let of_hybrids = match overlap {
+            _ if prefill_ns.min(decode_ns) <= 0.0 => 1.0,
+            Overlap::Serial => self.hybrid[0],
+            Overlap::Pod { .. } => self.hybrid[1],
+        };
+        let attention_ns = of_hybrids * overlap.join(prefill_ns, decode_ns);
+        let rest = of_hybrids * self.rest_ratios.at(f64::from(tokens));
         let link = self.hardware.link;
         let communication_ns = if self.parallel.tensor > 1 {
             // Ring all-reduce: each GPU sends and receives 2·(n−1)/n of the message, after attention and after the FFN.
@@ -560,7 +581,7 @@ impl CostModel {
             0.0
         };
         StepTime {
-            linear_ns: self.linear_ns(tokens),
+            linear_ns: of_hybrids * self.linear_ns(tokens),
             attention_ns: attention_ns * layers,
             elementwise_ns: rest * self.elementwise_ns(tokens),
             communication_ns,

@@ -303,6 +303,31 @@ fn measurements_correct_the_model() {
 }
 
 #[test]
+fn hybrid_steps_have_a_correction_of_their_own() {
+    let json = "{\"hybrid\": [1.25, 1.5]}";
+    let correction = Correction::from_json(json).unwrap();
+    let (plain, corrected) = (cost(), cost().with_correction(&correction));
+    let [decodes, chunk] = [
+        StepShape::decodes(8, 4096),
+        StepShape::default().with_chunk(512, 4096),
+    ];
+    for shape in [&decodes, &chunk] {
+        assert_eq!(corrected.step(shape), plain.step(shape));
+    }
+    let hybrid = decodes.with_chunk(512, 4096);
+    for (overlap, ratio) in [(Overlap::Serial, 1.25), (Overlap::POD, 1.5)] {
+        let time = |cost: &CostModel| {
+            let cost = cost.clone().with_overlap(overlap);
+            cost.step(&hybrid).last_stage_ns()
+        };
+        assert!((time(&corrected) / time(&plain) - ratio).abs() < 1e-9);
+    }
+    for wrong in ["[0.4, 1]", "[1, 2.5]", "[1]"] {
+        assert!(Correction::from_json(&format!("{{\"hybrid\": {wrong}}}")).is_err());
+    }
+}
+
+#[test]
 fn caches_of_8_bits_hold_more_tokens_and_are_read_faster() {
     let model = ModelDescription::named("llama-3-8b").unwrap();
     let on = |hardware: &str, cache_type| {
