@@ -1,9 +1,9 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
 //! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [random-trees=40 [seed=1]] [prefixes]
-//! [batches [batch=16×1024,32/8] [page=16]] [sets]` prints the named tables; `trees` compares ways to plan the trees of a file like
+//! [batches [batch=16×1024,32/8] [page=16]] [layers] [sets]` prints the named tables; `trees` compares ways to plan the trees of a file like
 //! `tests/data/trees_held_back.txt`, `random-trees` those of a seed; `prefixes` are wide ones, before decodes and prefills;
-//! `sets` are launch sets in graphs, all of their launches and the needed ones.
+//! `layers` are those of a model in a graph, each with a KV cache of its own; `sets` are launch sets in graphs, all of their launches and the needed ones.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
 //! finite numbers, pages are shuffled.
@@ -12,6 +12,8 @@
 mod choices;
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "gpu_decode/layers.rs"]
+mod layers;
 #[path = "gpu_decode/prefixes.rs"]
 mod prefixes;
 #[path = "gpu_decode/run.rs"]
@@ -66,6 +68,9 @@ fn main() {
     }
     if named("prefixes") {
         prefixes::measure(gpu, &timer, &pool);
+    }
+    if named("layers") {
+        layers::measure(gpu, &timer, &pool);
     }
     if named("sets") {
         sets::measure(gpu, &timer, &pool);

@@ -47,6 +47,32 @@ impl Pool {
         2 * self.bytes
     }
 
+    /// The pages of a layer, for each part of a batch. Layers follow one another in memory.
+    pub fn of_layer(
+        &self,
+        spec: &Spec,
+        batch: &Batch,
+        layout: KvLayout,
+        layer: u64,
+    ) -> Vec<KvPool> {
+        let of_part = |part: &Part| {
+            let PageTable {
+                page_size,
+                pool_pages,
+                ..
+            } = part.table;
+            let row = spec.kv_heads * spec.head_dim_qk * spec.kv_dtype.bytes();
+            let bytes = u64::from(page_size * row) * u64::from(pool_pages);
+            assert!(
+                (layer + 1) * bytes <= self.bytes as u64,
+                "the pool is too small"
+            );
+            let [k, v] = [&self.k, &self.v].map(|memory| memory.address() + layer * bytes);
+            KvPool::new(spec, layout, page_size, pool_pages, k, v)
+        };
+        batch.parts.iter().map(of_part).collect()
+    }
+
     /// Reads so many bytes of the keys as fast as that can be done.
     pub fn read(&self, gpu: &Gpu, bytes: usize, stream: Handle) {
         assert!(bytes <= self.bytes);
@@ -111,16 +137,7 @@ impl<'a> Step<'a> {
     ) -> Self {
         let spec = &plan.spec;
         let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|x| x as usize);
-        let pool = |part: &Part| {
-            let PageTable {
-                page_size,
-                pool_pages,
-                ..
-            } = part.table;
-            let [k, v] = [&pool.k, &pool.v].map(Memory::address);
-            KvPool::new(spec, layout, page_size, pool_pages, k, v)
-        };
-        let pools = batch.parts.iter().map(pool).collect();
+        let pools = pool.of_layer(spec, batch, layout, 0);
         let result = Memory::new(&vec![f16::NAN; shape.iter().product()]);
         // With a launch set, graphs have the merging kernel only if the bound has room for a merge.
         let bound = Bound::of(&plan);
@@ -154,11 +171,16 @@ impl<'a> Step<'a> {
 
     /// Queues everything on `stream`.
     pub fn enqueue(&self, stream: Handle) {
+        self.enqueue_on(&self.pools, stream);
+    }
+
+    /// Queues everything on `stream`, with the pages of a layer.
+    pub fn enqueue_on(&self, pools: &[KvPool], stream: Handle) {
         let workspace = &mut *self.workspace.borrow_mut();
         // SAFETY: everything lives until the stream was waited for.
         unsafe {
             self.gpu
-                .run(workspace, &self.q, &self.pools, &self.out, None, stream)
+                .run(workspace, &self.q, pools, &self.out, None, stream)
                 .expect("the run is right");
         }
     }
@@ -357,7 +379,11 @@ impl Timer {
 
     /// Microseconds of a step among 40 in a graph, not flushed.
     pub fn graph(&self, step: &Step<'_>) -> f64 {
-        const STEPS: u32 = 40;
+        self.graph_of(40, |_, stream| step.enqueue(stream))
+    }
+
+    /// Microseconds of a launch of each of `count` layers in a graph, not flushed.
+    pub fn graph_of(&self, count: u32, enqueue: impl Fn(u32, Handle)) -> f64 {
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: all handles live; the capture sees launches alone.
         unsafe {
@@ -365,8 +391,8 @@ impl Timer {
                 self.stream.0.as_raw().cast(),
                 sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             ));
-            for _ in 0..STEPS {
-                step.enqueue(self.stream.0);
+            for layer in 0..count {
+                enqueue(layer, self.stream.0);
             }
             ok(sys::cuStreamEndCapture(
                 self.stream.0.as_raw().cast(),
@@ -383,7 +409,7 @@ impl Timer {
                 .map(|_| {
                     self.once(false, |stream| {
                         ok(sys::cuGraphLaunch(executable, stream.as_raw().cast()))
-                    }) / f64::from(STEPS)
+                    }) / f64::from(count)
                 })
                 .collect();
             let _ = sys::cuGraphExecDestroy(executable);

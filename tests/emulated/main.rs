@@ -9,6 +9,7 @@ mod heads;
 mod in_f32;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;
+mod layers;
 mod logits;
 mod masks;
 mod nan_rows;
@@ -26,7 +27,10 @@ mod step;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use tandem_attn::exec::emulated::Settings;
+use tandem_attn::exec::{
+    emulated::Settings,
+    gpu::{Gpu, modules_of},
+};
 
 /// The emulated driver is one of the process, and so is its failure: a test that provokes one writes, all others read.
 static FAILURE: RwLock<()> = RwLock::new(());
@@ -38,4 +42,15 @@ fn no_failure() -> RwLockReadGuard<'static, ()> {
 /// The settings of a [schedule](plans::Case::schedule).
 fn settings(schedule: u8, seed: u64) -> Settings {
     Settings::in_order(schedule.into(), seed)
+}
+
+/// The emulated GPU with the kernels of the folder that `TANDEM_MODULES` names.
+fn replaced() -> Option<Gpu> {
+    let folder = std::env::var_os("TANDEM_MODULES")?;
+    let kernels = modules_of(folder.as_ref()).expect("a folder with kernels");
+    let gpu = Gpu::builder()
+        .compile_ptx(&mut |_| {})
+        .modules(&kernels.modules)
+        .build(0);
+    Some(gpu.expect("the emulator"))
 }

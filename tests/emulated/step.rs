@@ -4,7 +4,7 @@ use half::bf16;
 use tandem_attn::{
     exec::{
         emulated::Emulated,
-        gpu::{self, DeviceBuffer, Gpu, KvPool, modules_of},
+        gpu::{self, DeviceBuffer, Gpu, KvPool},
     },
     kv::{AppendScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
@@ -12,18 +12,7 @@ use tandem_attn::{
     tensor::F8E4M3,
 };
 
-use crate::{no_failure, numeric::Rng, settings};
-
-/// The emulated GPU with the kernels of the folder that `TANDEM_MODULES` names.
-fn replaced() -> Option<Gpu> {
-    let folder = std::env::var_os("TANDEM_MODULES")?;
-    let kernels = modules_of(folder.as_ref()).expect("a folder with kernels");
-    let gpu = Gpu::builder()
-        .compile_ptx(&mut |_| {})
-        .modules(&kernels.modules)
-        .build(0);
-    Some(gpu.expect("the emulator"))
-}
+use crate::{no_failure, numeric::Rng, replaced, settings};
 
 /// The scales of keys and of values: those of the CPU, and those that the emulated GPU computes.
 fn scales(gpu: &Gpu, dim: u32, tokens: usize) -> [Vec<f32>; 4] {

@@ -329,7 +329,8 @@ fn parameters(
         outside: mapping.outside,
         long: tile.long.into(),
         out_columns: output_columns(spec.head_dim_v),
-        reserved: [0; 2],
+        early: 0,
+        reserved: 0,
         rotary: call.extras.rotary,
     };
     let shapes = DecodeShapes {

@@ -165,7 +165,7 @@ impl Gpu {
             outside,
             long: call.tile.long.into(),
             apart: pool.rope.is_some().into(),
-            reserved: 0,
+            early: 0,
         };
         let shapes = LatentShapes {
             q: q_shape,

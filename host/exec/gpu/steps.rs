@@ -5,6 +5,8 @@ mod extras;
 mod step;
 mod tensors;
 
+use kernels_gpu::abi::{DecodeParams, LatentParams};
+
 pub use self::{extras::Extras, tensors::RunTensors};
 pub(super) use self::{
     extras::{check_own, check_sinks},
@@ -193,7 +195,7 @@ impl Run {
             self.before = 0;
             self.first = self.steps.len();
             self.aside = 0;
-            self.chain(gpu);
+            self.chain(gpu, tensors.indices.is_some());
         }
         self.own.clear();
         self.own.extend_from_slice(tensors.own);
@@ -210,27 +212,34 @@ impl Run {
     }
 
     /// Chains steps on one stream by dependent launches. A decode after a decode takes over SMs as that one leaves
-    /// them. A merge waits for its states on the device. Decodes that share SMs with prefills do not wait themselves. A
-    /// prefill may follow the launch that rotates its keys.
-    fn chain(&mut self, gpu: &Gpu) {
+    /// them, and waits for it at its end; those that share SMs with prefills do not. Any other decode begins early, whatever
+    /// is before it on the stream, and waits for that before it reads queries and keys. A merge waits for its states on the
+    /// device. A prefill may follow the launch that widens or rotates its keys.
+    fn chain(&mut self, gpu: &Gpu, chosen_keys: bool) {
         let mut behind_decode = false;
-        let mut behind_turn = false;
+        let mut behind_pages = false;
         for step in &mut self.steps {
-            let turns = matches!(step.parameters, Parameters::Turn(_));
-            match step.parameters {
-                Parameters::Prefill(..) => {
-                    step.launch.overlap = behind_turn && gpu.overlaps();
-                    behind_decode = false;
-                }
-                Parameters::Decode(..) | Parameters::Latent(..) => {
-                    let waits = !step.kernel.info.co_resident;
-                    step.launch.overlap = waits && behind_decode && gpu.overlaps();
-                    behind_decode = true;
-                }
-                Parameters::Merge(_) => step.launch.overlap = behind_decode && gpu.overlaps(),
-                _ => behind_decode = false,
+            let waits_at_end = !step.kernel.info.co_resident;
+            let makes_pages = matches!(step.parameters, Parameters::Widen(_) | Parameters::Turn(_));
+            let early = match &mut step.parameters {
+                Parameters::Decode(DecodeParams { early, .. }, _)
+                | Parameters::Latent(LatentParams { early, .. }, _) => Some(early),
+                _ => None,
+            };
+            if let Some(early) = early {
+                let joins = behind_decode && waits_at_end;
+                // Kernels read the list of chosen keys as memory that nobody writes, but the launch before may write it.
+                let follows = gpu.overlaps() && !joins && !chosen_keys;
+                *early = follows.into();
+                step.launch.overlap = follows || joins && gpu.overlaps();
+            } else if let Parameters::Prefill(_, shapes) = &step.parameters {
+                step.launch.overlap = behind_pages && shapes.pages.is_some() && gpu.overlaps();
+            } else if let Parameters::Merge(_) = step.parameters {
+                step.launch.overlap = behind_decode && gpu.overlaps();
             }
-            behind_turn = turns;
+            let decodes = step.is_decode() && !matches!(step.parameters, Parameters::DecodeRows(_));
+            behind_decode = decodes || behind_decode && step.is_merge();
+            behind_pages = makes_pages;
         }
     }
 }

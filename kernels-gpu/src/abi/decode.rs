@@ -52,8 +52,11 @@ pub struct DecodeParams {
     /// Columns of a head in the outputs, for head dimensions 80 and 96: the head dimension, or 128 as in [partial
     /// states](crate::common::decode::output_columns).
     pub out_columns: u32,
+    /// 1: the launch may begin while the one before it still runs, and waits for its end before it reads queries, keys and
+    /// counters. 0: it reads nothing that the launch before it writes, and ends after it.
+    pub early: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
     /// The rotary embedding, in kernels that apply it.
     pub rotary: RotaryParams,
 }
@@ -107,8 +110,8 @@ pub struct LatentParams {
     /// 1: the part of 64 columns that only keys have is in a pool of its own, with pages of as many tokens. 0: it follows
     /// the values.
     pub apart: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// As [`DecodeParams::early`].
+    pub early: u32,
 }
 
 /// Parameters of a decode kernel that gathers keys and values row by row.

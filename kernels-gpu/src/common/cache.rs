@@ -209,7 +209,8 @@ mod device {
             ]
         }
 
-        /// The scales of keys and values for a query token and a KV head.
+        /// The scales of keys and values for a query token and a KV head. The launch before may have written them and end
+        /// while this one runs, so these are no loads of memory that nobody writes.
         ///
         /// # Safety
         /// The parameters describe memory as they say.
@@ -218,12 +219,12 @@ mod device {
             // SAFETY: the caller's promise.
             unsafe {
                 let load = |address: u64, index: u32| {
-                    f32::from_bits(ptr::load_nc_u32(
+                    f32::from_bits(ptr::load_u32(
                         (address + u64::from(index) * 4) as *const u32,
                     ))
                 };
                 let request = if self.of_token != 0 {
-                    ptr::load_nc_u32((self.of_token + u64::from(token) * 4) as *const u32)
+                    ptr::load_u32((self.of_token + u64::from(token) * 4) as *const u32)
                 } else {
                     0
                 };

@@ -168,7 +168,7 @@ pub unsafe fn load_fragments<const N: usize>(row: impl Fn(u32) -> (u64, bool)) -
             let mut words = [0; 4];
             if exists {
                 // SAFETY: the caller's promise.
-                words = unsafe { ptr::load_nc_u32x4((from + 64 * i as u64) as *const u32) };
+                words = unsafe { ptr::load_u32x4((from + 64 * i as u64) as *const u32) };
             }
             let mut j = 0;
             while j < 4 {

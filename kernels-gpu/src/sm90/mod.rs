@@ -49,6 +49,17 @@ fn arrivals<const N: usize>(index: u32, ends_and_arrivals: [(u32, u32); N], rest
     of_index
 }
 
+/// A launch that begins [`early`](crate::abi::DecodeParams::early) waits here until the launch before it is complete. Before,
+/// it reads nothing but its parameters and the plan, which the host writes. Each thread waits by itself: it then sees what
+/// that launch wrote. The launch after this one may begin after this point only, because it need not wait itself.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+#[inline(always)]
+fn follow(early: u32) {
+    if early != 0 {
+        cuda_std::griddep::wait();
+    }
+}
+
 /// Tells the compiler that a value is the same in all lanes: wgmma takes its descriptors from uniform registers.
 ///
 /// # Safety

@@ -234,11 +234,15 @@ impl Chunk {
     }
 }
 
-/// Dependent launch: waits for the kernel that writes the states. Data written by the host needs no wait.
+/// Dependent launch: waits for the kernel that writes the states. Data written by the host needs no wait. Then the launch
+/// after this one may begin, such as the decode of the next layer.
 #[inline(always)]
 pub(super) fn wait() {
     #[cfg(target_feature = "sm_90a")]
-    cuda_std::griddep::wait();
+    {
+        cuda_std::griddep::wait();
+        cuda_std::griddep::launch_dependents();
+    }
 }
 
 /// Shared memory for ten words of each thread of a block; each lane has a bank of its own.

@@ -3,8 +3,8 @@
 use cuda_std::{barrier, griddep, mbarrier, thread, tma, warp};
 
 use super::{
-    config::producers, layout::Layout, load::Loader, mainloop::Consumer, open::first_unit,
-    queries::FirstQueries, scheduler::Scheduler,
+    super::follow, config::producers, layout::Layout, load::Loader, mainloop::Consumer,
+    open::first_unit, queries::FirstQueries, scheduler::Scheduler,
 };
 use crate::{
     abi::DecodeParams,
@@ -86,9 +86,10 @@ pub unsafe fn run<
         if warp_id == 0 {
             let scheduler = Scheduler { p, layout, lane };
             let mut first = scheduler.look_up();
+            scheduler.begin(&mut first);
+            follow(p.early);
             // Lets another tile group of the step start on SMs as this one leaves them.
             griddep::launch_dependents();
-            scheduler.begin(&mut first);
             barrier::bar_sync(SCHEDULER_STARTS, threads);
             scheduler.list_first(&first);
             start();
@@ -107,6 +108,7 @@ pub unsafe fn run<
             }
             let opening = loader.look_up(first_unit(p));
             open(LOADERS_START, producers - 1);
+            follow(p.early);
             loader.run(&variant, opening, start);
         } else {
             let consumer = Consumer {
@@ -122,9 +124,11 @@ pub unsafe fn run<
             if warp_id <= openers {
                 let queries = FirstQueries::look_up(p, first_unit(p), lane);
                 open(QUERIES_START, 1);
+                follow(p.early);
                 queries.load(p, &layout, lane);
             } else {
                 initialise();
+                follow(p.early);
             }
             start();
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant, turns);

@@ -125,7 +125,7 @@ impl Queries {
                         let token = shared::load_u32(self.rows + token.min(self.tokens - 1) * 16);
                         let element = u64::from(token) * u64::from(a.q_token_stride)
                             + u64::from(in_group * self.head_dim);
-                        words[i] = ptr::load_nc_u32x4((source + element * 2) as *const u32);
+                        words[i] = ptr::load_u32x4((source + element * 2) as *const u32);
                     }
                     i += 1;
                 }

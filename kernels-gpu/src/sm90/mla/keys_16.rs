@@ -60,7 +60,7 @@ macro_rules! entries {
             use ::cuda_std::{barrier, griddep, shared, thread, tma};
             use $crate::{
                 common::{decode::produce::Header, half, variant::Standard},
-                sm90::mla::config::FEEDERS,
+                sm90::{follow, mla::config::FEEDERS},
             };
             let variant = Standard::<false>(p.attention.variant);
             let s = SharedOf::<$rows, $keys, $stages> { base: shared::dynamic_shared_address() };
@@ -76,6 +76,7 @@ macro_rules! entries {
                 }
                 s.init(KEYS);
                 barrier::bar_sync(0, THREADS);
+                follow(p.early);
                 // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                 griddep::launch_dependents();
                 if thread < FEEDERS {

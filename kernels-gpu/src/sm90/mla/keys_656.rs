@@ -75,7 +75,7 @@ macro_rules! entries {
             use ::cuda_std::{barrier, griddep, setmaxnreg, shared, thread};
             use $crate::{
                 common::{decode::produce::Header, variant::Standard},
-                sm90::mla::{config::FEEDERS, load::load_656},
+                sm90::{follow, mla::{config::FEEDERS, load::load_656}},
             };
             let variant = Standard::<false>(p.attention.variant);
             let s = Shared::<$stages> { base: shared::dynamic_shared_address() };
@@ -89,6 +89,7 @@ macro_rules! entries {
                 prefetch(maps);
                 s.init();
                 barrier::bar_sync(0, THREADS);
+                follow(p.early);
                 // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                 griddep::launch_dependents();
                 if warp < FEEDERS / 32 {

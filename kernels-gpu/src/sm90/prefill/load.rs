@@ -94,10 +94,8 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         // SAFETY: `convert::init` stored it before the CTA-wide barrier.
         true => unsafe { shared::load_u32(s.epoch()) },
     };
-    // Dependent launch: wait for the kernel that rotates keys and may copy values.
-    if turns {
-        griddep::wait();
-    }
+    // Dependent launch: wait for the kernel that widens keys and values, or rotates keys and may copy values.
+    griddep::wait();
     loop {
         // SAFETY: a whole warp.
         let tile = unsafe { next_tile(s, &mut tiles) };

@@ -51,6 +51,7 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
+        super::super::follow,
         add::add,
         config::{Keys, REGISTERS, THREADS, table},
         load::{claim, load_keys, load_values},
@@ -91,6 +92,7 @@ mod entries {
                     }
                     s.init();
                     barrier::bar_sync(0, THREADS);
+                    follow(p.early);
                     // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     match thread / 128 {

@@ -47,6 +47,7 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
 
     use super::{
+        super::super::follow,
         by_rows,
         config::{self, Config, REGISTERS_8, Shape, shape, table},
         load::{gather, gather_8, load},
@@ -94,6 +95,7 @@ mod entries {
                     };
                     s.init(p.loads_rows());
                     barrier::bar_sync(0, SHAPE.threads());
+                    follow(p.early);
                     // Dependent launch: CTAs of the merge kernel may already wait on SMs that this grid has left.
                     griddep::launch_dependents();
                     if thread < 128 {

@@ -3,6 +3,7 @@
 use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgmma};
 
 use super::{
+    super::super::follow,
     Shape, by_rows,
     convert::convert,
     load::{gather, load},
@@ -54,6 +55,7 @@ pub unsafe fn run<
         };
         s.init(p.loads_rows());
         barrier::bar_sync(0, shape.threads());
+        follow(p.early);
         // Dependent launch: another tile group of the step may start on SMs that this grid leaves.
         griddep::launch_dependents();
         if thread < 128 {

@@ -62,9 +62,9 @@ pub(super) unsafe fn bring<const STAGES: u32>(
     unsafe {
         if let Some(query) = query_of(p, s, slot, unit, row) {
             let at = query + u64::from(lane * 16);
-            columns = [0, 512].map(|piece| ptr::load_nc_u32x4((at + piece) as *const u32));
+            columns = [0, 512].map(|piece| ptr::load_u32x4((at + piece) as *const u32));
             if lane < 8 {
-                rope = ptr::load_nc_u32x4((at + u64::from(VALUE_DIM * 2)) as *const u32);
+                rope = ptr::load_u32x4((at + u64::from(VALUE_DIM * 2)) as *const u32);
             }
         }
         let mut largest = 0;
