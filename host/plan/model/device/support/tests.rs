@@ -207,14 +207,23 @@ fn element_types_without_a_kernel_are_named() {
         "no kernel for h200 takes keys and values (with a soft cap) in F8E5M2: convert to BF16, F16 or F8E4M3, or plan for the CPU, which \
          takes every type"
     );
-    let a100 = DeviceDescription::named("a100").unwrap();
-    let error = a100
-        .supports(&spec.with_kv_dtype(Dtype::F8E4M3))
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("convert to BF16 or F16,"),
-        "{error}"
-    );
+    for name in ["a100", "a6000", "rtx4090"] {
+        let device = DeviceDescription::named(name).unwrap();
+        for head_dim in [64, 128, 256] {
+            let spec = Spec::new(32, 8, head_dim).with_kv_dtype(Dtype::F8E4M3);
+            device.supports(&spec).unwrap();
+            device.supports(&spec.with_soft_cap(30.0)).unwrap();
+            let spec = spec.with_kv_dtype(Dtype::F8E5M2);
+            device.supports(&spec).unwrap();
+            let error = device.supports(&spec.with_soft_cap(30.0)).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("convert to BF16, F16 or F8E4M3,"),
+                "{error}"
+            );
+        }
+    }
     assert!(matches!(
         all,
         Unsupported::Dtype {
