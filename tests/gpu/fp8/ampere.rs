@@ -51,3 +51,27 @@ fn graphs_of_ampere_decode_many_units_of_one_chunk() {
         check_on::<bf16, F8E4M3>(gpu, &a100(gpu), &case).unwrap();
     }
 }
+
+/// Heads between those of the kernels, prompts too.
+#[test]
+fn padded_heads_of_8_bits_with_amperes_instructions_are_the_reference() {
+    let Some(gpu) = gpu("padded_heads_of_8_bits_with_amperes_instructions_are_the_reference")
+    else {
+        return;
+    };
+    let dims = prop::sample::select(&[16_u32, 48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240]);
+    let device = a100(gpu);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(60));
+    runner
+        .run(&(case(30, 4), dims), |(mut case, dim)| {
+            let Spec {
+                q_heads, kv_heads, ..
+            } = case.spec;
+            case.set_heads(Spec::new(q_heads, kv_heads, dim));
+            match case.seed % 3 {
+                0 => check_on::<f16, F8E4M3>(gpu, &device, &case),
+                _ => check_on::<bf16, F8E4M3>(gpu, &device, &case),
+            }
+        })
+        .unwrap();
+}

@@ -10,6 +10,9 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
+/// The most slabs of a row.
+const SLABS: usize = 4;
+
 /// Copies the queries of a unit as dense rows; rows that do not exist become zero.
 ///
 /// # Safety
@@ -100,7 +103,7 @@ pub(super) unsafe fn scales<const CACHE: u32>(
 }
 
 /// Copies the rows of the chunk at `first`, values or keys, to `target`. Rows outside the unit become zero, whatever
-/// the pool holds.
+/// the pool holds, and so do columns behind the end of a row.
 ///
 /// # Safety
 /// Whole warps; no lane reads the block meanwhile.
@@ -129,6 +132,14 @@ pub(super) unsafe fn block<const VALUES: bool>(
         found.page * strides.page + found.in_page * strides.token + unit.head * strides.head;
     let pool = pool + u64::from(vector) * 16;
     let (slabs, group) = (row_bytes / width, row_bytes * 8);
+    // Which slabs have the lane's column. The row may be shorter than the kernel's.
+    let (vectors, step) = (u32::from(p.vectors), u32::from(p.slab_step));
+    let mut has = [false; SLABS];
+    let mut slab = 0;
+    while slab < slabs {
+        has[slab as usize] = slab * step + vector < vectors;
+        slab += 1;
+    }
     let mut i = 0;
     while i < KEYS / rows {
         // SAFETY: rows of the unit are in the pool; for others nothing is read.
@@ -144,8 +155,8 @@ pub(super) unsafe fn block<const VALUES: bool>(
             while slab < slabs {
                 async_copy::copy_cg_hint_zfill(
                     target + slab * 1024,
-                    source.add(slab as usize * 128),
-                    if exists { 16 } else { 0 },
+                    source.add((slab * step * 16) as usize),
+                    if exists && has[slab as usize] { 16 } else { 0 },
                     policy,
                 );
                 slab += 1;
