@@ -100,14 +100,6 @@ impl Spec {
         }
     }
 
-    /// Whether no prefill kernel reads the padded heads, so that decodes take prompts.
-    pub(crate) const fn pads_without_prefills(&self) -> bool {
-        match Padding::of(self) {
-            Some(padding) => padding.is_cut(),
-            None => false,
-        }
-    }
-
     /// Whether queries are rounded before the kernels of a GPU read them.
     pub(crate) const fn rounds_queries(&self) -> bool {
         matches!(self.q_dtype, Dtype::F32)

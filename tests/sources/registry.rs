@@ -156,11 +156,12 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
 #[test]
 fn a_kernel_has_a_counterpart_of_ampere_or_none() {
     let decodes = KernelId::all().filter(|id| id.info().op == Op::Decode);
-    // Ampere converts no 8-bit numbers, applies no rotary embedding, and has no outputs of 512 and no pairs of KV heads.
+    // Ampere applies no rotary embedding, and has no latent keys of 8 bits, no outputs of 512 and no heads of 80 and 96.
     let lacks = |id: &KernelId| {
         let row = id.info();
         let of_hopper = row.arch != Arch::Sm80 && row.takes_prompts;
-        of_hopper || row.turns || row.cache.is_some() || row.kv_heads > 1
+        let paired = row.kv_heads > 1 && row.cache.is_none();
+        of_hopper || row.turns || row.latent && row.cache.is_some() || paired
     };
     let (lacking, others): (Vec<_>, Vec<_>) = decodes.partition(lacks);
     assert!(lacking.iter().all(|id| id.on(Arch::Sm80).is_none()));
@@ -168,8 +169,8 @@ fn a_kernel_has_a_counterpart_of_ampere_or_none() {
         let ampere = id.on(Arch::Sm80).expect("decodes of all heads have one");
         let (a, b) = (id.info(), ampere.info());
         assert_eq!(
-            (a.element, a.head_dim, a.cap),
-            (b.element, b.head_dim, b.cap)
+            (a.element, a.cache, a.head_dim, a.cap, a.by_token),
+            (b.element, b.cache, b.head_dim, b.cap, b.by_token)
         );
         assert_eq!(b.arch, Arch::Sm80);
     }

@@ -3,6 +3,7 @@
 use kernels_gpu::{
     abi::{GatherDecodeParams, GatherPrefillParams},
     divisor::Divisor,
+    registry::KernelInfo,
 };
 
 use super::{
@@ -10,9 +11,29 @@ use super::{
     module::Kernel,
     prefill,
     steps::{Parameters, Step},
+    tensor::VECTOR_BYTES,
     vectors::vectors_of,
 };
-use crate::{Error, checks::extent};
+use crate::{
+    Error,
+    checks::extent,
+    problem::{Dtype, Padding},
+};
+
+/// Vectors of a key of a decode by this kernel, which perhaps pads it, and from one slab of it to the next.
+fn slabs(row: &KernelInfo, padding: Option<Padding>, dtype: Dtype) -> [u16; 2] {
+    /// Bytes of a slab.
+    const SLAB: u32 = 128;
+    let bytes = dtype.bytes();
+    let (dim, step) = match padding {
+        // Slabs of 8 bits follow each other.
+        Some(padding) if bytes > 1 => (padding.dim, padding.step * bytes),
+        Some(padding) => (padding.dim, SLAB),
+        None => (row.head_dim, SLAB),
+    };
+    // At most 512 bytes.
+    [dim * bytes, step].map(|bytes| (bytes / VECTOR_BYTES) as u16)
+}
 
 impl Gpu {
     /// Checks the call and makes its launch.
@@ -69,6 +90,7 @@ impl Gpu {
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
         let attention = decode::attention(call, cuts)?;
         let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
+        let [vectors, slab_step] = slabs(kernel.info, call.extras.padding, pool.dtype);
         let mut parameters = GatherDecodeParams {
             attention,
             k_vectors,
@@ -80,7 +102,8 @@ impl Gpu {
             tile_tokens,
             team: 1,
             long: tile.long.into(),
-            reserved: 0,
+            vectors,
+            slab_step,
         };
         let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);

@@ -83,6 +83,14 @@ pub struct DecodeTile {
 /// bytes.
 const PAIRS_GAIN: f64 = 1.1;
 
+/// The kernel that does the same for the scales of a pool, of which plans know nothing.
+pub(super) fn of_pool(kernel: KernelId, pool: &KvPool) -> KernelId {
+    match pool.scales {
+        KvScales::Token { .. } => kernel.by_token().unwrap_or(kernel),
+        _ => kernel,
+    }
+}
+
 impl Gpu {
     /// The kernel that runs decodes planned for `kernel`: `kernel` itself, or the kernel that does the same row by row
     /// if `kernel` only loads pages and tensor maps cannot describe the pool (they need pages of a multiple of 8 tokens).
@@ -99,10 +107,7 @@ impl Gpu {
             }
             Loads::Rows | Loads::PagesOrRows => true,
         };
-        let kernel = match pool.scales {
-            KvScales::Token { .. } => kernel.by_token().unwrap_or(kernel),
-            _ => kernel,
-        };
+        let kernel = of_pool(kernel, pool);
         match loads && self.has(kernel) {
             true => kernel,
             false => {

@@ -138,6 +138,8 @@ pub struct GatherDecodeParams {
     pub team: u32,
     /// As [`DecodeParams::long`].
     pub long: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Vectors of a key. What a kernel has room for behind them gets zeros.
+    pub vectors: u16,
+    /// Vectors from one slab of a key to the next. A slab has 128 bytes, or all of a smaller key of the kernel.
+    pub slab_step: u16,
 }

@@ -1,9 +1,16 @@
 //! The element types of the cache, and their conversion to operands of the tensor cores.
 //!
 //! sm_90 converts e4m3 only to f16: one instruction for two elements, exact. An element of e5m2 is the upper byte of an
-//! f16. So 8-bit keys and values are multiplied in f16, whatever the type of the queries. Queries in bf16 are converted
-//! to f16: each row is scaled by a power of two that brings its largest magnitude to 2¹⁴, and the logits are divided by
-//! it. Elements more than 2³² times smaller than the largest lose bits, which are below the resolution of the f32 sum.
+//! f16. So 8-bit keys and values are multiplied in f16, whatever the type of the queries.
+//!
+//! Kernels with Ampere's instructions convert e4m3 by integer instructions: its exponent and mantissa, moved to those of an
+//! f16, are the number times 2⁻⁸, subnormal numbers included. That factor stays in the operands
+//! ([`UNIT`](Cache::UNIT)). All bits set are NaN, and would become 1.875: this times 36,864 is infinite, the largest number
+//! of e4m3, 1.75, times 36,864 is not. So a product by 0 of that product, added to the operand, makes it NaN or leaves it.
+//!
+//! Queries in bf16 are converted to f16: each row is scaled by a power of two that brings its largest magnitude to 2¹⁴,
+//! and the logits are divided by it. Elements more than 2³² times smaller than the largest lose bits, which are below the
+//! resolution of the f32 sum.
 
 /// 16-bit floats of the queries' type.
 pub const BITS16: u32 = 0;
@@ -128,10 +135,22 @@ mod device {
         const PAIRS: bool = kv_heads(Self::CACHE) == 2;
         /// Whether rotary embeddings are applied to keys and queries.
         const TURNS: bool = Self::CACHE == BITS16_TURNED;
+        /// Whether e4m3 is converted by integer instructions.
+        const BY_INTEGERS: bool =
+            Self::SCALED && Self::CACHE != E5M2 && !cfg!(target_feature = "sm_90");
+        /// An element divided by its operand.
+        const UNIT: f32 = if Self::BY_INTEGERS { 256.0 } else { 1.0 };
+        /// Whether rows of queries in shared memory are of one warp alone, as those of Ampere's kernels. It may replace
+        /// them by what it multiplies.
+        const OWN_QUERIES: bool = Self::SCALED && !cfg!(target_feature = "sm_90");
 
-        /// Converts four elements of 8 bits to two pairs of operands.
+        /// Converts four elements of 8 bits to two pairs of operands: the first two and the last two elements or, by
+        /// integer instructions, the even and the odd ones.
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
+            if Self::BY_INTEGERS {
+                return [widen_upper(four << 8), widen_upper(four)];
+            }
             if Self::CACHE == E5M2 {
                 // An element is the upper byte of the f16 of the same value.
                 [
@@ -147,6 +166,33 @@ mod device {
                 unreachable!()
             }
         }
+
+        /// Converts two elements of each of two values to the first elements of both, and the second ones.
+        #[inline(always)]
+        fn widen_transposed(four: u32) -> [u32; 2] {
+            match Self::BY_INTEGERS {
+                true => Self::widen(four),
+                false => Self::widen(transpose_bytes(four)),
+            }
+        }
+
+        /// Of two pairs of a query's elements, those that belong to the pairs of [`widen`](Self::widen).
+        #[inline(always)]
+        fn in_order(pairs: [u32; 2]) -> [u32; 2] {
+            match Self::BY_INTEGERS {
+                true => [0x5410, 0x7632].map(|of| math::permute_bytes(pairs[0], pairs[1], of)),
+                false => pairs,
+            }
+        }
+    }
+
+    /// Converts bytes 1 and 3 of a word from e4m3 to f16 times 2⁻⁸. NaN stays NaN.
+    #[inline(always)]
+    fn widen_upper(word: u32) -> u32 {
+        let pair = word & 0x8000_8000 | (word & 0x7F00_7F00) >> 1;
+        // 36,864 twice.
+        let infinite = math::mul_f16x2(pair, 0x7880_7880);
+        math::fma_f16x2(infinite, 0, pair)
     }
 
     macro_rules! stored {

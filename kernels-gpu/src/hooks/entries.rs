@@ -198,10 +198,10 @@ macro_rules! sm80_decode_of_variant {
         #[allow(unused_imports, dead_code)]
         const _: () = {
             use $crate::{
-                common::half,
+                common::{cache::BITS16, half},
                 sm80::decode::{Shape, run},
             };
-            const SHAPE: Shape = Shape { head_dim: $dim };
+            const SHAPE: Shape = Shape { head_dim: $dim, cache: BITS16 };
 
             $crate::variant_entry! {
                 $variant,
@@ -211,7 +211,7 @@ macro_rules! sm80_decode_of_variant {
                     max_threads = SHAPE.threads(),
                     min_blocks = 2
                 )]
-                |p: $crate::abi::GatherDecodeParams, variant| run::<half::$half, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize }>(
+                |p: $crate::abi::GatherDecodeParams, variant| run::<half::$half, _, BITS16, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize }>(
                     &p, &variant, SHAPE,
                 )
             }

@@ -72,6 +72,7 @@ impl KernelId {
     pub fn by_token(self) -> Option<Self> {
         self.counterpart(|row, other| {
             other.by_token
+                && other.arch == row.arch
                 && (other.rows, other.keys, other.co_resident, other.kv_heads)
                     == (row.rows, row.keys, row.co_resident, row.kv_heads)
         })

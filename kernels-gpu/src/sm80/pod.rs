@@ -11,6 +11,7 @@
 //! launches, also in a captured graph.
 
 use super::{decode, prefill};
+use crate::common::cache;
 
 /// Words of a launch's counters: started CTAs of prefill and of decode, CTAs that have left, and tickets per SM.
 pub const COUNTERS: u32 = 4 + SMS;
@@ -57,7 +58,10 @@ impl Shape {
     pub const fn new(head_dim: u32, keys: u32) -> Self {
         Self {
             prefill: prefill::Shape { keys, head_dim },
-            decode: decode::Shape { head_dim },
+            decode: decode::Shape {
+                head_dim,
+                cache: cache::BITS16,
+            },
             ctas_per_sm: 2,
         }
     }
@@ -148,6 +152,7 @@ mod device {
     use crate::{
         abi::PodParams,
         common::{
+            cache,
             half::{self, Half},
             tile_counter,
             variant::{Standard, Variant},
@@ -278,14 +283,14 @@ mod device {
                     };
                     let unit = index * p.virtual_decodes + warp;
                     if warp < p.virtual_decodes && unit < p.decode.attention.of_this_plan().units {
-                        decode::mainloop::attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(
-                            &p.decode,
-                            variant,
-                            s,
-                            alone,
-                            unit,
-                            || (),
-                        );
+                        decode::mainloop::attend::<
+                            T,
+                            V,
+                            { cache::BITS16 },
+                            DIM_BLOCKS,
+                            PER_LANE,
+                            RING,
+                        >(&p.decode, variant, s, alone, unit, || ());
                     }
                 } else {
                     let s = prefill::tile::Shared {

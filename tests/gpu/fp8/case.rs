@@ -427,11 +427,20 @@ pub(super) fn run_twice<T: Element, K: Element>(
 
 /// With elements that the case's seed draws. Decodes of e5m2 have neither a soft cap nor scales of each token.
 pub(super) fn check_any(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    check_any_on(gpu, &gpu.device(), case)
+}
+
+/// As [`check_any`], planned for a description of the GPU.
+pub(super) fn check_any_on(
+    gpu: &Gpu,
+    device: &DeviceDescription,
+    case: &Case,
+) -> Result<(), TestCaseError> {
     let e5m2 = case.spec.variant.soft_cap.is_none() && case.granularity < 4;
     match (case.seed % 3, e5m2 && (case.seed / 3).is_multiple_of(3)) {
-        (0, false) => check::<f16, F8E4M3>(gpu, case),
-        (_, false) => check::<bf16, F8E4M3>(gpu, case),
-        (0, true) => check::<f16, F8E5M2>(gpu, case),
-        (_, true) => check::<bf16, F8E5M2>(gpu, case),
+        (0, false) => check_on::<f16, F8E4M3>(gpu, device, case),
+        (_, false) => check_on::<bf16, F8E4M3>(gpu, device, case),
+        (0, true) => check_on::<f16, F8E5M2>(gpu, device, case),
+        (_, true) => check_on::<bf16, F8E5M2>(gpu, device, case),
     }
 }

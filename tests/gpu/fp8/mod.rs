@@ -1,5 +1,6 @@
 //! 8-bit keys and values on the GPU against naive attention in f64 on the same pool.
 
+mod ampere;
 mod append;
 mod case;
 mod converted;

@@ -103,6 +103,7 @@ pub enum Word3 {
     Mad,
     Mad16,
     Fma,
+    FmaF16s,
     Bfe,
     BfeSigned,
     PermuteBytes,

@@ -209,6 +209,9 @@ pub(super) fn check(
             reason,
         })
     };
+    if device.compute_capability.0 != 9 {
+        return refused("kernels that quantise new keys to F8E4M3 are for Hopper only".into());
+    }
     let spec = cache_type.spec(*spec);
     if let Err(error) = device.supports(&spec) {
         return refused(error.to_string());

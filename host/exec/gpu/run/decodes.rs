@@ -6,7 +6,7 @@ use super::making::{Making, on, place};
 use crate::{
     Error,
     exec::gpu::{
-        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch,
+        DecodeCall, DecodeTile, DeviceArray, KvPool, decode::of_pool, launch_plan::GroupLaunch,
         registry::has_own_heads, steps::Step,
     },
 };
@@ -23,7 +23,7 @@ impl Making<'_> {
         let (mut spec, planned) = (workspace.spec.on_kernels(), launch.key.kernel);
         let units = launch.items.saturating_mul(spec.kv_heads);
         let kernel = match arch.or(workspace.options.arch) {
-            Some(arch) => on(planned, arch)?,
+            Some(arch) => of_pool(on(planned, arch)?, pool),
             None => {
                 let kernel = gpu.decode_kernel(planned, &spec, pool);
                 match workspace.launch_plan.fixed_splits {

@@ -173,15 +173,19 @@ impl Making<'_> {
     /// Checks that the kernel can pad heads, if they are padded.
     pub(super) fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
         match Padding::of(&self.workspace.spec) {
-            Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
-                kernel: "attention",
-                asked: format!(
-                    "head dimension {} in pages that are read row by row",
-                    padding.dim
-                ),
-                there: "kernels of Hopper; all but 224 and 240 take pages of a multiple of 8 tokens, with keys and values in one \
+            Some(padding)
+                if kernel.info().loads == Loads::Rows && kernel.info().op != Op::Decode =>
+            {
+                Err(Error::NoInstance {
+                    kernel: "attention",
+                    asked: format!(
+                        "head dimension {} in pages that are read row by row",
+                        padding.dim
+                    ),
+                    there: "kernels of Hopper; all but 224 and 240 take pages of a multiple of 8 tokens, with keys and values in one \
                         layout",
-            }),
+                })
+            }
             _ => Ok(()),
         }
     }

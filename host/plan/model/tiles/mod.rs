@@ -23,7 +23,7 @@ use self::{
 use super::{CostModel, DeviceDescription, PodConfig};
 use crate::{
     plan::data::{Kernel, MergeMode, PlanError, PlanOptions, Tile},
-    problem::{Compute, Spec},
+    problem::{Compute, Padding, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
@@ -132,9 +132,12 @@ impl TileTable {
         // If only decode kernels were compiled for the heads or the cache, they run prefills, too.
         let takes_prompts =
             |choice: &Choice| choice.kernel.is_some_and(|id| id.info().takes_prompts);
-        let converts = spec.kv_dtype != spec.on_kernels().q_dtype;
-        let decode_only = (converts || spec.pads_without_prefills()) && !self.decode.is_empty()
-            || self.decode.iter().any(takes_prompts);
+        let (converts, pads) = (
+            spec.kv_dtype != spec.on_kernels().q_dtype,
+            Padding::of(spec).is_some(),
+        );
+        let decode_only =
+            (converts || pads) && !self.decode.is_empty() || self.decode.iter().any(takes_prompts);
         if self.prefill.is_empty() && !spec.latent && !decode_only {
             return Err(no_tile(Kernel::Prefill));
         }

@@ -56,7 +56,7 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
 /// Whether a kernel can pad heads: row by row, or by tensor maps those of 16 bits whose slabs are whole.
 fn pads(row: &KernelInfo, padding: &Padding) -> bool {
     match row.loads {
-        Loads::PagesOrRows if row.op == Op::Decode => true,
+        Loads::PagesOrRows | Loads::Rows if row.op == Op::Decode => true,
         Loads::Pages | Loads::PagesOrRows => row.cache.is_none() && !padding.is_cut(),
         Loads::Rows => false,
     }

@@ -13,7 +13,7 @@ use cuda_std::{convert, misc, mma, shared, warp};
 
 use super::tile::{KEY_BLOCKS, LaneOffsets, Logits, Rows, Weights};
 use crate::common::{
-    cache::{Cache, fit_f16, transpose_bytes},
+    cache::{Cache, fit_f16},
     half::Half,
 };
 
@@ -22,7 +22,13 @@ const ALL: u32 = warp::FULL_MASK;
 /// Moves an address in a chunk, which begins at a multiple of 128 bytes, by `columns` 32-byte columns.
 #[inline(always)]
 pub(super) const fn column(address: u32, columns: usize) -> u32 {
-    (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
+    column_of(address, columns, 1024)
+}
+
+/// The same where a row's lines of 128 bytes are `apart` bytes apart.
+#[inline(always)]
+const fn column_of(address: u32, columns: usize, apart: u32) -> u32 {
+    (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * apart
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
@@ -74,13 +80,49 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         // SAFETY: the caller's promise.
         let pairs = unsafe { self.load_q_pairs(step, block) };
         if !C::Query::WIDE {
-            return pairs;
+            return C::in_order(pairs);
         }
         let fit = self.fit[block];
-        pairs.map(|pair| {
+        C::in_order(pairs.map(|pair| {
             let [first, second] = convert::bf16x2_to_f32(pair);
             convert::f32x2_to_f16x2(first * fit, second * fit)
-        })
+        }))
+    }
+
+    /// Replaces the rows of Q in shared memory by the lanes' fragments: no conversion in the main loop. Those of four
+    /// k-steps change places within their line of 128 bytes, so that no bank is read twice. A lane reads and writes its own
+    /// elements alone.
+    ///
+    /// # Safety
+    /// As [`load_q_fitted`](Self::load_q_fitted); the rows are this warp's alone, and begin at a multiple of 128 bytes.
+    #[inline(always)]
+    unsafe fn replace_q<C: Cache>(&mut self, lane: u32) {
+        const { assert!(DIM_BLOCKS.is_multiple_of(4) || !C::OWN_QUERIES || Self::KEEPS_Q) };
+        let address = self.q_address + lane / 4 % 4 * 32;
+        let mut block = 0;
+        while block < ROW_BLOCKS {
+            let at = address + block as u32 * self.q_block;
+            let mut first = 0;
+            while first < DIM_BLOCKS {
+                let mut of_line = [[0; 2]; 4];
+                // SAFETY: inside the rows.
+                unsafe {
+                    let mut step = 0;
+                    while step < 4 {
+                        of_line[step] = self.load_q_fitted::<C>(first + step, block);
+                        step += 1;
+                    }
+                    step = 0;
+                    while step < 4 {
+                        shared::store_u32x2(column_of(at, first + step, 128), of_line[step]);
+                        step += 1;
+                    }
+                }
+                first += 4;
+            }
+            block += 1;
+        }
+        self.q_address = address;
     }
 
     /// Finds the powers of two that scale rows of bf16 into the range of f16, and loads the fragments that stay in
@@ -127,6 +169,10 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
             block += 1;
         }
+        if !Self::KEEPS_Q && C::OWN_QUERIES {
+            // SAFETY: the caller's promise.
+            unsafe { self.replace_q::<C>(lane) };
+        }
     }
 
     /// KV heads in a row of keys.
@@ -163,7 +209,10 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             while block < ROW_BLOCKS {
                 // SAFETY: inside the rows, which stay there until this warp is finished with them.
                 q[block] = unsafe {
-                    if C::SCALED {
+                    if C::OWN_QUERIES {
+                        let rows = self.q_address + block as u32 * self.q_block;
+                        shared::load_u32x2(column_of(rows, step, 128))
+                    } else if C::SCALED {
                         self.load_q_fitted::<C>(step, block)
                     } else {
                         let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
@@ -270,7 +319,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         if C::SCALED {
                             // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first elements serve as row g,
                             // the second ones as row g + 8.
-                            let [a, b, c, d] = a.map(|word| C::widen(transpose_bytes(word)));
+                            let [a, b, c, d] = a.map(|word| C::widen_transposed(word));
                             let [first, second] =
                                 [[a[0], a[1], c[0], c[1]], [b[0], b[1], d[0], d[1]]];
                             products::<C, ROW_BLOCKS>(&mut out[dim], first, p, half);

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     abi::{GatherDecodeParams, NO_MERGE},
     common::{
+        cache::Cache,
         decode::{results::Results, tile::Rows},
         half::Half,
         state::{Merger, State},
@@ -24,7 +25,13 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// Whole warps, all of the team; no copies to the ring are pending, and no reads of it.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, V: Variant, const DIM_BLOCKS: usize, const PER_LANE: usize>(
+pub(super) unsafe fn finish<
+    T: Half,
+    V: Variant,
+    C: Cache,
+    const DIM_BLOCKS: usize,
+    const PER_LANE: usize,
+>(
     p: &GatherDecodeParams,
     s: Shared,
     team: Team,
@@ -35,7 +42,7 @@ pub(super) unsafe fn finish<T: Half, V: Variant, const DIM_BLOCKS: usize, const 
     let (a, lane) = (&p.attention, misc::opaque(warp::lane_id()));
     // SAFETY: the caller's promise.
     unsafe {
-        store(s, lane, rows);
+        store::<C, DIM_BLOCKS>(s, lane, rows);
         team.sync();
         before_end();
         let mut row = s.warp - team.first;
@@ -94,7 +101,7 @@ const fn results<const DIM: u32>(p: &GatherDecodeParams, lane: u32) -> Results<'
 
 /// Stores the warp's state to shared memory.
 #[inline(always)]
-unsafe fn store<const DIM_BLOCKS: usize>(
+unsafe fn store<C: Cache, const DIM_BLOCKS: usize>(
     s: Shared,
     lane: u32,
     rows: &Rows<DIM_BLOCKS, ROW_BLOCKS>,
@@ -103,14 +110,21 @@ unsafe fn store<const DIM_BLOCKS: usize>(
     while i < ROW_BLOCKS * 2 {
         let (block, column) = (i / 2, i % 2);
         let row = block as u32 * 8 + 2 * (lane % 4) + column as u32;
-        let first = s.state_row(row) + lane / 4 * 4;
+        // Accumulators that are 8 rows apart in a fragment are elements 8 apart; with 8-bit values, neighbouring elements.
+        let width = if C::SCALED { 2 } else { 1 };
+        let first = s.state_row(row) + lane / 4 * width * 4;
         let mut dim = 0;
         while dim < DIM_BLOCKS {
             let element = first + dim as u32 * 64;
+            let [a, b] = [column, 2 + column].map(|i| rows.out[dim][block][i]);
             // SAFETY: inside the state.
             unsafe {
-                shared::store_f32(element, rows.out[dim][block][column]);
-                shared::store_f32(element + 32, rows.out[dim][block][2 + column]);
+                if C::SCALED {
+                    shared::store_f32x2(element, [a, b]);
+                } else {
+                    shared::store_f32(element, a);
+                    shared::store_f32(element + 32, b);
+                }
             }
             dim += 1;
         }

@@ -3,9 +3,15 @@
 use cuda_std::{async_copy, prelude::*};
 
 use super::{ROWS, Shared, unit::Unit};
-use crate::{abi::GatherDecodeParams, common::decode::KEYS};
+use crate::{
+    abi::GatherDecodeParams,
+    common::{cache, decode::KEYS},
+};
 
 const WARP: u32 = warp::FULL_MASK;
+
+/// The most slabs of a row.
+const SLABS: usize = 4;
 
 /// Copies the queries of a unit as dense rows; rows that do not exist become zero.
 ///
@@ -71,8 +77,33 @@ pub(super) unsafe fn look_up(p: &GatherDecodeParams, lane: u32, unit: &Unit, fir
     found
 }
 
+/// Copies the scales of the lane's key of the chunk at `first`, and of its value, to `target`, where tokens have some.
+///
+/// # Safety
+/// The key was looked up; no lane reads the scales meanwhile.
+#[inline(always)]
+pub(super) unsafe fn scales<const CACHE: u32>(
+    p: &GatherDecodeParams,
+    lane: u32,
+    unit: &Unit,
+    found: Found,
+    first: u32,
+    target: u32,
+) {
+    let position = first + lane;
+    if cache::by_token(CACHE) && position >= unit.begin && position < unit.end {
+        let [k, v] = (p.attention.scales).places(found.page, found.in_page, unit.head);
+        let target = target + lane * 4;
+        // SAFETY: the token has scales.
+        unsafe {
+            async_copy::copy_ca::<4>(target, k as *const u8);
+            async_copy::copy_ca::<4>(target + KEYS * 4, v as *const u8);
+        }
+    }
+}
+
 /// Copies the rows of the chunk at `first`, values or keys, to `target`. Rows outside the unit become zero, whatever
-/// the pool holds.
+/// the pool holds, and so do columns behind the end of a row.
 ///
 /// # Safety
 /// Whole warps; no lane reads the block meanwhile.
@@ -92,27 +123,40 @@ pub(super) unsafe fn block<const VALUES: bool>(
     } else {
         (p.attention.k, &p.k_vectors)
     };
-    let (row, vector) = (lane / 8, lane % 8);
+    let row_bytes = s.shape.row_bytes();
+    // A copy of the warp takes as many rows as the lanes cover; of longer rows it takes one slab each.
+    let width = if row_bytes < 128 { row_bytes } else { 128 };
+    let (lanes, rows) = (width / 16, 512 / width);
+    let (row, vector) = (lane / lanes, lane % lanes);
     let place =
         found.page * strides.page + found.in_page * strides.token + unit.head * strides.head;
     let pool = pool + u64::from(vector) * 16;
-    let (slabs, group) = (s.shape.head_dim / 64, s.shape.head_dim * 16);
+    let (slabs, group) = (row_bytes / width, row_bytes * 8);
+    // Which slabs have the lane's column. The row may be shorter than the kernel's.
+    let (vectors, step) = (u32::from(p.vectors), u32::from(p.slab_step));
+    let mut has = [false; SLABS];
+    let mut slab = 0;
+    while slab < slabs {
+        has[slab as usize] = slab * step + vector < vectors;
+        slab += 1;
+    }
     let mut i = 0;
-    while i < KEYS / 4 {
+    while i < KEYS / rows {
         // SAFETY: rows of the unit are in the pool; for others nothing is read.
         unsafe {
-            let at = warp::warp_shuffle_idx(WARP, place, 4 * i + row, 32);
-            let position = first + 4 * i + row;
+            let at = warp::warp_shuffle_idx(WARP, place, rows * i + row, 32);
+            let position = first + rows * i + row;
             let exists = position >= unit.begin && position < unit.end;
             let source = (pool + u64::from(at) * 16) as *const u8;
-            let in_group = i % 2 * 4 + row;
-            let target = target + i / 2 * group + in_group * 128 + (vector ^ in_group) * 16;
+            let in_group = i * rows % 8 + row;
+            let swizzle = in_group * width / 128;
+            let target = target + i * rows / 8 * group + in_group * width + (vector ^ swizzle) * 16;
             let mut slab = 0;
             while slab < slabs {
                 async_copy::copy_cg_hint_zfill(
                     target + slab * 1024,
-                    source.add(slab as usize * 128),
-                    if exists { 16 } else { 0 },
+                    source.add((slab * step * 16) as usize),
+                    if exists && has[slab as usize] { 16 } else { 0 },
                     policy,
                 );
                 slab += 1;

@@ -16,10 +16,10 @@ use super::{
 use crate::{
     abi::GatherDecodeParams,
     common::{
-        cache::{BITS16, Stored},
+        cache::{Cache, Stored},
         decode::{
             KEYS,
-            tile::{Keys, LaneOffsets, Rows},
+            tile::{Keys, LaneOffsets, Rows, ScalesOfRows},
         },
         half::Half,
         policy::Policies,
@@ -37,6 +37,7 @@ const WARP: u32 = warp::FULL_MASK;
 pub(super) unsafe fn work<
     T: Half,
     V: Variant,
+    const CACHE: u32,
     const DIM_BLOCKS: usize,
     const PER_LANE: usize,
     const RING: usize,
@@ -44,7 +45,9 @@ pub(super) unsafe fn work<
     p: &GatherDecodeParams,
     variant: &V,
     s: Shared,
-) {
+) where
+    Stored<T, CACHE>: Cache,
+{
     let warps = s.shape.warps();
     let (team, teams) = if p.team != 0 {
         let first = 0;
@@ -65,7 +68,7 @@ pub(super) unsafe fn work<
             if asks {
                 asked = atomic::fetch_add::<Relaxed, Gpu, u32>(ticket, 1);
             }
-            attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s, team, unit, || {
+            attend::<T, V, CACHE, DIM_BLOCKS, PER_LANE, RING>(p, variant, s, team, unit, || {
                 if asks {
                     // One ticket is taken per unit, so whoever gets the last one resets the counter.
                     if asked + 1 == units {
@@ -90,6 +93,7 @@ pub(super) unsafe fn work<
 pub(in super::super) unsafe fn attend<
     T: Half,
     V: Variant,
+    const CACHE: u32,
     const DIM_BLOCKS: usize,
     const PER_LANE: usize,
     const RING: usize,
@@ -100,7 +104,9 @@ pub(in super::super) unsafe fn attend<
     team: Team,
     unit: u32,
     before_end: impl FnOnce(),
-) {
+) where
+    Stored<T, CACHE>: Cache,
+{
     // Chunks whose blocks are in flight while one is computed.
     const { assert!(RING % 2 == 1 && DIM_BLOCKS as u32 * 16 == PER_LANE as u32 * 32) };
     let ahead = RING as u32 / 2;
@@ -136,6 +142,7 @@ pub(in super::super) unsafe fn attend<
             let (at, exists) = (first + i as u32 * step, (i as u32) < left);
             if exists {
                 load::block::<false>(p, s, lane, &unit, found[i], at, ring[2 * i], policy);
+                load::scales::<CACHE>(p, lane, &unit, found[i], at, s.scales(i as u32));
             }
             async_copy::commit_group();
             if exists {
@@ -146,10 +153,13 @@ pub(in super::super) unsafe fn attend<
         }
         let mut found = found[RING / 2];
         if left > 0 {
+            let scales = scales::<T, CACHE>(p, s, lane, &unit);
             wait_but::<RING>();
-            start::<T, DIM_BLOCKS>(p, s, lane, &unit, &mut rows);
+            start::<T, CACHE, DIM_BLOCKS>(p, s, lane, &unit, &mut rows);
+            rows.take_scales_of_rows(scales);
         }
-        let offsets = LaneOffsets::new(lane, s.shape.head_dim * 2);
+        let mut scales = 0;
+        let offsets = LaneOffsets::new(lane, s.shape.row_bytes());
         let keys = Keys {
             begin: unit.begin,
             end: unit.end,
@@ -160,21 +170,26 @@ pub(in super::super) unsafe fn attend<
             let (next, more) = (first + ahead * step, left > ahead);
             if more {
                 load::block::<false>(p, s, lane, &unit, found, next, ring[RING - 1], policy);
+                // In the place of those of the chunk before.
+                let place = if scales > 0 { scales - 1 } else { ahead };
+                load::scales::<CACHE>(p, lane, &unit, found, next, s.scales(place));
             }
             async_copy::commit_group();
-            let logits = rows.logits::<Stored<T, BITS16>>(&offsets, ring[0]);
+            let logits = rows.logits::<Stored<T, CACHE>>(&offsets, ring[0]);
+            let chunk = [first, s.scales(scales)];
             let weights = if unit.masks(first) {
-                rows.weigh::<Stored<T, BITS16>, V, true>(variant, lane, first, keys, logits)
+                rows.weigh::<Stored<T, CACHE>, V, true>(variant, lane, chunk, keys, logits)
             } else {
-                rows.weigh::<Stored<T, BITS16>, V, false>(variant, lane, first, keys, logits)
+                rows.weigh::<Stored<T, CACHE>, V, false>(variant, lane, chunk, keys, logits)
             };
+            scales = if scales < ahead { scales + 1 } else { 0 };
             wait_but::<RING>();
             if more {
                 load::block::<true>(p, s, lane, &unit, found, next, ring[0], policy);
                 found = load::look_up(p, lane, &unit, next + step);
             }
             async_copy::commit_group();
-            rows.values::<Stored<T, BITS16>>(&offsets, ring[1], &weights);
+            rows.values::<Stored<T, CACHE>>(&offsets, ring[1], &weights);
             let old = ring;
             i = 0;
             while i < RING {
@@ -186,8 +201,10 @@ pub(in super::super) unsafe fn attend<
         }
         async_copy::wait_all();
         warp::sync_warp(WARP);
-        rows.finish::<Stored<T, BITS16>>();
-        finish::<T, V, DIM_BLOCKS, PER_LANE>(p, s, team, &unit, &rows, before_end);
+        rows.finish::<Stored<T, CACHE>>();
+        finish::<T, V, Stored<T, CACHE>, DIM_BLOCKS, PER_LANE>(
+            p, s, team, &unit, &rows, before_end,
+        );
     }
 }
 
@@ -204,22 +221,59 @@ unsafe fn wait_but<const RING: usize>() {
     unsafe { warp::sync_warp(WARP) };
 }
 
+/// The query token of a row, and its head among those of the unit. Rows past the unit's end are those of its last token.
+#[inline(always)]
+fn place(p: &GatherDecodeParams, unit: &Unit, row: u32) -> (u32, u32) {
+    let (token, in_group) = p.group.div_rem(row);
+    let last = unit.tokens - 1;
+    (if token < last { token } else { last }, in_group)
+}
+
+/// The factors of the products of the lane's rows with keys, and of their outputs, where keys have 8 bits: the scales, unless
+/// each token has some, and the unit of the operands.
+///
+/// # Safety
+/// The unit's rows were read.
+#[inline(always)]
+unsafe fn scales<T: Half, const CACHE: u32>(
+    p: &GatherDecodeParams,
+    s: Shared,
+    lane: u32,
+    unit: &Unit,
+) -> ScalesOfRows<ROW_BLOCKS>
+where
+    Stored<T, CACHE>: Cache,
+{
+    let operands = <Stored<T, CACHE>>::UNIT;
+    let mut scales = [[[operands; 2]; 2]; ROW_BLOCKS];
+    let mut i = 0;
+    while <Stored<T, CACHE>>::SCALED && !<Stored<T, CACHE>>::BY_TOKEN && i < ROW_BLOCKS * 2 {
+        let row = i as u32 / 2 * 8 + 2 * (lane % 4) + i as u32 % 2;
+        let (token, _) = place(p, unit, row);
+        // SAFETY: the row is one of the unit's.
+        let [k, v] = unsafe { (p.attention.scales).of(unit::row(s, token).token, unit.head) };
+        scales[i / 2][i % 2] = [k * operands, v * operands];
+        i += 1;
+    }
+    scales
+}
+
 /// Starts the unit's rows: loads their queries to registers.
 #[inline(always)]
-unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
+unsafe fn start<T: Half, const CACHE: u32, const DIM_BLOCKS: usize>(
     p: &GatherDecodeParams,
     s: Shared,
     lane: u32,
     unit: &Unit,
     rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
-) {
+) where
+    Stored<T, CACHE>: Cache,
+{
     let head = unit.head * p.attention.group;
     // SAFETY: the queries have arrived; rows past the unit's end are looked up as its last token's.
     unsafe {
-        rows.start::<Stored<T, BITS16>>(s.queries(), lane, [0; 2], |row| {
-            let (token, in_group) = p.group.div_rem(row);
-            let last = unit.tokens - 1;
-            let token = if token < last { token } else { last };
+        rows.start::<Stored<T, CACHE>>(s.queries(), lane, [0; 2], |row| {
+            let (token, in_group) = place(p, unit, row);
             (unit::row(s, token), head + in_group)
         });
     }

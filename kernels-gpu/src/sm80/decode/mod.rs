@@ -19,6 +19,7 @@ pub(super) mod mainloop;
 pub(super) mod unit;
 
 pub use crate::common::decode::KEYS;
+use crate::{common::cache, has};
 
 /// Rows of a tile. Fewer would only save arithmetic, which is not the bottleneck.
 pub const ROWS: u32 = 16;
@@ -28,13 +29,19 @@ pub const ROWS: u32 = 16;
 pub struct Shape {
     /// Head dimension.
     pub head_dim: u32,
+    /// The [cache](crate::common::cache).
+    pub cache: u32,
 }
 
 impl Shape {
-    /// Warps of a CTA.
+    /// Warps of a CTA. With heads of 256 and 8 bits, three fit the 99 KiB that a CTA of Ada can have.
     #[must_use]
     pub const fn warps(&self) -> u32 {
-        if self.head_dim == 256 { 2 } else { 4 }
+        match (self.head_dim, cache::is_16_bits(self.cache)) {
+            (256, true) => 2,
+            (256, false) => 3,
+            _ => 4,
+        }
     }
 
     /// Threads of a CTA.
@@ -47,12 +54,31 @@ impl Shape {
     /// enough bytes in flight.
     #[must_use]
     pub const fn ring(&self) -> u32 {
-        if self.head_dim == 64 { 5 } else { 3 }
+        if self.row_bytes() <= 128 { 5 } else { 3 }
+    }
+
+    /// Bytes of a key or a value.
+    pub(super) const fn row_bytes(&self) -> u32 {
+        self.head_dim * cache::bytes(self.cache)
     }
 
     /// Bytes of a block: the keys of a chunk, or its values.
     pub(super) const fn block_bytes(&self) -> u32 {
-        KEYS * self.head_dim * 2
+        KEYS * self.row_bytes()
+    }
+
+    /// Bytes of the scales of a chunk's keys and values.
+    const fn scale_bytes(&self) -> u32 {
+        if cache::by_token(self.cache) {
+            2 * KEYS * 4
+        } else {
+            0
+        }
+    }
+
+    /// Chunks whose scales are in shared memory: those in flight, and the one that is computed.
+    const fn scaled_chunks(&self) -> u32 {
+        self.ring() / 2 + 1
     }
 
     const fn query_bytes(&self) -> u32 {
@@ -65,14 +91,16 @@ impl Shape {
         self.head_dim == 256
     }
 
-    /// Shared memory of a warp: ring, queries if they stay, and a [`QueryRow`](crate::abi::QueryRow) per row.
+    /// Shared memory of a warp: ring, queries if they stay, scales if tokens have some, and a
+    /// [`QueryRow`](crate::abi::QueryRow) per row.
     pub(super) const fn warp_bytes(&self) -> u32 {
         let queries = if self.queries_stay() {
             self.query_bytes()
         } else {
             0
         };
-        self.ring() * self.block_bytes() + queries + ROWS * 16
+        let scales = self.scaled_chunks() * self.scale_bytes();
+        self.ring() * self.block_bytes() + queries + scales + ROWS * 16
     }
 
     /// Dynamic shared memory: that of the warps, and the next unit of each.
@@ -116,6 +144,13 @@ impl Shared {
         })
     }
 
+    /// The scales of a chunk: those of its keys, then those of its values.
+    #[inline(always)]
+    fn scales(self, place: u32) -> u32 {
+        let all = self.shape.scaled_chunks() * self.shape.scale_bytes();
+        self.token(0) - all + place * self.shape.scale_bytes()
+    }
+
     /// The row of one of the unit's query tokens.
     #[inline(always)]
     fn token(self, token: u32) -> u32 {
@@ -142,7 +177,21 @@ impl Shared {
     }
 }
 
-/// The kernels, one per row and 16-bit float type: `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+/// The cache of a row of the table.
+const fn of_flags(flags: &[&str]) -> u32 {
+    if has(flags, "tok") {
+        cache::E4M3_BY_TOKEN
+    } else if has(flags, "e4m3") {
+        cache::E4M3
+    } else if has(flags, "e5m2") {
+        cache::E5M2
+    } else {
+        cache::BITS16
+    }
+}
+
+/// The kernels, one per row and 16-bit float type of queries and outputs:
+/// `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_cap][_tok]`; `tok` kernels have scales per token.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sm80_decode_table {
@@ -151,18 +200,31 @@ macro_rules! sm80_decode_table {
             // Rows × keys, head dimension, flags.
             16 x 32,  64, [];
             16 x 32,  64, [cap];
+            16 x 32,  64, [e4m3];
+            16 x 32,  64, [e4m3, cap];
+            16 x 32,  64, [e4m3, tok];
+            16 x 32,  64, [e5m2];
             16 x 32, 128, [];
             16 x 32, 128, [cap];
+            16 x 32, 128, [e4m3];
+            16 x 32, 128, [e4m3, cap];
+            16 x 32, 128, [e4m3, tok];
+            16 x 32, 128, [e5m2];
             16 x 32, 256, [];
             16 x 32, 256, [cap];
+            16 x 32, 256, [e4m3];
+            16 x 32, 256, [e4m3, cap];
+            16 x 32, 256, [e4m3, tok];
+            16 x 32, 256, [e5m2];
         }}
     };
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{KEYS, ROWS as TILE_ROWS, Shape};
+    use super::{KEYS, ROWS as TILE_ROWS, Shape, of_flags};
     use crate::{
+        common::cache,
         has,
         registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
     };
@@ -171,11 +233,13 @@ mod rows {
         ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => {
             &[$(KernelInfo {
                 element: Element::$half,
+                cache: cache::element(of_flags(&[$(stringify!($flag)),*])),
+                by_token: cache::by_token(of_flags(&[$(stringify!($flag)),*])),
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 ..row(
                     concat!("sm80_decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
                     [$rows, $keys],
-                    Shape { head_dim: $dim },
+                    Shape { head_dim: $dim, cache: of_flags(&[$(stringify!($flag)),*]) },
                 )
             }),*]
         };
@@ -203,8 +267,8 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::TABLE;
 
-/// The kernel of a shape. The const parameters must match it: fragments of a row, elements of it that a lane writes,
-/// blocks of the ring.
+/// The kernel of a shape. The const parameters must match it: its cache, fragments of a row, elements of it that a lane
+/// writes, blocks of the ring.
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as
@@ -215,6 +279,7 @@ pub use rows::TABLE;
 pub unsafe fn run<
     T: crate::common::half::Half,
     V: crate::common::variant::Variant,
+    const CACHE: u32,
     const DIM_BLOCKS: usize,
     const PER_LANE: usize,
     const RING: usize,
@@ -222,21 +287,23 @@ pub unsafe fn run<
     p: &crate::abi::GatherDecodeParams,
     variant: &V,
     shape: Shape,
-) {
+) where
+    cache::Stored<T, CACHE>: cache::Cache,
+{
     let s = Shared {
         base: cuda_std::shared::dynamic_shared_address(),
         shape,
         warp: cuda_std::thread::thread_idx_x() / 32,
     };
     // SAFETY: the caller's promise.
-    unsafe { mainloop::work::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s) };
+    unsafe { mainloop::work::<T, V, CACHE, DIM_BLOCKS, PER_LANE, RING>(p, variant, s) };
 }
 
 #[cfg(all(target_arch = "nvptx64", feature = "sm80_decode"))]
 mod entries {
     use cuda_std::prelude::*;
 
-    use super::Shape;
+    use super::{Shape, of_flags};
     use crate::{
         abi::GatherDecodeParams,
         common::{half, variant::Standard},
@@ -245,7 +312,8 @@ mod entries {
 
     macro_rules! entries {
         ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
-            const SHAPE: Shape = Shape { head_dim: $dim };
+            const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
+            const SHAPE: Shape = Shape { head_dim: $dim, cache: CACHE };
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
             /// See the module's documentation.
@@ -262,7 +330,7 @@ mod entries {
                 // SAFETY: the caller's promise.
                 unsafe {
                     super::run::<
-                        half::$half, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
+                        half::$half, _, CACHE, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
                     >(&p, &variant, SHAPE);
                 }
             }
@@ -276,24 +344,33 @@ mod entries {
 mod tests {
     use super::*;
 
+    fn shapes() -> impl Iterator<Item = Shape> {
+        let caches = [
+            cache::BITS16,
+            cache::E4M3,
+            cache::E4M3_BY_TOKEN,
+            cache::E5M2,
+        ];
+        let of = |head_dim| caches.map(|cache| Shape { head_dim, cache });
+        [64, 128, 256].into_iter().flat_map(of)
+    }
+
     #[test]
     fn every_gpu_from_ampere_on_holds_the_kernels() {
-        let bytes = |head_dim| Shape { head_dim }.shared_bytes();
-        // Two CTAs fit on an SM of Hopper, one on Ada.
-        for head_dim in [64, 128, 256] {
-            assert!(2 * (bytes(head_dim) + 1024) <= 228 << 10, "{head_dim}");
-            assert!(bytes(head_dim) <= 163 << 10, "{head_dim}");
+        for shape in shapes() {
+            // Two CTAs fit on an SM of Hopper, one on Ada.
+            assert!(2 * (shape.shared_bytes() + 1024) <= 228 << 10, "{shape:?}");
+            let on_ada = shape.shared_bytes() <= 99 << 10;
+            assert_eq!(on_ada, shape.row_bytes() < 512, "{shape:?}");
         }
-        assert!(bytes(64) <= 99 << 10 && bytes(128) <= 99 << 10);
     }
 
     #[test]
     fn a_state_fits_the_ring() {
-        for head_dim in [64, 128, 256] {
-            let shape = Shape { head_dim };
-            let state = ROWS * (head_dim + 4) * 4 + ROWS * 4;
+        for shape in shapes() {
+            let state = ROWS * (shape.head_dim + 4) * 4 + ROWS * 4;
             assert!(state <= shape.ring() * shape.block_bytes());
-            assert!(shape.query_bytes() <= shape.block_bytes());
+            assert!(shape.queries_stay() || shape.query_bytes() <= shape.block_bytes());
             assert!(shape.warp_bytes().is_multiple_of(128));
         }
     }

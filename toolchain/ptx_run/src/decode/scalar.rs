@@ -159,6 +159,7 @@ impl Decoder<'_> {
             ["mad", "lo", "s32" | "u32"] => self.word3(Word3::Mad, operands),
             ["mad", "lo", "s16" | "u16"] => self.word3(Word3::Mad16, operands),
             ["fma", "rn", "f32"] => self.word3(Word3::Fma, operands),
+            ["fma", "rn", "f16x2"] => self.word3(Word3::FmaF16s, operands),
             ["bfe", "u32"] => self.word3(Word3::Bfe, operands),
             ["bfe", "s32"] => self.word3(Word3::BfeSigned, operands),
             ["prmt", "b32"] => self.word3(Word3::PermuteBytes, operands),

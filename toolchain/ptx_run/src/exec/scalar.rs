@@ -205,19 +205,36 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
     }
 }
 
-/// Rounded once: the product is exact in f64, and the sum there is rounded to odd, so that what it lost shows in its last
-/// bit. A call of the C library's `fmaf` for each lane would take longer.
+/// Rounded once, by way of [`odd_sum`]. A call of the C library's `fmaf` for each lane would take longer.
 fn fma(a: f32, b: f32, c: f32) -> f32 {
+    odd_sum(a, b, c) as f32
+}
+
+/// As [`fma`], of f16. Of an f64 that is rounded to odd, the upper bits with one for the others are rounded to odd, too.
+fn fma_f16(a: u16, b: u16, c: u16) -> u16 {
+    const LOWER: u64 = (1 << 29) - 1;
+    let [a, b, c] = [a, b, c].map(|x| f16::from_bits(x).to_f32());
+    let sum = odd_sum(a, b, c);
+    let bits = sum.to_bits();
+    let odd = match sum.is_finite() && bits & LOWER != 0 {
+        true => f64::from_bits(bits & !LOWER | (LOWER + 1)),
+        false => sum,
+    };
+    f16::from_f32(odd as f32).to_bits()
+}
+
+/// a·b + c: the product is exact in f64, and the sum there is rounded to odd, so that what it lost shows in its last bit.
+fn odd_sum(a: f32, b: f32, c: f32) -> f64 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let sum = product + c;
     let of_c = sum - product;
     let lost = (product - (sum - of_c)) + (c - of_c);
     let bits = sum.to_bits();
     if !sum.is_finite() || lost == 0.0 || bits & 1 == 1 {
-        return sum as f32;
+        return sum;
     }
     let away = (lost > 0.0) == (sum > 0.0);
-    f64::from_bits(if away { bits + 1 } else { bits - 1 }) as f32
+    f64::from_bits(if away { bits + 1 } else { bits - 1 })
 }
 
 fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
@@ -235,6 +252,13 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
                 f32::from_bits(c[lane]),
             )
             .to_bits()
+        }),
+        Word3::FmaF16s => std::array::from_fn(|lane| {
+            let of = |shift: u32| {
+                let [a, b, c] = [a, b, c].map(|words| (words[lane] >> shift) as u16);
+                u32::from(fma_f16(a, b, c))
+            };
+            of(16) << 16 | of(0)
         }),
         Word3::Bfe => {
             std::array::from_fn(|lane| field(u64::from(a[lane]), b[lane], c[lane]) as u32)

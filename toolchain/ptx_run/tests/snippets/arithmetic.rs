@@ -310,6 +310,22 @@ fn pairs_of_f16_are_multiplied_and_rounded_once() {
 }
 
 #[test]
+fn pairs_of_f16_are_multiplied_and_added_and_rounded_once() {
+    let sum = |a: u32, b: u32, c: u32| {
+        lanes(&format!(
+            "mov.b32 %r3, {a:#x}; mov.b32 %r4, {b:#x}; mov.b32 %r5, {c:#x}; fma.rn.f16x2 %r10, %r3, %r4, %r5;"
+        ))[0] as u32
+    };
+    // −2 · 3 + 1 and 1.5 · 0.5 + 0.25.
+    assert_eq!(sum(0xC000_3E00, 0x4200_3800, 0x3C00_3400), 0xC500_3C00);
+    // ∞ · 0 is NaN, and −0 · 0 − 0 is −0.
+    assert_eq!(sum(0x7C00_8000, 0, 0x3C00_8000) & 0x7E00_FFFF, 0x7E00_8000);
+    // 2⁻²⁴ · 2⁻²⁴ breaks a tie of 1 + 2⁻¹¹ upwards, which a second rounding would lose; the other way round it is lost.
+    assert_eq!(sum(0x1000_0001, 0x3C00_0001, 0x3C00_3C00), 0x3C00_3C00);
+    assert_eq!(sum(0x0001_1001, 0x0001_3C00, 0x3C00_3C00), 0x3C00_3C01);
+}
+
+#[test]
 fn lanes_part_and_meet_again() {
     let body = "mov.b32 %r10, 0; setp.lt.u32 %p1, %r0, 10; @%p1 bra LESS; add.s32 %r10, %r10, 100; bra.uni MEET;\n\
                 LESS: add.s32 %r10, %r10, 1;\nMEET: vote.sync.ballot.b32 %r3, %p1, -1; popc.b32 %r4, %r3; add.s32 %r10, %r10, %r4;";

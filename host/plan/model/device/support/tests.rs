@@ -106,7 +106,7 @@ fn heads_of_256_run_on_ampere_and_not_on_ada() {
         assert_eq!(
             error,
             format!(
-                "no kernel for {name} has a head dimension of 256; supported: 64, 128 (kernels of these heads need 115216 bytes \
+                "no kernel for {name} has a head dimension of 256; supported: 64, 128, and all multiples of 16 up to 128 (kernels of these heads need 115216 bytes \
                  of shared memory for a CTA, {name} has 101376)"
             )
         );
@@ -117,7 +117,37 @@ fn heads_of_256_run_on_ampere_and_not_on_ada() {
         matches!(error, Err(PlanError::NoTile { largest: 16, .. })),
         "{error:?}"
     );
-    assert!(device("a100").supports(&Spec::new(32, 8, 160)).is_err());
+}
+
+/// Decodes of Ampere pad heads, and take their prompts on pages of any size.
+#[test]
+fn ampere_pads_heads_where_those_of_the_next_kernel_run() {
+    for (name, largest) in [("a100", 256), ("a6000", 128), ("rtx4090", 128)] {
+        let device = DeviceDescription::named(name).unwrap();
+        for dim in (16..=256).step_by(16) {
+            let spec = Spec::new(32, 8, dim);
+            let capped = spec.with_soft_cap(30.0);
+            for spec in [spec, capped, spec.with_dtype(Dtype::F16)] {
+                let there = device.supports(&spec);
+                assert_eq!(there.is_ok(), dim <= largest, "{name}, {dim}: {there:?}");
+            }
+            let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+            device.supports(&of_8_bits).unwrap();
+            if dim <= largest {
+                let mut table = PageTable::new(3, 100);
+                table.push(&(0..100).collect::<Vec<_>>(), 300);
+                let batch = Batch::new(vec![0, 300], table);
+                let options = PlanOptions::default();
+                let plan = Planner::new().plan(&spec, &batch, &device, &options);
+                plan.unwrap().verify(&batch).unwrap();
+            }
+        }
+        let error = device.supports(&Spec::new(17, 1, 80));
+        assert!(
+            matches!(error, Err(PlanError::NoTile { largest: 16, .. })),
+            "{error:?}"
+        );
+    }
 }
 
 /// Prompts have kernels of their own if there are any; decodes are padded.
@@ -207,14 +237,23 @@ fn element_types_without_a_kernel_are_named() {
         "no kernel for h200 takes keys and values (with a soft cap) in F8E5M2: convert to BF16, F16 or F8E4M3, or plan for the CPU, which \
          takes every type"
     );
-    let a100 = DeviceDescription::named("a100").unwrap();
-    let error = a100
-        .supports(&spec.with_kv_dtype(Dtype::F8E4M3))
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("convert to BF16 or F16,"),
-        "{error}"
-    );
+    for name in ["a100", "a6000", "rtx4090"] {
+        let device = DeviceDescription::named(name).unwrap();
+        for head_dim in [64, 128, 256] {
+            let spec = Spec::new(32, 8, head_dim).with_kv_dtype(Dtype::F8E4M3);
+            device.supports(&spec).unwrap();
+            device.supports(&spec.with_soft_cap(30.0)).unwrap();
+            let spec = spec.with_kv_dtype(Dtype::F8E5M2);
+            device.supports(&spec).unwrap();
+            let error = device.supports(&spec.with_soft_cap(30.0)).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("convert to BF16, F16 or F8E4M3,"),
+                "{error}"
+            );
+        }
+    }
     assert!(matches!(
         all,
         Unsupported::Dtype {

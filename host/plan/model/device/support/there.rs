@@ -7,7 +7,7 @@ use crate::{
         DeviceDescription,
         tiles::{runnable, serves},
     },
-    problem::{Compute, Spec},
+    problem::{Compute, Padding, Spec},
 };
 
 /// Words in a row.
@@ -24,7 +24,7 @@ impl DeviceDescription {
         spec: &Spec,
     ) -> impl Iterator<Item = &'static KernelInfo> + Clone {
         let (compute, of_8_bits) = (spec.compute, spec.kv_dtype.bytes() == 1);
-        let cut = spec.pads_without_prefills();
+        let pads = Padding::of(spec).is_some();
         let rows = move |op| {
             let rows = runnable(self, op).map(|id| id.info());
             rows.filter(move |row| {
@@ -36,7 +36,10 @@ impl DeviceDescription {
             Some(_) => Op::Prefill,
             None => Op::Decode,
         };
-        let prompts = rows(Op::Decode).filter(move |row| (row.takes_prompts || cut) && !row.latent);
+        // Heads that prefills pad do not run on decodes.
+        let padded = pads && !runnable(self, Op::Prefill).any(|id| serves(id.info(), spec));
+        let prompts =
+            rows(Op::Decode).filter(move |row| (row.takes_prompts || padded) && !row.latent);
         rows(op).chain(prompts)
     }
 

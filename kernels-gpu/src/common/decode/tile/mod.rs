@@ -23,6 +23,9 @@ pub(super) const KEY_BLOCKS: usize = KEYS as usize / 16;
 /// S of a chunk: `[key / 16][row / 8]`, each with key `k` of columns `2t`, `2t + 1`, then the same of key `k + 8`.
 pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
 
+/// Two factors of each of a lane's rows, `[row / 8][column]`: of its products with 8-bit keys, and of its output.
+pub type ScalesOfRows<const ROW_BLOCKS: usize> = [[[f32; 2]; 2]; ROW_BLOCKS];
+
 /// P of a chunk, as B operand of the product with the values.
 pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
 
@@ -107,8 +110,8 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     token: [[u32; 2]; ROW_BLOCKS],
     head: [[u32; 2]; ROW_BLOCKS],
     position: [[i32; 2]; ROW_BLOCKS],
-    /// With 8-bit caches, two factors: of the products with keys, and of the output.
-    scale: [[[f32; 2]; 2]; ROW_BLOCKS],
+    /// With 8-bit caches.
+    scale: ScalesOfRows<ROW_BLOCKS>,
     /// The power of two that scales the lane's row of the B operand into the range of f16.
     pub(super) fit: [f32; ROW_BLOCKS],
 }
@@ -202,6 +205,18 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
+    /// Applies factors of the lane's rows, after [`Rows::start`]. Without 8-bit keys they do nothing.
+    #[inline(always)]
+    pub fn take_scales_of_rows(&mut self, scales: ScalesOfRows<ROW_BLOCKS>) {
+        let mut i = 0;
+        while i < ROW_BLOCKS * 2 {
+            let [k, v] = scales[i / 2][i % 2];
+            self.scale[i / 2][i % 2][0] *= k;
+            self.scale[i / 2][i % 2][1] = v;
+            i += 1;
+        }
+    }
+
     /// Sets the factor of a column's products with keys, before scales of the cache are multiplied in.
     #[inline(always)]
     pub(super) fn set_key_scale(&mut self, block: usize, column: usize, scale: f32) {
@@ -245,7 +260,10 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
             let kv_heads = if C::PAIRS { 2 } else { 1 };
             let load = |head| match C::BY_TOKEN {
-                true => TokenScales::load::<MASKED>(chunk, lane, keys, kv_heads, head),
+                true => {
+                    let chunk = [chunk.scales, chunk.first];
+                    TokenScales::load::<MASKED>(chunk, lane, keys, kv_heads, head)
+                }
                 false => TokenScales::ONE,
             };
             let of_all = if C::PAIRS { TokenScales::ONE } else { load(0) };

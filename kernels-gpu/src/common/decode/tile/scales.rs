@@ -5,7 +5,7 @@ use cuda_std::{
     shared,
 };
 
-use super::{super::KEYS, Chunk, KEY_BLOCKS, Keys};
+use super::{super::KEYS, KEY_BLOCKS, Keys};
 use crate::common::cache::scale_of_value;
 
 /// The scales of a lane's keys in a chunk, and of their values.
@@ -24,13 +24,14 @@ impl TokenScales {
         values_inverse: [1.0; 2 * KEY_BLOCKS],
     };
 
-    /// Loads the scales of KV head `head` of the chunk's `kv_heads`.
+    /// Loads the scales of KV head `head` of the `kv_heads` of a chunk whose scales are at the shared address `at`, and
+    /// whose first key is at position `first`.
     ///
     /// # Safety
     /// The chunk is loaded.
     #[inline(always)]
     pub(super) unsafe fn load<const MASKED: bool>(
-        chunk: Chunk,
+        [at, first]: [u32; 2],
         lane: u32,
         keys: Keys,
         kv_heads: u32,
@@ -40,7 +41,7 @@ impl TokenScales {
         let mut i = 0;
         while i < 2 * KEY_BLOCKS {
             let key = lane / 4 + i as u32 * 8;
-            let at = chunk.scales + (key * kv_heads + head) * 4;
+            let at = at + (key * kv_heads + head) * 4;
             // SAFETY: inside the chunk's scales.
             let [of_key, of_value] = unsafe {
                 [
@@ -48,7 +49,7 @@ impl TokenScales {
                     shared::load_f32(at + KEYS * kv_heads * 4),
                 ]
             };
-            let position = chunk.first + key;
+            let position = first + key;
             // Positions without a key have no scales.
             if !MASKED || position >= keys.begin && position < keys.end {
                 scales.keys[i] = of_key;

@@ -19,24 +19,29 @@ const LAST: usize = 2 * KEY_BLOCKS - 1;
 const _: () = assert!(LAST * 8 < 64);
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// Computes the weights from the accumulators of S. The first key of the chunk is at position `first`. With
-    /// `MASKED`, keys outside `keys` and invisible keys get weight 0.
+    /// Computes the weights from the accumulators of S, of a chunk of one KV head whose first key is at position `first`.
+    /// With `MASKED`, keys outside `keys` and invisible keys get weight 0. `scales` is the shared address of the keys'
+    /// scales, followed by the values', if there are scales per token.
     ///
     /// # Safety
-    /// The lanes come together.
+    /// The lanes come together; the scales are loaded.
     #[inline(always)]
     pub unsafe fn weigh<C: Cache, V: Variant, const MASKED: bool>(
         &mut self,
         variant: &V,
         lane: u32,
-        first: u32,
+        [first, scales]: [u32; 2],
         keys: Keys,
         s: Logits<ROW_BLOCKS>,
     ) -> Weights<ROW_BLOCKS> {
-        const { assert!(!C::BY_TOKEN) };
+        const { assert!(!C::PAIRS) };
         // SAFETY: the caller's promise.
         unsafe {
-            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, |_| TokenScales::ONE)
+            let scales = match C::BY_TOKEN {
+                true => TokenScales::load::<MASKED>([scales, first], lane, keys, 1, 0),
+                false => TokenScales::ONE,
+            };
+            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, |_| scales)
         }
     }
 

@@ -1,0 +1,77 @@
+//! Decodes with Ampere's instructions, on any GPU.
+
+use super::*;
+
+/// An A100 with as many SMs as the GPU has. All requests of a few tokens are decodes.
+fn a100(gpu: &Gpu) -> DeviceDescription {
+    let mut device = DeviceDescription::named("a100").expect("it is built in");
+    device.sms = gpu.multiprocessors();
+    device.decode_max_tiles = 64;
+    device
+}
+
+#[test]
+fn decode_of_8_bit_pages_with_amperes_instructions_is_the_reference() {
+    let Some(gpu) = gpu("decode_of_8_bit_pages_with_amperes_instructions_is_the_reference") else {
+        return;
+    };
+    let device = a100(gpu);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(300));
+    runner
+        .run(&case(8, 4), |case| check_any_on(gpu, &device, &case))
+        .unwrap();
+}
+
+/// In graphs, and with splits of a page: most of the work is at the start and the end of units.
+#[test]
+fn graphs_of_ampere_decode_many_units_of_one_chunk() {
+    let Some(gpu) = gpu("graphs_of_ampere_decode_many_units_of_one_chunk") else {
+        return;
+    };
+    for (group, dim, granularity) in [(16, 64, 0), (1, 128, 4), (8, 256, 3), (5, 256, 4)] {
+        let kv_heads = 4;
+        let requests = 12 * gpu.multiprocessors() / kv_heads;
+        let mut table = PageTable::new(16, 2 * requests);
+        for request in 0..requests {
+            let keys = 1 + request % 32;
+            let pages = 2 * request..2 * request + keys.div_ceil(16);
+            table.push(&pages.collect::<Vec<_>>(), keys);
+        }
+        let case = Case {
+            spec: Spec::new(kv_heads * group, kv_heads, dim),
+            batch: Batch::new((0..=requests).collect(), table),
+            layout: KvLayout::Nhd,
+            options: PlanOptions::default().with_split(SplitMode::Fixed { tokens: 16 }),
+            captured: true,
+            granularity,
+            powers: false,
+            query_exponent: 0,
+            seed: 1,
+        };
+        check_on::<bf16, F8E4M3>(gpu, &a100(gpu), &case).unwrap();
+    }
+}
+
+/// Heads between those of the kernels, prompts too.
+#[test]
+fn padded_heads_of_8_bits_with_amperes_instructions_are_the_reference() {
+    let Some(gpu) = gpu("padded_heads_of_8_bits_with_amperes_instructions_are_the_reference")
+    else {
+        return;
+    };
+    let dims = prop::sample::select(&[16_u32, 48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240]);
+    let device = a100(gpu);
+    let mut runner = proptest::test_runner::TestRunner::new(cases(60));
+    runner
+        .run(&(case(30, 4), dims), |(mut case, dim)| {
+            let Spec {
+                q_heads, kv_heads, ..
+            } = case.spec;
+            case.set_heads(Spec::new(q_heads, kv_heads, dim));
+            match case.seed % 3 {
+                0 => check_on::<f16, F8E4M3>(gpu, &device, &case),
+                _ => check_on::<bf16, F8E4M3>(gpu, &device, &case),
+            }
+        })
+        .unwrap();
+}
