@@ -2,6 +2,7 @@
 
 #[path = "../common/adversarial.rs"]
 mod adversarial;
+mod ampere_prompts;
 mod by_head;
 mod calls;
 #[path = "../common/heads.rs"]

@@ -214,7 +214,12 @@ pub(super) fn check(
         return refused(error.to_string());
     }
     // Decode kernels take prompts of other heads: each tile converts the keys again.
-    if !LaunchSet::all(device, &spec)?.has_prefills() {
+    let all = match LaunchSet::all(device, &spec) {
+        Ok(all) => all,
+        // On Ampere, where graphs have no prefills.
+        Err(error) => return refused(error.to_string()),
+    };
+    if !all.has_prefills() {
         return refused(format!(
             "prompts with heads of {} in 8 bits would be several times as slow as in 16",
             spec.head_dim_qk
@@ -356,7 +361,7 @@ mod tests {
     fn what_has_no_kernels_is_refused_with_what_there_is() {
         let llama = Spec::new(32, 8, 128);
         for (device, spec, named) in [
-            ("a100", llama, "F8E4M3"),
+            ("a100", llama, "Ampere"),
             ("h200", Spec::new(32, 8, 80), "heads of 80 in 8 bits"),
             ("h200", Spec::new(32, 8, 512), "no kernel for h200"),
             ("h200", Spec::new(80, 1, 64), "80"),

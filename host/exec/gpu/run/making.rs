@@ -91,8 +91,8 @@ impl Making<'_> {
             let pair = pairs.iter().find(|pair| pair.contains(&index));
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
                 let step = self.group(index, launch, None)?;
-                if step.is_some() {
-                    steps.extend(self.before(index, launch)?);
+                if let Some(step) = &step {
+                    steps.extend(self.before(index, launch, step)?);
                 }
                 steps.extend(step);
                 continue;
@@ -105,7 +105,7 @@ impl Making<'_> {
             let decode = self.group(decode, &launches[decode], ampere)?;
             let pair = [prefill, decode].map(|step| step.map(|step| (step.part, step.parameters)));
             if let [
-                Some((part, Parameters::PrefillRows(prefill))),
+                Some((part, Parameters::PrefillRows(prefill, _))),
                 Some((_, Parameters::DecodeRows(decode))),
             ] = pair
             {
@@ -173,15 +173,17 @@ impl Making<'_> {
     /// Checks that the kernel can pad heads, if they are padded.
     pub(super) fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
         match Padding::of(&self.workspace.spec) {
-            Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
-                kernel: "attention",
-                asked: format!(
-                    "head dimension {} in pages that are read row by row",
-                    padding.dim
-                ),
-                there: "kernels of Hopper; all but 224 and 240 take pages of a multiple of 8 tokens, with keys and values in one \
+            Some(padding) if kernel.info().loads == Loads::Rows && !kernel.info().general => {
+                Err(Error::NoInstance {
+                    kernel: "attention",
+                    asked: format!(
+                        "head dimension {} in pages that are read row by row",
+                        padding.dim
+                    ),
+                    there: "kernels of Hopper; all but 224 and 240 take pages of a multiple of 8 tokens, with keys and values in one \
                         layout",
-            }),
+                })
+            }
             _ => Ok(()),
         }
     }
