@@ -214,12 +214,7 @@ pub(super) fn check(
         return refused(error.to_string());
     }
     // Decode kernels take prompts of other heads: each tile converts the keys again.
-    let all = match LaunchSet::all(device, &spec) {
-        Ok(all) => all,
-        // On Ampere, where graphs have no prefills.
-        Err(error) => return refused(error.to_string()),
-    };
-    if !all.has_prefills() {
+    if !LaunchSet::all(device, &spec)?.has_prefills() {
         return refused(format!(
             "prompts with heads of {} in 8 bits would be several times as slow as in 16",
             spec.head_dim_qk
@@ -228,7 +223,11 @@ pub(super) fn check(
     // The planner does not know the scales of a pool: at the launch, kernels for scales of each token take the place of
     // those of the plan.
     let planning = PlanOptions::default().with_pod(PodMode::Serial);
-    let kernels = LaunchSet::decodes_with(device, &spec, &planning)?;
+    let kernels = match LaunchSet::decodes_with(device, &spec, &planning) {
+        Ok(kernels) => kernels,
+        // On Ampere, where graphs have no prefills.
+        Err(error) => return refused(error.to_string()),
+    };
     // Prefills run decodes of larger groups, and convert all their keys first. Workspaces of graphs have no room for these.
     if kernels.has_prefills() {
         return refused(format!(
