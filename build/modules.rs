@@ -27,7 +27,7 @@ pub const FAMILIES: [Family; 13] = [
     ("passes", &[Compute90a, Compute80]),
     ("step", &[Compute90a, Compute80]),
     ("prefill_f8", &[Compute90a]),
-    ("quantise", &[Compute90a]),
+    ("quantise", &[Compute90a, Compute80]),
     ("measure", &[Compute80, Compute90a]),
 ];
 

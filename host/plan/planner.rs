@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels_gpu::registry::{KernelId, Loads};
+use kernels_gpu::registry::{KernelId, KernelInfo, Loads};
 
 use super::{
     Origin,
@@ -258,7 +258,7 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
     }
 }
 
-/// Refuses page sizes for padded heads. Prefills of larger head dimensions load padded heads only by tensor maps, in
+/// Refuses page sizes for padded heads. Hopper's prefills of larger head dimensions load padded heads only by tensor maps, in
 /// groups of 8 tokens. Prompts of some heads have kernels of their own, so only the plan tells which items are padded.
 fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result<(), PlanError> {
     let spec = &plan.spec;
@@ -267,10 +267,9 @@ fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result
     }
     let prefills = plan.groups.iter();
     for group in prefills.filter(|group| group.kernel == Kernel::Prefill) {
-        if group
-            .id
-            .is_none_or(|id| id.info().head_dim == spec.head_dim_qk)
-        {
+        let reads_any =
+            |row: &KernelInfo| row.head_dim == spec.head_dim_qk || row.loads == Loads::Rows;
+        if group.id.is_none_or(|id| reads_any(id.info())) {
             continue;
         }
         let items = plan.items_of(group).iter();

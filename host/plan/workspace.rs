@@ -9,6 +9,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 use kernels_gpu::{
     abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem},
+    registry::Arch,
     sm80::pod::COUNTERS,
 };
 use serde::{Deserialize, Serialize};
@@ -95,9 +96,9 @@ impl Bound {
                 true => limits.query_tokens,
                 false => 0,
             },
-            // No prefill converts padded heads.
+            // No prefill of Hopper converts padded heads.
             converted_pages: match spec.converts()
-                && Padding::of(spec).is_none()
+                && (Padding::of(spec).is_none() || !Arch::Sm90a.runs_on(device.compute_capability))
                 && !device.is_cpu()
             {
                 // Every request has a last page in each part that may not be full.
@@ -226,6 +227,7 @@ impl WorkspaceLayout {
         let pads = Padding::of(spec).is_some();
         let rounds = pads && spec.rounds_queries();
         let (own_dim, out_bytes) = (u64::from(spec.head_dim_qk), spec.bytes_of_padded_outputs());
+        let converted = [spec.head_dim_qk, spec.head_dim_v];
         let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
@@ -254,7 +256,6 @@ impl WorkspaceLayout {
         ];
         let rounded = section(if rounds { padded_rows * own_dim } else { 0 }, 2);
         let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(ConvertedPage::KEYS);
-        let converted = [spec.head_dim_qk, spec.head_dim_v];
         let converted =
             converted.map(|dim| section(converted_rows * u64::from(dim), spec.converted_bytes()));
         let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());

@@ -3,6 +3,7 @@
 #[path = "../common/adversarial.rs"]
 mod adversarial;
 mod ampere;
+mod ampere_prompts;
 mod by_head;
 mod calls;
 #[path = "../common/heads.rs"]

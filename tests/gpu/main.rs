@@ -7,6 +7,7 @@ mod launches;
 #[allow(dead_code)]
 mod problem;
 
+mod ampere_prompts;
 mod append;
 mod cust;
 mod decode;

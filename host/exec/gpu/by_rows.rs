@@ -10,7 +10,7 @@ use super::{
     DecodeCall, Gpu, PrefillCall, decode,
     module::Kernel,
     prefill,
-    steps::{Parameters, Step},
+    steps::{Parameters, Source, Step},
     tensor::VECTOR_BYTES,
     vectors::vectors_of,
 };
@@ -62,10 +62,16 @@ impl Gpu {
             heads: Divisor::new(spec.q_heads / pack),
             heads_per_kv_head: Divisor::new(spec.group() / pack),
             tile_tokens,
+            columns: match call.extras.padding {
+                Some(padding) => [2 * padding.dim, padding.slabs, 2 * padding.step],
+                None => [2 * spec.head_dim_qk, spec.head_dim_qk / 64, 128],
+            },
+            reserved: 0,
         };
         let ctas = parameters.attention.units;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(self.step(kernel, ctas, Parameters::PrefillRows(parameters)))
+        let parameters = Parameters::PrefillRows(parameters, Source::Pool);
+        Ok(self.step(kernel, ctas, parameters))
     }
 
     /// The launch of a [`Gpu::decode`] that was checked.

@@ -6,7 +6,7 @@ use kernels_gpu::registry::{KernelId, Op};
 
 use crate::plan::{
     data::{Kernel, Plan, PodMode, TileGroup},
-    model::tiles::serves,
+    model::tiles::serves_heads,
 };
 
 impl Plan {
@@ -15,7 +15,7 @@ impl Plan {
     #[must_use]
     pub fn kernel_name(&self, group: &TileGroup) -> String {
         let tickets = self.pod.is_some_and(|pod| pod.mode == PodMode::Tickets);
-        let pod = |id: &KernelId| id.info().op == Op::Pod && serves(id.info(), &self.spec);
+        let pod = |id: &KernelId| id.info().op == Op::Pod && serves_heads(id.info(), &self.spec);
         let pod = KernelId::all().find(pod).filter(|_| tickets);
         let hooks = self.spec.variant.hooks;
         match (pod.or(group.id), group.kernel) {

@@ -248,13 +248,15 @@ pub struct WidenParams {
     pub convert: ConvertParams,
     /// Scales of each token and KV head, or none.
     pub scales: ScaleParams,
+    /// Vectors of 16 numbers per row.
+    pub vectors: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
     /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which selects the pages to widen; or 0.
     pub record: u64,
     /// KV heads.
     pub kv_heads: Divisor,
-    /// Log₂ of the vectors of 16 numbers per row.
+    /// Log₂ of the next power of two of these vectors.
     pub vectors_log: u32,
 }
 

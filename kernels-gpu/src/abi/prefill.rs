@@ -106,4 +106,9 @@ pub struct GatherPrefillParams {
     pub heads_per_kv_head: Divisor,
     /// Query tokens of a tile: its rows / `pack`.
     pub tile_tokens: u32,
+    /// For general kernels: the bytes of a head's columns in the pools, the slabs of 64 columns that it has, and the bytes
+    /// from one slab to the next. Slabs of padded heads may overlap; columns past the last are zero.
+    pub columns: [u32; 3],
+    /// Zero.
+    pub reserved: u32,
 }

@@ -3,6 +3,7 @@
 pub mod cache;
 pub mod decode;
 pub mod divisor;
+pub mod eight_bits;
 pub mod half;
 #[cfg(target_arch = "nvptx64")]
 pub mod logits;

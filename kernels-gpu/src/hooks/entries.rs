@@ -166,7 +166,7 @@ macro_rules! sm80_prefill_of_variant {
         const _: () = {
             use $crate::{
                 common::half,
-                sm80::prefill::{Shape, run},
+                sm80::prefill::{Shape, is_general, run},
             };
             const SHAPE: Shape = Shape { keys: $keys, head_dim: $dim };
 
@@ -176,10 +176,16 @@ macro_rules! sm80_prefill_of_variant {
                     name = ["sm80_prefill_", $rows, "x", $keys, "_d", $dim, "_", $element, "_", $name],
                     only = [($dim, $heads), ($half, $elements)],
                     max_threads = SHAPE.threads(),
-                    min_blocks = 2
+                    min_blocks = SHAPE.ctas_per_sm()
                 )]
-                |p: $crate::abi::GatherPrefillParams, variant| run::<half::$half, _, { $keys / 2 }, { $dim / 2 }>(&p, &variant, SHAPE)
-
+                |p: $crate::abi::GatherPrefillParams, variant| run::<
+                    half::$half,
+                    _,
+                    { $keys / 2 },
+                    { $dim / 2 },
+                    { SHAPE.halves() as usize },
+                    { is_general(&SHAPE, &["cap"]) },
+                >(&p, &variant, SHAPE)
             }
         };
     };

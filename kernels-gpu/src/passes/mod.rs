@@ -3,7 +3,10 @@
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+#[cfg(any(
+    not(target_arch = "nvptx64"),
+    all(feature = "quantise", target_feature = "sm_90a")
+))]
 pub mod latent_656;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod merge;
@@ -17,7 +20,10 @@ pub mod quantise;
 pub mod ranks;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod results;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+#[cfg(any(
+    not(target_arch = "nvptx64"),
+    all(feature = "quantise", target_feature = "sm_90a")
+))]
 pub mod turn;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod widen;

@@ -33,7 +33,7 @@ pub const COMPUTED: u32 = 2;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] = {
     use crate::common::half::half_row;
-    crate::each_half! { list half_row { "append_quantised_", Quantise Sm90a Quantise, THREADS, BLOCKS, E4m3 } }
+    crate::each_half! { list half_row { "append_quantised_", Quantise Sm80 Quantise, THREADS, BLOCKS, E4m3 } }
 };
 
 #[cfg(target_arch = "nvptx64")]
@@ -41,13 +41,14 @@ pub(crate) use device::largest_finite;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use cuda_std::{convert, prelude::*};
+    use cuda_std::prelude::*;
 
     use super::{BLOCKS, COMPUTED, GIVEN, LARGEST, LARGEST_E5M2, NUMBERS, SMALLEST, THREADS};
     use crate::{
         abi::QuantiseParams,
         common::{
             cache,
+            eight_bits::{f32x2_to_e4m3x2, f32x2_to_e5m2x2},
             half::{Half, half_entry},
         },
     };
@@ -152,9 +153,9 @@ mod device {
                 let pair = |i: usize| {
                     let (first, second) = (numbers[i] * inverse, numbers[i + 1] * inverse);
                     u32::from(if wide_range {
-                        convert::f32x2_to_e5m2x2(first, second)
+                        f32x2_to_e5m2x2(first, second)
                     } else {
-                        convert::f32x2_to_e4m3x2(first, second)
+                        f32x2_to_e4m3x2(first, second)
                     })
                 };
                 let narrow = [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16];

@@ -1,9 +1,9 @@
 //! `widen`: converts 8-bit keys and values to 16-bit pages, each multiplied by the scale of its token if tokens have scales.
 //!
-//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and applies scales per row of queries if
-//! they are the same for all keys of the row. A scale per key would cost a multiplication per logit. So such keys are
+//! Hopper's prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and applies scales per row of queries
+//! if they are the same for all keys of the row. A scale per key would cost a multiplication per logit. So such keys are
 //! widened once, by a launch before the prefill, which then reads 16 bits. So are keys that few rows of queries see: their
-//! products take less time than converting beside them.
+//! products take less time than converting beside them. Prefills with Ampere's instructions read widened keys only.
 //!
 //! Blocks process *pieces*, 64 keys of one KV head or their values; a thread widens 16 numbers.
 
@@ -20,18 +20,19 @@ pub const NUMBERS: u32 = 16;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] = {
     use crate::common::half::half_row;
-    crate::each_half! { list half_row { "widen_", Quantise Sm90a Widen, THREADS, BLOCKS, E4m3 } }
+    crate::each_half! { list half_row { "widen_", Quantise Sm80 Widen, THREADS, BLOCKS, E4m3 } }
 };
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use cuda_std::{convert, prelude::*};
+    use cuda_std::prelude::*;
 
     use super::{BLOCKS, THREADS};
     use crate::{
         abi::{ConvertedPage, KvStrides, WidenParams},
         common::{
             cache,
+            eight_bits::{e4m3x2_to_f32, e5m2x2_to_f32},
             half::{Half, half_entry},
         },
     };
@@ -67,6 +68,10 @@ mod device {
                 while vector >> p.vectors_log < ConvertedPage::KEYS {
                     let token = vector >> p.vectors_log;
                     let in_row = vector & ((1 << p.vectors_log) - 1);
+                    if in_row >= p.vectors {
+                        vector += THREADS;
+                        continue;
+                    }
                     let mut wide = [[0; 4]; 2];
                     // Rows before the first key that is seen and past the last become zeros.
                     // Opaque: kept apart through the loop, both numbers take two registers.
@@ -77,7 +82,7 @@ mod device {
                         let at = [ptr::load_nc_u32(id as *const u32), offset, head];
                         wide = side.load::<T>(at, in_row, c.format);
                     }
-                    let to = (u64::from(to + token) << p.vectors_log) + u64::from(in_row);
+                    let to = u64::from(to + token) * u64::from(p.vectors) + u64::from(in_row);
                     let to = side.to + to * 32;
                     ptr::store_u32x4(to as *mut u32, wide[0]);
                     ptr::store_u32x4((to + 16) as *mut u32, wide[1]);
@@ -142,12 +147,11 @@ mod device {
             let mut i = 0;
             while i < 8 {
                 let two = (narrow[i / 2] >> (i % 2 * 16)) as u16;
-                let pair = if format == cache::E5M2 {
-                    convert::e5m2x2_to_f16x2(two)
+                let [first, second] = if format == cache::E5M2 {
+                    e5m2x2_to_f32(two)
                 } else {
-                    convert::e4m3x2_to_f16x2(two)
+                    e4m3x2_to_f32(two)
                 };
-                let [first, second] = convert::f16x2_to_f32(pair);
                 wide[i / 4][i % 4] = if scaled {
                     T::pack(fit::<T>(first * scale), fit::<T>(second * scale))
                 } else {

@@ -40,7 +40,7 @@ impl KernelId {
             return Some(self);
         }
         let of_rows = |row: &KernelInfo, other: &KernelInfo| {
-            other.stands_in && other.extras && other.rows == row.rows
+            other.stands_in && other.extras && !other.general && other.rows == row.rows
         };
         let same_tile = |row: &KernelInfo, other: &KernelInfo| {
             of_rows(row, other) && (other.keys, other.co_resident) == (row.keys, row.co_resident)
@@ -64,7 +64,21 @@ impl KernelId {
         if self.info().arch == arch {
             return Some(self);
         }
-        self.counterpart(|row, other| other.arch == arch && other.by_token == row.by_token)
+        self.counterpart(|row, other| {
+            (other.arch == arch && other.by_token == row.by_token)
+                && (!other.general || !other.stands_in)
+        })
+    }
+
+    /// The kernel with Ampere's instructions that does the same and is [general](KernelInfo::general).
+    #[must_use]
+    pub fn general(self) -> Option<Self> {
+        if self.info().general {
+            return Some(self);
+        }
+        self.counterpart(|row, other| {
+            other.general && (other.arch, other.rows, other.keys) == (row.arch, row.rows, row.keys)
+        })
     }
 
     /// The kernel that does the same with scales per token.

@@ -41,8 +41,12 @@ pub struct KernelInfo {
     pub turns: bool,
     /// It supports sinks and masks of the last keys.
     pub extras: bool,
+    /// A prefill with Ampere's instructions that pads heads, and applies the scales of 8-bit keys that a launch before it
+    /// widened.
+    pub general: bool,
     /// No plan names it. It is launched instead of a planned kernel with the same tile: one without
-    /// [`extras`](Self::extras), one for latent heads that loads pages, or one for single KV heads.
+    /// [`extras`](Self::extras), one that is not [`general`](Self::general), one for latent heads that loads pages, or one
+    /// for single KV heads.
     pub stands_in: bool,
     /// Co-resident: it leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
@@ -93,6 +97,7 @@ impl KernelInfo {
             cap: false,
             turns: false,
             extras: true,
+            general: false,
             stands_in: false,
             co_resident: false,
             multi_table: false,

@@ -190,7 +190,10 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 rows: row.rows,
                 pack: None,
             }];
-            if row.stands_in {
+            if row.stands_in && row.general {
+                // With scales of KV heads.
+                planned.spec = planned.spec.with_kv_dtype(Dtype::F8E4M3);
+            } else if row.stands_in {
                 planned.spec = planned.spec.with_sinks();
                 planned.trees = true;
             }

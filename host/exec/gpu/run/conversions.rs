@@ -19,7 +19,7 @@ use crate::{
         steps::{Parameters, Step},
         vectors::vectors_of,
     },
-    problem::{Compute, KvLayout},
+    problem::{Compute, KvLayout, Spec},
 };
 
 impl Workspace {
@@ -85,7 +85,12 @@ impl Gpu {
         record: Option<DeviceArray<LaunchRecord>>,
         tokens: usize,
     ) -> Result<Step, Error> {
-        let spec = &workspace.spec.times(heads).on_kernels();
+        let of_part = workspace.spec.times(heads);
+        let spec = &Spec {
+            head_dim_qk: of_part.head_dim_qk,
+            head_dim_v: of_part.head_dim_v,
+            ..of_part.on_kernels()
+        };
         let pieces = pages.len() as u32 * spec.kv_heads * 2;
         let params = WidenParams {
             convert: workspace.conversion_of(pool, heads, pages)?,
@@ -93,10 +98,13 @@ impl Gpu {
                 KvScales::Token { .. } => pool.scale_parameters(spec, tokens / heads as usize)?,
                 _ => ScaleParams::default(),
             },
-            reserved: [0; 2],
+            vectors: spec.head_dim_qk / NUMBERS,
+            reserved: 0,
             record: record.map_or(0, |record| record.address),
             kv_heads: Divisor::new(spec.kv_heads),
-            vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),
+            vectors_log: (spec.head_dim_qk / NUMBERS)
+                .next_power_of_two()
+                .trailing_zeros(),
         };
         let kernel = self.pass(Op::Widen, element(spec.q_dtype))?;
         Ok(self.step(kernel, pieces, Parameters::Widen(params)))

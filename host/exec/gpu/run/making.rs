@@ -91,8 +91,8 @@ impl Making<'_> {
             let pair = pairs.iter().find(|pair| pair.contains(&index));
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
                 let step = self.group(index, launch, None)?;
-                if step.is_some() {
-                    steps.extend(self.before(index, launch)?);
+                if let Some(step) = &step {
+                    steps.extend(self.before(index, launch, step)?);
                 }
                 steps.extend(step);
                 continue;
@@ -105,7 +105,7 @@ impl Making<'_> {
             let decode = self.group(decode, &launches[decode], ampere)?;
             let pair = [prefill, decode].map(|step| step.map(|step| (step.part, step.parameters)));
             if let [
-                Some((part, Parameters::PrefillRows(prefill))),
+                Some((part, Parameters::PrefillRows(prefill, _))),
                 Some((_, Parameters::DecodeRows(decode))),
             ] = pair
             {
@@ -174,7 +174,9 @@ impl Making<'_> {
     pub(super) fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
         match Padding::of(&self.workspace.spec) {
             Some(padding)
-                if kernel.info().loads == Loads::Rows && kernel.info().op != Op::Decode =>
+                if kernel.info().loads == Loads::Rows
+                    && kernel.info().op != Op::Decode
+                    && !kernel.info().general =>
             {
                 Err(Error::NoInstance {
                     kernel: "attention",

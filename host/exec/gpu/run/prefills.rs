@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kernels_gpu::registry::{Arch, KernelInfo, Op};
+use kernels_gpu::registry::{Arch, KernelId, KernelInfo, Op};
 
 use super::making::{Making, on, place};
 use crate::{
@@ -43,21 +43,25 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => gpu.prefill_kernel(extras.kernel(planned)?),
         };
+        let of_ampere = kernel.info().arch == Arch::Sm80;
+        let kernel = match of_ampere && (extras.scaled || extras.padding.is_some()) {
+            true => general(kernel)?,
+            false => kernel,
+        };
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if !own_heads {
-            // Only tensor maps pad.
-            if self.may_be_for_other_pages(pool) && extras.padding.is_some() {
+            // Hopper's pad by tensor maps.
+            if !of_ampere && self.may_be_for_other_pages(pool) && extras.padding.is_some() {
                 return Ok(None);
             }
             self.pads_by(kernel)?;
         }
-        let of_ampere = kernel.info().arch == Arch::Sm80;
         pool.check_scales_of_prefills(&workspace.spec, kernel.info())?;
         let turns = workspace.spec.rotary.is_some();
-        if converts && of_ampere {
+        if turns && of_ampere || workspace.spec.compute == Compute::F8 && of_ampere {
             let what = match turns {
                 true => "a rotary embedding",
-                false => "keys and values of 8 bits",
+                false => "products of 8 bits",
             };
             return Err(Error::NoInstance {
                 kernel: "prefill",
@@ -124,6 +128,15 @@ impl Making<'_> {
             shapes.unpadded = own_heads;
         }
         let parameters = step.as_mut().map(|step| &mut step.parameters);
+        let by_token = by_token(&workspace.spec, pool);
+        let tokens = tensors.q.shape[0] / heads as usize;
+        if let (Some(Parameters::PrefillRows(params, source)), true) = (parameters, converts) {
+            *source = Source::Widened { by_token };
+            if !by_token {
+                params.attention.scales = pool.scale_parameters(&of_part, tokens)?;
+            }
+        }
+        let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
             if turns {
                 let values = extras.values.is_none();
@@ -132,10 +145,9 @@ impl Making<'_> {
                     params.convert.list = workspace.conversions().address;
                     params.convert.page_ids = workspace.page_ids().address;
                 }
-            } else if by_token(&workspace.spec, pool) {
-                shapes.source = Source::Widened { by_token: true };
+            } else if by_token {
+                shapes.source = Source::Widened { by_token };
             } else {
-                let tokens = tensors.q.shape[0] / heads as usize;
                 params.attention.scales = pool.scale_parameters(&of_part, tokens)?;
                 if self.widens(launch) {
                     shapes.source = Source::Widened { by_token: false };
@@ -174,8 +186,14 @@ impl Making<'_> {
             && spec.compute == Compute::F16
     }
 
-    /// The launch before a prefill whose keys have a scale for each token, are seen by few rows, or need the rotary embedding.
-    pub(super) fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
+    /// The launch before a prefill whose keys have a scale for each token, are seen by few rows, or need the rotary embedding;
+    /// and before one with Ampere's instructions that reads keys of 8 bits.
+    pub(super) fn before(
+        &self,
+        index: usize,
+        launch: &GroupLaunch,
+        prefill: &Step,
+    ) -> Result<Option<Step>, Error> {
         let (workspace, part) = (self.workspace, launch.key.part as usize);
         let (gpu, pool) = (self.gpu, &self.tensors.pools[part]);
         if launch.key.kernel.info().op != Op::Prefill {
@@ -185,7 +203,7 @@ impl Making<'_> {
         let pages = self.converted(launch);
         let step = if workspace.spec.rotary.is_some() {
             gpu.prepare_turn(workspace, pool, pages, record)?
-        } else if by_token(&workspace.spec, pool) || self.widens(launch) {
+        } else if by_token(&workspace.spec, pool) || self.widens(launch) || reads_widened(prefill) {
             let (heads, tokens) = (launch.key.heads, self.tensors.q.shape[0]);
             gpu.prepare_widen(workspace, (pool, heads), pages, record, tokens)?
         } else {
@@ -223,6 +241,23 @@ impl KvPool {
             false => Ok(()),
         }
     }
+}
+
+/// The kernel with Ampere's instructions that pads heads and applies scales.
+fn general(kernel: KernelId) -> Result<KernelId, Error> {
+    kernel.general().ok_or_else(|| Error::NoInstance {
+        kernel: "prefill",
+        asked: format!("padded heads, or scales of 8-bit keys, in {kernel}"),
+        there: "these in kernels without hooks",
+    })
+}
+
+/// Whether a prefill with Ampere's instructions reads widened keys.
+const fn reads_widened(step: &Step) -> bool {
+    matches!(
+        step.parameters,
+        Parameters::PrefillRows(_, Source::Widened { .. })
+    )
 }
 
 /// Whether a launch before the prefills multiplies keys by the scales of their tokens.

@@ -93,7 +93,7 @@ impl Gpu {
     /// keys, applies the rotary embedding, appends keys and values to their pages, and writes the queries to `q`.
     ///
     /// `q` is `[tokens, q_heads, head_dim]` of the projection's type, with strides that are multiples of 8. It may be the
-    /// query part of the projection itself (in place). The pool has the projection's type, or F8E4M3 on Hopper, with
+    /// query part of the projection itself (in place). The pool has the projection's type, or F8E4M3, with
     /// rows at multiples of 8 elements. `slots` are as in [`append_paged_kv`](Self::append_paged_kv). The queries of a token
     /// are written even if its slot says that its keys and values are not. `scales` is the source of the scales of 8-bit pages; for
     /// other pages use [`AppendScales::Given`].

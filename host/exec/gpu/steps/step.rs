@@ -39,7 +39,7 @@ pub enum Parameters {
     Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, PrefillShapes),
-    PrefillRows(GatherPrefillParams),
+    PrefillRows(GatherPrefillParams, Source),
     /// Widens the keys for the prefill after it.
     Widen(WidenParams),
     /// Rotates the keys for the prefill after it.
@@ -224,9 +224,16 @@ impl Step {
                 pool.check_addresses()?;
                 point(&mut params.attention, tensors, pool);
             }
-            Parameters::PrefillRows(params) => {
+            Parameters::PrefillRows(params, source) => {
                 pool.check_addresses()?;
+                let read = (params.attention.k, params.attention.v);
                 point(&mut params.attention, tensors, pool);
+                if let Source::Widened { by_token } = *source {
+                    if !by_token {
+                        params.attention.scales = scales;
+                    }
+                    (params.attention.k, params.attention.v) = read;
+                }
             }
             Parameters::Pod(params) => {
                 pool.check_addresses()?;
@@ -258,7 +265,7 @@ impl Step {
             Parameters::Latent(params, _) => (&raw const *params).cast(),
             Parameters::DecodeRows(params) => (&raw const *params).cast(),
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
-            Parameters::PrefillRows(params) => (&raw const *params).cast(),
+            Parameters::PrefillRows(params, _) => (&raw const *params).cast(),
             Parameters::Widen(params) => (&raw const *params).cast(),
             Parameters::Turn(params) => (&raw const *params).cast(),
             Parameters::Pod(params) => (&raw const *params).cast(),
@@ -270,7 +277,7 @@ impl Step {
         let parameters = &self.parameters;
         matches!(
             parameters,
-            Parameters::Prefill(..) | Parameters::PrefillRows(_)
+            Parameters::Prefill(..) | Parameters::PrefillRows(..)
         )
     }
 
@@ -299,7 +306,7 @@ impl Step {
             Parameters::Widen(_) | Parameters::Turn(_) | Parameters::Merge(_) => false,
             Parameters::Latent(..)
             | Parameters::DecodeRows(_)
-            | Parameters::PrefillRows(_)
+            | Parameters::PrefillRows(..)
             | Parameters::Pod(_) => true,
         }
     }

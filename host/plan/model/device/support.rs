@@ -4,7 +4,7 @@ mod there;
 
 use std::collections::BTreeSet;
 
-use kernels_gpu::registry::{Element, KernelId, KernelInfo, Op};
+use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Op};
 
 use self::there::list;
 use super::DeviceDescription;
@@ -78,9 +78,12 @@ impl DeviceDescription {
         ];
         // Here, an 8-bit cache type needs a kernel for any heads. Whether these heads have one is checked with the
         // dimensions.
+        // Prefills with Ampere's instructions read widened keys, and run decodes that have no kernel.
+        let older = !Arch::Sm90a.runs_on(self.compute_capability);
         let of = |element: Element, cap: bool| {
             let is = |id: KernelId| id.info().takes_cache(element) && id.info().cap == cap;
-            runnable(self, Op::Decode).any(is)
+            let widened = |id: KernelId| older && id.info().cap == cap;
+            runnable(self, Op::Decode).any(is) || runnable(self, Op::Prefill).any(widened)
         };
         let cap = spec.variant.soft_cap.is_some();
         let [e4m3, e5m2] = [Element::E4m3, Element::E5m2].map(|element| of(element, cap));
@@ -131,7 +134,7 @@ impl DeviceDescription {
     fn check_compute(&self, spec: &Spec) -> Result<(), Unsupported> {
         let rows = runnable(self, Op::Prefill).map(|id| id.info());
         let of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
-        if spec.compute == Compute::F16 || of_8_bits.clone().any(|row| serves(row, spec)) {
+        if spec.compute == Compute::F16 || of_8_bits.clone().any(|row| serves(self, row, spec)) {
             return Ok(());
         }
         let there: BTreeSet<_> = of_8_bits.map(|row| row.head_dim).collect();
@@ -200,7 +203,7 @@ impl DeviceDescription {
             return self.check_latent(spec);
         }
         let prefills = self.rows_for_prompts(spec);
-        if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
+        if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(self, row, spec)) {
             return Ok(());
         }
         if let Some(hooks) = spec.variant.hooks {
@@ -256,7 +259,7 @@ impl DeviceDescription {
     fn check_latent(&self, spec: &Spec) -> Result<(), Unsupported> {
         let kernels = runnable(self, Op::Decode).map(|id| id.info());
         let mut latent = kernels.filter(|row| row.latent);
-        if latent.clone().any(|row| serves(row, spec)) {
+        if latent.clone().any(|row| serves(self, row, spec)) {
             return Ok(());
         }
         let what = match latent.next() {

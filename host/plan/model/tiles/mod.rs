@@ -13,7 +13,7 @@ pub use choice::{Choice, PrefillTile};
 pub(in crate::plan) use choice::{MOST_OF_TILE, decode_of_tile};
 pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
 use kernels_gpu::registry::{KernelId, Op};
-pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves};
+pub(in crate::plan) use serving::{alone, has_hooks, runnable, serves, serves_heads};
 
 use self::{
     choice::{decodes, larger_decode, prefill_tile, prefills},

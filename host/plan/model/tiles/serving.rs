@@ -11,8 +11,17 @@ use crate::{
     problem::{Compute, Dtype, Padding, Spec},
 };
 
+/// Whether a device takes a kernel for these heads. Prefills with Ampere's instructions read padded heads and widened keys where
+/// the device has no others.
+pub(in crate::plan) fn serves(device: &DeviceDescription, row: &KernelInfo, spec: &Spec) -> bool {
+    let general = Padding::of(spec).is_some() || spec.kv_dtype.bytes() == 1;
+    let is_ampere = row.op == Op::Prefill && row.arch == Arch::Sm80;
+    let older = !Arch::Sm90a.runs_on(device.compute_capability);
+    (older || !general || !is_ampere) && serves_heads(row, spec)
+}
+
 /// Whether a kernel was compiled for these heads.
-pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
+pub(in crate::plan) fn serves_heads(row: &KernelInfo, spec: &Spec) -> bool {
     let dtype = |element| match element {
         Element::Bf16 => Some(Dtype::BF16),
         Element::F16 => Some(Dtype::F16),
@@ -22,9 +31,11 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
     };
     let of_rows = dtype(row.element);
     let on = spec.on_kernels();
-    // Prefills of Hopper convert 8-bit keys to the type of their rows.
-    let converts = row.op == Op::Prefill && row.arch == Arch::Sm90a && spec.converts();
+    // Prefills of Hopper convert 8-bit keys to the type of their rows. A launch before those of Ampere does.
+    let converts = row.op == Op::Prefill && spec.converts();
+    let of_ampere = row.op == Op::Prefill && row.arch == Arch::Sm80;
     let cache = match converts {
+        true if of_ampere => row.cache.is_none() && spec.compute == Compute::F16,
         true if Padding::of(spec).is_some() => false,
         true => match spec.compute {
             Compute::F16 => row.cache.is_none(),
@@ -34,7 +45,10 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         },
         false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
     };
-    let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
+    // The kernels of hooks are not general.
+    let general = Padding::of(spec).is_some() || spec.kv_dtype.bytes() == 1;
+    let no_hooks = row.products_of_8_bits || of_ampere && general;
+    let hooks = spec.variant.hooks.filter(|_| no_hooks);
     // Decodes rotate queries and keys themselves; Hopper prefills read queries and keys that are already rotated.
     let turns = match (spec.rotary.is_some(), row.op) {
         (true, Op::Prefill) => row.arch == Arch::Sm90a,
@@ -53,12 +67,13 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
 }
 
-/// Whether a kernel can pad heads: row by row, or by tensor maps those of 16 bits whose slabs are whole.
+/// Whether a kernel can pad heads: row by row, or by tensor maps those of 16 bits whose slabs are whole. Prefills that load row by
+/// row have a general kernel that does.
 fn pads(row: &KernelInfo, padding: &Padding) -> bool {
     match row.loads {
         Loads::PagesOrRows | Loads::Rows if row.op == Op::Decode => true,
         Loads::Pages | Loads::PagesOrRows => row.cache.is_none() && !padding.is_cut(),
-        Loads::Rows => false,
+        Loads::Rows => row.op == Op::Prefill,
     }
 }
 
@@ -94,7 +109,7 @@ pub(super) fn serving<'a>(
     spec: &'a Spec,
     op: Op,
 ) -> impl Iterator<Item = KernelId> + Clone + 'a {
-    runnable(device, op).filter(|id| serves(id.info(), spec))
+    runnable(device, op).filter(|id| serves(device, id.info(), spec))
 }
 
 /// The kernels of the newest architecture that has any, because they use its instructions.

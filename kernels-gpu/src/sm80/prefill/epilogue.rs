@@ -7,13 +7,14 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::{WARP_ROWS, load::here, products::HALVES, tile::Shared};
+use super::{load::here, mainloop::scales_of_rows, tile::Shared};
 use crate::{
     abi::{DIRECT, GatherPrefillParams},
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
     common::state::{sink_of_row, with_sink},
+    common::variant::Variant,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -23,7 +24,13 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// Whole warps come here, after their last reads of queries; the tile's description is stored.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const O: usize>(
+pub(super) unsafe fn finish<
+    T: Half,
+    V: Variant,
+    const O: usize,
+    const HALVES: usize,
+    const GENERAL: bool,
+>(
     p: &GatherPrefillParams,
     s: Shared,
     o: &[[f32; O]; HALVES],
@@ -31,10 +38,11 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
     scale: f32,
 ) {
     let (lane, warp) = here();
-    let first_row = warp * WARP_ROWS;
+    let first_row = warp * s.shape.warp_rows();
     // SAFETY: whole warps; the tile's description stays until the next barrier.
     unsafe {
         let tile = Tile::load(s.tile());
+        let scale = scales_of_rows::<V, HALVES, GENERAL>(s, scale);
         let mut half = 0;
         while half < HALVES {
             let first = first_row + 16 * half as u32;
@@ -46,11 +54,15 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
                 let row = first + lane / 4 + 8 * h as u32;
                 if row < tile.rows {
                     let mut lse = if totals[h] != 0.0 {
-                        rows[half].reference[h] * scale + lg2(totals[h])
+                        rows[half].reference[h] * scale[half][h] + lg2(totals[h])
                     } else {
                         f32::NEG_INFINITY
                     };
                     let a = &p.attention;
+                    if GENERAL && a.scales.v != 0 {
+                        let (token, _) = tile.place(&p.pack, row);
+                        inverse[h] *= a.scales.of(tile.token + token, tile.kv_head)[1];
+                    }
                     if a.sinks != 0 && tile.slot == DIRECT {
                         let (token, head) = tile.place(&p.pack, row);
                         let sink = sink_of_row(a, tile.token + token, head);
@@ -150,7 +162,7 @@ unsafe fn store_rows(p: &GatherPrefillParams, s: Shared, tile: &Tile, lane: u32,
     let (a, head_dim) = (&p.attention, s.shape.head_dim);
     let chunks = head_dim / 8;
     let mut i = lane;
-    while i < WARP_ROWS * chunks {
+    while i < s.shape.warp_rows() * chunks {
         let (row, chunk) = (first_row + i / chunks, i % chunks);
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);

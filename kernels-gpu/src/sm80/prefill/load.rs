@@ -2,7 +2,7 @@
 
 use cuda_std::{async_copy, prelude::*};
 
-use super::{WARP_ROWS, tile::Shared};
+use super::tile::Shared;
 use crate::{abi::GatherPrefillParams, common::prefill_tile::Tile};
 
 const WARP: u32 = warp::FULL_MASK;
@@ -25,8 +25,8 @@ pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
     let (lane, warp) = here();
     let (chunk, head_dim) = (lane % 8, s.shape.head_dim);
     let mut i = 0;
-    while i < WARP_ROWS / 4 {
-        let row = warp * WARP_ROWS + 4 * i + lane / 8;
+    while i < s.shape.warp_rows() / 4 {
+        let row = warp * s.shape.warp_rows() + 4 * i + lane / 8;
         let exists = row < tile.rows;
         let (token, head) = tile.place(&p.pack, if exists { row } else { 0 });
         let element = u64::from(tile.token + token) * u64::from(a.q_token_stride)
@@ -56,15 +56,16 @@ pub(super) struct Found {
     in_page: u32,
 }
 
-/// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of every 16; lane `l` looks
-/// up row `l % 4` of these in group `l / 4`.
+/// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of those that are copied at
+/// once; lane `l` looks up row `l % 4` of these in group `l / 4`.
 ///
 /// # Safety
 /// Whole warps come here; the tile's description is stored.
 #[inline(always)]
 pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> Found {
     let (lane, warp) = here();
-    let row = warp * 4 + lane % 4 + lane / 4 % (s.shape.keys / 16) * 16;
+    let at_once = s.shape.rows_at_once();
+    let row = warp * 4 + lane % 4 + lane / 4 % (s.shape.keys / at_once) * at_once;
     let position = begin + row as i32;
     // SAFETY: the tile's description stays while the tile is computed.
     let [table, lowest, end, _] = unsafe { shared::load_u32x4(s.tile() + 32) };
@@ -83,12 +84,12 @@ pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> 
 }
 
 /// Copies this warp's rows of the block at `begin`, values or keys, to `target`. Rows that the tile does not see become
-/// zero, whatever the pool holds.
+/// zero, whatever the pool holds. So do the columns of padded heads that the pool does not have, of which nothing is read.
 ///
 /// # Safety
 /// Whole warps come here; `found` is of this block, and no thread reads `target` before the copies were waited for.
 #[inline(always)]
-pub(super) unsafe fn block<const VALUES: bool>(
+pub(super) unsafe fn block<const VALUES: bool, const GENERAL: bool>(
     p: &GatherPrefillParams,
     s: Shared,
     found: Found,
@@ -116,17 +117,24 @@ pub(super) unsafe fn block<const VALUES: bool>(
             end as i32 - lowest as i32,
         );
         let mut i = 0;
-        while i < s.shape.keys / 16 {
+        while i < s.shape.keys / s.shape.rows_at_once() {
             let of = warp::warp_shuffle_idx(WARP, vector, 4 * i + lane / 8, 32);
-            let above = (16 * i) as i32 - from;
+            let above = (s.shape.rows_at_once() * i) as i32 - from;
             let exists = above >= 0 && above < count;
             let source = (pool + u64::from(of) * 16) as *const u8;
             let mut slab = 0;
             while slab < s.shape.head_dim / 64 {
+                let mut column = slab * 128;
+                let mut there = exists;
+                if GENERAL {
+                    let [columns, slabs, step] = p.columns;
+                    column = slab * step;
+                    there = exists && slab < slabs && column + chunk * 16 < columns;
+                }
                 async_copy::copy_cg_zfill(
-                    target + i * 2048 + slab * s.shape.block_slab(),
-                    source.add(slab as usize * 128),
-                    if exists { 16 } else { 0 },
+                    target + i * (s.shape.rows_at_once() * 128) + slab * s.shape.block_slab(),
+                    source.add(column as usize),
+                    if there { 16 } else { 0 },
                 );
                 slab += 1;
             }

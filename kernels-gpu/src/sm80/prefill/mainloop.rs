@@ -3,15 +3,15 @@
 use cuda_std::{async_copy, barrier, prelude::*};
 
 use super::{
-    WARP_ROWS,
     epilogue::finish,
     load,
-    products::{HALVES, Lane, queries_keys, weights_values},
+    products::{Lane, queries_keys, weights_values},
     tile::{Shared, describe},
 };
 use crate::{
     abi::GatherPrefillParams,
     common::{
+        cache::factor_of_products,
         half::Half,
         logits::{hide_after, hide_before, hide_masked, mask, transform},
         prefill_tile::Tile,
@@ -27,7 +27,14 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// All threads of the CTA come here; the parameters describe memory as [`GatherPrefillParams`] says.
 #[inline(always)]
-pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
+pub(super) unsafe fn work<
+    T: Half,
+    V: Variant,
+    const S: usize,
+    const O: usize,
+    const HALVES: usize,
+    const GENERAL: bool,
+>(
     p: &GatherPrefillParams,
     variant: &V,
     s: Shared,
@@ -47,7 +54,7 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
             if unit >= a.units {
                 break;
             }
-            attend::<T, V, S, O>(p, variant, s, unit, || {
+            attend_as::<T, V, S, O, HALVES, GENERAL>(p, variant, s, unit, || {
                 if thread::thread_idx_x() == 0 {
                     shared::store_u32(s.next(), thread::grid_dim_x() + a.ticket());
                 }
@@ -65,12 +72,17 @@ struct Seen {
 
 impl Seen {
     #[inline(always)]
-    fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
+    fn new<V: Variant>(
+        p: &GatherPrefillParams,
+        variant: &V,
+        tile: &Tile,
+        [first_row, last_row]: [u32; 2],
+    ) -> Self {
         // Positions grow with the row, and the visible range with the position.
         let low = tile.sees(&p.pack, variant, first_row);
         // SAFETY: one of the launch's tokens.
         let limit = unsafe { p.attention.limit_of_tokens(tile.token, tile.position) };
-        let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
+        let high = tile.sees(&p.pack, variant, last_row);
         Self {
             any: (
                 low.0,
@@ -102,12 +114,95 @@ impl Seen {
     }
 }
 
+/// Writes the factors of the rows' products with keys: their scales of 8-bit keys and, where logits are not transformed,
+/// the scale of the softmax.
+///
+/// # Safety
+/// All threads of the CTA come here before a barrier, after the last reads of the previous tile's factors.
+#[inline(always)]
+unsafe fn store_factors<V: Variant>(p: &GatherPrefillParams, s: Shared, tile: &Tile, scale: f32) {
+    let row = thread::thread_idx_x();
+    if row < s.shape.rows() {
+        // Rows past the end take the last row's scales.
+        let (token, _) = tile.place(&p.pack, row.min(tile.rows.saturating_sub(1)));
+        // SAFETY: a token of the launch; one thread writes each factor.
+        unsafe {
+            let [of_keys, _] = p.attention.scales.of(tile.token + token, tile.kv_head);
+            let factor = match V::TRANSFORMS_LOGITS {
+                true => of_keys,
+                false => of_keys * scale,
+            };
+            shared::store_u32(s.factor(row), factor_of_products(factor).to_bits());
+        }
+    }
+}
+
+/// The factors of the lane's rows.
+///
+/// # Safety
+/// They were stored, and a barrier completed since.
+#[inline(always)]
+unsafe fn load_factors<const HALVES: usize>(s: Shared) -> [[f32; 2]; HALVES] {
+    let (lane, warp) = load::here();
+    let at = s.factors(warp, lane);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if HALVES == 2 {
+            let of = shared::load_u32x4(at).map(f32::from_bits);
+            core::array::from_fn(|half| [of[2 * half], of[2 * half + 1]])
+        } else {
+            [shared::load_u32x2(at).map(f32::from_bits); HALVES]
+        }
+    }
+}
+
+/// The scales of the softmax for the lane's rows.
+///
+/// # Safety
+/// As [`load_factors`], in general kernels.
+#[inline(always)]
+pub(super) unsafe fn scales_of_rows<V: Variant, const HALVES: usize, const GENERAL: bool>(
+    s: Shared,
+    scale: f32,
+) -> [[f32; 2]; HALVES] {
+    if GENERAL && !V::TRANSFORMS_LOGITS {
+        // SAFETY: the caller's promise.
+        unsafe { load_factors(s) }
+    } else {
+        [[scale; 2]; HALVES]
+    }
+}
+
+/// Computes one unit in a kernel that is not general, with 32 rows per warp; `meanwhile` runs while its first keys are being
+/// copied.
+///
+/// # Safety
+/// As [`attend_as`].
+#[inline(always)]
+pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
+    p: &GatherPrefillParams,
+    variant: &V,
+    s: Shared,
+    unit: u32,
+    meanwhile: impl FnOnce(),
+) {
+    // SAFETY: the caller's promise.
+    unsafe { attend_as::<T, V, S, O, 2, false>(p, variant, s, unit, meanwhile) }
+}
+
 /// Computes one unit; `meanwhile` runs while its first keys are being copied.
 ///
 /// # Safety
 /// All threads of the CTA come here, and no others use its shared memory. The unit is one of the launch's.
 #[inline(always)]
-pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
+unsafe fn attend_as<
+    T: Half,
+    V: Variant,
+    const S: usize,
+    const O: usize,
+    const HALVES: usize,
+    const GENERAL: bool,
+>(
     p: &GatherPrefillParams,
     variant: &V,
     s: Shared,
@@ -121,6 +216,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
     } else {
         variant.unit().plain()
     };
+    let two_blocks = s.shape.ring() == 2;
     let mut o = [[0.0; O]; HALVES];
     let mut rows = [Rows::begin::<V>(); HALVES];
     // SAFETY: whole warps; addresses are the plan's. Before a block is read, this thread's copies are waited for, and
@@ -131,38 +227,62 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
         if thread::thread_idx_x() == 0 {
             tile.store(s.tile());
         }
+        if GENERAL {
+            store_factors::<V>(p, s, &tile, scale);
+        }
         thread::sync_threads();
-        Seen::new(p, variant, &tile, warp * WARP_ROWS).store(s.seen(warp));
+        let first_row = warp * s.shape.warp_rows();
+        let of_warp = [first_row, first_row + s.shape.warp_rows() - 1];
+        Seen::new(p, variant, &tile, of_warp).store(s.seen(warp));
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;
-        // The current block's keys, its values, and the free block.
-        let mut ring = [s.ring(0), s.ring(1), s.ring(2)];
+        // The current block's keys, its values, and the free block. With two blocks there is no free one.
+        let mut ring = [s.ring(0), s.ring(1), s.ring(2 % s.shape.ring())];
         let mut found = load::look_up(p, s, begin);
         load::queries(p, s, &tile);
         if left > 0 {
-            load::block::<false>(p, s, found, begin, ring[0]);
-            async_copy::commit_group();
-            load::block::<true>(p, s, found, begin, ring[1]);
+            load::block::<false, GENERAL>(p, s, found, begin, ring[0]);
+            if !two_blocks {
+                async_copy::commit_group();
+                load::block::<true, GENERAL>(p, s, found, begin, ring[1]);
+            }
         }
         async_copy::commit_group();
-        found = load::look_up(p, s, begin - keys);
+        if !two_blocks {
+            found = load::look_up(p, s, begin - keys);
+        }
         meanwhile();
 
         while left > 0 {
             let more = left > 1;
-            async_copy::wait_group::<1>();
-            thread::sync_threads();
-            if more {
-                load::block::<false>(p, s, found, begin - keys, ring[2]);
+            if two_blocks {
+                async_copy::wait_group::<0>();
+                thread::sync_threads();
+                load::block::<true, GENERAL>(p, s, found, begin, ring[1]);
+                found = load::look_up(p, s, begin - keys);
+            } else {
+                async_copy::wait_group::<1>();
+                thread::sync_threads();
+                if more {
+                    load::block::<false, GENERAL>(p, s, found, begin - keys, ring[2]);
+                }
             }
             async_copy::commit_group();
             macro_rules! next_values {
                 () => {
-                    async_copy::wait_group::<1>();
+                    if two_blocks {
+                        async_copy::wait_group::<0>();
+                    } else {
+                        async_copy::wait_group::<1>();
+                    }
                     // Warps reach this barrier at two places in the code, which the aligned form does not allow.
                     barrier::barrier_sync(0, s.shape.threads());
-                    if more {
-                        load::block::<true>(p, s, found, begin - keys, ring[0]);
+                    if two_blocks {
+                        if more {
+                            load::block::<false, GENERAL>(p, s, found, begin - keys, ring[0]);
+                        }
+                    } else if more {
+                        load::block::<true, GENERAL>(p, s, found, begin - keys, ring[0]);
                         found = load::look_up(p, s, begin - 2 * keys);
                     }
                     async_copy::commit_group();
@@ -172,17 +292,18 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
             let last = begin + keys - 1;
             if warp::warp_vote_any(WARP, begin <= seen.any.1 && last >= seen.any.0) {
                 let mut logits = [[0.0; S]; HALVES];
-                queries_keys::<T, S>(&mut logits, s, lane, ring[0]);
+                queries_keys::<T, S, HALVES>(&mut logits, s, lane, ring[0]);
                 if V::TRANSFORMS_LOGITS
                     || V::MASKS
                     || warp::warp_vote_any(WARP, last > seen.every.1 || begin < seen.every.0)
                 {
                     // What the rows see is recomputed instead of kept in registers.
-                    finish_logits(p, variant, s, &mut logits, begin);
+                    finish_logits::<V, S, HALVES, GENERAL>(p, variant, s, &mut logits, begin);
                 }
+                let scales = scales_of_rows::<V, HALVES, GENERAL>(s, scale);
                 let mut half = 0;
                 while half < HALVES {
-                    let (grew, factors) = rows[half].rescale::<V, S>(&logits[half], [scale; 2]);
+                    let (grew, factors) = rows[half].rescale::<V, S>(&logits[half], scales[half]);
                     if grew {
                         let mut i = 0;
                         while i < O {
@@ -193,22 +314,28 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
                     half += 1;
                 }
                 next_values!();
-                weights_values::<T, V, S, O>(&mut o, &logits, &mut rows, scale, s, lane, ring[1]);
+                // Read again for each 16 keys: there are no registers to keep them.
+                let scales = || scales_of_rows::<V, HALVES, GENERAL>(s, scale);
+                weights_values::<T, V, S, O, HALVES>(
+                    &mut o, &logits, &mut rows, scales, s, lane, ring[1],
+                );
             } else {
                 next_values!();
             }
-            ring = [ring[2], ring[0], ring[1]];
+            if !two_blocks {
+                ring = [ring[2], ring[0], ring[1]];
+            }
             begin -= keys;
             left -= 1;
         }
         async_copy::wait_all();
-        finish::<T, O>(p, s, &o, &rows, scale);
+        finish::<T, V, O, HALVES, GENERAL>(p, s, &o, &rows, scale);
     }
 }
 
 /// Turns accumulators into logits: applies the variant and the mask.
 #[inline(always)]
-unsafe fn finish_logits<V: Variant, const S: usize>(
+unsafe fn finish_logits<V: Variant, const S: usize, const HALVES: usize, const GENERAL: bool>(
     p: &GatherPrefillParams,
     variant: &V,
     s: Shared,
@@ -218,7 +345,20 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
     // SAFETY: the tile's description stays while the tile is computed.
     let tile = unsafe { Tile::load(s.tile()) };
     let (lane, warp) = load::here();
-    let first = warp * WARP_ROWS + lane / 4;
+    let first = warp * s.shape.warp_rows() + lane / 4;
+    if GENERAL && V::TRANSFORMS_LOGITS {
+        // SAFETY: the factors stay while the tile is computed.
+        let factors = unsafe { load_factors::<HALVES>(s) };
+        let mut half = 0;
+        while half < HALVES {
+            let mut i = 0;
+            while i < S {
+                logits[half][i] *= factors[half][i / 2 % 2];
+                i += 1;
+            }
+            half += 1;
+        }
+    }
     let mut half = 0;
     while half < HALVES {
         let of = [0, 8].map(|further| first + 16 * half as u32 + further);

@@ -1,12 +1,9 @@
-//! The two products of a warp's 32 rows with a block of keys and its values.
+//! The two products of a warp's rows with a block of keys and its values.
 
 use cuda_std::{mma, prelude::*};
 
-use super::{WARP_ROWS, tile::Shared};
+use super::tile::Shared;
 use crate::{common::half::Half, common::softmax::Rows, common::variant::Variant};
-
-/// Blocks of 16 rows in a warp's 32.
-pub(super) const HALVES: usize = 2;
 
 /// A lane's `ldmatrix` row addresses for 16 × 16 elements, as offsets from the first row's slab.
 #[derive(Clone, Copy)]
@@ -52,31 +49,40 @@ unsafe fn part<const N: usize>(accumulator: &mut [f32; N], index: usize) -> &mut
 /// # Safety
 /// Whole warps come here; queries and keys have arrived.
 #[inline(always)]
-pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
+pub(super) unsafe fn queries_keys<T: Half, const S: usize, const HALVES: usize>(
     logits: &mut [[f32; S]; HALVES],
     s: Shared,
     lane: Lane,
     keys: u32,
 ) {
-    let q = s.queries() + thread::thread_idx_x() / 32 * (WARP_ROWS * 128);
+    let q = s.queries() + thread::thread_idx_x() / 32 * (s.shape.warp_rows() * 128);
     *logits = [[0.0; S]; HALVES];
     let mut step = 0;
     while step < s.shape.head_dim / 16 {
         // SAFETY: whole warps; queries and keys have arrived.
         unsafe {
-            let a = [0_u32, 1].map(|half| {
+            let mut a = [[0; 4]; HALVES];
+            let mut half = 0;
+            while half < HALVES {
                 let slab = s.shape.query_slab();
-                mma::ldmatrix_x4(fragment(q, slab, lane.rows_first, half, step))
-            });
+                a[half] = mma::ldmatrix_x4(fragment(q, slab, lane.rows_first, half as u32, step));
+                half += 1;
+            }
             let mut block = 0;
             while block < S / 8 {
                 let slab = s.shape.block_slab();
                 let at = fragment(keys, slab, lane.columns_first, block as u32, step);
                 let [b0, b1, b2, b3] = mma::ldmatrix_x4(at);
-                T::mma(part(&mut logits[0], 2 * block), a[0], [b0, b1]);
-                T::mma(part(&mut logits[1], 2 * block), a[1], [b0, b1]);
-                T::mma(part(&mut logits[0], 2 * block + 1), a[0], [b2, b3]);
-                T::mma(part(&mut logits[1], 2 * block + 1), a[1], [b2, b3]);
+                half = 0;
+                while half < HALVES {
+                    T::mma(part(&mut logits[half], 2 * block), a[half], [b0, b1]);
+                    half += 1;
+                }
+                half = 0;
+                while half < HALVES {
+                    T::mma(part(&mut logits[half], 2 * block + 1), a[half], [b2, b3]);
+                    half += 1;
+                }
                 block += 1;
             }
         }
@@ -90,22 +96,29 @@ pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
 /// # Safety
 /// Whole warps come here; the values have arrived.
 #[inline(always)]
-pub(super) unsafe fn weights_values<T: Half, V: Variant, const S: usize, const O: usize>(
+pub(super) unsafe fn weights_values<
+    T: Half,
+    V: Variant,
+    const S: usize,
+    const O: usize,
+    const HALVES: usize,
+>(
     o: &mut [[f32; O]; HALVES],
     logits: &[[f32; S]; HALVES],
     rows: &mut [Rows; HALVES],
-    scale: f32,
+    scale: impl Fn() -> [[f32; 2]; HALVES],
     s: Shared,
     lane: Lane,
     values: u32,
 ) {
     let mut weigh = |step: usize| {
         let mut weights = [[0; 4]; HALVES];
+        let scale = scale();
         let mut half = 0;
         while half < HALVES {
             // SAFETY: `step < S / 8`.
             let slice: &[f32; 8] = unsafe { &*logits[half].as_ptr().add(8 * step).cast() };
-            rows[half].weigh::<V, 8, 4>(slice, [scale; 2], &mut weights[half], T::pack);
+            rows[half].weigh::<V, 8, 4>(slice, scale[half], &mut weights[half], T::pack);
             half += 1;
         }
         weights
@@ -124,10 +137,16 @@ pub(super) unsafe fn weights_values<T: Half, V: Variant, const S: usize, const O
             // SAFETY: whole warps; the values have arrived.
             unsafe {
                 let [b0, b1, b2, b3] = mma::ldmatrix_x4_trans(at);
-                T::mma(part(&mut o[0], 2 * columns), weights[0], [b0, b1]);
-                T::mma(part(&mut o[1], 2 * columns), weights[1], [b0, b1]);
-                T::mma(part(&mut o[0], 2 * columns + 1), weights[0], [b2, b3]);
-                T::mma(part(&mut o[1], 2 * columns + 1), weights[1], [b2, b3]);
+                let mut half = 0;
+                while half < HALVES {
+                    T::mma(part(&mut o[half], 2 * columns), weights[half], [b0, b1]);
+                    half += 1;
+                }
+                half = 0;
+                while half < HALVES {
+                    T::mma(part(&mut o[half], 2 * columns + 1), weights[half], [b2, b3]);
+                    half += 1;
+                }
             }
             columns += 1;
         }

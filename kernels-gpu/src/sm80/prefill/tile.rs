@@ -69,6 +69,22 @@ impl Shared {
     pub(super) fn next(self) -> u32 {
         self.tile() + 48
     }
+    /// Address of the factors of the rows' products with keys, of general kernels. The rows of a lane are side by side:
+    /// `lane / 4`, and those 8, 16 and 24 after it.
+    #[inline(always)]
+    pub(super) fn factors(self, warp: u32, lane: u32) -> u32 {
+        let of_lane = self.shape.warp_rows() / 8 * 4;
+        self.base
+            + self.shape.shared_bytes()
+            + warp * self.shape.warp_rows() * 4
+            + lane / 4 * of_lane
+    }
+    /// Address of the factor of one row.
+    #[inline(always)]
+    pub(super) fn factor(self, row: u32) -> u32 {
+        let rows = self.shape.warp_rows();
+        self.factors(row / rows, row % 8 * 4) + row % rows / 8 * 4
+    }
     /// Address of the keys that a warp's rows see.
     #[inline(always)]
     pub(super) fn seen(self, warp: u32) -> u32 {

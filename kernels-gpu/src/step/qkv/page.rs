@@ -1,11 +1,13 @@
 //! Stores of keys and values to their pages: unchanged, or as scaled 8-bit floats.
 
-use cuda_std::prelude::*;
 #[cfg(feature = "quantise")]
-use cuda_std::{convert, math::fma};
+use cuda_std::math::fma;
+use cuda_std::prelude::*;
 
 #[cfg(feature = "quantise")]
 use super::arithmetic::of_lanes;
+#[cfg(feature = "quantise")]
+use crate::common::eight_bits::f32x2_to_e4m3x2;
 #[cfg(feature = "step")]
 use crate::step::pack;
 use crate::{
@@ -190,6 +192,6 @@ fn scale_for(largest: f32) -> f32 {
 #[cfg(feature = "quantise")]
 #[inline(always)]
 fn narrow(x: &Vector, inverse: f32) -> [u32; 2] {
-    let pair = |i: usize| u32::from(convert::f32x2_to_e4m3x2(x[i] * inverse, x[i + 1] * inverse));
+    let pair = |i: usize| u32::from(f32x2_to_e4m3x2(x[i] * inverse, x[i + 1] * inverse));
     [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16]
 }

@@ -28,16 +28,16 @@ pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 pub const QUANTISING_ROWS: &[&[KernelInfo]] = table!(list quantising_rows);
 
 const fn row(name: &'static str, quantises: bool, heads: u32, blocks: u32) -> KernelInfo {
-    let (family, arch) = if quantises {
-        (Family::Quantise, Arch::Sm90a)
+    let family = if quantises {
+        Family::Quantise
     } else {
-        (Family::Step, Arch::Sm80)
+        Family::Step
     };
     KernelInfo {
         threads: threads(heads),
         registers: registers(threads(heads), blocks),
         // At most: a token has two groups at least, and 32 lanes at most.
         shared_bytes: if heads == 1 { 0 } else { sine_bytes(5, 2, 32) },
-        ..KernelInfo::new(name, family, arch, Op::QkvStep { heads, quantises })
+        ..KernelInfo::new(name, family, Arch::Sm80, Op::QkvStep { heads, quantises })
     }
 }

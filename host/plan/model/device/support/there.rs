@@ -1,6 +1,6 @@
 //! What kernels there are, in words.
 
-use kernels_gpu::registry::{KernelId, KernelInfo, Op};
+use kernels_gpu::registry::{Arch, KernelId, KernelInfo, Op};
 
 use crate::{
     plan::model::{
@@ -25,10 +25,12 @@ impl DeviceDescription {
     ) -> impl Iterator<Item = &'static KernelInfo> + Clone {
         let (compute, of_8_bits) = (spec.compute, spec.kv_dtype.bytes() == 1);
         let pads = Padding::of(spec).is_some();
+        // Prefills with Ampere's instructions read widened keys.
+        let widened = of_8_bits && !Arch::Sm90a.runs_on(self.compute_capability);
         let rows = move |op| {
             let rows = runnable(self, op).map(|id| id.info());
             rows.filter(move |row| {
-                row.cache.is_some() == of_8_bits
+                row.cache.is_some() == (of_8_bits && !(widened && op == Op::Prefill))
                     && (!row.products_of_8_bits || compute == Compute::F8)
             })
         };
@@ -37,7 +39,7 @@ impl DeviceDescription {
             None => Op::Decode,
         };
         // Heads that prefills pad do not run on decodes.
-        let padded = pads && !runnable(self, Op::Prefill).any(|id| serves(id.info(), spec));
+        let padded = pads && !runnable(self, Op::Prefill).any(|id| serves(self, id.info(), spec));
         let prompts =
             rows(Op::Decode).filter(move |row| (row.takes_prompts || padded) && !row.latent);
         rows(op).chain(prompts)
@@ -52,7 +54,7 @@ impl DeviceDescription {
                 ..*spec
             };
             let mut rows = self.rows_for_prompts(&of_dim);
-            rows.any(|row| serves(row, &of_dim))
+            rows.any(|row| serves(self, row, &of_dim))
         };
         let multiples = (1..=Spec::MAX_HEAD_DIM / 16).map(|count| 16 * count);
         match multiples.take_while(served).last() {
@@ -67,7 +69,7 @@ impl DeviceDescription {
             (row.op == Op::Prefill || row.op == Op::Decode && row.takes_prompts)
                 && row.arch.runs_on(self.compute_capability)
                 && !row.stands_in
-                && serves(row, spec)
+                && serves(self, row, spec)
         });
         match of_prompts.map(|row| row.shared_bytes).min() {
             Some(needed) if needed > self.shared_bytes_per_cta => format!(
