@@ -41,6 +41,8 @@ pub struct KernelInfo {
     pub turns: bool,
     /// It supports sinks and masks of the last keys.
     pub extras: bool,
+    /// It supports sinks that all tokens share. Kernels with [`extras`](Self::extras) support all sinks.
+    pub sinks: bool,
     /// No plan names it. It is launched instead of a planned kernel with the same tile: one without
     /// [`extras`](Self::extras), one for latent heads that loads pages, or one for single KV heads.
     pub stands_in: bool,
@@ -93,6 +95,7 @@ impl KernelInfo {
             cap: false,
             turns: false,
             extras: true,
+            sinks: true,
             stands_in: false,
             co_resident: false,
             multi_table: false,

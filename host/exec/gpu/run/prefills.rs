@@ -41,7 +41,7 @@ impl Making<'_> {
         };
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
-            None => gpu.prefill_kernel(extras.kernel(planned)?),
+            None => gpu.prefill_kernel(extras.kernel(planned, &of_part)?),
         };
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if !own_heads {
