@@ -63,7 +63,7 @@ impl Gpu {
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
         refuse_hooks("prefill", call.spec)?;
-        let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
+        let kernel = self.prefill_kernel(call.extras.kernel(call.kernel, call.spec)?);
         if kernel.info().products_of_8_bits {
             return Err(Error::NoInstance {
                 kernel: "prefill",

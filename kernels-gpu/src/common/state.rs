@@ -58,6 +58,16 @@ impl Softmax {
         sum: 0.0,
     };
 
+    /// A [sink](with_sink) in base 2, which is a weight without a key.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_sink(sink: f32) -> Self {
+        Self {
+            max: sink,
+            sum: if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 },
+        }
+    }
+
     /// Raises the maximum to that of the next keys. Returns the factor for everything accumulated so far, except the
     /// sum, which is scaled here.
     #[inline(always)]
@@ -163,17 +173,28 @@ pub const fn sink_index(word: u32, heads: u32, token: u32, head: u32) -> u32 {
     remainder as u32 * heads + head
 }
 
-/// The sink of a row in base 2: a query head of a token of the batch.
+/// The sink of a row as a natural logit: that of a query head of a token of the batch.
 ///
 /// # Safety
 /// `params.sinks` is the address of sinks as [`AttentionParams`](crate::abi::AttentionParams::sinks) says, and `head` is one of
 /// its query heads.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
-pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
+pub unsafe fn natural_sink(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
     let index = sink_index(params.variant.sink_tokens, params.q_heads, token, head);
     // SAFETY: the caller's promise; the remainder is one of the sinks' tokens.
-    unsafe { sink_of(params.sinks, index) }
+    unsafe { load_sink(params.sinks, index) }
+}
+
+/// [`natural_sink`] in base 2.
+///
+/// # Safety
+/// As there.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { natural_sink(params, token, head) * core::f32::consts::LOG2_E }
 }
 
 /// The sink of a query head in base 2: `sinks` is the address of natural logits.
@@ -183,9 +204,19 @@ pub unsafe fn sink_of_row(params: &crate::abi::AttentionParams, token: u32, head
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub unsafe fn sink_of(sinks: u64, head: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { load_sink(sinks, head) * core::f32::consts::LOG2_E }
+}
+
+/// # Safety
+/// `sinks` is the address of more than `index` logits.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+unsafe fn load_sink(sinks: u64, index: u32) -> f32 {
     // SAFETY: the caller's promise; nobody writes sinks while a kernel runs.
-    let sink = unsafe { cuda_std::ptr::load_nc_u32((sinks + u64::from(head) * 4) as *const u32) };
-    f32::from_bits(sink) * core::f32::consts::LOG2_E
+    f32::from_bits(unsafe {
+        cuda_std::ptr::load_nc_u32((sinks + u64::from(index) * 4) as *const u32)
+    })
 }
 
 /// A partial state: output and LSE over some keys, for `N` neighbouring elements of one head.

@@ -44,6 +44,8 @@ pub struct KernelInfo {
     /// A prefill with Ampere's instructions that pads heads, and applies the scales of 8-bit keys that a launch before it
     /// widened.
     pub general: bool,
+    /// It supports sinks that all tokens share. Kernels with [`extras`](Self::extras) support all sinks.
+    pub sinks: bool,
     /// No plan names it. It is launched instead of a planned kernel with the same tile: one without
     /// [`extras`](Self::extras), one that is not [`general`](Self::general), one for latent heads that loads pages, or one
     /// for single KV heads.
@@ -98,6 +100,7 @@ impl KernelInfo {
             turns: false,
             extras: true,
             general: false,
+            sinks: true,
             stands_in: false,
             co_resident: false,
             multi_table: false,

@@ -41,7 +41,7 @@ impl Making<'_> {
         };
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
-            None => gpu.prefill_kernel(extras.kernel(planned)?),
+            None => gpu.prefill_kernel(extras.kernel(planned, &of_part)?),
         };
         let of_ampere = kernel.info().arch == Arch::Sm80;
         let kernel = match of_ampere && (extras.scaled || extras.padding.is_some()) {

@@ -68,9 +68,13 @@ impl Extras {
         Ok(())
     }
 
-    /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports sinks, masks, scales and the
-    /// rotary embedding, if any of these is needed.
-    pub(in crate::exec::gpu) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
+    /// The kernel to run instead of a prefill's kernel: itself, or a kernel that supports masks, scales, the rotary
+    /// embedding and sinks that it does not support itself, if any of these is needed.
+    pub(in crate::exec::gpu) fn kernel(
+        &self,
+        kernel: KernelId,
+        spec: &Spec,
+    ) -> Result<KernelId, Error> {
         let row = kernel.info();
         let scaled = self.scaled && !row.co_resident;
         let turns = self.rotary.turns != 0;
@@ -82,7 +86,8 @@ impl Extras {
             });
         }
         let masked = self.ancestors.is_some() || self.masks.is_some();
-        if row.extras || !(scaled || turns || self.sinks.is_some() || masked) {
+        let sinks = self.sinks.is_some() && !(row.sinks && spec.variant.sink_tokens <= 1);
+        if row.extras || !(scaled || turns || sinks || masked) {
             return Ok(kernel);
         }
         let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
@@ -172,4 +177,68 @@ pub(in crate::exec::gpu) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Res
         rule,
     };
     Ok((hooks.check.0)(own, spec.q_heads).map_err(wrong)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::registry::{Arch, Op};
+
+    use super::*;
+
+    /// Prompts with sinks run the kernels of other prompts: those with masks in their main loop are slower.
+    #[test]
+    fn prefills_with_sinks_are_those_without_where_these_add_them() {
+        let spec = Spec::new(64, 8, 64).with_sinks();
+        let sinks = Some(DeviceArray::new(1 << 20, 64));
+        let only = Extras {
+            sinks,
+            ..Extras::default()
+        };
+        let masked = Extras {
+            ancestors: Some(DeviceArray::new(1 << 20, 64)),
+            ..only
+        };
+        let turned = Extras {
+            rotary: RotaryParams {
+                turns: 1,
+                ..RotaryParams::default()
+            },
+            ..only
+        };
+        let mut of_tokens = spec;
+        of_tokens.variant.sink_tokens = 8;
+        let hopper = |row: &kernels_gpu::registry::KernelInfo| {
+            row.arch == Arch::Sm90a && row.op == Op::Prefill && !row.extras && !row.latent
+        };
+        let (mut whole, mut shared) = (0, 0);
+        for id in KernelId::all().filter(|id| hopper(id.info())) {
+            let chosen = only.kernel(id, &spec).expect("there is one");
+            assert_eq!(chosen == id, !id.info().co_resident, "{id}");
+            assert!(chosen.info().sinks);
+            let tokens = only.kernel(id, &of_tokens).expect("there is one");
+            assert!(tokens.info().extras, "{id}");
+            assert!(
+                masked
+                    .kernel(id, &spec)
+                    .expect("there is one")
+                    .info()
+                    .extras
+            );
+            if !id.info().co_resident {
+                assert!(
+                    turned
+                        .kernel(id, &spec)
+                        .expect("there is one")
+                        .info()
+                        .extras
+                );
+            }
+            *if chosen == id {
+                &mut whole
+            } else {
+                &mut shared
+            } += 1;
+        }
+        assert!(whole > 20 && shared > 0, "{whole} {shared}");
+    }
 }

@@ -10,9 +10,12 @@
 /// - `co_resident` leaves room on an SM for a CTA of [decodes](super::super::decode_wgmma::narrow). With head dimension
 ///   128, two stages of queries take more than half of an SM's shared memory. One stage takes less than half: this
 ///   prefill is slower, and the decodes beside it are faster.
-/// - `extras` supports sinks and masks of the last keys; without a soft cap it also applies rotary embeddings to
-///   queries. It is a separate kernel because the mask code in the main loop costs 1.2 % on average at head dimension
-///   128. Like `co_resident` it supports scales of 8-bit keys. Without sinks and masks its results are bit-identical.
+/// - `extras` supports masks of the last keys and sinks of several tokens; without a soft cap it also applies rotary
+///   embeddings to queries. It is a separate kernel because the mask code in the main loop costs 1.2 % on average at
+///   head dimension 128. Like `co_resident` it supports scales of 8-bit keys. Without masks its results are
+///   bit-identical.
+/// - Sinks that all tokens share are added by all kernels but those with `co_resident` alone. They are in the epilogue,
+///   behind a branch, and cost the main loop nothing.
 /// - From head dimension 192 on, two stages of queries would take more than half of the shared memory.
 /// - Head dimensions that are no multiple of 64 are stored as whole slabs of 64 columns; no product reads the surplus
 ///   columns. Other dimensions, and these with a soft cap, are padded and run by the kernels of the next larger one.
@@ -99,6 +102,8 @@ mod rows {
                 element: Element::$half,
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 extras: has(&[$(stringify!($flag)),*], "extras"),
+                sinks: has(&[$(stringify!($flag)),*], "extras")
+                    || shape!($rows $keys $dim $value_dim [$($flag)*] $stages).adds_sinks(),
                 stands_in: has(&[$(stringify!($flag)),*], "extras"),
                 ..row(
                     concat!("prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
@@ -272,6 +277,12 @@ impl Shape {
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn converts(&self) -> bool {
         self.head_dim == self.value_dim && !self.is_cut()
+    }
+
+    /// Whether kernels without `extras` add sinks, too: those of one token, in their epilogue. Beside decodes a CTA has
+    /// fewer registers.
+    pub(super) const fn adds_sinks(&self) -> bool {
+        !self.co_resident
     }
 
     /// Whether `extras` kernels of this shape without a soft cap apply rotary embeddings to queries.

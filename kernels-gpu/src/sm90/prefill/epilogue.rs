@@ -1,12 +1,15 @@
 //! The epilogue: consumers normalise a tile and stage it in shared memory. The store warp stores whole tiles, the consumers
 //! partial ones, except those of 8-bit products.
 
-use core::{f32::consts::LN_2, ops::Range};
+use core::{
+    f32::consts::{LN_2, LOG2_E},
+    ops::Range,
+};
 
 use cuda_std::{
     fence,
     math::{ex2, lg2, rcp},
-    mbarrier, mma,
+    mbarrier, misc, mma,
     prelude::*,
     tma::{self, TensorMap},
     wgmma,
@@ -23,7 +26,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
-    common::state::sink_of_row,
+    common::state::natural_sink,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -56,35 +59,40 @@ pub(super) unsafe fn finish_tile<
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let partial = tile.rows != rows_of_whole(p, s);
+    // A branch around the code of sinks: launches without sinks skip it.
+    let sunk = (EXTRAS || s.shape.adds_sinks()) && a.sinks != 0 && tile.slot == DIRECT;
     // Loaded early, to hide the latency. Rows past the tile's end have a valid head, too.
-    let mut sinks = [f32::NEG_INFINITY; 2];
-    if EXTRAS && a.sinks != 0 && tile.slot == DIRECT {
+    let mut sinks = [0.0; 2];
+    if sunk {
         let mut h = 0;
         while h < 2 {
             let (token, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
-            // SAFETY: one for each query head, of any token.
-            sinks[h] = unsafe { sink_of_row(a, tile.token + token, head) };
+            let token = if EXTRAS { tile.token + token } else { 0 };
+            // SAFETY: one for each query head, or with `extras` for each query head of some tokens.
+            sinks[h] = unsafe { natural_sink(a, token, head) };
             h += 1;
         }
     }
-    let totals = unsafe { rows.totals() };
+    let mut totals = unsafe { rows.totals() };
+    let mut references = [0, 1].map(|h| rows.reference[h] * scale[h]);
     // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
     let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
-    let mut with_sinks = sinks;
-    let mut h = 0;
-    while EXTRAS && h < 2 {
-        inverse[h] = 0.0;
-        let reference = rows.reference[h] * scale[h];
-        // With a sink this much larger the output rounds to 0 in 16 bits: the weights of a million keys add up to 2¹⁰⁸
-        // at most.
-        let over = sinks[h] - reference;
-        // A row of NaN keeps it.
-        if totals[h] != 0.0 && (!(over > 125.0) || totals[h] != totals[h]) {
-            let total = totals[h] + ex2(over);
-            inverse[h] = rcp(total);
-            with_sinks[h] = reference + lg2(total);
+    if sunk {
+        let mut h = 0;
+        while h < 2 {
+            // Opaque: otherwise the branch above would wait for the sink in order to multiply it.
+            let sink = f32::from_bits(misc::opaque(sinks[h].to_bits())) * LOG2_E;
+            let total = totals[h] + ex2(sink - references[h]);
+            // The row saw no key, or the sink is so much larger that the output rounds to 0 in 16 bits: the weights of a
+            // million keys add up to 2¹⁰⁸ at most. NaN is neither.
+            let alone = totals[h] == 0.0 || total == f32::INFINITY;
+            inverse[h] = if alone { 0.0 } else { rcp(total) };
+            totals[h] = if alone { 1.0 } else { total };
+            if alone {
+                references[h] = sink;
+            }
+            h += 1;
         }
-        h += 1;
     }
     if SCALED && a.scales.v != 0 {
         let mut h = 0;
@@ -135,10 +143,8 @@ pub(super) unsafe fn finish_tile<
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
-            let lse = if EXTRAS {
-                with_sinks[h]
-            } else if totals[h] != 0.0 {
-                rows.reference[h] * scale[h] + lg2(totals[h])
+            let lse = if totals[h] != 0.0 {
+                references[h] + lg2(totals[h])
             } else {
                 f32::NEG_INFINITY
             };
