@@ -7,7 +7,7 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::{load::here, mainloop::scales_of_rows, tile::Shared};
+use super::{factors::scales_of_rows, load::here, tile::Shared};
 use crate::{
     abi::{DIRECT, GatherPrefillParams},
     common::half::Half,

@@ -22,6 +22,8 @@
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
+mod factors;
+#[cfg(target_arch = "nvptx64")]
 mod load;
 #[cfg(target_arch = "nvptx64")]
 pub(super) mod mainloop;
