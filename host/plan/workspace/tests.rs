@@ -120,10 +120,10 @@ fn limits_that_no_batch_has_are_refused() {
         };
         assert_eq!(said, got);
     }
-    let error = refused(BatchLimits::decodes(u32::MAX, u32::MAX, 1));
-    let text = error.to_string();
+    let limits = BatchLimits::decodes(4, 1000, 16).with_states_per_token(u32::MAX);
+    let text = refused(limits).to_string();
     assert!(
-        text.contains("work items are needed, past 4294967295") && text.contains("BatchLimits"),
+        text.contains("are needed, past 4294967295") && text.contains("BatchLimits"),
         "{text}"
     );
 }
@@ -179,6 +179,39 @@ fn prompts_in_two_parts_have_room_for_two_last_pages() {
         .plan(&spec, &batch, &device, &options)
         .unwrap();
     assert_eq!(Bound::of(&plan).converted_pages, 2 * requests);
+}
+
+/// Limits of which the largest batch has more pieces than a plan may have were accepted, and the batch was refused with advice that
+/// does not help.
+#[test]
+fn limits_of_more_pieces_than_a_plan_has_are_refused() {
+    let spec = Spec::new(8, 2, 128);
+    let device = DeviceDescription::named("h200").unwrap();
+    let fixed = |tokens| PlanOptions::default().with_split(SplitMode::Fixed { tokens });
+    let limits = BatchLimits::decodes(800, 100_000, 16);
+    let error = Bound::new(&spec, &device, &fixed(16), &limits).unwrap_err();
+    let expected = PlanError::TooManyPieces {
+        got: 800 * 6250,
+        limit: 1 << 22,
+    };
+    assert_eq!(error, expected);
+    let text = error.to_string();
+    for part in ["5000000", "4194304", "larger fixed split"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // A larger split has fewer pieces, and so has a batch of fewer pages.
+    Bound::new(&spec, &device, &fixed(32), &limits).unwrap();
+    let few_pages = limits.with_page_ids(50_000);
+    Bound::new(&spec, &device, &fixed(16), &few_pages).unwrap();
+    // Without limits the planner says the same.
+    let mut table = PageTable::new(16, 800 * 6250);
+    for request in 0..800 {
+        let pages = 6250 * request..6250 * (request + 1);
+        table.push(&pages.collect::<Vec<_>>(), 100_000);
+    }
+    let batch = Batch::new((0..=800).collect(), table);
+    let planned = Planner::new().plan(&spec, &batch, &device, &fixed(16));
+    assert_eq!(planned.err(), Some(expected));
 }
 
 /// The requests of a batch by head, as new tokens and keys.
