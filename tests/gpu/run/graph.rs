@@ -1,5 +1,6 @@
 //! One captured graph, one plan after the other.
 
+mod in_one_kernel;
 mod needed;
 
 use std::ptr;
