@@ -107,7 +107,8 @@ impl Gpu {
                 self.launch_run(workspace, stream)?;
             }
         }
-        captured::note(&workspace.uploaded, workspace.launched(), tensors, stream);
+        let (launched, of_pairs) = (workspace.launched(), workspace.run.reads_pairs());
+        captured::note(&workspace.uploaded, launched, of_pairs, tensors, stream);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod in_one_kernel;
 mod needed;
+mod two_heads;
 
 use std::ptr;
 
