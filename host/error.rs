@@ -252,7 +252,7 @@ pub enum Error {
         /// The place in it.
         index: usize,
         /// What stands there. Only slots can be negative.
-        got: i64,
+        got: i128,
         /// One past the largest index.
         limit: u64,
         /// What is indexed.

@@ -89,7 +89,7 @@ pub(super) fn check_copies(copies: &[PageCopy], pages: u64) -> Result<(), Error>
             return Err(Error::IndexOutOfRange {
                 array: "copies",
                 index,
-                got: got as i64,
+                got: got.into(),
                 limit: pages,
                 of: "pages in the pool",
             });

@@ -14,7 +14,10 @@ use super::{
     blocks::{BlockMask, BlockSparse, MaskedHeads},
     strided::Strided,
 };
-use crate::problem::{self, Batch, PageTable, Part, ProblemError, Quantity, Spec};
+use crate::{
+    plan::LIST_TOKENS,
+    problem::{self, Batch, PageTable, Part, ProblemError, Quantity, Spec},
+};
 
 /// Page lists of requests by KV head, requests without lists, and the one batch that computes them all.
 ///
@@ -63,10 +66,6 @@ pub struct PagesByHead {
     /// Tokens whose heads read the same pages.
     prompts: Part,
 }
-
-/// Requests of more new tokens than these are prompts if their heads read the same pages. Others are lists: in a batch that has no
-/// prompts, decode kernels run all requests.
-const MOST_TOKENS: u32 = 8;
 
 impl PagesByHead {
     /// An empty set of lists, for a pool of `pages` pages with these strides.
@@ -159,7 +158,8 @@ impl PagesByHead {
         pages: &[u32],
         keys: u32,
     ) -> Result<(), ProblemError> {
-        if tokens <= MOST_TOKENS {
+        // Without prompts, decode kernels run all requests of a batch.
+        if tokens <= LIST_TOKENS {
             return self.push(tokens, &vec![(pages, keys); self.kv_heads as usize]);
         }
         if self.spec.variant.causal && (1..tokens).contains(&keys) {

@@ -13,8 +13,8 @@ impl Batch {
     /// first part has the pages that most requests share, the last part the remaining pages of each request.
     ///
     /// The new keys of a request stay in its own row block, so a causal mask hides the same keys as before. Windows, rotary
-    /// embedding, biases by distance and masks as bits need distances, which a row block of several requests does not
-    /// have; [`check`](Self::check) refuses them.
+    /// embedding, biases by distance and masks as bits need distances. A row block has them if one of its requests has queries and
+    /// the others wait. One of several requests with queries has none; [`check`](Self::check) refuses these then.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};
@@ -134,7 +134,7 @@ fn shared_part(part: &Part, groups: &[Group], taken: &[usize]) -> Part {
     let mut covered = start(&groups[0]);
     let empty = PageTable::new(part.table.page_size, part.table.pool_pages);
     let mut shared = Part::new(vec![covered], empty);
-    let mut push = |end: u32, pages: &[u32]| {
+    let mut push = |end: u32, pages: &[u32], after: Option<u32>| {
         if end == covered {
             return;
         }
@@ -143,16 +143,27 @@ fn shared_part(part: &Part, groups: &[Group], taken: &[usize]) -> Part {
             .push(pages, pages.len() as u32 * part.table.page_size);
         shared.q_indptr.push(end);
         // The queries' own keys come after these keys, so the mask hides none of them.
-        shared.keys_after.push(end - covered);
+        shared.keys_after.push(after.unwrap_or(end - covered));
         covered = end;
     };
     for group in groups {
-        push(start(group), &[]);
+        push(start(group), &[], None);
         let Range { start: first, end } = group.requests;
         push(
             part.q_indptr[end],
             &part.table.pages(first)[taken[first]..][..group.pages],
+            keys_after(part, group, taken),
         );
     }
     shared
+}
+
+/// The keys after those of a group, if one of its requests has queries: then its row block has the distances of this request.
+fn keys_after(part: &Part, group: &Group, taken: &[usize]) -> Option<u32> {
+    let mut active = (group.requests.clone()).filter(|&r| !part.q_range(r).is_empty());
+    let (Some(r), None) = (active.next(), active.next()) else {
+        return None;
+    };
+    let before = (taken[r] + group.pages) as u32 * part.table.page_size;
+    Some(part.kv_len(r) - before + part.after(r))
 }

@@ -36,6 +36,7 @@ mod update;
 mod views;
 mod workspace;
 
+pub(crate) use data::LIST_TOKENS;
 #[cfg(feature = "cuda")]
 pub(crate) use data::dims;
 pub use data::{BatchLimits, Bound, Plan, PlanError, PlanOptions, SplitMode};

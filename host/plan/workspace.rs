@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
+    split::MAX_PIECES,
 };
 use crate::problem::{Masks, Padding, PageTable, Spec};
 
@@ -25,7 +26,8 @@ impl Bound {
     ///
     /// # Errors
     /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`], [`PlanError::Device`], [`PlanError::Problem`] for
-    /// the specification or the page size of the limits.
+    /// the specification or the page size of the limits, [`PlanError::TooManyPieces`] if decodes within the limits have more work
+    /// items than a plan can have.
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,
@@ -73,6 +75,21 @@ impl Bound {
                 tokens * parts * wide(limits.states_per_token.max(2)) + of_column * columns,
             ),
         };
+        // Decodes without common pages: each piece has pages of its own.
+        let (chunks, pages) = match options.split {
+            SplitMode::Fixed { tokens } => (
+                limits.kv_len.div_ceil(tokens.max(1)).max(1),
+                tokens.div_ceil(limits.page_size),
+            ),
+            _ => (1, 1),
+        };
+        let pieces = (last * wide(chunks)).min(wide(limits.page_ids / pages.max(1)));
+        if pieces > MAX_PIECES as u64 {
+            return Err(PlanError::TooManyPieces {
+                got: pieces,
+                limit: MAX_PIECES as u64,
+            });
+        }
         let fit = PlanError::narrow;
         Ok(Self {
             items: fit("work items", items)?,

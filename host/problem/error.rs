@@ -92,8 +92,10 @@ pub enum ProblemError {
         /// The query token.
         token: u32,
     },
-    /// A softmax scale that is not a positive number.
-    #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
+    /// A softmax scale that is not a positive number, or whose product with log2(e) is not finite in f32.
+    #[error(
+        "the softmax scale is {got}: give a positive number, usually 1/√head_dim_qk (times log2 e it must be finite in f32)"
+    )]
     Scale {
         /// The scale given.
         got: f32,
@@ -340,7 +342,7 @@ pub enum ProblemError {
         /// Which of its pages.
         index: usize,
         /// The number given.
-        got: i64,
+        got: i128,
     },
     /// A run of keys that ends after the end of its memory.
     #[error(

@@ -3,8 +3,8 @@
 /// An integer that holds a page id or a slot, or a reference to one. Block tables are `Vec<usize>` in one program
 /// and `u32` in another; slot mappings are often i64, with −1 for tokens that are not written. This trait is sealed.
 pub trait Integer: Copy + Send + Sync + sealed::Sealed {
-    /// The number itself. Numbers above `i64::MAX` are not valid ids, and become `i64::MAX`.
-    fn value(self) -> i64;
+    /// The number itself: errors contain it, also if it is above `i64::MAX`.
+    fn value(self) -> i128;
 }
 
 /// Reachable within this crate only, so that nobody else implements [`Integer`].
@@ -17,8 +17,8 @@ macro_rules! integers {
         impl sealed::Sealed for $integer {}
         impl Integer for $integer {
             #[inline(always)]
-            fn value(self) -> i64 {
-                i64::try_from(self).unwrap_or(i64::MAX)
+            fn value(self) -> i128 {
+                self as i128
             }
         }
     )+};
@@ -30,7 +30,7 @@ impl<T: sealed::Sealed> sealed::Sealed for &T {}
 
 impl<T: Integer> Integer for &T {
     #[inline(always)]
-    fn value(self) -> i64 {
+    fn value(self) -> i128 {
         (*self).value()
     }
 }

@@ -389,7 +389,8 @@ impl Spec {
                 got: self.out_dtype,
             });
         }
-        if !(scale > 0.0 && scale.is_finite()) {
+        // Kernels multiply by this product.
+        if !(scale > 0.0 && (scale * LOG2_E).is_finite()) {
             return Err(ProblemError::Scale { got: scale });
         }
         match self.variant.soft_cap {

@@ -678,3 +678,21 @@ fn masks_of_wrong_batches_are_refused() {
         Err(ProblemError::RowBlocks { .. })
     ));
 }
+
+/// Kernels compute in powers of two: the scale times log2(e) overflows before the scale itself.
+#[test]
+fn scales_that_overflow_in_kernels_are_refused() {
+    let got = 3e38;
+    let spec = Spec::new(1, 1, 16).with_scale(got);
+    assert!(spec.variant_params().scale_log2.is_infinite());
+    assert_eq!(spec.check(), Err(ProblemError::Scale { got }));
+    assert_eq!(spec.with_scale(2e38).check(), Ok(()));
+}
+
+#[test]
+fn errors_tell_page_ids_of_64_bits_as_they_are() {
+    let mut table = PageTable::new(16, 10);
+    let error = table.try_push([3, u64::MAX - 1], 20).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("18446744073709551614"), "{text}");
+}

@@ -51,6 +51,14 @@ impl<'a> RankTokens<'a> {
         for tokens in &mut tokens {
             tokens.retain(|run| !run.is_empty());
             tokens.sort_unstable_by_key(|run| run.start);
+            // Row blocks that span requests stay whole: a copy for each request would copy their page ids, too.
+            tokens.dedup_by(|next, last| {
+                let meet = last.end == next.start;
+                if meet {
+                    last.end = next.end;
+                }
+                meet
+            });
         }
         Ok(Self { spec, tokens })
     }
@@ -65,15 +73,14 @@ impl<'a> RankTokens<'a> {
         if self.tokens.len() == 1 {
             return Ok((batch.clone(), tokens.clone()));
         }
-        let mut own_indptr = vec![0];
-        for request in 0..batch.requests() {
-            let range = batch.qo_indptr[request]..batch.qo_indptr[request + 1];
-            let own: u32 = tokens
-                .iter()
-                .map(|run| both(run, &range).len() as u32)
-                .sum();
-            own_indptr.push(own_indptr[request] + own);
-        }
+        let (mut runs, mut before) = (tokens.iter().peekable(), 0);
+        let own_tokens = |&end: &u32| {
+            while let Some(run) = runs.next_if(|run| run.end <= end) {
+                before += run.len() as u32;
+            }
+            before + runs.peek().map_or(0, |run| end.saturating_sub(run.start))
+        };
+        let own_indptr = batch.qo_indptr.iter().map(own_tokens).collect();
         let parts = batch.parts.iter().enumerate();
         let parts = parts
             .map(|(index, part)| self.part(part, index, tokens, !batch.masks.is_empty()))
@@ -109,8 +116,13 @@ impl<'a> RankTokens<'a> {
         });
         let mut part = Part::new(Vec::new(), table);
         for (run, own) in tokens.iter().zip(starts) {
-            for row_block in 0..whole.row_blocks() {
+            let ends = whole.q_indptr.get(1..).unwrap_or_default();
+            let first = ends.partition_point(|&end| end <= run.start);
+            for row_block in first..whole.row_blocks() {
                 let block = whole.q_range(row_block);
+                if block.start >= run.end {
+                    break;
+                }
                 let piece = both(run, &block);
                 if piece.is_empty() {
                     continue;
@@ -162,4 +174,32 @@ impl<'a> RankTokens<'a> {
 fn both(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::Sharding;
+
+    /// A row block of several requests was copied for each of them.
+    #[test]
+    fn parts_that_requests_share_are_not_copied_for_each() {
+        let mut table = PageTable::new(16, 200);
+        for request in 0..20 {
+            let pages = (0..50).chain([100 + request]);
+            table.push(&pages.collect::<Vec<_>>(), 803);
+        }
+        // Some wait.
+        let ends = (0..=20).map(|request| request - request / 7);
+        let batch = Batch::new(ends.collect(), table).share_prefixes();
+        let (spec, sharding) = (Spec::new(8, 2, 64), Sharding::one().over_queries(2));
+        let shares = sharding.shares(&spec, &batch).unwrap();
+        sharding.verify(&spec, &batch, &shares).unwrap();
+        for share in &shares {
+            assert_eq!(share.batch.parts[0].table.indices.len(), 50);
+            assert_eq!(share.tokens.len(), 1, "{:?}", share.tokens);
+        }
+        let own = shares.iter().map(|share| share.batch.total_q());
+        assert_eq!(own.sum::<u32>(), batch.total_q());
+    }
 }

@@ -177,9 +177,9 @@ fn check_dtype(spec: &Spec, got: Dtype) -> Result<(), Error> {
 }
 
 /// Where a token goes. None if it is not written.
-fn place(slot: impl Integer) -> Option<i64> {
+fn place(slot: impl Integer) -> Option<i128> {
     let slot = slot.value();
-    (slot != -1 && slot != i64::from(NO_SLOT)).then_some(slot)
+    (slot != -1 && slot != i128::from(NO_SLOT)).then_some(slot)
 }
 
 fn check_slots(slots: &[impl Integer], limit: u64) -> Result<(), Error> {
@@ -206,15 +206,12 @@ fn check_slots(slots: &[impl Integer], limit: u64) -> Result<(), Error> {
     if ascend {
         return Ok(());
     }
-    let mut sorted: Vec<(i64, usize)> = places().collect();
+    // All are in the pool.
+    let mut sorted: Vec<_> = places().map(|(place, at)| (place as u64, at)).collect();
     sorted.sort_unstable();
-    let meet = |pair: &[(i64, usize)]| (pair[0].0 == pair[1].0).then_some((pair[1].1, pair[0].0));
+    let meet = |pair: &[(u64, usize)]| (pair[0].0 == pair[1].0).then_some((pair[1].1, pair[0].0));
     match sorted.windows(2).filter_map(meet).min() {
-        Some((index, got)) => Err(Error::WrittenTwice {
-            array,
-            index,
-            got: got as u64,
-        }),
+        Some((index, got)) => Err(Error::WrittenTwice { array, index, got }),
         None => Ok(()),
     }
 }

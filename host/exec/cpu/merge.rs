@@ -168,7 +168,7 @@ fn check(
             return Err(Error::IndexOutOfRange {
                 array: "rows (end of slots)",
                 index,
-                got: end as i64,
+                got: end.into(),
                 limit: merge_slots.len() as u64 + 1,
                 of: "entries of merge_slots",
             });

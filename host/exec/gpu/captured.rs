@@ -36,6 +36,8 @@ struct Needs {
     /// [`LaunchPlan::fingerprint`](super::launch_plan::LaunchPlan::fingerprint), or 0 with a launch set, whose launches
     /// read the plan's numbers on the device.
     fingerprint: u64,
+    /// As [`Plan::fixed_splits`](crate::plan::Plan::fixed_splits).
+    fixed_splits: bool,
     parts: Vec<PartNeeds>,
 }
 
@@ -48,6 +50,7 @@ impl Uploaded {
             tokens: 0,
             launches: LaunchSubset::NONE,
             fingerprint: 0,
+            fixed_splits: false,
             parts: Vec::new(),
         };
         Self(Arc::new(Mutex::new(needs)))
@@ -71,10 +74,11 @@ impl Uploaded {
         parts: &[PartNeeds],
         launches: LaunchSubset,
         fingerprint: u64,
+        fixed_splits: bool,
     ) {
         let mut needs = self.needs();
         (needs.loaded, needs.tokens, needs.launches) = (true, tokens, launches);
-        needs.fingerprint = fingerprint;
+        (needs.fingerprint, needs.fixed_splits) = (fingerprint, fixed_splits);
         needs.parts.clear();
         needs.parts.extend_from_slice(parts);
     }
@@ -102,6 +106,8 @@ pub(super) struct Note {
     launches: LaunchSubset,
     /// Of the plan that it was captured with.
     fingerprint: u64,
+    /// Whether a decode reads two KV heads at a time.
+    of_pairs: bool,
     /// Query tokens of its tensors.
     tokens: u32,
     /// Tokens in a page of its pools and the number of their pages.
@@ -109,7 +115,12 @@ pub(super) struct Note {
 }
 
 impl Note {
-    fn new(uploaded: &Uploaded, launches: LaunchSubset, tensors: &RunTensors<'_>) -> Self {
+    fn new(
+        uploaded: &Uploaded,
+        launches: LaunchSubset,
+        of_pairs: bool,
+        tensors: &RunTensors<'_>,
+    ) -> Self {
         let pool = |pool: &KvPool| PartNeeds {
             page_size: pool.k_strides.page_size,
             // Indices instead of page ids are only checked by kernels.
@@ -119,6 +130,7 @@ impl Note {
             uploaded: uploaded.clone(),
             launches,
             fingerprint: uploaded.needs().fingerprint,
+            of_pairs,
             tokens: u32::try_from(tensors.q.shape[0]).unwrap_or(u32::MAX),
             pools: tensors.pools.iter().map(pool).collect(),
         }
@@ -127,13 +139,9 @@ impl Note {
     /// Whether another note says the same.
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.uploaded.0, &other.uploaded.0)
-            && (self.launches, self.fingerprint, self.tokens, &self.pools)
-                == (
-                    other.launches,
-                    other.fingerprint,
-                    other.tokens,
-                    &other.pools,
-                )
+            && (self.launches, self.fingerprint, self.of_pairs)
+                == (other.launches, other.fingerprint, other.of_pairs)
+            && (self.tokens, &self.pools) == (other.tokens, &other.pools)
     }
 
     /// Checks that the run can compute the plan that is in its workspace now.
@@ -148,6 +156,11 @@ impl Note {
         if let Some(place) = needs.launches.beyond(self.launches) {
             let key = needs.keys.get(place);
             let launch = key.map_or_else(|| "that merges partial states".into(), LaunchKey::words);
+            return Err(Error::NotInGraph { launch });
+        }
+        // Its bits would differ from those of the same request in other runs.
+        if needs.fixed_splits && self.of_pairs {
+            let launch = "of decodes that read one KV head at a time (for fixed splits)".into();
             return Err(Error::NotInGraph { launch });
         }
         let beyond = |what, planned, captured| Error::BeyondGraph {
@@ -207,6 +220,7 @@ pub(super) fn refuse(
 pub(super) fn note(
     uploaded: &Uploaded,
     launches: LaunchSubset,
+    of_pairs: bool,
     tensors: &RunTensors<'_>,
     stream: Stream,
 ) {
@@ -217,7 +231,7 @@ pub(super) fn note(
                 continue;
             }
             // The layers of a model say the same.
-            let note = Note::new(uploaded, launches, tensors);
+            let note = Note::new(uploaded, launches, of_pairs, tensors);
             if !notes.iter().any(|other| note.is(other)) {
                 notes.push(note);
             }
@@ -244,7 +258,7 @@ mod tests {
     fn upload(uploaded: &Uploaded, tokens: u32, parts: &[(u32, u32)]) {
         let part = |&(page_size, pages): &(u32, u32)| PartNeeds { page_size, pages };
         let parts: Vec<_> = parts.iter().map(part).collect();
-        uploaded.set(tokens, &parts, LaunchSubset::NONE, 0);
+        uploaded.set(tokens, &parts, LaunchSubset::NONE, 0, false);
     }
 
     /// Notes a run of so many tokens over a pool of so many pages of 16.
@@ -253,7 +267,7 @@ mod tests {
         let q = DeviceTensor::new(A, Dtype::BF16, [tokens, 8, 128]);
         let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, pages, A, A)];
         let tensors = RunTensors::new(&q, &pools, &q);
-        note(uploaded, LaunchSubset::ALL, &tensors, on);
+        note(uploaded, LaunchSubset::ALL, false, &tensors, on);
     }
 
     fn check(notes: &[Note]) -> Result<(), Error> {
@@ -317,7 +331,7 @@ mod tests {
         let capture = |launches: &[LaunchSubset]| {
             open(stream(1));
             for &launches in launches {
-                note(&uploaded, launches, &tensors, stream(1));
+                note(&uploaded, launches, false, &tensors, stream(1));
             }
             close()
         };
@@ -330,20 +344,46 @@ mod tests {
         assert_eq!(capture(&[held, held, LaunchSubset::ALL]).len(), 2);
         let notes = capture(&[LaunchSubset::ALL, held]);
         for fits in [&[1, merges][..], &[1], &[merges], &[]] {
-            uploaded.set(1, &[], of(fits), 0);
+            uploaded.set(1, &[], of(fits), 0, false);
             assert_eq!(check(&notes), Ok(()), "{fits:?}");
         }
         for (needed, place) in [(of(&[0, 1]), 0), (of(&[1, 2, merges]), 2)] {
-            uploaded.set(1, &[], needed, 0);
+            uploaded.set(1, &[], needed, 0, false);
             let launch = keys[place].words();
             assert_eq!(check(&notes), Err(Error::NotInGraph { launch }));
         }
         let without_merges = capture(&[of(&[1])]);
-        uploaded.set(1, &[], held, 0);
+        uploaded.set(1, &[], held, 0, false);
         let error = check(&without_merges).unwrap_err().to_string();
         assert!(error.contains("merges partial states"), "{error}");
         uploaded.clear();
         assert_eq!(uploaded.launches(), LaunchSubset::NONE);
+    }
+
+    /// Which kernel reads two KV heads at a time depends on the plan at the capture; fixed splits always have the other one.
+    #[test]
+    fn plans_with_fixed_splits_are_refused_by_graphs_that_read_two_heads_at_a_time() {
+        let uploaded = Uploaded::new(None);
+        let spec = Spec::new(8, 2, 128);
+        let q = DeviceTensor::new(A, Dtype::BF16, [1, 8, 128]);
+        let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, 20, A, A)];
+        let tensors = RunTensors::new(&q, &pools, &q);
+        let capture = |of_pairs: &[bool]| {
+            open(stream(1));
+            for &of_pairs in of_pairs {
+                note(&uploaded, LaunchSubset::ALL, of_pairs, &tensors, stream(1));
+            }
+            close()
+        };
+        upload(&uploaded, 1, &[(16, 10)]);
+        let (one, some) = (capture(&[false, false]), capture(&[false, true]));
+        assert_eq!([one.len(), some.len()], [1, 2]);
+        for fixed in [false, true, false] {
+            uploaded.set(1, &[], LaunchSubset::NONE, 0, fixed);
+            assert_eq!(check(&one), Ok(()));
+            let refused = matches!(check(&some), Err(Error::NotInGraph { launch }) if launch.contains("fixed splits"));
+            assert_eq!(refused, fixed);
+        }
     }
 
     #[test]

@@ -56,7 +56,10 @@ impl Known {
 
     /// The table that a page id belongs to.
     fn table(&self, page: u32) -> Option<&Table> {
-        self.tables.iter().find(|table| table.pages.contains(&page))
+        // Tables follow each other; one without pages ends where the table before it does.
+        let behind = |table: &Table| table.pages.end <= page;
+        let table = self.tables.get(self.tables.partition_point(behind))?;
+        table.pages.contains(&page).then_some(table)
     }
 }
 

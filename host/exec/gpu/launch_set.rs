@@ -94,18 +94,21 @@ impl LaunchSet {
         Ok(set)
     }
 
-    /// The launches for any plan of one part: prefills, decodes and hybrid batches, also with fixed splits. Hybrid batches in one
-    /// kernel with tickets are not included; [`and`](Self::and) adds them for a given plan.
+    /// The launches for any plan of one part: prefills, decodes and hybrid batches, also with fixed splits. Prefill and decode in one
+    /// kernel with tickets are included where plans have no other form that shares SMs; elsewhere, with
+    /// [`PodMode::Tickets`](crate::plan::pod::PodMode::Tickets), [`and`](Self::and) adds them for a given plan.
     ///
     /// # Errors
     /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         spec.check()?;
         let mut set = Self::new();
-        // Kernels with tickets are only captured for a given plan: see `and`.
-        let tables = device.pod.configs.iter();
-        let tables = tables.filter(|config| !config.by_tickets);
-        let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
+        let tables = |by_tickets| {
+            let configs = device.pod.configs.iter();
+            let configs = configs.filter(move |config| config.by_tickets == by_tickets);
+            configs.filter_map(|config| TileTable::fused(device, spec, None, config))
+        };
+        let (tables, mut in_one): (Vec<_>, _) = (tables(false).collect(), tables(true));
         let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 });
         let [alone, fixed] = [PlanOptions::default(), fixed]
             .map(|options| TileTable::of_options(device, spec, &options));
@@ -114,8 +117,20 @@ impl LaunchSet {
         for tiles in others.iter().flatten() {
             set.add_decodes(tiles);
         }
+        // Plans have one kernel with both operations only where two kernels do not share the GPU. On Ampere a prefill alone would be
+        // a launch of that kernel, too, but graphs of prefills are refused there.
+        let in_one = match tables.is_empty() && check_records(&alone).is_ok() {
+            true => in_one.next(),
+            false => None,
+        };
         for tiles in [alone].into_iter().chain(tables).chain([fixed?]) {
             set.add_tiles(&tiles);
+        }
+        if let Some(tiles) = in_one {
+            let mut both = Self::new();
+            both.add_tiles(&tiles);
+            set.add(both.keys.iter().copied());
+            set.add_pairs(&both.keys);
         }
         Ok(set)
     }
@@ -147,6 +162,19 @@ impl LaunchSet {
         }
     }
 
+    /// Makes one launch of each prefill and decode among `keys` that one kernel can run together. The set has these keys.
+    fn add_pairs(&mut self, keys: &[LaunchKey]) {
+        for [prefill, decode] in pairs(keys) {
+            let place = |key| self.keys.iter().position(|known| *known == key);
+            let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
+            // A launch belongs to at most one pair.
+            let mut paired = self.pairs.iter().flatten();
+            if !paired.any(|place| pair.contains(place)) {
+                self.pairs.push(pair);
+            }
+        }
+    }
+
     /// Adds the launches that this plan needs. A plan that is not for a GPU adds nothing. Other sizes of batches may need other
     /// launches: few keys have another kernel than many, and [`decodes`](Self::decodes) has both.
     #[must_use]
@@ -159,15 +187,7 @@ impl LaunchSet {
         let keys: Vec<_> = launches.map(|launch| launch.key).collect();
         self.add(keys.iter().copied());
         if launch_plan.tickets.is_some() {
-            for [prefill, decode] in pairs(&keys) {
-                let place = |key| self.keys.iter().position(|known| *known == key);
-                let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
-                // A launch belongs to at most one pair.
-                let mut paired = self.pairs.iter().flatten();
-                if !paired.any(|place| pair.contains(place)) {
-                    self.pairs.push(pair);
-                }
-            }
+            self.add_pairs(&keys);
         }
         self
     }
@@ -177,13 +197,18 @@ impl LaunchSet {
     #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_prompts_of_heads(mut self, kv_heads: u32) -> Self {
-        let is_prefill = |key: &&LaunchKey| key.part == 0 && key.kernel.info().op == Op::Prefill;
-        let of_prompts = |key: &LaunchKey| LaunchKey {
+        // Kernels with both operations run no prompts beside lists.
+        let is_prefill = |&(place, key): &(usize, &LaunchKey)| {
+            let paired = self.pairs.iter().flatten().any(|&other| other == place);
+            key.part == 0 && key.kernel.info().op == Op::Prefill && !paired
+        };
+        let of_prompts = |(_, key): (usize, &LaunchKey)| LaunchKey {
             part: 1,
             heads: kv_heads,
             ..*key
         };
-        let prefills = self.keys.iter().filter(is_prefill).map(of_prompts);
+        let keys = self.keys.iter().enumerate();
+        let prefills = keys.filter(is_prefill).map(of_prompts);
         let prefills: Vec<_> = prefills.collect();
         self.add(prefills);
         self

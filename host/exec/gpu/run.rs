@@ -32,7 +32,9 @@ impl Gpu {
     /// The call does not wait and, outside a capture, allocates nothing. It can be captured in a CUDA graph. With a
     /// [launch set](super::WorkspaceOptions::launches) the graph runs the plan that is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than this plan. Capture them with the most tokens that
-    /// any plan of the graph will have: [`Graph::launch`](super::Graph::launch) refuses a plan with more.
+    /// any plan of the graph will have: [`Graph::launch`](super::Graph::launch) refuses a plan with more. Rows of `out` behind the
+    /// tokens of the plan keep their contents, unless kernels pad the heads (such as 48 or 112): then a launch that does not know the
+    /// plan writes all rows of `out`, and those behind the plan's tokens have any numbers.
     ///
     /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). If the variant of the spec needs data for
     /// each head, such as sinks, use [`Gpu::run_with`].
@@ -107,7 +109,8 @@ impl Gpu {
                 self.launch_run(workspace, stream)?;
             }
         }
-        captured::note(&workspace.uploaded, workspace.launched(), tensors, stream);
+        let (launched, of_pairs) = (workspace.launched(), workspace.run.reads_pairs());
+        captured::note(&workspace.uploaded, launched, of_pairs, tensors, stream);
         Ok(())
     }
 

@@ -5,7 +5,10 @@ mod extras;
 mod step;
 mod tensors;
 
-use kernels_gpu::abi::{DecodeParams, LatentParams};
+use kernels_gpu::{
+    abi::{DecodeParams, LatentParams},
+    registry::Op,
+};
 
 pub use self::{extras::Extras, tensors::RunTensors};
 pub(super) use self::{
@@ -128,6 +131,14 @@ impl Run {
         self.own.copy_from_slice(tensors.own);
         self.tensors = Some(known);
         Ok(true)
+    }
+
+    /// Whether a decode reads two KV heads at a time.
+    pub(super) fn reads_pairs(&self) -> bool {
+        let infos = self.steps.iter().map(|step| step.kernel.info);
+        infos
+            .filter(|info| info.op == Op::Decode)
+            .any(|info| info.kv_heads > 1)
     }
 
     /// Whether a launch reads queries whose heads are padded, if any are.

@@ -162,11 +162,17 @@ proptest! {
     #[test]
     fn sharing_prefixes_changes_no_result(
         requests in prop::collection::vec((0..5usize, 0..9u32, 0..4u32), 1..8), causal: bool,
+        window in prop::option::of(0..12u32),
     ) {
         let batch = nested_batch(&requests);
         let shared = kv_shared(&batch);
         let memory = Memory::new();
-        let spec = if causal { spec() } else { spec().non_causal() };
+        let mut spec = if causal { spec() } else { spec().non_causal() };
+        spec.variant.window_left = window;
+        // With a window, groups of which several requests have queries are refused.
+        if let Err(ProblemError::MaskedSharedBlock { .. }) = shared.check(&spec) {
+            spec.variant.window_left = None;
+        }
         assert_close(&memory.attend(&spec, &shared), &memory.attend(&spec, &batch));
     }
 }
@@ -201,6 +207,43 @@ fn what_distances_count_for_is_not_shared() {
     let masked = batch.clone().with_ancestors(vec![0b1101, !2]);
     assert_eq!(masked.share_prefixes().ancestors, masked.ancestors);
     assert!(refused(&spec(), &masked));
+}
+
+/// If one request of a sharing group has queries, the shared row block has distances: those of this request.
+#[test]
+fn waiting_requests_leave_distances_right() {
+    let mut table = PageTable::new(4, 40);
+    table.push(&[0, 1, 2, 10], 14);
+    table.push(&[0, 1, 2, 11, 12, 13], 23);
+    table.push(&[0, 1, 5], 12);
+    let memory = Memory::new();
+    let specs = [
+        spec(),
+        spec().with_window_left(15),
+        spec().non_causal().with_window_left(15),
+        spec().with_rotary(Rope::new(16, 10.0)),
+        spec().with_hooks(&ALIBI),
+    ];
+    for qo_indptr in [[0, 2, 2, 2], [0, 0, 3, 3], [0, 0, 0, 1]] {
+        let mut batch = Batch::new(qo_indptr.to_vec(), table.clone());
+        for spec in &specs {
+            let shared = batch.share_prefixes();
+            assert!(shared.parts.len() > 2, "two levels");
+            assert_close(&memory.attend(spec, &shared), &memory.attend(spec, &batch));
+        }
+        let words = (0..batch.total_q()).map(|token| !(0b1010 << token));
+        let tree = batch.clone().with_ancestors(words.collect());
+        let got = memory.attend(&specs[0], &tree.share_prefixes());
+        assert_close(&got, &memory.attend(&specs[0], &tree));
+        for request in 0..3 {
+            if batch.q_len(request) > 0 {
+                let sees = |query: u32, key: u32| !(query + key).is_multiple_of(5);
+                batch.push_mask(sees).unwrap();
+            }
+        }
+        let got = memory.attend(&specs[0], &batch.share_prefixes());
+        assert_close(&got, &memory.attend(&specs[0], &batch));
+    }
 }
 
 #[test]

@@ -8,6 +8,9 @@ use crate::plan::conversion;
 /// The largest default of [`BatchLimits::prefill_keys`]: 1 GiB of 16-bit keys and values with 8 heads of 128.
 const PREFILL_KEYS: u32 = 1 << 18;
 
+/// The most new tokens of a request whose heads all read the same pages that become lists by KV head. Others are prompts.
+pub const LIST_TOKENS: u32 = 8;
+
 /// The limits of batches that a workspace must hold. All batches within them can be planned with the [`Bound`] that follows from
 /// them. A batch beyond them is not always refused: it is if its plan does not fit the bound.
 ///
@@ -131,16 +134,37 @@ impl BatchLimits {
     }
 
     /// For batches of page lists by KV head (`kv::PagesByHead`, feature `unstable`) of a model with so many KV heads: from limits of
-    /// the requests of the model. Each head of a token is a token there. Prompts beside lists are a part of their own.
+    /// the requests of the model. Each head of a token is a token there, and each token of a list has row blocks and page ids of its
+    /// own. There is room for lists of up to 8 new tokens; for lists of more, give as many requests as query tokens. Prompts beside
+    /// lists are a part of their own.
     ///
     /// ```
     /// use tandem_attn::plan::BatchLimits;
     ///
+    /// // Up to 512 tokens in lists: 8 of each request.
     /// let limits = BatchLimits::decodes(64, 8192, 16).with_query_tokens(64 + 1024).by_kv_head(8);
-    /// assert_eq!((limits.requests, limits.query_tokens, limits.parts), (512, 8704, 2));
+    /// assert_eq!((limits.requests, limits.query_tokens, limits.parts), (8 * 512, 8 * 1088, 2));
+    /// assert_eq!(limits.page_ids, 8 * 512 * 512);
     /// ```
     #[must_use]
     pub const fn by_kv_head(mut self, kv_heads: u32) -> Self {
+        let most = self.requests.saturating_mul(LIST_TOKENS);
+        let lists = if most < self.query_tokens {
+            most
+        } else {
+            self.query_tokens
+        };
+        // All page ids may be those of requests with so many tokens, but no list has more than its keys need.
+        let of_lists = BatchLimits::decodes(lists, self.kv_len, self.page_size).page_ids;
+        let most = self.page_ids.saturating_mul(LIST_TOKENS);
+        let page_ids = if most < of_lists { most } else { of_lists };
+        if page_ids > self.page_ids {
+            self.page_ids = page_ids;
+        }
+        // Requests without queries keep theirs.
+        if lists > self.requests {
+            self.requests = lists;
+        }
         self.requests = self.requests.saturating_mul(kv_heads);
         self.query_tokens = self.query_tokens.saturating_mul(kv_heads);
         self.page_ids = self.page_ids.saturating_mul(kv_heads);

@@ -79,6 +79,17 @@ pub enum PlanError {
         /// How much the bound holds.
         bound: u64,
     },
+    /// More work items than a plan can have.
+    #[error(
+        "{got} work items are needed, past {limit}, the most of a plan: use a larger fixed split, or send a smaller batch (if there is \
+         none yet, give lower BatchLimits)"
+    )]
+    TooManyPieces {
+        /// How many are needed.
+        got: u64,
+        /// How many there may be.
+        limit: u64,
+    },
     /// A count that does not fit 32 bits.
     #[error(
         "{got} {what} are needed, past {limit}, the most that 32-bit offsets reach: send a smaller batch, or give lower \

@@ -9,7 +9,7 @@ mod rules;
 mod tables;
 mod unsupported;
 
-pub use bound::{BatchLimits, Bound};
+pub use bound::{BatchLimits, Bound, LIST_TOKENS};
 pub use error::{BrokenPlan, PlanError};
 pub use hybrid::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets, alike};
 pub use options::{PackRule, PlanOptions, SplitMode};

@@ -122,8 +122,7 @@ impl Emitter {
     /// Fills a plan whose `spec`, `total_q`, `parts` and `page_ids` are set.
     pub fn emit(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         if input.pieces.len() > MAX_PIECES {
-            return Err(PlanError::TooLarge {
-                what: "work items",
+            return Err(PlanError::TooManyPieces {
                 got: input.pieces.len() as u64,
                 limit: MAX_PIECES as u64,
             });

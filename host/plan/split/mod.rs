@@ -60,7 +60,7 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     ///
     /// # Errors
-    /// [`PlanError::TooLarge`] for too many pieces.
+    /// [`PlanError::TooManyPieces`].
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) -> Result<(), PlanError> {
         let SplitInput { mode, cost, .. } = *input;
         // Where splits are fixed, nothing may depend on the other requests. Beside prefills, decodes have other kernels. Rules are
@@ -137,8 +137,7 @@ impl Splitter {
         };
         let all: u64 = drafts.iter().enumerate().map(count).sum();
         if all > MAX_PIECES as u64 {
-            return Err(PlanError::TooLarge {
-                what: "work items",
+            return Err(PlanError::TooManyPieces {
                 got: all,
                 limit: MAX_PIECES as u64,
             });

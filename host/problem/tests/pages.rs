@@ -66,7 +66,7 @@ fn what_is_wrong_with_a_block_table_is_an_error_and_the_table_stays() {
     assert!(matches!(long, ProblemError::TooLarge { .. }), "{long:?}");
     let mut table = table();
     let huge = table.try_push([usize::MAX], 1);
-    assert_eq!(huge, Err(id(0, i64::MAX)));
+    assert_eq!(huge, Err(id(0, usize::MAX as i128)));
 }
 
 #[test]

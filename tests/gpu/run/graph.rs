@@ -1,6 +1,8 @@
 //! One captured graph, one plan after the other.
 
+mod in_one_kernel;
 mod needed;
+mod two_heads;
 
 use std::ptr;
 

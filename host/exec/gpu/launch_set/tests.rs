@@ -195,6 +195,60 @@ fn a_plan_needs_no_launches_of_parts_that_it_lacks() {
     assert!(of_part(&one_part, 0) > 0 && of_part(&one_part, 1) == 0);
 }
 
+/// Heads for which no two kernels share SMs: prefill and decode of a hybrid batch are one kernel.
+#[test]
+fn all_launches_include_those_of_hybrid_batches_in_one_kernel() {
+    for (q_heads, kv_heads, dim, tokens, decodes) in [
+        (64, 4, 128, 64, 64),
+        (128, 8, 128, 64, 64),
+        (32, 2, 64, 512, 128),
+    ] {
+        let spec = Spec::new(q_heads, kv_heads, dim);
+        for (name, pod) in [("h200", PodMode::Auto), ("h100", PodMode::Fused)] {
+            let device = DeviceDescription::named(name).unwrap();
+            let mut requests = vec![(1, 1000); decodes + 1];
+            requests[0].0 = tokens;
+            let mut table = PageTable::new(16, 100_000);
+            let mut qo_indptr = vec![0];
+            for (index, &(tokens, keys)) in requests.iter().enumerate() {
+                let first = 100 * index as u32;
+                table.push(&(first..first + 63).collect::<Vec<_>>(), keys);
+                qo_indptr.push(qo_indptr[index] + tokens);
+            }
+            let batch = Batch::new(qo_indptr, table);
+            let options = PlanOptions::default().with_pod(pod);
+            let plan = Planner::new().plan(&spec, &batch, &device, &options);
+            let plan = plan.unwrap();
+            assert_eq!(plan.pod.unwrap().mode, PodMode::Tickets, "{name} {spec:?}");
+            let set = LaunchSet::all(&device, &spec).unwrap();
+            let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+            set.records(&launch_plan(&plan), &mut records).unwrap();
+            // They are one launch, as in a set of this plan.
+            let of_pair = |set: &LaunchSet| {
+                set.pairs
+                    .iter()
+                    .map(|pair| pair.map(|at| set.keys[at]))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(of_pair(&set), of_pair(&LaunchSet::new().and(&plan)));
+            assert_eq!(set.clone().and(&plan), set);
+            let with_prompts = set.with_prompts_of_heads(4);
+            let prompts = with_prompts.keys().iter().filter(|key| key.part == 1);
+            let of_ampere = |key: &LaunchKey| key.kernel.info().arch == Arch::Sm80;
+            assert!(prompts.clone().count() > 0 && !prompts.copied().any(|key| of_ampere(&key)));
+        }
+    }
+    // Where two kernels share SMs, they come first. On Ampere graphs of prefills are refused.
+    for (name, spec) in [
+        ("h200", Spec::new(32, 8, 128)),
+        ("a100", Spec::new(64, 4, 128)),
+    ] {
+        let device = DeviceDescription::named(name).unwrap();
+        let set = LaunchSet::all(&device, &spec).unwrap();
+        assert!(set.pairs.is_empty(), "{name}: {set:?}");
+    }
+}
+
 #[test]
 fn invalid_specifications_are_refused() {
     let device = DeviceDescription::named("h200").unwrap();

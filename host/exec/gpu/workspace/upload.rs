@@ -166,9 +166,14 @@ impl Workspace {
             true => 0,
             false => self.launch_plan.fingerprint(),
         };
-        let LaunchPlan { total_q, parts, .. } = &self.launch_plan;
+        let LaunchPlan {
+            total_q,
+            parts,
+            fixed_splits,
+            ..
+        } = &self.launch_plan;
         self.uploaded
-            .set(*total_q, parts, needed_launches, fingerprint);
+            .set(*total_q, parts, needed_launches, fingerprint, *fixed_splits);
         Ok(())
     }
 
