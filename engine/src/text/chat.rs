@@ -76,6 +76,14 @@ impl ChatTemplate {
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
+        // `None` is not iterable; texts and objects have a length and items, which is what makes a sequence.
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
+        environment.add_test("sequence", |value: &Value| {
+            use ValueKind::{Map, Seq, String, Undefined};
+            matches!(value.kind(), Seq | String | Map | Undefined)
+        });
         // As Python writes them.
         environment.set_formatter(|out, state, value| match value.kind() {
             ValueKind::None => Ok(out.write_str("None")?),
