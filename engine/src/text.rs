@@ -2,6 +2,7 @@
 
 mod chat;
 mod date;
+mod float;
 mod limit;
 mod piece;
 mod settings;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use minijinja::{
-    Environment, ErrorKind, Value, escape_formatter,
+    Environment, ErrorKind, State, Value, escape_formatter,
     syntax::SyntaxConfig,
     value::{Object, Serde, ValueKind},
 };
@@ -16,6 +16,7 @@ use serde_json::Map;
 
 use super::{
     date::strftime,
+    float::float,
     limit::{Beyond, Limited, most_of},
     tojson::tojson,
 };
@@ -84,10 +85,19 @@ impl ChatTemplate {
             use ValueKind::{Map, Seq, String, Undefined};
             matches!(value.kind(), Seq | String | Map | Undefined)
         });
+        environment.add_filter("string", |state: &State, value: &Value| {
+            match value.kind() == ValueKind::Number && !value.is_integer() {
+                true => Ok(float(f64::try_from(value.clone())?).into()),
+                false => minijinja::filters::string(state, value),
+            }
+        });
         // As Python writes them.
         environment.set_formatter(|out, state, value| match value.kind() {
             ValueKind::None => Ok(out.write_str("None")?),
             ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+            ValueKind::Number if !value.is_integer() => {
+                Ok(out.write_str(&float(f64::try_from(value.clone())?))?)
+            }
             _ => escape_formatter(out, state, value),
         });
         environment.add_function("raise_exception", |reason: String| {
