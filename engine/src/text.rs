@@ -4,6 +4,7 @@ mod chat;
 mod date;
 mod float;
 mod limit;
+mod methods;
 mod piece;
 mod settings;
 mod spaces;

@@ -18,6 +18,7 @@ use super::{
     date::strftime,
     float::float,
     limit::{Beyond, Limited, most_of},
+    methods::method,
     tojson::tojson,
 };
 use crate::Error;
@@ -74,8 +75,7 @@ impl ChatTemplate {
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);
         environment.set_fuel(Some(FUEL));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(method);
         environment.add_filter("tojson", tojson);
         // `None` is not iterable; texts and objects have a length and items, which is what makes a sequence.
         environment.add_test("iterable", |value: &Value| {
