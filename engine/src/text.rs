@@ -8,12 +8,12 @@ mod methods;
 mod piece;
 mod settings;
 mod spaces;
+mod templates;
 mod tojson;
 
 use std::{fs, io, path::Path};
 
 use serde::Serialize;
-use serde_json::Value;
 use tokenizers::Tokenizer;
 
 pub use chat::{ChatOptions, Message};
@@ -23,25 +23,18 @@ use crate::{
     Error,
     error::{damaged, unread},
 };
-use chat::ChatTemplate;
 use settings::Settings;
+use templates::Templates;
 
 /// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
-    /// The chat template for conversations with tools, if it is another one.
-    tool_template: Option<ChatTemplate>,
+    templates: Templates,
     /// Whether regular expressions split a text.
     has_regex: bool,
     end: Option<u32>,
 }
-
-/// Name of the chat template for conversations with tools, as in `transformers`.
-const TOOL_USE: &str = "tool_use";
-/// Name of the one for others, in a list of templates.
-const DEFAULT: &str = "default";
 
 impl Text {
     /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
@@ -76,25 +69,10 @@ impl Text {
         };
         settings.add_tokens(&mut tokenizer).map_err(malformed)?;
         settings.apply(&mut tokenizer).map_err(malformed)?;
-        let file = optional(&folder.join("chat_template.jinja"))?;
-        let in_settings = settings.chat_template.as_ref().filter(|_| file.is_none());
-        let named = |name: &str| in_settings.and_then(|templates| named_template(templates, name));
-        let tools = folder.join(format!("additional_chat_templates/{TOOL_USE}.jinja"));
-        let tools = optional(&tools)?.or_else(|| named(TOOL_USE));
-        let source = file.or_else(|| named(DEFAULT));
-        let end = tokenizer.token_to_id(settings.eos());
-        let (bos, eos) = (settings.bos(), settings.eos());
-        let template = |source: Option<String>| {
-            let template =
-                source.map(|source| ChatTemplate::new(source, bos.to_owned(), eos.to_owned()));
-            template.transpose()
-        };
-        let (template, tool_template) = (template(source)?, template(tools)?);
         Ok(Self {
-            template,
-            tool_template,
+            templates: Templates::read(folder, &settings)?,
             has_regex: spaces::has_regex(&tokenizer)?,
-            end,
+            end: tokenizer.token_to_id(settings.eos()),
             tokenizer,
         })
     }
@@ -155,7 +133,7 @@ impl Text {
     /// Whether there is a chat template.
     #[must_use]
     pub const fn has_chat_template(&self) -> bool {
-        self.template.is_some()
+        self.templates.has_any()
     }
 
     /// Tokens of a conversation, up to the position where the model answers.
@@ -198,25 +176,9 @@ impl Text {
         messages: &[impl Serialize],
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let for_tools = self
-            .tool_template
-            .as_ref()
-            .filter(|_| !options.tools.is_empty());
-        let template = for_tools.or(self.template.as_ref());
+        let template = self.templates.of(options);
         let template = template.ok_or(Error::NoChatTemplate)?;
         template.render(messages, options)
-    }
-}
-
-/// The template of this name from a list of named ones. A single one is the default.
-fn named_template(templates: &Value, name: &str) -> Option<String> {
-    match templates {
-        Value::String(source) => Some(source.clone()).filter(|_| name == DEFAULT),
-        Value::Array(named) => named
-            .iter()
-            .find(|one| one.get("name").and_then(Value::as_str) == Some(name))
-            .and_then(|one| one.get("template")?.as_str().map(str::to_owned)),
-        _ => None,
     }
 }
 
