@@ -5,7 +5,7 @@ use tandem_engine::{Architecture, CpuBackend, Engine, Generation, Limits, Messag
 
 use crate::{
     common::{answers, engine, expected_text, folder, options},
-    server::{MODEL, Server, body, events, streamed},
+    server::{MODEL, Server, body, events, raw, streamed},
 };
 
 #[test]
@@ -95,6 +95,16 @@ fn chats_are_rendered_and_streamed() {
     // The parts of a message are joined to one text.
     let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 1});
     assert_eq!(server.chat(&parts).0, 200);
+}
+
+/// Python's requests, for one, reads texts of no encoding as Latin-1.
+#[test]
+fn streams_name_their_encoding() {
+    let server = Server::of("qwen2");
+    let sent = raw(server.ask(&streamed(&json!({"prompt": "a", "max_tokens": 1}))));
+    let (head, _) = sent.split_once("\r\n\r\n").unwrap();
+    let kind = "content-type: text/event-stream; charset=utf-8\r\n";
+    assert!(head.to_ascii_lowercase().contains(kind), "{head}");
 }
 
 /// Near the end of the model's positions, and with a lower limit per request.
