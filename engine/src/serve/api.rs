@@ -279,7 +279,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     let stop = format!(
         "give a text, or up to {MOST_STOPS} of them, none empty, with {MOST_STOP_BYTES} bytes together"
     );
-    let top_k = |value: &Value| match value.as_i64() {
+    let top_k = |value: &Value| match fields::integer(value) {
         Some(-1) => Some(0),
         _ => fields::whole(value),
     };
@@ -296,7 +296,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         frequency_penalty: fields.number("frequency_penalty")?,
         repetition_penalty: fields.number("repetition_penalty")?,
     };
-    let seed = fields.take("seed", "give a whole number of 64 bits", Value::as_i64)?;
+    let seed = fields.take("seed", "give a whole number of 64 bits", fields::integer)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
     let parameters = Parameters {
         kind,

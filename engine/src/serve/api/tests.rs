@@ -163,6 +163,41 @@ fn prompts_that_are_too_long_are_refused_before_their_choices() {
     assert!(asked.check(usize::MAX, &most).is_err());
 }
 
+/// As clients write them that have one type of numbers.
+#[test]
+fn whole_numbers_may_have_a_point() {
+    let body = json!({
+        "prompt": [7.0, 8], "max_tokens": 16.0, "n": 2.0, "seed": -3.0, "top_k": -1.0, "min_tokens": 1e1, "logprobs": 2.0,
+        "stop_token_ids": [5.0],
+    });
+    let asked = parse(Kind::Completion, body.to_string().as_bytes(), "tiny").unwrap();
+    assert_eq!(asked.prompts, [Prompt::Tokens(vec![7, 8])]);
+    let parameters = asked.parameters;
+    assert_eq!((parameters.choices, parameters.min_tokens), (2, 10));
+    assert_eq!(parameters.log_probs, Some(2));
+    let first = parameters.generation(0, vec![7, 8], &MOST);
+    assert_eq!(first.max_new_tokens, 16);
+    assert_eq!(first.sampling.seed, (-3_i64).cast_unsigned());
+    assert_eq!(first.sampling.top_k, 0);
+    assert_eq!(first.stop_tokens, [5]);
+    for (field, value) in [
+        ("max_tokens", json!(16.5)),
+        ("max_tokens", json!(4_294_967_296.0)),
+        ("min_tokens", json!(-1.0)),
+        ("seed", json!(9_223_372_036_854_775_808.0)),
+        ("seed", json!(1e300)),
+        ("n", json!(0.0)),
+        ("top_k", json!(-2.0)),
+    ] {
+        assert!(
+            parsed(Kind::Completion, field, value.clone()).is_err(),
+            "{field} {value}"
+        );
+    }
+    let least = json!(-9_223_372_036_854_775_808.0);
+    assert!(parsed(Kind::Completion, "seed", least).is_ok());
+}
+
 #[test]
 fn stop_texts_are_few_and_short() {
     let asked = |stops: Value| parsed(Kind::Completion, "stop", stops);
