@@ -351,6 +351,8 @@ fn usage(fields: &mut Fields) -> Result<Option<bool>, Refusal> {
     };
     let mut options = Fields::new("stream_options.", options);
     let include = options.flag("include_usage")?.unwrap_or(false);
+    // Random characters beside the text, which hide its length on the way. There are none here.
+    options.flag("include_obfuscation")?;
     options.end(|_| Idle::Values(vec![json!(false)]))?;
     Ok(Some(include))
 }

@@ -45,7 +45,11 @@ fn fields_that_are_switched_off_are_not_ignored() {
             .unwrap(),
         "stream_options.continuous_usage_stats is true, and only false is implemented"
     );
-    assert!(with(json!({"include_usage": true, "include_obfuscation": false})).is_ok());
+    for obfuscation in [false, true] {
+        let options = json!({"include_usage": true, "include_obfuscation": obfuscation});
+        assert!(with(options).is_ok());
+    }
+    assert!(with(json!({"include_obfuscation": "a"})).is_err());
     let body = json!({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 2}).to_string();
     let both = parse(Kind::Completion, body.as_bytes(), "tiny")
         .err()
