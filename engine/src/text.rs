@@ -102,8 +102,8 @@ impl Text {
         self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
     }
 
-    /// The token that ends a text, as the tokenizer's settings name it. It is for models whose configuration names none, so
-    /// that [`Architecture::ends`](crate::Architecture::ends) is empty.
+    /// The token that ends a text, as the tokenizer's settings name it. The model's configuration need not name it:
+    /// [`Architecture::ends`](crate::Architecture::ends) may be empty, or have others only.
     #[must_use]
     pub const fn end(&self) -> Option<u32> {
         self.end
