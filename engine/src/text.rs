@@ -99,7 +99,20 @@ impl Text {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
-        self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
+        self.decoded(tokens, false)
+    }
+
+    /// Text of tokens, with the names of special tokens: some models write their calls of tools with such tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn decode_with_special_tokens(&self, tokens: &[u32]) -> Result<String, Error> {
+        self.decoded(tokens, true)
+    }
+
+    fn decoded(&self, tokens: &[u32], special: bool) -> Result<String, Error> {
+        let decoded = self.tokenizer.decode(tokens, !special);
+        decoded.map_err(tokenizer_error)
     }
 
     /// The token that ends a text, as the tokenizer's settings name it. The model's configuration need not name it:
@@ -123,11 +136,11 @@ impl Text {
         Ok(is_byte.then_some(byte))
     }
 
-    /// Whether the decoder never gets a token, because it is special or has no name.
-    fn is_silent(&self, token: u32) -> bool {
-        let special = self.tokenizer.get_added_vocabulary();
+    /// Whether a token has no text: it has no name, or is special and those have none.
+    fn is_silent(&self, token: u32, special: bool) -> bool {
+        let known = self.tokenizer.get_added_vocabulary();
         let name = self.tokenizer.id_to_token(token);
-        name.is_none_or(|name| special.is_special_token(&name))
+        name.is_none_or(|name| !special && known.is_special_token(&name))
     }
 
     /// Whether there is a chat template.
@@ -216,6 +229,8 @@ pub struct TextStream {
     held: String,
     /// Bytes of an incomplete character, from byte tokens.
     bytes: Vec<u8>,
+    /// Whether special tokens have a text.
+    special: bool,
 }
 
 /// Maximum bytes of an incomplete character. Decoders write at most one replacement character for each.
@@ -241,12 +256,24 @@ impl TextStream {
         })
     }
 
+    /// The same stream, with the names of special tokens. For a stream without tokens yet.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn with_special_tokens(self, text: &Text) -> Result<Self, Error> {
+        Ok(Self {
+            before: text.decoded(&self.tokens, true)?,
+            special: true,
+            ..self
+        })
+    }
+
     /// The text that a token adds; empty if no character is complete yet.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn push(&mut self, text: &Text, token: u32) -> Result<String, Error> {
-        if text.is_silent(token) {
+        if text.is_silent(token, self.special) {
             return Ok(String::new());
         }
         if let Some(byte) = text.byte(token)? {
@@ -262,7 +289,7 @@ impl TextStream {
                 new.to_owned()
             }
             // With this token, bytes that were returned as replacement characters became a character.
-            None => std::mem::take(&mut self.held) + &text.decode(&[token])?,
+            None => std::mem::take(&mut self.held) + &text.decoded(&[token], self.special)?,
         };
         if self.held.is_empty() {
             self.settle(text)?;
@@ -309,7 +336,7 @@ impl TextStream {
     /// Settles all tokens after all of their text was returned. The last ones with a text stay, because they decide about
     /// spaces before the next token; others are dropped.
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
-        let before = text.decode(&self.tokens[self.settled..])?;
+        let before = text.decoded(&self.tokens[self.settled..], self.special)?;
         self.given.clear();
         if before.is_empty() && self.settled > 0 {
             self.tokens.truncate(self.settled);
@@ -323,11 +350,11 @@ impl TextStream {
 
     /// Text of the tokens that are not settled.
     fn pending(&self, text: &Text) -> Result<String, Error> {
-        let decoded = text.decode(&self.tokens)?;
+        let decoded = text.decoded(&self.tokens, self.special)?;
         match decoded.strip_prefix(&self.before) {
             Some(pending) => Ok(pending.to_owned()),
             // An invalid byte in a run changes how the decoder reads the beginning of the run.
-            None => text.decode(&self.tokens[self.settled..]),
+            None => text.decoded(&self.tokens[self.settled..], self.special),
         }
     }
 
@@ -337,7 +364,7 @@ impl TextStream {
             return Ok(());
         }
         let stay = self.tokens.len() - STAY;
-        let decoded = text.decode(&self.tokens[stay..])?;
+        let decoded = text.decoded(&self.tokens[stay..], self.special)?;
         if let Some(given) = decoded.strip_suffix(&self.held) {
             self.given = given.to_owned();
             self.tokens.drain(..stay);

@@ -107,6 +107,8 @@ pub(super) struct Parameters {
     ignore_ends: bool,
     stop_tokens: Vec<u32>,
     pub stop: Arc<[String]>,
+    /// Whether special tokens are part of the text, by their names.
+    pub special_tokens: bool,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -298,6 +300,11 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     };
     let seed = fields.take("seed", "give a whole number of 64 bits", fields::integer)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
+    // Some models mark their calls with special tokens, and the client reads the calls in the text.
+    let has_tools =
+        |prompt: &Prompt| matches!(prompt, Prompt::Chat(_, options) if !options.tools.is_empty());
+    let skips = fields.flag("skip_special_tokens")?;
+    let special_tokens = skips.map_or_else(|| prompts.iter().any(has_tools), |skips| !skips);
     let parameters = Parameters {
         kind,
         choices: fields.count("n")?.unwrap_or(1),
@@ -318,6 +325,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
             .take("stop", &stop, stops)?
             .unwrap_or_default()
             .into(),
+        special_tokens,
         stream,
         include_usage: include_usage.unwrap_or(false),
     };

@@ -134,7 +134,7 @@ pub(super) fn idle(kind: Kind, name: &str) -> Idle {
         "echo" | "use_beam_search" | "include_stop_str_in_output" | "continue_final_message" => {
             json!(false)
         }
-        "skip_special_tokens" | "add_generation_prompt" => json!(true),
+        "add_generation_prompt" => json!(true),
         // The template of a chat writes them; those of a completion are added.
         "add_special_tokens" => json!(kind == Kind::Completion),
         "suffix" => json!(""),

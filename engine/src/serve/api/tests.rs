@@ -23,7 +23,6 @@ fn fields_that_are_switched_off_are_not_ignored() {
     let only_true = "is false, and only true is implemented";
     let unknown = "is not known here: leave it out";
     for (kind, field, rule) in [
-        (Kind::Completion, "skip_special_tokens", only_true),
         (Kind::Completion, "add_special_tokens", only_true),
         (Kind::Chat, "add_generation_prompt", only_true),
         (Kind::Chat, "enable_thinking", unknown),
