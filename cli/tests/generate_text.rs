@@ -86,9 +86,10 @@ fn options_of_drawing_are_refused_where_nothing_is_drawn() {
     }
 }
 
-/// `eos_token_id` may be missing in the configurations. The tokenizer then names the token; if it does not, one line says so.
+/// `eos_token_id` may be missing in the configurations, or have another token. The tokenizer's ends a text, too; if no file names
+/// one, one line says so.
 #[test]
-fn a_text_ends_with_the_token_of_the_tokenizer_if_the_model_names_none() {
+fn a_text_ends_with_the_token_of_the_tokenizer() {
     let (from, copy) = (model("qwen2"), copied("qwen2"));
     let folder = copy.path().to_str().unwrap();
     let without = |file: &str, field: &str| {
@@ -124,8 +125,15 @@ fn a_text_ends_with_the_token_of_the_tokenizer_if_the_model_names_none() {
     let ended = |said: &str| said.contains("(the model ended it)");
     let mut all = (0..20).map(|seed| (seed, drawn(&from, seed, &[])));
     let (seed, (right, _)) = all.find(|(_, (_, said))| ended(said)).expect("one ends");
-    let (text, said) = drawn(folder, seed, &[]);
-    assert!(ended(&said) && text == right, "{said}");
+    let generation = copy.path().join("generation_config.json");
+    let without_ends = fs::read(&generation).unwrap();
+    // The fixture has no token of this number.
+    for file in [&without_ends[..], b"{\"eos_token_id\": 1000000}"] {
+        fs::write(&generation, file).unwrap();
+        let (text, said) = drawn(folder, seed, &[]);
+        assert!(ended(&said) && text == right, "{said}");
+    }
+    fs::write(&generation, &without_ends).unwrap();
 
     without("tokenizer_config.json", "eos_token");
     let warning = "no token that ends a text";

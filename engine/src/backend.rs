@@ -172,6 +172,9 @@ pub trait Backend: Send {
 
     /// Uses other plan options from the next step on. A bound in the options is ignored.
     ///
+    /// With [fixed splits](tandem_attn::plan::SplitMode::Fixed), nothing else in a step depends on the number of its rows either, so
+    /// that a request has the same bits alone and in any batch, as long as its prompt is computed in the same chunks.
+    ///
     /// # Errors
     /// If steps are under way, or if the device lacks memory for the options. The options before still hold then; if there is
     /// no memory for them any more, steps fail with [`Error::NoPlans`] until other options succeed.

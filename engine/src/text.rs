@@ -2,16 +2,18 @@
 
 mod chat;
 mod date;
+mod float;
 mod limit;
+mod methods;
 mod piece;
 mod settings;
 mod spaces;
+mod templates;
 mod tojson;
 
 use std::{fs, io, path::Path};
 
 use serde::Serialize;
-use serde_json::Value;
 use tokenizers::Tokenizer;
 
 pub use chat::{ChatOptions, Message};
@@ -21,25 +23,18 @@ use crate::{
     Error,
     error::{damaged, unread},
 };
-use chat::ChatTemplate;
 use settings::Settings;
+use templates::Templates;
 
 /// Tokenizer and chat template of a model.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
-    /// The chat template for conversations with tools, if it is another one.
-    tool_template: Option<ChatTemplate>,
+    templates: Templates,
     /// Whether regular expressions split a text.
     has_regex: bool,
     end: Option<u32>,
 }
-
-/// Name of the chat template for conversations with tools, as in `transformers`.
-const TOOL_USE: &str = "tool_use";
-/// Name of the one for others, in a list of templates.
-const DEFAULT: &str = "default";
 
 impl Text {
     /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
@@ -74,25 +69,10 @@ impl Text {
         };
         settings.add_tokens(&mut tokenizer).map_err(malformed)?;
         settings.apply(&mut tokenizer).map_err(malformed)?;
-        let file = optional(&folder.join("chat_template.jinja"))?;
-        let in_settings = settings.chat_template.as_ref().filter(|_| file.is_none());
-        let named = |name: &str| in_settings.and_then(|templates| named_template(templates, name));
-        let tools = folder.join(format!("additional_chat_templates/{TOOL_USE}.jinja"));
-        let tools = optional(&tools)?.or_else(|| named(TOOL_USE));
-        let source = file.or_else(|| named(DEFAULT));
-        let end = tokenizer.token_to_id(settings.eos());
-        let (bos, eos) = (settings.bos(), settings.eos());
-        let template = |source: Option<String>| {
-            let template =
-                source.map(|source| ChatTemplate::new(source, bos.to_owned(), eos.to_owned()));
-            template.transpose()
-        };
-        let (template, tool_template) = (template(source)?, template(tools)?);
         Ok(Self {
-            template,
-            tool_template,
+            templates: Templates::read(folder, &settings)?,
             has_regex: spaces::has_regex(&tokenizer)?,
-            end,
+            end: tokenizer.token_to_id(settings.eos()),
             tokenizer,
         })
     }
@@ -119,11 +99,24 @@ impl Text {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
-        self.tokenizer.decode(tokens, true).map_err(tokenizer_error)
+        self.decoded(tokens, false)
     }
 
-    /// The token that ends a text, as the tokenizer's settings name it. It is for models whose configuration names none, so
-    /// that [`Architecture::ends`](crate::Architecture::ends) is empty.
+    /// Text of tokens, with the names of special tokens: some models write their calls of tools with such tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn decode_with_special_tokens(&self, tokens: &[u32]) -> Result<String, Error> {
+        self.decoded(tokens, true)
+    }
+
+    fn decoded(&self, tokens: &[u32], special: bool) -> Result<String, Error> {
+        let decoded = self.tokenizer.decode(tokens, !special);
+        decoded.map_err(tokenizer_error)
+    }
+
+    /// The token that ends a text, as the tokenizer's settings name it. The model's configuration need not name it:
+    /// [`Architecture::ends`](crate::Architecture::ends) may be empty, or have others only.
     #[must_use]
     pub const fn end(&self) -> Option<u32> {
         self.end
@@ -143,17 +136,17 @@ impl Text {
         Ok(is_byte.then_some(byte))
     }
 
-    /// Whether the decoder never gets a token, because it is special or has no name.
-    fn is_silent(&self, token: u32) -> bool {
-        let special = self.tokenizer.get_added_vocabulary();
+    /// Whether a token has no text: it has no name, or is special and those have none.
+    fn is_silent(&self, token: u32, special: bool) -> bool {
+        let known = self.tokenizer.get_added_vocabulary();
         let name = self.tokenizer.id_to_token(token);
-        name.is_none_or(|name| special.is_special_token(&name))
+        name.is_none_or(|name| !special && known.is_special_token(&name))
     }
 
     /// Whether there is a chat template.
     #[must_use]
     pub const fn has_chat_template(&self) -> bool {
-        self.template.is_some()
+        self.templates.has_any()
     }
 
     /// Tokens of a conversation, up to the position where the model answers.
@@ -196,25 +189,9 @@ impl Text {
         messages: &[impl Serialize],
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let for_tools = self
-            .tool_template
-            .as_ref()
-            .filter(|_| !options.tools.is_empty());
-        let template = for_tools.or(self.template.as_ref());
+        let template = self.templates.of(options);
         let template = template.ok_or(Error::NoChatTemplate)?;
         template.render(messages, options)
-    }
-}
-
-/// The template of this name from a list of named ones. A single one is the default.
-fn named_template(templates: &Value, name: &str) -> Option<String> {
-    match templates {
-        Value::String(source) => Some(source.clone()).filter(|_| name == DEFAULT),
-        Value::Array(named) => named
-            .iter()
-            .find(|one| one.get("name").and_then(Value::as_str) == Some(name))
-            .and_then(|one| one.get("template")?.as_str().map(str::to_owned)),
-        _ => None,
     }
 }
 
@@ -252,6 +229,8 @@ pub struct TextStream {
     held: String,
     /// Bytes of an incomplete character, from byte tokens.
     bytes: Vec<u8>,
+    /// Whether special tokens have a text.
+    special: bool,
 }
 
 /// Maximum bytes of an incomplete character. Decoders write at most one replacement character for each.
@@ -277,12 +256,24 @@ impl TextStream {
         })
     }
 
+    /// The same stream, with the names of special tokens. For a stream without tokens yet.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn with_special_tokens(self, text: &Text) -> Result<Self, Error> {
+        Ok(Self {
+            before: text.decoded(&self.tokens, true)?,
+            special: true,
+            ..self
+        })
+    }
+
     /// The text that a token adds; empty if no character is complete yet.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn push(&mut self, text: &Text, token: u32) -> Result<String, Error> {
-        if text.is_silent(token) {
+        if text.is_silent(token, self.special) {
             return Ok(String::new());
         }
         if let Some(byte) = text.byte(token)? {
@@ -298,7 +289,7 @@ impl TextStream {
                 new.to_owned()
             }
             // With this token, bytes that were returned as replacement characters became a character.
-            None => std::mem::take(&mut self.held) + &text.decode(&[token])?,
+            None => std::mem::take(&mut self.held) + &text.decoded(&[token], self.special)?,
         };
         if self.held.is_empty() {
             self.settle(text)?;
@@ -345,7 +336,7 @@ impl TextStream {
     /// Settles all tokens after all of their text was returned. The last ones with a text stay, because they decide about
     /// spaces before the next token; others are dropped.
     fn settle(&mut self, text: &Text) -> Result<(), Error> {
-        let before = text.decode(&self.tokens[self.settled..])?;
+        let before = text.decoded(&self.tokens[self.settled..], self.special)?;
         self.given.clear();
         if before.is_empty() && self.settled > 0 {
             self.tokens.truncate(self.settled);
@@ -359,11 +350,11 @@ impl TextStream {
 
     /// Text of the tokens that are not settled.
     fn pending(&self, text: &Text) -> Result<String, Error> {
-        let decoded = text.decode(&self.tokens)?;
+        let decoded = text.decoded(&self.tokens, self.special)?;
         match decoded.strip_prefix(&self.before) {
             Some(pending) => Ok(pending.to_owned()),
             // An invalid byte in a run changes how the decoder reads the beginning of the run.
-            None => text.decode(&self.tokens[self.settled..]),
+            None => text.decoded(&self.tokens[self.settled..], self.special),
         }
     }
 
@@ -373,7 +364,7 @@ impl TextStream {
             return Ok(());
         }
         let stay = self.tokens.len() - STAY;
-        let decoded = text.decode(&self.tokens[stay..])?;
+        let decoded = text.decoded(&self.tokens[stay..], self.special)?;
         if let Some(given) = decoded.strip_suffix(&self.held) {
             self.given = given.to_owned();
             self.tokens.drain(..stay);

@@ -16,7 +16,7 @@ use tandem_attn::{
 };
 use tandem_engine::{
     Architecture, Backend, CacheType, Engine, Event, Generation, GpuBackend, GpuOptions, Limits,
-    LogitRules, Penalties, Sampling, Weights,
+    LogProbs, LogitRules, Penalties, Sampling, Weights,
 };
 
 /// The GPU; none if there is none, unless the environment requires one.
@@ -38,6 +38,28 @@ fn gpu() -> Option<Gpu> {
 fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
     let backend = backend(gpu, family, CacheType::Auto, graphs);
     Engine::new(backend, Limits::default()).expect("limits that allow something")
+}
+
+/// Answers to prompts that the engine serves together, with the log-probabilities that they ask for.
+fn scored(engine: &mut Engine, asked: &[Generation]) -> Vec<Vec<(u32, Option<LogProbs>)>> {
+    let requests = asked.iter().map(|one| engine.submit(one.clone()));
+    let requests: Vec<_> = requests.map(|one| one.expect("it fits")).collect();
+    let mut given = vec![Vec::new(); asked.len()];
+    while !engine.is_idle() {
+        let step = engine.step(&mut |event| {
+            if let Event::Token {
+                request,
+                token,
+                log_probs,
+            } = event
+            {
+                let index = requests.iter().position(|&one| one == request);
+                given[index.expect("one of them")].push((token, log_probs));
+            }
+        });
+        step.expect("a step");
+    }
+    given
 }
 
 fn planning(mut backend: Box<dyn Backend>, planned: PlanOptions) -> Engine {
@@ -200,25 +222,7 @@ fn rules_change_what_is_drawn_and_not_the_log_probabilities() {
             [Some(a), Some(b)] => [a, b].map(|gpu| engine(gpu, "llama3", graphs)),
             _ => return,
         };
-        let mut requests = Vec::new();
-        for asked in &asked {
-            requests.push(together.submit(asked.clone()).expect("it fits"));
-        }
-        let mut given = vec![Vec::new(); asked.len()];
-        while !together.is_idle() {
-            let step = together.step(&mut |event| {
-                if let Event::Token {
-                    request,
-                    token,
-                    log_probs,
-                } = event
-                {
-                    let index = requests.iter().position(|&one| one == request);
-                    given[index.expect("one of them")].push((token, log_probs));
-                }
-            });
-            step.expect("a step");
-        }
+        let given = scored(&mut together, &asked);
         assert!(given[4].iter().all(|(token, _)| *token == 77));
         for (asked, given) in asked.iter().zip(&given) {
             assert_eq!(given.len(), NEW as usize);
@@ -440,6 +444,61 @@ fn greedy_text_is_that_of_transformers_where_the_lead_is_clear() {
             [right.greedy],
             "{family}"
         );
+    }
+}
+
+/// Prompts in one piece, without pages of others. With fixed splits attention depends on the request only, each product has one
+/// algorithm for all numbers of rows, and norms have one kernel. Log-probabilities differ where a logit does by a bit.
+#[test]
+fn with_fixed_splits_texts_do_not_depend_on_the_batch() {
+    let planned = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
+    for family in FAMILIES {
+        let prompt = expected(family).prompt;
+        let asked: Vec<_> = (0..64)
+            .map(|index| Generation {
+                sampling: Sampling {
+                    temperature: f32::from(u8::from(index % 4 == 3)),
+                    seed: index as u64,
+                    ..Sampling::GREEDY
+                },
+                log_probs: (index % 2 == 0).then_some(5),
+                ignore_ends: true,
+                ..Generation::greedy(
+                    prompt[index % 16..][..1 + 7 * index % 30].to_vec(),
+                    5 + index as u32 % 13,
+                )
+            })
+            .collect();
+        // The first step of all has more rows than the GPU has SMs.
+        assert!(asked.iter().map(|one| one.prompt.len()).sum::<usize>() > 512);
+        for graphs in [false, true] {
+            let Some(gpu) = gpu() else { return };
+            let mut options = GpuOptions::default();
+            options.graphs = graphs;
+            options.step_tokens = 2048;
+            options.cache_tokens = Some(8192);
+            let mut backend = loaded(gpu, &folder(family), options);
+            backend.plan_with(planned).expect("there are kernels");
+            let limits = Limits {
+                prefix_cache: false,
+                ..Limits::default()
+            };
+            let mut engine = Engine::new(backend, limits).expect("sound limits");
+            let alone: Vec<_> = asked
+                .iter()
+                .flat_map(|one| scored(&mut engine, std::slice::from_ref(one)))
+                .collect();
+            for count in [1, 3, 17, 64] {
+                let together = scored(&mut engine, &asked[..count]);
+                for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
+                    assert_eq!(alone.len(), asked[index].max_new_tokens as usize);
+                    assert!(
+                        together == alone,
+                        "{family}, graphs: {graphs}, request {index} of {count}:\n{together:?}\nalone\n{alone:?}"
+                    );
+                }
+            }
+        }
     }
 }
 

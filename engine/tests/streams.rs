@@ -87,3 +87,29 @@ fn special_tokens_within_an_answer_keep_the_space_behind_them() {
         assert_eq!(streamed(&text, stream, &answer), right, "{family}");
     }
 }
+
+/// Calls of tools begin with special tokens in some models' texts. Token by token they are where they are in the whole text.
+#[test]
+fn special_tokens_may_be_part_of_a_text() {
+    for family in FAMILIES {
+        let text = text(family);
+        let words = text.encode("A é 語, planner", false).unwrap();
+        let name = |token: u32| text.token(token).unwrap().text;
+        // Tokens 0 to 2 of the fixtures are special. Behind a cut character, too.
+        for at in 0..=words.len() {
+            let (before, after) = words.split_at(at);
+            let answer = [&[2], before, &[0, 2], after, &[2]].concat();
+            let right = text.decode_with_special_tokens(&answer).unwrap();
+            assert!(right.starts_with(&name(2)) && right.ends_with(&name(2)));
+            assert!(right.contains(&(name(0) + &name(2))), "{family}: {right}");
+            for prompt in [&[][..], &[0], &words, &[0, 2]] {
+                let stream = TextStream::after(&text, prompt).unwrap();
+                let stream = stream.with_special_tokens(&text).unwrap();
+                let given = streamed(&text, stream, &answer);
+                assert_eq!(given, right, "{family}, behind {prompt:?}");
+            }
+            let without = streamed(&text, TextStream::default(), &answer);
+            assert_eq!(without, text.decode(&answer).unwrap(), "{family}");
+        }
+    }
+}

@@ -179,6 +179,45 @@ fn tools_are_written_by_the_template_for_them() {
     assert!(matches!(refused, Error::NotInTemplate { .. }), "{refused}");
 }
 
+/// Processors for texts and pictures, such as Mistral Small 3.1's, have their template there, and their tokenizers have none.
+#[test]
+fn templates_of_processors_are_read_last() {
+    let user = [json!({"role": "user", "content": "a"})];
+    let written = |of_settings: Option<&str>, of_processor: &str| {
+        let (folder, _) = common::with_template("", |to| {
+            fs::remove_file(to.join("chat_template.jinja")).unwrap();
+            let settings = json!({"bos_token": "<s>", "chat_template": of_settings}).to_string();
+            fs::write(to.join("tokenizer_config.json"), settings).unwrap();
+            fs::write(to.join("chat_template.json"), of_processor).unwrap();
+        });
+        Text::read(folder.path())?.render_with(&user, &ChatOptions::default())
+    };
+    let processor =
+        json!({"chat_template": "{{ bos_token }}{{ messages[0].content }}"}).to_string();
+    assert_eq!(written(None, &processor).unwrap(), "<s>a");
+    let of_settings = Some("{{ messages[0].content }}");
+    assert_eq!(written(of_settings, &processor).unwrap(), "a");
+    let none = written(None, "{}").unwrap_err();
+    assert!(matches!(none, Error::NoChatTemplate), "{none:?}");
+}
+
+#[test]
+fn a_damaged_template_of_a_processor_is_named() {
+    let copy = tempfile::tempdir().unwrap();
+    let tokenizer = "tokenizer.json";
+    fs::copy(
+        common::folder("qwen2").join(tokenizer),
+        copy.path().join(tokenizer),
+    )
+    .unwrap();
+    fs::write(copy.path().join("chat_template.json"), "{").unwrap();
+    let refused = Text::read(copy.path()).unwrap_err();
+    assert!(
+        matches!(&refused, Error::Malformed { path, .. } if path.ends_with("chat_template.json")),
+        "{refused:?}"
+    );
+}
+
 /// 4 MB of lists within lists would be a gigabyte.
 #[test]
 fn what_templates_write_is_limited() {

@@ -81,12 +81,12 @@ impl ModelArgs {
         )))
     }
 
-    /// The model's description. If its configuration names no token that ends a text, the tokenizer's is taken.
+    /// The model's description. Its texts end with the tokenizer's end, too.
     fn architecture(&self, text: &Text) -> Result<Architecture, Failure> {
         let mut architecture = Architecture::read(&self.model)?;
-        if architecture.ends.is_empty() {
-            architecture.ends.extend(text.end());
-        }
+        let end = text.end();
+        let end = end.filter(|end| !architecture.ends.contains(end));
+        architecture.ends.extend(end);
         Ok(architecture)
     }
 

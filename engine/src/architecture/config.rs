@@ -56,7 +56,7 @@ pub(super) fn parse(
         }
         None => None,
     };
-    let mut outer_ends = outer.eos_token_id;
+    let outer_ends = outer.eos_token_id;
     let config = match outer.text_config {
         None => Config {
             eos_token_id: None,
@@ -73,8 +73,12 @@ pub(super) fn parse(
             }
         }
     };
-    outer_ends = outer_ends.or(config.eos_token_id);
-    let ends = ends.or(outer_ends).map(Ids::into_vec).unwrap_or_default();
+    // An empty list names none.
+    let mut named = [ends, outer_ends, config.eos_token_id]
+        .into_iter()
+        .flatten()
+        .map(Ids::into_vec);
+    let ends = named.find(|ids| !ids.is_empty()).unwrap_or_default();
     let traits = FAMILIES
         .iter()
         .find(|traits| traits.model_type == config.model_type);

@@ -25,7 +25,7 @@ mod store;
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream, Workspace},
-    plan::PlanOptions,
+    plan::{PlanOptions, SplitMode},
     problem::Batch,
     step::{LOG_PROBS, LogProb},
 };
@@ -348,7 +348,11 @@ impl Backend for GpuBackend {
         let (parts, present) = (&mut self.kinds, &mut self.planning);
         replan(parts, present, options, |options| {
             kinds(&self.gpu, &self.architecture, &self.options, options)
-        })
+        })?;
+        // Who asks for attention that does not depend on the batch asks for such steps.
+        let fixed = matches!(options.split, SplitMode::Fixed { .. });
+        self.blas.set_by_row(fixed);
+        Ok(())
     }
 
     fn take_apart(&mut self, on: bool) {

@@ -348,7 +348,8 @@ impl Answer {
             Some((Ok::<_, Infallible>(event), goes_on.then_some(answer)))
         });
         let headers = [
-            (header::CONTENT_TYPE, "text/event-stream"),
+            // Without it, clients such as Python's requests read Latin-1.
+            (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
             (header::CACHE_CONTROL, "no-cache"),
         ];
         (headers, Body::from_stream(events)).into_response()

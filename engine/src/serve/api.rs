@@ -107,6 +107,8 @@ pub(super) struct Parameters {
     ignore_ends: bool,
     stop_tokens: Vec<u32>,
     pub stop: Arc<[String]>,
+    /// Whether special tokens are part of the text, by their names.
+    pub special_tokens: bool,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -279,7 +281,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     let stop = format!(
         "give a text, or up to {MOST_STOPS} of them, none empty, with {MOST_STOP_BYTES} bytes together"
     );
-    let top_k = |value: &Value| match value.as_i64() {
+    let top_k = |value: &Value| match fields::integer(value) {
         Some(-1) => Some(0),
         _ => fields::whole(value),
     };
@@ -296,8 +298,13 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         frequency_penalty: fields.number("frequency_penalty")?,
         repetition_penalty: fields.number("repetition_penalty")?,
     };
-    let seed = fields.take("seed", "give a whole number of 64 bits", Value::as_i64)?;
+    let seed = fields.take("seed", "give a whole number of 64 bits", fields::integer)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
+    // Some models mark their calls with special tokens, and the client reads the calls in the text.
+    let has_tools =
+        |prompt: &Prompt| matches!(prompt, Prompt::Chat(_, options) if !options.tools.is_empty());
+    let skips = fields.flag("skip_special_tokens")?;
+    let special_tokens = skips.map_or_else(|| prompts.iter().any(has_tools), |skips| !skips);
     let parameters = Parameters {
         kind,
         choices: fields.count("n")?.unwrap_or(1),
@@ -318,6 +325,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
             .take("stop", &stop, stops)?
             .unwrap_or_default()
             .into(),
+        special_tokens,
         stream,
         include_usage: include_usage.unwrap_or(false),
     };
@@ -351,6 +359,8 @@ fn usage(fields: &mut Fields) -> Result<Option<bool>, Refusal> {
     };
     let mut options = Fields::new("stream_options.", options);
     let include = options.flag("include_usage")?.unwrap_or(false);
+    // Random characters beside the text, which hide its length on the way. There are none here.
+    options.flag("include_obfuscation")?;
     options.end(|_| Idle::Values(vec![json!(false)]))?;
     Ok(Some(include))
 }

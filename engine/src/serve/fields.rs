@@ -134,7 +134,7 @@ pub(super) fn idle(kind: Kind, name: &str) -> Idle {
         "echo" | "use_beam_search" | "include_stop_str_in_output" | "continue_final_message" => {
             json!(false)
         }
-        "skip_special_tokens" | "add_generation_prompt" => json!(true),
+        "add_generation_prompt" => json!(true),
         // The template of a chat writes them; those of a completion are added.
         "add_special_tokens" => json!(kind == Kind::Completion),
         "suffix" => json!(""),
@@ -156,8 +156,21 @@ pub(super) fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
+/// A whole number. Clients in languages with one type of numbers may write 16.0.
+pub(super) fn integer(value: &Value) -> Option<i64> {
+    // 2⁶³, from which on numbers do not fit.
+    const END: f64 = -(i64::MIN as f64);
+    let number = || {
+        let number = value.as_f64()?;
+        let fits = number.fract() == 0.0 && (-END..END).contains(&number);
+        fits.then_some(number as i64)
+    };
+    value.as_i64().or_else(number)
+}
+
+/// A whole number that is not negative.
 pub(super) fn whole(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|number| number.try_into().ok())
+    integer(value)?.try_into().ok()
 }
 
 /// A value as JSON; the beginning of a long one.

@@ -211,6 +211,10 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
             Kind::Completion => TextStream::after(&server.text, prompt)?,
             Kind::Chat => TextStream::default(),
         };
+        let stream = match parameters.special_tokens {
+            true => stream.with_special_tokens(&server.text)?,
+            false => stream,
+        };
         for _ in 0..each {
             let (text, stops) = (Arc::clone(&server.text), Arc::clone(&parameters.stop));
             let stream = stream.clone();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use minijinja::{
-    Environment, ErrorKind, Value, escape_formatter,
+    Environment, ErrorKind, State, Value, escape_formatter,
     syntax::SyntaxConfig,
     value::{Object, Serde, ValueKind},
 };
@@ -16,7 +16,9 @@ use serde_json::Map;
 
 use super::{
     date::strftime,
+    float::float,
     limit::{Beyond, Limited, most_of},
+    methods::method,
     tojson::tojson,
 };
 use crate::Error;
@@ -73,13 +75,29 @@ impl ChatTemplate {
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);
         environment.set_fuel(Some(FUEL));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(method);
         environment.add_filter("tojson", tojson);
+        // `None` is not iterable; texts and objects have a length and items, which is what makes a sequence.
+        environment.add_test("iterable", |value: &Value| {
+            !value.is_none() && value.try_iter().is_ok()
+        });
+        environment.add_test("sequence", |value: &Value| {
+            use ValueKind::{Map, Seq, String, Undefined};
+            matches!(value.kind(), Seq | String | Map | Undefined)
+        });
+        environment.add_filter("string", |state: &State, value: &Value| {
+            match value.kind() == ValueKind::Number && !value.is_integer() {
+                true => Ok(float(f64::try_from(value.clone())?).into()),
+                false => minijinja::filters::string(state, value),
+            }
+        });
         // As Python writes them.
         environment.set_formatter(|out, state, value| match value.kind() {
             ValueKind::None => Ok(out.write_str("None")?),
             ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
+            ValueKind::Number if !value.is_integer() => {
+                Ok(out.write_str(&float(f64::try_from(value.clone())?))?)
+            }
             _ => escape_formatter(out, state, value),
         });
         environment.add_function("raise_exception", |reason: String| {

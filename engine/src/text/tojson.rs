@@ -3,28 +3,91 @@
 
 use std::io::{self, Write};
 
-use super::limit::{Limited, most_of};
+use super::{
+    float::float,
+    limit::{Limited, most_of},
+};
 
 use minijinja::{Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
-use serde_json::{
-    Serializer,
-    ser::{Formatter, PrettyFormatter},
-};
+use serde_json::{Serializer, ser::Formatter};
 
-/// Everything in one line, with these separators.
-struct OneLine {
+/// How lists and objects are written.
+struct Layout {
+    /// Between two values; not used with an indent.
     items: String,
+    /// Behind a key.
     key: String,
+    /// Spaces before a value for each list and object around it; none for everything in one line.
+    indent: Option<usize>,
+    /// Number of lists and objects around.
+    depth: usize,
+    /// Whether the innermost one has no value yet.
+    empty: bool,
 }
 
-impl Formatter for OneLine {
+impl Layout {
+    fn open<W: Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.empty = true;
+        to.write_all(bracket)
+    }
+
+    fn close<W: Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if !std::mem::take(&mut self.empty) {
+            self.line(to)?;
+        }
+        to.write_all(bracket)
+    }
+
+    fn next<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        self.empty = false;
+        match (first, self.indent) {
+            (true, _) => {}
+            (false, None) => to.write_all(self.items.as_bytes())?,
+            (false, Some(_)) => to.write_all(b",")?,
+        }
+        self.line(to)
+    }
+
+    /// Begins a line if there is an indent.
+    fn line<W: Write + ?Sized>(&self, to: &mut W) -> io::Result<()> {
+        let Some(indent) = self.indent else {
+            return Ok(());
+        };
+        to.write_all(b"\n")?;
+        (0..self.depth).try_for_each(|_| write!(to, "{:indent$}", ""))
+    }
+}
+
+impl Formatter for Layout {
+    fn write_f64<W: Write + ?Sized>(&mut self, to: &mut W, number: f64) -> io::Result<()> {
+        to.write_all(float(number).as_bytes())
+    }
+
+    fn begin_array<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open(to, b"[")
+    }
+
+    fn end_array<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to, b"]")
+    }
+
     fn begin_array_value<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        to.write_all(if first { b"" } else { self.items.as_bytes() })
+        self.next(to, first)
+    }
+
+    fn begin_object<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open(to, b"{")
+    }
+
+    fn end_object<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to, b"}")
     }
 
     fn begin_object_key<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        self.begin_array_value(to, first)
+        self.next(to, first)
     }
 
     fn begin_object_value<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
@@ -54,15 +117,16 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     if ascii {
         return Err(wrong("tojson knows no ensure_ascii=true".to_owned()));
     }
+    let layout = Layout {
+        items,
+        key,
+        indent: indent.map(|spaces| spaces.min(64)),
+        depth: 0,
+        empty: false,
+    };
     // Lists within lists are indented by the square of their depth.
     let mut text = Limited::new(most_of(&json));
-    let written = match indent {
-        None => write(&json, &mut text, OneLine { items, key }),
-        Some(spaces) => {
-            let spaces = vec![b' '; spaces.min(64)];
-            write(&json, &mut text, PrettyFormatter::with_indent(&spaces))
-        }
-    };
+    let written = json.serialize(&mut Serializer::with_formatter(&mut text, layout));
     match (text.beyond(), written) {
         (Some(beyond), _) => Err(wrong(beyond.to_string()).with_source(beyond)),
         (None, written) => {
@@ -70,12 +134,4 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
             Ok(text.into_string())
         }
     }
-}
-
-fn write(
-    json: &serde_json::Value,
-    to: &mut Limited,
-    layout: impl Formatter,
-) -> serde_json::Result<()> {
-    json.serialize(&mut Serializer::with_formatter(to, layout))
 }

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Engine, Generation, Limits, Message, Text, Weights};
 
 use crate::{
-    common::{answers, engine, expected_text, folder, options},
-    server::{MODEL, Server, body, events, streamed},
+    common::{answers, engine, expected_text, folder, options, with_template},
+    server::{MODEL, Server, body, events, raw, streamed},
 };
 
 #[test]
@@ -95,6 +95,69 @@ fn chats_are_rendered_and_streamed() {
     // The parts of a message are joined to one text.
     let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 1});
     assert_eq!(server.chat(&parts).0, 200);
+}
+
+/// Mistral's models mark a call with `[TOOL_CALLS]`, Llama's with `<|python_tag|>`. A client that reads the call in the text needs
+/// them.
+#[test]
+fn special_tokens_are_text_where_a_client_needs_them() {
+    let template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
+    let (_folder, text) = with_template(template, |_| ());
+    let server = Server::with(engine("qwen2", Limits::default()), text, |_| ());
+    let tools = json!([{"type": "function", "function": {"name": "a"}}]);
+    // Token 2, which is special and ends no text, again and again.
+    let asked = |fields: Value| {
+        let mut asked = json!({"max_tokens": 3, "temperature": 0, "logit_bias": {"2": 100}});
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        asked
+    };
+    let (named, none) = ("<|im_start|>".repeat(3), String::new());
+    for (fields, expected) in [
+        (json!({"tools": tools}), &named),
+        (json!({"tools": tools, "tool_choice": "none"}), &none),
+        (json!({"tools": tools, "skip_special_tokens": true}), &none),
+        (json!({}), &none),
+        (json!({"skip_special_tokens": false}), &named),
+        (
+            json!({"skip_special_tokens": false, "stop": "|im_s"}),
+            &"<".to_owned(),
+        ),
+    ] {
+        let mut chat = asked(fields.clone());
+        chat["messages"] = json!([{"role": "user", "content": "a"}]);
+        let whole = body(&server.chat(&chat).1);
+        assert_eq!(
+            whole["choices"][0]["message"]["content"], **expected,
+            "{fields}: {whole}"
+        );
+        let events = events(&server.chat(&streamed(&chat)).1);
+        let texts = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(texts.collect::<String>(), **expected, "{fields}");
+    }
+    for (skips, expected) in [
+        (Value::Null, &none),
+        (json!(true), &none),
+        (json!(false), &named),
+    ] {
+        let completion = asked(json!({"prompt": "a", "skip_special_tokens": skips}));
+        let whole = server.complete(&completion).1;
+        assert_eq!(whole["choices"][0]["text"], **expected, "{whole}");
+    }
+}
+
+/// Python's requests, for one, reads texts of no encoding as Latin-1.
+#[test]
+fn streams_name_their_encoding() {
+    let server = Server::of("qwen2");
+    let sent = raw(server.ask(&streamed(&json!({"prompt": "a", "max_tokens": 1}))));
+    let (head, _) = sent.split_once("\r\n\r\n").unwrap();
+    let kind = "content-type: text/event-stream; charset=utf-8\r\n";
+    assert!(head.to_ascii_lowercase().contains(kind), "{head}");
 }
 
 /// Near the end of the model's positions, and with a lower limit per request.

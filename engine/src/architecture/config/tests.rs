@@ -152,6 +152,27 @@ fn what_would_be_computed_wrongly_is_refused() {
     ));
 }
 
+#[test]
+fn an_empty_list_of_ends_hides_no_other() {
+    let ends = |config: &str, generation: Option<&str>| {
+        let path = std::path::Path::new("config.json");
+        super::parse(path, config, generation).unwrap().ends
+    };
+    let of_config = [128_001, 128_008, 128_009];
+    let empty = Some(r#"{"eos_token_id": []}"#);
+    assert_eq!(ends(LLAMA, Some(r#"{"eos_token_id": [5]}"#)), [5]);
+    assert_eq!(ends(LLAMA, empty), of_config);
+    let with_empty = LLAMA.replace("[128001, 128008, 128009]", "[]");
+    assert!(ends(&with_empty, empty).is_empty());
+    let inner = GEMMA
+        .replace("\"eos_token_id\": [1, 106]", "\"eos_token_id\": []")
+        .replace(
+            "\"hidden_size\": 2560",
+            "\"eos_token_id\": 1, \"hidden_size\": 2560",
+        );
+    assert_eq!(ends(&inner, None), [1]);
+}
+
 /// As the model cards of Qwen 2.5 and 3 say: `max_position_embeddings` stays, and `rope_scaling` is added.
 #[test]
 fn yarn_adds_positions() {

@@ -164,18 +164,46 @@ impl Step<'_> {
 
     /// Adds the output of the last branch, if there is one, to the residual. Normalises the sum.
     fn norm(&self, weight: &DeviceBuffer<bf16>, branch_waits: bool) -> Result<(), Error> {
-        let (a, b) = (self.a, self.b);
-        let shape = [self.tokens, a.hidden];
-        let (weight, out) = (weight.tensor([a.hidden]), b.normed.tensor(shape));
-        let residual = b.residual.tensor(shape);
-        let (x, residual) = match branch_waits {
-            false => (residual, None),
-            true => (b.branch.tensor(shape), Some(&residual)),
+        let b = self.b;
+        match branch_waits {
+            false => self.norm_rows(&b.residual, weight, None, &b.normed),
+            true => self.norm_rows(&b.branch, weight, Some(&b.residual), &b.normed),
+        }
+    }
+
+    fn norm_rows(
+        &self,
+        x: &DeviceBuffer<bf16>,
+        weight: &DeviceBuffer<bf16>,
+        residual: Option<&DeviceBuffer<bf16>>,
+        out: &DeviceBuffer<bf16>,
+    ) -> Result<(), Error> {
+        let (norm, hidden) = (self.a.norm, self.a.hidden);
+        let weight = weight.tensor([hidden]);
+        // The kernels for more rows than the GPU has SMs add in another order.
+        let most = match self.blas.is_by_row() {
+            true => self.gpu.multiprocessors() as usize,
+            false => self.tokens,
         };
-        // SAFETY: see above.
-        unsafe {
-            self.gpu
-                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?;
+        for from in (0..self.tokens).step_by(most) {
+            let rows = most.min(self.tokens - from);
+            let part = |of: &DeviceBuffer<bf16>| {
+                let mut part = of.tensor([rows, hidden]);
+                part.address += (from * hidden * size_of::<bf16>()) as DevicePtr;
+                part
+            };
+            let residual = residual.map(part);
+            // SAFETY: see above; these are rows of the buffers, and the kernel reads a row before it writes it.
+            unsafe {
+                self.gpu.rms_norm(
+                    norm,
+                    &part(x),
+                    &weight,
+                    residual.as_ref(),
+                    &part(out),
+                    self.stream,
+                )?;
+            }
         }
         Ok(())
     }
@@ -260,14 +288,7 @@ impl Step<'_> {
     /// Normalises the output of a branch in place, if the family does so.
     fn norm_branch(&self, weight: Option<&DeviceBuffer<bf16>>) -> Result<(), Error> {
         let Some(weight) = weight else { return Ok(()) };
-        let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
-        let weight = weight.tensor([self.a.hidden]);
-        // SAFETY: see above; the kernel reads a row before it writes it.
-        unsafe {
-            self.gpu
-                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?;
-        }
-        Ok(())
+        self.norm_rows(&self.b.branch, weight, None, &self.b.branch)
     }
 
     /// Computes the logits of the rows that are needed.

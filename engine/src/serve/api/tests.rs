@@ -23,7 +23,6 @@ fn fields_that_are_switched_off_are_not_ignored() {
     let only_true = "is false, and only true is implemented";
     let unknown = "is not known here: leave it out";
     for (kind, field, rule) in [
-        (Kind::Completion, "skip_special_tokens", only_true),
         (Kind::Completion, "add_special_tokens", only_true),
         (Kind::Chat, "add_generation_prompt", only_true),
         (Kind::Chat, "enable_thinking", unknown),
@@ -45,7 +44,11 @@ fn fields_that_are_switched_off_are_not_ignored() {
             .unwrap(),
         "stream_options.continuous_usage_stats is true, and only false is implemented"
     );
-    assert!(with(json!({"include_usage": true, "include_obfuscation": false})).is_ok());
+    for obfuscation in [false, true] {
+        let options = json!({"include_usage": true, "include_obfuscation": obfuscation});
+        assert!(with(options).is_ok());
+    }
+    assert!(with(json!({"include_obfuscation": "a"})).is_err());
     let body = json!({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 2}).to_string();
     let both = parse(Kind::Completion, body.as_bytes(), "tiny")
         .err()
@@ -161,6 +164,41 @@ fn prompts_that_are_too_long_are_refused_before_their_choices() {
         |got| matches!(refused, Err(Error::TooLong { got: is, limit: 200 }) if is == got);
     assert!(too_long(201), "{refused:?}");
     assert!(asked.check(usize::MAX, &most).is_err());
+}
+
+/// As clients write them that have one type of numbers.
+#[test]
+fn whole_numbers_may_have_a_point() {
+    let body = json!({
+        "prompt": [7.0, 8], "max_tokens": 16.0, "n": 2.0, "seed": -3.0, "top_k": -1.0, "min_tokens": 1e1, "logprobs": 2.0,
+        "stop_token_ids": [5.0],
+    });
+    let asked = parse(Kind::Completion, body.to_string().as_bytes(), "tiny").unwrap();
+    assert_eq!(asked.prompts, [Prompt::Tokens(vec![7, 8])]);
+    let parameters = asked.parameters;
+    assert_eq!((parameters.choices, parameters.min_tokens), (2, 10));
+    assert_eq!(parameters.log_probs, Some(2));
+    let first = parameters.generation(0, vec![7, 8], &MOST);
+    assert_eq!(first.max_new_tokens, 16);
+    assert_eq!(first.sampling.seed, (-3_i64).cast_unsigned());
+    assert_eq!(first.sampling.top_k, 0);
+    assert_eq!(first.stop_tokens, [5]);
+    for (field, value) in [
+        ("max_tokens", json!(16.5)),
+        ("max_tokens", json!(4_294_967_296.0)),
+        ("min_tokens", json!(-1.0)),
+        ("seed", json!(9_223_372_036_854_775_808.0)),
+        ("seed", json!(1e300)),
+        ("n", json!(0.0)),
+        ("top_k", json!(-2.0)),
+    ] {
+        assert!(
+            parsed(Kind::Completion, field, value.clone()).is_err(),
+            "{field} {value}"
+        );
+    }
+    let least = json!(-9_223_372_036_854_775_808.0);
+    assert!(parsed(Kind::Completion, "seed", least).is_ok());
 }
 
 #[test]
