@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use tandem_attn::{
     exec::emulated::{Emulated, Settings},
     kv::KvView,
-    plan::{Plan, PlanOptions, Planner, SplitMode, Unsupported},
+    plan::{DeviceDescription, Plan, PlanError, PlanOptions, Planner, SplitMode, Unsupported},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };
@@ -54,8 +54,19 @@ fn poison<K: Element>(pool: &mut [K], seed: u64) {
 }
 
 fn check<T: Element, K: Element>(asked: &Asked, split: SplitMode, seed: u64) {
+    check_on::<T, K>(asked, split, seed, None);
+}
+
+/// As [`check`], planned for a description of the GPU.
+fn check_on<T: Element, K: Element>(
+    asked: &Asked,
+    split: SplitMode,
+    seed: u64,
+    device: Option<&DeviceDescription>,
+) {
     let _others = no_failure();
     let emulated = ampere((seed % 3) as u8, seed);
+    let device = device.cloned().unwrap_or_else(|| emulated.device());
     let spec = asked.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let asked = &Asked {
         spec,
@@ -70,7 +81,7 @@ fn check<T: Element, K: Element>(asked: &Asked, split: SplitMode, seed: u64) {
     let plan = Planner::new().plan(
         &spec,
         &asked.batch,
-        &emulated.device(),
+        &device,
         &PlanOptions::default().with_split(split),
     );
     let plan = plan.expect("the case can be planned");
@@ -178,6 +189,32 @@ fn padded_heads_are_the_reference() {
             None => [Scales::Token, Scales::Request][seed as usize % 2],
         };
         check::<bf16, F8E4M3>(&asked(scales), split, seed);
+    }
+}
+
+/// By kernels of one warp. Prompts, too.
+#[test]
+fn heads_of_256_on_ada_are_the_reference() {
+    let mut device = DeviceDescription::named("rtx4090").expect("it is built in");
+    device.sms = 8;
+    for (seed, dim) in (0..).zip([256, 256, 144, 240]) {
+        let mut spec = Spec::new([4, 6][seed as usize % 2], 2, dim);
+        spec.variant.soft_cap = (seed % 2 == 1).then_some(20.0);
+        spec.variant.sinks = seed == 2;
+        let asked = Asked {
+            spec,
+            batch: prefixed(&[(60, 0, 1), (45, 2, 2), (170, 0, 20)], 8, false, seed),
+            layout: KvLayout::Nhd,
+            scales: Scales::One,
+        };
+        let split = match seed % 2 {
+            0 => SplitMode::Makespan,
+            _ => SplitMode::Fixed { tokens: 32 },
+        };
+        match seed % 2 {
+            0 => check_on::<f16, f16>(&asked, split, seed, Some(&device)),
+            _ => check_on::<bf16, bf16>(&asked, split, seed, Some(&device)),
+        }
     }
 }
 
@@ -298,7 +335,7 @@ fn a_key_that_is_nan_is_that_of_the_tokens_that_see_it() {
 /// What there is not is refused when a plan is made, with what there is.
 #[test]
 fn what_ampere_has_not_of_8_bits_is_refused_by_name() {
-    let device = tandem_attn::plan::DeviceDescription::named("a100").expect("it is built in");
+    let device = DeviceDescription::named("a100").expect("it is built in");
     let error = device
         .supports(
             &Spec::new(8, 2, 128)
@@ -310,7 +347,7 @@ fn what_ampere_has_not_of_8_bits_is_refused_by_name() {
     assert!(
         matches!(
             error,
-            tandem_attn::plan::PlanError::Unsupported(Unsupported::Dtype { there, .. })
+            PlanError::Unsupported(Unsupported::Dtype { there, .. })
                 if there == "BF16, F16 or F8E4M3"
         ),
         "{said}"

@@ -207,7 +207,7 @@ macro_rules! sm80_decode_of_variant {
                 common::{cache::BITS16, half},
                 sm80::decode::{Shape, run},
             };
-            const SHAPE: Shape = Shape { head_dim: $dim, cache: BITS16 };
+            const SHAPE: Shape = Shape { head_dim: $dim, cache: BITS16, one_warp: false };
 
             $crate::variant_entry! {
                 $variant,

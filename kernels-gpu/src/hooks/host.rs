@@ -149,7 +149,7 @@ impl Hooks {
     /// another kernel.
     #[must_use]
     pub fn replaceable(row: &KernelInfo) -> bool {
-        row.cap && row.cache.is_none() && !row.stands_in
+        row.cap && row.cache.is_none() && !row.stands_in && !row.smaller
     }
 
     /// The name of the entry that replaces a kernel.

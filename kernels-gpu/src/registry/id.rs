@@ -81,6 +81,19 @@ impl KernelId {
         })
     }
 
+    /// Whether a CTA with this much shared memory holds a kernel that is faster and does the same.
+    #[must_use]
+    pub fn is_replaced(self, shared_bytes: u32) -> bool {
+        let row = self.info();
+        let larger = |row: &KernelInfo, other: &KernelInfo| {
+            !other.smaller
+                && other.shared_bytes <= shared_bytes
+                && (other.arch, other.rows, other.keys, other.by_token)
+                    == (row.arch, row.rows, row.keys, row.by_token)
+        };
+        row.smaller && self.counterpart(larger).is_some()
+    }
+
     /// The kernel that does the same with scales per token.
     #[must_use]
     pub fn by_token(self) -> Option<Self> {

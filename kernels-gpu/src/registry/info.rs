@@ -58,6 +58,9 @@ pub struct KernelInfo {
     pub leaves_merges: bool,
     /// A decode that is also used for prompts, since its head dimension has no prefill.
     pub takes_prompts: bool,
+    /// It takes less shared memory than [another kernel that does the same](super::KernelId::is_replaced), which is faster
+    /// where it fits.
+    pub smaller: bool,
     /// The TMA boxes of keys and of values: slabs of 64 columns, and the largest number of tokens. `None`: all slabs,
     /// and a page or 32 tokens.
     pub boxes: Option<[[u32; 2]; 2]>,
@@ -106,6 +109,7 @@ impl KernelInfo {
             multi_table: false,
             leaves_merges: false,
             takes_prompts: false,
+            smaller: false,
             boxes: None,
             query_stages: 0,
             stages: 0,

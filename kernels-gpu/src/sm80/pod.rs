@@ -61,6 +61,7 @@ impl Shape {
             decode: decode::Shape {
                 head_dim,
                 cache: cache::BITS16,
+                one_warp: false,
             },
             ctas_per_sm: 2,
         }

@@ -169,6 +169,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             } else {
                 planned.spec = spec(row, 8);
             }
+            if row.smaller {
+                // Larger ones do not fit there.
+                planned.device = DeviceDescription::named("rtx4090").expect("it is built in");
+                planned.device.sms = gpu.multiprocessors();
+                planned.arch = None;
+            }
         }
         Op::Merge(_) => {
             let of = |kind| row.name.starts_with(kind);

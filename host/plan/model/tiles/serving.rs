@@ -100,6 +100,7 @@ pub(in crate::plan) fn runnable(
             && !row.stands_in
             && row.arch.runs_on(device.compute_capability)
             && row.shared_bytes <= device.shared_bytes_per_cta
+            && !id.is_replaced(device.shared_bytes_per_cta)
     })
 }
 

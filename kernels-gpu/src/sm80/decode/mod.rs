@@ -31,12 +31,17 @@ pub struct Shape {
     pub head_dim: u32,
     /// The [cache](crate::common::cache).
     pub cache: u32,
+    /// Whether a CTA has a single warp: of heads of 256 and 16 bits, two do not fit the 99 KiB that a CTA of Ada can have.
+    pub one_warp: bool,
 }
 
 impl Shape {
     /// Warps of a CTA. With heads of 256 and 8 bits, three fit the 99 KiB that a CTA of Ada can have.
     #[must_use]
     pub const fn warps(&self) -> u32 {
+        if self.one_warp {
+            return 1;
+        }
         match (self.head_dim, cache::is_16_bits(self.cache)) {
             (256, true) => 2,
             (256, false) => 3,
@@ -191,7 +196,10 @@ const fn of_flags(flags: &[&str]) -> u32 {
 }
 
 /// The kernels, one per row and 16-bit float type of queries and outputs:
-/// `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_cap][_tok]`; `tok` kernels have scales per token.
+/// `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_cap][_tok][_one]`.
+///
+/// - `tok` kernels have scales per token.
+/// - `one` kernels have one warp, for GPUs whose CTAs have too little shared memory for the others.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sm80_decode_table {
@@ -212,6 +220,8 @@ macro_rules! sm80_decode_table {
             16 x 32, 128, [e5m2];
             16 x 32, 256, [];
             16 x 32, 256, [cap];
+            16 x 32, 256, [one];
+            16 x 32, 256, [cap, one];
             16 x 32, 256, [e4m3];
             16 x 32, 256, [e4m3, cap];
             16 x 32, 256, [e4m3, tok];
@@ -239,7 +249,11 @@ mod rows {
                 ..row(
                     concat!("sm80_decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
                     [$rows, $keys],
-                    Shape { head_dim: $dim, cache: of_flags(&[$(stringify!($flag)),*]) },
+                    Shape {
+                        head_dim: $dim,
+                        cache: of_flags(&[$(stringify!($flag)),*]),
+                        one_warp: has(&[$(stringify!($flag)),*], "one"),
+                    },
                 )
             }),*]
         };
@@ -257,6 +271,7 @@ mod rows {
             head_dim: shape.head_dim,
             value_dim: shape.head_dim,
             takes_prompts: shape.head_dim == 256,
+            smaller: shape.one_warp,
             threads: shape.threads(),
             registers: registers(shape.threads(), 2),
             shared_bytes: shape.shared_bytes(),
@@ -313,7 +328,11 @@ mod entries {
     macro_rules! entries {
         ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
             const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
-            const SHAPE: Shape = Shape { head_dim: $dim, cache: CACHE };
+            const SHAPE: Shape = Shape {
+                head_dim: $dim,
+                cache: CACHE,
+                one_warp: has(&[$(stringify!($flag)),*], "one"),
+            };
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
 
             /// See the module's documentation.
@@ -351,8 +370,20 @@ mod tests {
             cache::E4M3_BY_TOKEN,
             cache::E5M2,
         ];
-        let of = |head_dim| caches.map(|cache| Shape { head_dim, cache });
-        [64, 128, 256].into_iter().flat_map(of)
+        let of = |head_dim| {
+            caches.map(|cache| Shape {
+                head_dim,
+                cache,
+                one_warp: false,
+            })
+        };
+        let one_warp = Shape {
+            head_dim: 256,
+            cache: cache::BITS16,
+            one_warp: true,
+        };
+        let all = [64, 128, 256].into_iter().flat_map(of);
+        all.chain([one_warp])
     }
 
     #[test]
@@ -361,7 +392,11 @@ mod tests {
             // Two CTAs fit on an SM of Hopper, one on Ada.
             assert!(2 * (shape.shared_bytes() + 1024) <= 228 << 10, "{shape:?}");
             let on_ada = shape.shared_bytes() <= 99 << 10;
-            assert_eq!(on_ada, shape.row_bytes() < 512, "{shape:?}");
+            assert_eq!(
+                on_ada,
+                shape.row_bytes() < 512 || shape.one_warp,
+                "{shape:?}"
+            );
         }
     }
 

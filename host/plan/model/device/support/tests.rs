@@ -81,7 +81,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     }
 }
 
-/// Prompts with heads of 256 have a prefill that fits the shared memory of Ada. The decodes do not: there, prefills run them.
+/// Prompts with heads of 256 have a prefill that fits the shared memory of Ada.
 #[test]
 fn heads_of_256_run_on_ampere_and_on_ada() {
     let device = |name| DeviceDescription::named(name).unwrap();
@@ -154,6 +154,34 @@ fn prompts_on_ampere_have_all_heads_and_caches() {
             .iter()
             .all(|group| group.kernel == Kernel::Decode)
     );
+}
+
+/// Decodes of heads of 256 have two warps in a CTA, or one where two do not fit. They read 8-bit keys and heads of other sizes
+/// themselves.
+#[test]
+fn decodes_on_ampere_have_all_heads_and_caches() {
+    let mut table = PageTable::new(3, 100);
+    table.push(&(0..100).collect::<Vec<_>>(), 300);
+    let batch = Batch::new(vec![0, 1], table);
+    for (name, warps) in [("a100", 2), ("a6000", 1), ("rtx4090", 1)] {
+        let device = DeviceDescription::named(name).unwrap();
+        for dim in (16..=256).step_by(16) {
+            for kv_dtype in [Dtype::BF16, Dtype::F8E4M3, Dtype::F8E5M2] {
+                let spec = Spec::new(32, 8, dim).with_kv_dtype(kv_dtype);
+                let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+                let plan = plan.unwrap();
+                plan.verify(&batch).unwrap();
+                for group in &plan.groups {
+                    assert_eq!(group.kernel, Kernel::Decode, "{name}, {dim}, {kv_dtype:?}");
+                    let row = group.id.unwrap().info();
+                    assert!(row.shared_bytes <= device.shared_bytes_per_cta);
+                    if dim > 128 && kv_dtype == Dtype::BF16 {
+                        assert_eq!((row.threads, row.head_dim), (warps * 32, 256), "{name}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Prompts have kernels of their own if there are any; decodes are padded.
@@ -324,8 +352,7 @@ fn variants_of_a_program_have_these_heads_and_types() {
         [&h200(), &a100].map(|device| device.supports(&spec).is_ok())
     };
     for dim in (16..=512).step_by(16) {
-        // With Ampere's instructions, kernels of variants read no padded heads.
-        let expected = [dim <= 256, matches!(dim, 64 | 128 | 256)];
+        let expected = [dim <= 256; 2];
         for dtype in [Dtype::BF16, Dtype::F16] {
             assert_eq!(
                 own(Spec::new(8, 2, dim).with_dtype(dtype)),
