@@ -370,7 +370,7 @@ mod tests {
             cache::E4M3_BY_TOKEN,
             cache::E5M2,
         ];
-        let of = |head_dim| {
+        let of = move |head_dim| {
             caches.map(|cache| Shape {
                 head_dim,
                 cache,
