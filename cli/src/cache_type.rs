@@ -6,7 +6,7 @@ use tandem_schedule::CacheType;
 /// arguments that need `--serve` if one of them is flattened.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Flag {
-    /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU
+    /// How KV caches store keys and values
     #[arg(
         long,
         visible_alias = "kv-cache-dtype",

@@ -202,8 +202,8 @@ pub enum Error {
     },
     /// A type of KV caches for which the device has no kernels.
     #[error(
-        "{device} cannot serve this model with caches of type {cache_type}: {reason}. Use caches of type auto; 8-bit caches \
-         need a Hopper GPU, and heads of 64, 128 or 256 with up to 64 query heads for each KV head, or the CPU"
+        "{device} cannot serve this model with caches of type {cache_type}: {reason}. Use caches of type auto; on Hopper, 8-bit \
+         caches need heads of 64, 128 or 256 with up to 64 query heads for each KV head, on other GPUs up to 16 of them"
     )]
     CacheType {
         /// The type.

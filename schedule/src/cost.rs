@@ -347,17 +347,12 @@ impl CostModel {
             self.model.spec(self.parallel.tensor),
         );
         if cache_type.is_8_bit() {
-            let refused = |reason| ScheduleError::CacheType {
+            let supported = device.supports(&cache_type.spec(spec));
+            supported.map_err(|error| ScheduleError::CacheType {
                 cache_type,
                 hardware: self.hardware.name.clone(),
-                reason,
-            };
-            let supported = device.supports(&cache_type.spec(spec));
-            supported.map_err(|error| refused(error.to_string()))?;
-            if !device.is_cpu() && device.compute_capability.0 != 9 {
-                let reason = "kernels that quantise new keys to F8E4M3 are for Hopper only";
-                return Err(refused(reason.into()));
-            }
+                reason: error.to_string(),
+            })?;
         }
         self.attention = AttentionModel::with_cache_type(&device, &spec, cache_type);
         self.cache_type = cache_type;

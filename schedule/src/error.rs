@@ -138,8 +138,7 @@ pub enum ScheduleError {
     },
     /// A type of KV caches for which the machine has no kernels.
     #[error(
-        "{hardware} cannot read KV caches of type {cache_type} ({reason}): use the cache type auto, or e4m3 or e4m3-scaled \
-         on a Hopper GPU"
+        "{hardware} cannot read KV caches of type {cache_type} ({reason}): use the cache type auto"
     )]
     CacheType {
         /// The type.

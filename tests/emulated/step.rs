@@ -3,7 +3,7 @@
 use half::bf16;
 use tandem_attn::{
     exec::{
-        emulated::Emulated,
+        emulated::{Emulated, Settings},
         gpu::{self, DeviceBuffer, Gpu, KvPool},
     },
     kv::{AppendScales, KvViewMut},
@@ -85,18 +85,29 @@ fn scales(gpu: &Gpu, dim: u32, tokens: usize) -> [Vec<f32>; 4] {
     [k_scales, v_scales, k, v]
 }
 
-/// Not all threads of a warp have a part of a head, if its dimension / 16 is not a power of two.
+/// Not all threads of a warp have a part of a head, if its dimension / 16 is not a power of two. With the instructions of Hopper
+/// and of Ampere.
 #[test]
 fn computed_scales_are_those_of_the_cpu() {
     let _others = no_failure();
-    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
-    let replaced = replaced();
-    let gpu = replaced.as_ref().unwrap_or_else(|| emulated.gpu());
-    for dim in [48, 96, 128, 144] {
-        // With one head for each thread, and with two.
-        for tokens in [3, 60] {
-            let [k, v, got_k, got_v] = scales(gpu, dim, tokens);
-            assert_eq!((got_k, got_v), (k, v), "{tokens} tokens of {dim}");
+    for compute in [90, 80] {
+        let of = Settings {
+            compute,
+            ..settings(1, 3)
+        };
+        let emulated = Emulated::new(of).expect("the emulator");
+        let replaced = replaced();
+        let gpu = replaced.as_ref().unwrap_or_else(|| emulated.gpu());
+        for dim in [48, 96, 128, 144] {
+            // With one head for each thread, and with two.
+            for tokens in [3, 60] {
+                let [k, v, got_k, got_v] = scales(gpu, dim, tokens);
+                assert_eq!(
+                    (got_k, got_v),
+                    (k, v),
+                    "{tokens} tokens of {dim}, compute {compute}"
+                );
+            }
         }
     }
 }

@@ -106,7 +106,7 @@ pub struct Args {
     /// far as the requests of a step can use it; on the CPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
     pub cache: Option<u32>,
-    /// How KV caches store keys and values; 8 bits need a Hopper GPU, or the CPU
+    /// How KV caches store keys and values
     #[arg(
         long,
         visible_alias = "kv-cache-dtype",

@@ -53,8 +53,7 @@ pub struct GpuOptions {
     pub cache_tokens: Option<u32>,
     /// Tokens in a page, at most 128.
     pub page_size: u32,
-    /// How keys and values are stored. 8-bit caches need a Hopper GPU, heads of 64, 128 or 256, and pages of a multiple of
-    /// 8 tokens. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
+    /// How keys and values are stored. On Hopper, 8-bit caches need heads of 64, 128 or 256. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
     /// 128) for each kind of attention.
     pub cache_type: CacheType,
     /// Maximum number of tokens of a step.

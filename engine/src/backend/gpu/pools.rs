@@ -209,15 +209,13 @@ pub(super) fn check(
             reason,
         })
     };
-    if device.compute_capability.0 != 9 {
-        return refused("kernels that quantise new keys to F8E4M3 are for Hopper only".into());
-    }
     let spec = cache_type.spec(*spec);
     if let Err(error) = device.supports(&spec) {
         return refused(error.to_string());
     }
-    // Decode kernels take prompts of other heads: each tile converts the keys again.
-    if !LaunchSet::all(device, &spec)?.has_prefills() {
+    // On Hopper, decode kernels take prompts of other heads: each tile converts the keys again.
+    let on_hopper = device.compute_capability.0 == 9;
+    if on_hopper && !LaunchSet::all(device, &spec)?.has_prefills() {
         return refused(format!(
             "prompts with heads of {} in 8 bits would be several times as slow as in 16",
             spec.head_dim_qk
@@ -228,7 +226,7 @@ pub(super) fn check(
     let planning = PlanOptions::default().with_pod(PodMode::Serial);
     let kernels = match LaunchSet::decodes_with(device, &spec, &planning) {
         Ok(kernels) => kernels,
-        // On Ampere, where graphs have no prefills.
+        // On Ampere, where graphs have no prefills, for larger groups.
         Err(error) => return refused(error.to_string()),
     };
     // Prefills run decodes of larger groups, and convert all their keys first. Workspaces of graphs have no room for these.
@@ -289,6 +287,24 @@ mod tests {
                 let set = LaunchSet::decodes_with(&device, &spec, &fixed).unwrap();
                 assert!(set.keys().iter().all(|key| key.kernel.by_token().is_some()));
             }
+        }
+    }
+
+    /// Kernels with Ampere's instructions hold 16 query heads of a KV head.
+    #[test]
+    fn other_gpus_than_hopper_have_8_bit_caches_for_usual_heads() {
+        for device in ["a100", "rtx4090"] {
+            for (q_heads, kv_heads, dim) in [(32, 8, 128), (28, 4, 128), (14, 2, 64), (8, 4, 256)] {
+                let spec = Spec::new(q_heads, kv_heads, dim);
+                for spec in [spec, spec.with_window_left(1023)] {
+                    for checked in on(device, &spec) {
+                        checked.unwrap_or_else(|error| panic!("{device}, {spec:?}: {error}"));
+                    }
+                }
+            }
+            let [auto, plain, scaled] = on(device, &Spec::new(32, 1, 128));
+            auto.unwrap();
+            assert!(plain.is_err() && scaled.is_err());
         }
     }
 
@@ -363,7 +379,7 @@ mod tests {
     fn what_has_no_kernels_is_refused_with_what_there_is() {
         let llama = Spec::new(32, 8, 128);
         for (device, spec, named) in [
-            ("a100", llama, "Ampere"),
+            ("a100", Spec::new(32, 1, 128), "query heads"),
             ("h200", Spec::new(32, 8, 80), "heads of 80 in 8 bits"),
             ("h200", Spec::new(32, 8, 512), "no kernel for h200"),
             ("h200", Spec::new(80, 1, 64), "80"),
