@@ -58,6 +58,16 @@ impl Softmax {
         sum: 0.0,
     };
 
+    /// A [sink](with_sink) in base 2, which is a weight without a key.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_sink(sink: f32) -> Self {
+        Self {
+            max: sink,
+            sum: if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 },
+        }
+    }
+
     /// Raises the maximum to that of the next keys. Returns the factor for everything accumulated so far, except the
     /// sum, which is scaled here.
     #[inline(always)]

@@ -10,7 +10,7 @@ use crate::{
     abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
     common::{
         half::Half,
-        state::{Merger, State, natural, sink_of_row},
+        state::{Merger, Softmax, State, natural, sink_of_row},
         variant::Variant,
     },
 };
@@ -59,7 +59,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Writes a row of one head to the output or as a partial state.
+    /// Writes a row of one head to the output, with its sink, or as a partial state.
     ///
     /// # Safety
     /// `row` and `head` belong to a unit of the launch.
@@ -70,9 +70,42 @@ impl<const DIM: u32> Results<'_, DIM> {
         head: u32,
         state: State<PER_LANE>,
     ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_either::<T, V, PER_LANE, true>(row, head, state) };
+    }
+
+    /// [`write`](Self::write) for a state that has its sink, if the row is written to the output.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn write_with_sink<T: Half, V: Variant, const PER_LANE: usize>(
+        &self,
+        row: QueryRow,
+        head: u32,
+        state: State<PER_LANE>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_either::<T, V, PER_LANE, false>(row, head, state) };
+    }
+
+    /// [`write`](Self::write), which adds the sink, or [`write_with_sink`](Self::write_with_sink), which does not.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn write_either<T: Half, V: Variant, const PER_LANE: usize, const ADDS: bool>(
+        &self,
+        row: QueryRow,
+        head: u32,
+        mut state: State<PER_LANE>,
+    ) {
         // SAFETY: the row is this unit's.
         unsafe {
             if row.slot == DIRECT {
+                if ADDS && self.params.sinks != 0 {
+                    state = state.with_sink(sink_of_row(self.params, row.token, head));
+                }
                 self.write_output::<T, V, PER_LANE>(row.token, head, state);
             } else {
                 let at = u64::from(row.slot) * u64::from(self.params.q_heads) + u64::from(head);
@@ -95,17 +128,13 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// # Safety
     /// The warp owns this row of the output.
     #[inline(always)]
-    pub unsafe fn write_output<T: Half, V: Variant, const PER_LANE: usize>(
+    unsafe fn write_output<T: Half, V: Variant, const PER_LANE: usize>(
         &self,
         token: u32,
         head: u32,
         mut state: State<PER_LANE>,
     ) {
         let params = self.params;
-        if params.sinks != 0 {
-            // SAFETY: there is a sink for each query head.
-            state = state.with_sink(unsafe { sink_of_row(params, token, head) });
-        }
         if !V::SOFTMAX {
             state = state.added_up();
         }
@@ -234,6 +263,11 @@ impl<const DIM: u32> Results<'_, DIM> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut merger = Merger::<PER_LANE>::EMPTY;
+            // The row's sink counts as another state, without an output. It is the first, so that its load is in flight with
+            // those of the states.
+            if params.sinks != 0 && quarter == 0 {
+                merger.softmax = Softmax::of_sink(sink_of_row(params, merge.token, head));
+            }
             let mut next = 0;
             while next < merge.slots {
                 let mut ids = [u32::MAX; BATCH];
@@ -274,9 +308,6 @@ impl<const DIM: u32> Results<'_, DIM> {
                 }
                 state = state.merge(other);
                 stride *= 2;
-            }
-            if params.sinks != 0 {
-                state = state.with_sink(sink_of_row(params, merge.token, head));
             }
             if !V::SOFTMAX {
                 state = state.added_up();

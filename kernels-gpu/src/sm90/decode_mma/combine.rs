@@ -1,16 +1,22 @@
 //! The partial states of the warps that share a unit. A warp stores its state when it is done with its chunks; then the
 //! states are combined row by row.
 
-use cuda_std::{shared, warp};
+use core::f32::consts::LOG2_E;
+
+use cuda_std::{misc, ptr, shared, warp};
 
 use super::{
     layout::Layout,
     mainloop::{Consumer, SHARE_STEPS, Weights},
+    unit::Unit,
 };
-use crate::common::{
-    cache::Cache,
-    decode::tile::Rows,
-    state::{Softmax, State},
+use crate::{
+    abi::DIRECT,
+    common::{
+        cache::Cache,
+        decode::tile::Rows,
+        state::{Softmax, State, natural_sink},
+    },
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -91,6 +97,83 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
+    /// [`own_state`](Self::own_state) with the row's sink.
+    ///
+    /// # Safety
+    /// As there, and the lanes come together.
+    #[inline(always)]
+    pub(super) unsafe fn own_state_with<const PER_LANE: usize, const ROW_BLOCKS: usize>(
+        &self,
+        row: u32,
+        sinks: &[f32; ROW_BLOCKS],
+    ) -> State<PER_LANE> {
+        // SAFETY: the caller's promise.
+        let state = unsafe { self.own_state::<PER_LANE>(row) };
+        if self.params.sinks == 0 {
+            return state;
+        }
+        let mut sink = sinks[0];
+        let mut block = 1;
+        while block < ROW_BLOCKS {
+            if row / 8 == block as u32 {
+                sink = sinks[block];
+            }
+            block += 1;
+        }
+        // SAFETY: the lanes are together.
+        let sink = unsafe { warp::warp_shuffle_idx(ALL, sink, row % 8, 32) };
+        state.with_sink(sink * LOG2_E)
+    }
+
+    /// The sinks of the warp's rows as natural logits. Lane `l` holds those of rows `8·block + l % 8`; −∞ where no sink is added
+    /// here: of rows that do not exist or are written as partial states, and without sinks.
+    ///
+    /// A warp loads all of them before it waits for the others, which hides their latency.
+    ///
+    /// # Safety
+    /// `slot` is filled, and `unit` is its unit.
+    #[inline(always)]
+    pub(super) unsafe fn sinks<const ROW_BLOCKS: usize>(
+        &self,
+        slot: u32,
+        unit: &Unit,
+    ) -> [f32; ROW_BLOCKS] {
+        let mut sinks = [f32::NEG_INFINITY; ROW_BLOCKS];
+        if self.params.sinks != 0 {
+            let mut block = 0;
+            while block < ROW_BLOCKS {
+                let (token, in_unit) = self.place(block as u32 * 8 + self.lane % 8);
+                if token < unit.tokens {
+                    // SAFETY: the caller's promise; there is a sink for each query head.
+                    unsafe {
+                        let row = self.row(slot, token);
+                        if row.slot == DIRECT {
+                            let head = unit.head * self.params.group + in_unit;
+                            sinks[block] = natural_sink(self.params, row.token, head);
+                        }
+                    }
+                }
+                block += 1;
+            }
+        }
+        sinks
+    }
+
+    /// Prefetches the sinks to L2.
+    ///
+    /// # Safety
+    /// All consumer warps call this.
+    #[inline(always)]
+    pub(super) unsafe fn expect_sinks(&self) {
+        let params = self.params;
+        if params.sinks != 0 && self.thread() * 32 < params.q_heads {
+            // SAFETY: there is a sink for each query head.
+            unsafe {
+                ptr::prefetch_l2((params.sinks as *const u32).add(self.thread() as usize * 32))
+            };
+        }
+    }
+
     /// `turn` modulo the chunks at a time, below twice as many.
     #[inline(always)]
     pub(super) fn wrap(&self, turn: u32) -> u32 {
@@ -109,7 +192,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     }
 
     /// The weights of the warps' states in the combined state, for all rows at once. Lane `l` holds shares
-    /// `l / 8 + 4·i` of rows `8·block + l % 8`.
+    /// `l / 8 + 4·i` of rows `8·block + l % 8`, whose [`sinks`](Self::sinks) it has, too. They count in the sums as another
+    /// share would; −∞ changes no bit.
     ///
     /// # Safety
     /// The lanes come together; the states are stored.
@@ -118,6 +202,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         &self,
         first: u32,
         shares: u32,
+        sinks: &[f32; ROW_BLOCKS],
     ) -> Weights<ROW_BLOCKS> {
         let most = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
         const { assert!(Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME <= 4 * SHARE_STEPS as u32) };
@@ -126,7 +211,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         while block < ROW_BLOCKS {
             let row = block as u32 * 8 + self.lane % 8;
             let mut lse = [f32::NEG_INFINITY; SHARE_STEPS];
-            let mut softmax = Softmax::EMPTY;
+            // Opaque: otherwise a branch would wait for the loaded sink in order to multiply it.
+            let sink = f32::from_bits(misc::opaque(sinks[block].to_bits())) * LOG2_E;
+            let mut max = sink;
             let mut i = 0;
             while i < SHARE_STEPS && 4 * i < most as usize {
                 let share = self.lane / 8 + 4 * i as u32;
@@ -137,10 +224,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         shared::load_f32(self.layout.state_lse(warp) + row * 4)
                     };
                 }
-                let _ = softmax.raise(lse[i]);
+                max = if lse[i] > max { lse[i] } else { max };
                 i += 1;
             }
-            let mut max = softmax.max;
             // SAFETY: the lanes are together.
             unsafe {
                 let other = warp::warp_shuffle_xor(ALL, max, 8, 32);
@@ -148,7 +234,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let other = warp::warp_shuffle_xor(ALL, max, 16, 32);
                 max = if other > max { other } else { max };
             }
-            let _ = softmax.raise(max);
+            let mut softmax = Softmax { max, sum: 0.0 };
             i = 0;
             while i < SHARE_STEPS && 4 * i < most as usize {
                 weights.of[block][i] = softmax.weight(lse[i]);
@@ -160,6 +246,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 8, 32);
                 softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 16, 32);
             }
+            softmax.sum += softmax.weight(sink);
             let norm = softmax.norm();
             i = 0;
             while i < SHARE_STEPS && 4 * i < most as usize {

@@ -94,6 +94,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let offsets = LaneOffsets::new(self.lane, Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES);
         // SAFETY: all consumer warps call this.
         let turning = unsafe { self.fill_turning(turns) };
+        // SAFETY: all consumer warps call this.
+        unsafe { self.expect_sinks() };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
@@ -277,9 +279,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 NO_MERGE
             };
             let merge = self.results().look_up(index);
+            let sinks = self.sinks::<ROW_BLOCKS>(slot, unit);
             let weights = if shares > 1 {
                 meet(meeting, shares * per_chunk);
-                self.weights::<ROW_BLOCKS>(first, shares)
+                self.weights::<ROW_BLOCKS>(first, shares, &sinks)
             } else {
                 Weights::NONE
             };
@@ -300,10 +303,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let state = if shares > 1 {
                     self.combine::<ROW_BLOCKS, PER_LANE>(&weights, own, first, shares)
                 } else {
-                    self.own_state::<PER_LANE>(own)
+                    self.own_state_with::<PER_LANE, ROW_BLOCKS>(own, &sinks)
                 };
                 let info = self.row(slot, token);
-                results.write::<T, V, PER_LANE>(info, head * heads + in_unit, state);
+                results.write_with_sink::<T, V, PER_LANE>(info, head * heads + in_unit, state);
                 row += shares;
             }
             // Behind this barrier, all warps have read the states, which may be overwritten, and have written their
