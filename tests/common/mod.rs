@@ -11,6 +11,7 @@ pub mod modules;
 mod numeric;
 pub mod passed;
 pub mod problems;
+pub mod sinks;
 pub mod straight;
 
 pub use numeric::*;

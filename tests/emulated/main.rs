@@ -22,6 +22,9 @@ mod plans;
 mod pools;
 #[path = "../common/problems/mod.rs"]
 mod problems;
+mod sinks;
+#[path = "../common/sinks.rs"]
+mod sinks_of_rows;
 mod step;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};

@@ -177,6 +177,12 @@ impl OnDevice {
         first
     }
 
+    /// The same with other sinks.
+    pub fn with_sinks(mut self, sinks: &[f32]) -> Self {
+        self.sinks = Some(Memory::new(sinks).into());
+        self
+    }
+
     /// What a run is given, with results elsewhere.
     pub fn tensors<'a>(
         &'a self,

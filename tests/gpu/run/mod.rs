@@ -12,6 +12,7 @@ mod options;
 mod passed_pages;
 mod rotary;
 mod rounds;
+mod sinks;
 pub mod wide_prefixes;
 
 use crate::{common, problem};

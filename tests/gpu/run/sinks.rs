@@ -1,0 +1,55 @@
+//! Sinks in each place where kernels add them, by the kernels of both architectures.
+
+use half::bf16;
+use tandem_attn::{exec::gpu::Arch, problem::KvLayout};
+
+use super::{
+    Case,
+    common::{
+        Stream, gpu,
+        problems::Tensors,
+        sinks::{batch, check, options, sinks, specs},
+    },
+    problem::OnDevice,
+};
+
+#[test]
+fn large_and_small_sinks_are_the_reference() {
+    let Some(gpu) = gpu("large_and_small_sinks_are_the_reference") else {
+        return;
+    };
+    let ampere = Some(Arch::Sm80);
+    for (dim, arch) in [
+        (64, None),
+        (128, None),
+        (256, None),
+        (64, ampere),
+        (128, ampere),
+    ] {
+        for (spec, options) in specs(dim).flat_map(|spec| options().map(|options| (spec, options)))
+        {
+            let case = Case {
+                spec,
+                batch: batch(),
+                layout: KvLayout::Nhd,
+                options,
+                arch,
+                sms: 132,
+                in_set: false,
+                seed: 3,
+            };
+            let plan = case.plan(gpu);
+            let mut workspace = case.workspace(gpu, &plan);
+            let stream = Stream::new();
+            // SAFETY: the stream is ours.
+            unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+            let tensors = Tensors::<bf16, bf16>::random(&spec, &case.batch, case.layout, 5);
+            let device = OnDevice::new(&spec, &case.batch, &tensors).with_sinks(&sinks(&spec));
+            let (out, lse) = device.run(gpu, &mut workspace, &stream);
+            let results = (bytemuck::cast_slice(&out), bytemuck::cast_slice(&lse));
+            check(&spec, &case.batch, &tensors, results);
+            let again = device.run(gpu, &mut workspace, &stream);
+            assert_eq!((out, lse), again, "{spec:?}: bits of a second run");
+        }
+    }
+}
