@@ -54,8 +54,8 @@ pub fn batch() -> Batch {
     Batch::new(qo_indptr, table)
 }
 
-/// Whole rows, and partial states that are merged in both ways.
-pub fn options() -> [PlanOptions; 3] {
+/// Whole rows, in kernels that share SMs and in others, and partial states that are merged in both ways.
+pub fn options() -> [PlanOptions; 4] {
     let of = |split, merge| {
         PlanOptions::default()
             .with_split(split)
@@ -64,6 +64,7 @@ pub fn options() -> [PlanOptions; 3] {
     };
     let fixed = SplitMode::Fixed { tokens: 32 };
     [
+        of(SplitMode::Off, MergeMode::Kernel).with_pod(PodMode::Fused),
         of(SplitMode::Off, MergeMode::Fused),
         of(fixed, MergeMode::Fused),
         of(fixed, MergeMode::Kernel),

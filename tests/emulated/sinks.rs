@@ -1,7 +1,11 @@
 //! Sinks in each place where kernels add them.
 
 use half::bf16;
-use tandem_attn::{exec::emulated::Emulated, plan::Planner, problem::KvLayout};
+use tandem_attn::{
+    exec::emulated::{Emulated, Settings},
+    plan::Planner,
+    problem::KvLayout,
+};
 
 use crate::{
     no_failure,
@@ -13,8 +17,12 @@ use crate::{
 #[test]
 fn large_and_small_sinks_are_the_reference() {
     let _others = no_failure();
-    for (dim, schedule) in [(64, 1), (128, 2), (256, 0)] {
-        let emulated = Emulated::new(settings(schedule, 3)).expect("the emulator");
+    for (dim, schedule, compute) in [(64, 1, 90), (128, 2, 90), (256, 0, 90), (128, 1, 80)] {
+        let settings = Settings {
+            compute,
+            ..settings(schedule, 3)
+        };
+        let emulated = Emulated::new(settings).expect("the emulator");
         for spec in specs(dim) {
             let batch = batch();
             let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);

@@ -18,10 +18,14 @@ fn large_and_small_sinks_are_the_reference() {
     let Some(gpu) = gpu("large_and_small_sinks_are_the_reference") else {
         return;
     };
-    for (dim, arch) in [64, 128, 256]
-        .into_iter()
-        .flat_map(|dim| [(dim, None), (dim, Some(Arch::Sm80))])
-    {
+    let ampere = Some(Arch::Sm80);
+    for (dim, arch) in [
+        (64, None),
+        (128, None),
+        (256, None),
+        (64, ampere),
+        (128, ampere),
+    ] {
         for (spec, options) in specs(dim).flat_map(|spec| options().map(|options| (spec, options)))
         {
             let case = Case {
