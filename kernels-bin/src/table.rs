@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            21462026,
+            21194672,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            10000944,
+            9858608,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29543446,
+            29837560,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            13029264,
+            13111184,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            18102652,
+            17871826,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9553496,
+            9505368,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11477181,
+            11444138,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5428400,
+            5426416,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1606663,
+            1601897,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            733472,
+            744736,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2504709,
+            2506803,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1102160,
+            1104208,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2071438,
+            7977240,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1119008,
+            4310816,
         )),
     },
     Module {
@@ -89,11 +89,11 @@
         family: "sm80_decode",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2071439,
+            7977241,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1143992,
+            4390552,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1376500,
+            1374720,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            598200,
+            601336,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "pod",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1376499,
+            1374719,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            625440,
+            632608,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1598895,
+            3738906,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            532256,
+            1243936,
         )),
     },
     Module {
@@ -137,11 +137,11 @@
         family: "sm80_prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1598896,
+            3738907,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            545176,
+            1286200,
         )),
     },
     Module {
@@ -149,7 +149,7 @@
         family: "passes",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            424822,
+            425347,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            3026705,
+            3047813,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            1345424,
+            1347472,
         )),
     },
     Module {
@@ -209,11 +209,23 @@
         family: "quantise",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            231636,
+            233481,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            140520,
+            141544,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "quantise",
+        ptx: Image::ptx(
+            include_bytes!("../data/sm_80.quantise.ptx.zst"),
+            280751,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.quantise.cubin.zst"),
+            144288,
         )),
     },
     Module {
