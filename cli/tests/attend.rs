@@ -579,7 +579,7 @@ fn bad_files_get_one_line_and_write_nothing() {
         // With queries of zeros these gave outputs that are no numbers.
         (
             |i| note(i, "sm_scale", "3e38"),
-            "sm_scale is 3e38: give at most 2.3e38",
+            "times log2 e it must be finite",
         ),
         (
             |i| note(i, "logits_soft_cap", "1e-39"),

@@ -150,11 +150,7 @@ fn a_calibration_is_for_its_type_of_caches() {
     );
     let said = serve(&[&corrected[..], &["--cache-type", "e4m3-scaled"]].concat());
     assert_eq!(said.code, 0, "{}", said.stderr);
-    // The simulated hardware must have kernels, too.
+    // The simulated hardware has kernels, too.
     let said = serve(&["--device", "a100", "--cache-type", "e4m3"]);
-    assert!(
-        said.code == 2 && said.stderr.contains("a100"),
-        "{}",
-        said.stderr
-    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
 }

@@ -68,6 +68,8 @@ fn padded_heads_of_8_bits_with_amperes_instructions_are_the_reference() {
                 q_heads, kv_heads, ..
             } = case.spec;
             case.set_heads(Spec::new(q_heads, kv_heads, dim));
+            // Graphs have no prefills with Ampere's instructions.
+            case.captured &= case.batch.qo_indptr.windows(2).all(|of| of[1] - of[0] <= 4);
             match case.seed % 3 {
                 0 => check_on::<f16, F8E4M3>(gpu, &device, &case),
                 _ => check_on::<bf16, F8E4M3>(gpu, &device, &case),
