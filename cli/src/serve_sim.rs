@@ -461,12 +461,12 @@ mod tests {
         assert!(reason("--policy orca+unpacked --plan").contains("no blocks"));
         assert!(reason("--tensor 3").starts_with("32 query heads cannot be divided among 3 GPUs"));
         assert!(reason("--pipeline 99").starts_with("32 layers cannot be divided among 99 stages"));
-        let model = r#"{"name": "m", "layers": 2, "hidden": 4096, "q_heads": 128, "kv_heads": 1, "head_dim": 80,
+        let model = r#"{"name": "m", "layers": 2, "hidden": 4096, "q_heads": 256, "kv_heads": 1, "head_dim": 80,
             "ffn": 4096, "ffn_matrices": 3, "vocab": 1000}"#;
         std::fs::write(directory.path().join("wide.json"), model).unwrap();
         let wide = directory.path().join("wide.json");
         let said = reason(&format!("--model {} --cache-type e4m3", wide.display()));
-        assert!(said.contains("128") && said.contains("auto"), "{said}");
+        assert!(said.contains("h200") && said.contains("auto"), "{said}");
         let measured = directory.path().join("c.json");
         std::fs::write(&measured, "{\"cache_type\": \"e4m3\"}").unwrap();
         let said = reason(&format!("--correction {}", measured.display()));

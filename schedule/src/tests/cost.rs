@@ -352,7 +352,7 @@ fn caches_of_8_bits_hold_more_tokens_and_are_read_faster() {
     assert!(on("a100", CacheType::E4m3Scaled).is_ok());
     // No kernel holds so many heads for each KV head, in 8 bits and of a size without kernels of its own.
     let wide = ModelDescription {
-        q_heads: 128,
+        q_heads: 256,
         kv_heads: 1,
         head_dim: 80,
         ..model.clone()
