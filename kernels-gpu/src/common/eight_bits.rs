@@ -29,10 +29,13 @@ pub const fn f32_to_e5m2(x: f32) -> u32 {
 }
 
 #[inline(always)]
+#[expect(
+    clippy::neg_cmp_op_on_partial_ord,
+    reason = "NaN takes the branch of numbers past the largest"
+)]
 const fn narrow<const MANTISSA: u32, const BIAS: u32>(x: f32, largest: f32) -> u32 {
     let sign = x.to_bits() >> 24 & 0x80;
     let magnitude = f32::from_bits(x.to_bits() & 0x7fff_ffff);
-    // Negated, so that NaN comes here.
     if !(magnitude <= largest) {
         return if magnitude > largest {
             sign | (if MANTISSA == 3 { 0x7e } else { 0x7b })

@@ -58,7 +58,7 @@ impl Making<'_> {
         }
         pool.check_scales_of_prefills(&workspace.spec, kernel.info())?;
         let turns = workspace.spec.rotary.is_some();
-        if turns && of_ampere || workspace.spec.compute == Compute::F8 && of_ampere {
+        if of_ampere && (turns || workspace.spec.compute == Compute::F8) {
             let what = match turns {
                 true => "a rotary embedding",
                 false => "products of 8 bits",
