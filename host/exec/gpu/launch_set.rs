@@ -96,7 +96,7 @@ impl LaunchSet {
 
     /// The launches for any plan of one part: prefills, decodes and hybrid batches, also with fixed splits. Prefill and decode in one
     /// kernel with tickets are included where plans have no other form that shares SMs; elsewhere, with
-    /// [`PodMode::Tickets`](crate::plan::pod::PodMode::Tickets), [`and`](Self::and) adds them for a given plan.
+    /// `PodMode::Tickets`, [`and`](Self::and) adds them for a given plan.
     ///
     /// # Errors
     /// [`Error::Problem`] for an invalid specification, [`PlanError::NoTile`](crate::plan::PlanError::NoTile).

@@ -5,7 +5,7 @@
 //!
 //! Kernels with Ampere's instructions convert e4m3 by integer instructions: its exponent and mantissa, moved to those of an
 //! f16, are the number times 2⁻⁸, subnormal numbers included. That factor stays in the operands
-//! ([`UNIT`](Cache::UNIT)). All bits set are NaN, and would become 1.875: this times 36,864 is infinite, the largest number
+//! (`Cache::UNIT`). All bits set are NaN, and would become 1.875: this times 36,864 is infinite, the largest number
 //! of e4m3, 1.75, times 36,864 is not. So a product by 0 of that product, added to the operand, makes it NaN or leaves it.
 //!
 //! Queries in bf16 are converted to f16: each row is scaled by a power of two that brings its largest magnitude to 2¹⁴,

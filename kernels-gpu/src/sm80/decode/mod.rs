@@ -29,7 +29,7 @@ pub const ROWS: u32 = 16;
 pub struct Shape {
     /// Head dimension.
     pub head_dim: u32,
-    /// The [cache](crate::common::cache).
+    /// The [cache].
     pub cache: u32,
     /// Whether a CTA has a single warp: of heads of 256 and 16 bits, two do not fit the 99 KiB that a CTA of Ada can have.
     pub one_warp: bool,
