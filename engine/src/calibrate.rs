@@ -386,7 +386,9 @@ impl Calibration {
                 .map(|step| step.seconds / self.predicted_s(cost, step))
                 .collect();
             let sum: f64 = ratios.iter().sum();
-            (!ratios.is_empty()).then(|| (sum / ratios.len() as f64).clamp(0.5, 2.0))
+            let taken = Correction::HYBRID;
+            (!ratios.is_empty())
+                .then(|| (sum / ratios.len() as f64).clamp(*taken.start(), *taken.end()))
         };
         Some([mean(false)?, mean(true)?])
     }

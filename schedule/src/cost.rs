@@ -1,6 +1,8 @@
 //! Predicts the time of a step: linear layers by a roofline with tiles, attention by the planner's cost model, and the
 //! communication between GPUs.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -94,15 +96,15 @@ pub struct Correction {
     pub hybrid: Option<[f64; 2]>,
 }
 
-/// The most by which a correction changes the time of hybrid steps, either way.
-const MOST_OF_HYBRID: f64 = 2.0;
-
 /// Whether the field is left out: files from before there were other types do not have it.
 fn is_auto(cache_type: &CacheType) -> bool {
     *cache_type == CacheType::Auto
 }
 
 impl Correction {
+    /// The ratios of [`hybrid`](Self::hybrid) that are taken.
+    pub const HYBRID: RangeInclusive<f64> = 0.5..=2.0;
+
     /// Reads a correction from JSON.
     ///
     /// # Errors
@@ -141,7 +143,7 @@ impl Correction {
         {
             return Err(wrong("`pod_loss` must be from 0 to 1".to_owned()));
         }
-        let fits = |ratio: &f64| (1.0 / MOST_OF_HYBRID..=MOST_OF_HYBRID).contains(ratio);
+        let fits = |ratio: &f64| Self::HYBRID.contains(ratio);
         if !table.hybrid.iter().flatten().all(fits) {
             return Err(wrong(
                 "`hybrid` must be two ratios from 0.5 to 2".to_owned(),

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// An A100.
-fn ampere(schedule: u8, seed: u64) -> Emulated {
+pub fn ampere(schedule: u8, seed: u64) -> Emulated {
     let settings = Settings {
         compute: 80,
         ..settings(schedule, seed)
@@ -27,7 +27,7 @@ fn ampere(schedule: u8, seed: u64) -> Emulated {
 }
 
 /// Outputs and LSEs of a run.
-fn run<T: Element, K: Element>(
+pub fn run<T: Element, K: Element>(
     emulated: &Emulated,
     plan: &Plan,
     q: &[T],
@@ -57,13 +57,13 @@ fn check<T: Element, K: Element>(asked: &Asked, split: SplitMode, seed: u64) {
     check_on::<T, K>(asked, split, seed, None);
 }
 
-/// As [`check`], planned for a description of the GPU.
-fn check_on<T: Element, K: Element>(
+/// As [`check`], planned for a description of the GPU. Returns the plan.
+pub fn check_on<T: Element, K: Element>(
     asked: &Asked,
     split: SplitMode,
     seed: u64,
     device: Option<&DeviceDescription>,
-) {
+) -> Plan {
     let _others = no_failure();
     let emulated = ampere((seed % 3) as u8, seed);
     let device = device.cloned().unwrap_or_else(|| emulated.device());
@@ -110,6 +110,7 @@ fn check_on<T: Element, K: Element>(
     };
     let differs = compare("lse", &shape[..2], &to_f64(&lse), &right.lse, tolerance);
     assert_eq!(differs, Ok(()), "{asked:?}");
+    plan
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn heads_of_256_on_ada_are_the_reference() {
         match seed % 2 {
             0 => check_on::<f16, f16>(&asked, split, seed, Some(&device)),
             _ => check_on::<bf16, bf16>(&asked, split, seed, Some(&device)),
-        }
+        };
     }
 }
 

@@ -5,101 +5,25 @@ use bytemuck::cast;
 use half::{bf16, f16};
 use tandem_attn::{
     Cpu,
-    exec::{
-        emulated::{Emulated, Settings},
-        gpu::{self, DeviceBuffer, KvPool},
-    },
+    exec::gpu::{self, DeviceBuffer, KvPool},
     kv::{AppendScales, KvScales, KvView, KvViewMut},
-    plan::{Kernel, Plan, PlanOptions, Planner, SplitMode},
-    problem::{Dtype, KvLayout, Spec},
+    plan::{Kernel, PlanOptions, Planner, SplitMode},
+    problem::{KvLayout, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };
 
 use crate::{
+    ampere::{ampere, check_on, run},
     no_failure,
-    numeric::{Rng, Tolerance, compare, to_f64},
-    problems::{Asked, ScaleNumbers, Scales, Tensors, heads, masks, prefixed, reference_of, sinks},
-    settings,
+    numeric::Rng,
+    problems::{Asked, Scales, masks, prefixed},
 };
-
-/// An A100.
-fn ampere(schedule: u8, seed: u64) -> Emulated {
-    let settings = Settings {
-        compute: 80,
-        ..settings(schedule, seed)
-    };
-    Emulated::new(settings).expect("the emulator")
-}
-
-/// Outputs and LSEs of a run.
-fn run<T: Element, K: Element>(
-    emulated: &Emulated,
-    plan: &Plan,
-    q: &[T],
-    view: KvView<'_, K>,
-) -> (Vec<T>, Vec<f32>) {
-    let spec = &plan.spec;
-    let rows = (plan.total_q * spec.q_heads) as usize;
-    let mut out = vec![T::from_f32(f32::NAN); rows * spec.head_dim_v as usize];
-    let mut lse = vec![f32::NAN; rows];
-    let sinks = sinks(spec);
-    emulated
-        .run_heads(plan, q, &[view], &mut out, Some(&mut lse), &heads(&sinks))
-        .expect("the run is right");
-    (out, lse)
-}
 
 /// Runs prompts, which must be prefills, twice: the same bits, and those of the reference.
 fn check<T: Element, K: Element>(asked: &Asked, split: SplitMode, seed: u64) {
-    let _others = no_failure();
-    let emulated = ampere((seed % 3) as u8, seed);
-    let spec = asked.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
-    let asked = &Asked {
-        spec,
-        ..asked.clone()
-    };
-    let mut tensors = Tensors::<T, K>::random(&spec, &asked.batch, asked.layout, seed);
-    if K::DTYPE.bytes() == 1 {
-        // Bytes that no table points to are a NaN: one of the two of e4m3, which are NaNs of e5m2, too.
-        let nan: u8 = if seed.is_multiple_of(2) { 0x7F } else { 0xFF };
-        let part = &mut tensors.parts[0];
-        for pool in [&mut part.k, &mut part.v] {
-            let unowned = pool.iter_mut().filter(|x| x.to_f32().is_nan());
-            unowned.for_each(|x| *x = cast(nan));
-        }
-    }
-    let numbers = ScaleNumbers::of(asked);
-    let view = tensors.parts[0].view().with_scales(numbers.view());
-    let options = PlanOptions::default().with_split(split);
-    let plan = Planner::new().plan(&spec, &asked.batch, &emulated.device(), &options);
-    let plan = plan.expect("the case can be planned");
+    let plan = check_on::<T, K>(asked, split, seed, None);
     let are_prefills = plan.groups.iter().all(|of| of.kernel == Kernel::Prefill);
     assert!(are_prefills, "{asked:?}");
-    let (out, lse) = run(&emulated, &plan, &tensors.q, view);
-    let again = run(&emulated, &plan, &tensors.q, view);
-    let bits = |lse: &[f32]| lse.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    assert!(
-        bytemuck::cast_slice::<T, u8>(&out) == bytemuck::cast_slice::<T, u8>(&again.0)
-            && bits(&lse) == bits(&again.1),
-        "two runs differ: {asked:?}"
-    );
-    let sinks = sinks(&spec);
-    let right = reference_of(&spec, &asked.batch, &tensors.q, &[view], &heads(&sinks));
-    let right = right.expect("the tensors fit");
-    let mut tolerance = Tolerance::of(T::DTYPE);
-    tolerance.absolute = match T::DTYPE {
-        Dtype::BF16 => 1.0 / 256.0,
-        _ => 1.0 / 2048.0,
-    };
-    let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
-    let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
-    assert_eq!(differs, Ok(()), "{asked:?}");
-    let tolerance = Tolerance {
-        absolute: 2e-4,
-        relative: 1e-5,
-    };
-    let differs = compare("lse", &shape[..2], &to_f64(&lse), &right.lse, tolerance);
-    assert_eq!(differs, Ok(()), "{asked:?}");
 }
 
 /// Prompts of several requests, some with a common prefix, and heads, a window, sinks and masks by the seed.

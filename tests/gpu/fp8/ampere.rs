@@ -29,25 +29,8 @@ fn graphs_of_ampere_decode_many_units_of_one_chunk() {
         return;
     };
     for (group, dim, granularity) in [(16, 64, 0), (1, 128, 4), (8, 256, 3), (5, 256, 4)] {
-        let kv_heads = 4;
-        let requests = 12 * gpu.multiprocessors() / kv_heads;
-        let mut table = PageTable::new(16, 2 * requests);
-        for request in 0..requests {
-            let keys = 1 + request % 32;
-            let pages = 2 * request..2 * request + keys.div_ceil(16);
-            table.push(&pages.collect::<Vec<_>>(), keys);
-        }
-        let case = Case {
-            spec: Spec::new(kv_heads * group, kv_heads, dim),
-            batch: Batch::new((0..=requests).collect(), table),
-            layout: KvLayout::Nhd,
-            options: PlanOptions::default().with_split(SplitMode::Fixed { tokens: 16 }),
-            captured: true,
-            granularity,
-            powers: false,
-            query_exponent: 0,
-            seed: 1,
-        };
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 16 });
+        let case = many_units_of_one_chunk(gpu, [group, dim], granularity, options);
         check_on::<bf16, F8E4M3>(gpu, &a100(gpu), &case).unwrap();
     }
 }

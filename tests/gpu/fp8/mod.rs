@@ -49,6 +49,34 @@ fn decode_of_8_bit_pages_is_the_reference() {
         .unwrap();
 }
 
+/// Decodes of up to 32 keys, 12 units for each SM, with 4 KV heads of so many query heads and of a head dimension.
+fn many_units_of_one_chunk(
+    gpu: &Gpu,
+    [group, dim]: [u32; 2],
+    granularity: u32,
+    options: PlanOptions,
+) -> Case {
+    let kv_heads = 4;
+    let requests = 12 * gpu.multiprocessors() / kv_heads;
+    let mut table = PageTable::new(16, 2 * requests);
+    for request in 0..requests {
+        let keys = 1 + request % 32;
+        let pages = 2 * request..2 * request + keys.div_ceil(16);
+        table.push(&pages.collect::<Vec<_>>(), keys);
+    }
+    Case {
+        spec: Spec::new(kv_heads * group, kv_heads, dim),
+        batch: Batch::new((0..=requests).collect(), table),
+        layout: KvLayout::Nhd,
+        options,
+        captured: true,
+        granularity,
+        powers: false,
+        query_exponent: 0,
+        seed: 1,
+    }
+}
+
 /// A CTA has more units of one chunk than chunks that it claims ahead, and more of these than slots.
 #[test]
 fn graphs_decode_many_units_of_one_chunk() {
@@ -63,25 +91,7 @@ fn graphs_decode_many_units_of_one_chunk() {
         (8, 256, 0),
         (16, 64, 0),
     ] {
-        let kv_heads = 4;
-        let requests = 12 * gpu.multiprocessors() / kv_heads;
-        let mut table = PageTable::new(16, 2 * requests);
-        for request in 0..requests {
-            let keys = 1 + request % 32;
-            let pages = 2 * request..2 * request + keys.div_ceil(16);
-            table.push(&pages.collect::<Vec<_>>(), keys);
-        }
-        let case = Case {
-            spec: Spec::new(kv_heads * group, kv_heads, dim),
-            batch: Batch::new((0..=requests).collect(), table),
-            layout: KvLayout::Nhd,
-            options: PlanOptions::default(),
-            captured: true,
-            granularity,
-            powers: false,
-            query_exponent: 0,
-            seed: 1,
-        };
+        let case = many_units_of_one_chunk(gpu, [group, dim], granularity, PlanOptions::default());
         check::<bf16, F8E4M3>(gpu, &case).unwrap();
     }
 }

@@ -12,7 +12,7 @@ use tandem_attn::{
 use super::{
     Case,
     common::{
-        self, Stream, Tolerance,
+        self, Tolerance,
         adversarial::{KINDS, allowed, make_hard},
         compare,
         problems::{Tensors, prefixed},
@@ -45,11 +45,7 @@ fn check<T: Element>(gpu: &Gpu, dim: u32, arch: Option<Arch>, pod: PodMode, larg
         in_set: false,
         seed: 3,
     };
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let (mut workspace, stream) = case.uploaded(gpu);
     for (name, logit) in KINDS {
         let mut tensors = Tensors::<T, T>::random(&spec, &case.batch, case.layout, 5);
         make_hard(&mut tensors, &spec, &case.batch, *logit, large);
@@ -110,11 +106,7 @@ fn check_nan<T: Element>(gpu: &Gpu, spec: &Spec, arch: Option<Arch>, at: u32) {
         seed: 3,
     };
     let (spec, batch) = (&case.spec, &case.batch);
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let (mut workspace, stream) = case.uploaded(gpu);
     let mut tensors = Tensors::<T, T>::random(spec, batch, case.layout, 5);
     let mut run = |tensors: &Tensors<T, T>| {
         OnDevice::new(spec, batch, tensors).run(gpu, &mut workspace, &stream)
@@ -184,11 +176,7 @@ fn prompts<K: Element>(
         in_set: false,
         seed: 3,
     };
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    let (mut workspace, stream) = case.uploaded(gpu);
     let mut tensors = Tensors::random(spec, &case.batch, case.layout, 5);
     change(&mut tensors);
     let device = OnDevice::new(spec, &case.batch, &tensors);

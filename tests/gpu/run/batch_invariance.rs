@@ -11,10 +11,7 @@ use tandem_attn::{
 
 use super::{
     Case, case,
-    common::{
-        Stream,
-        problems::{Tensors, cases},
-    },
+    common::problems::{Tensors, cases},
     hopper,
     problem::OnDevice,
 };
@@ -23,12 +20,8 @@ type Tensors16 = Tensors<bf16, bf16>;
 
 /// Outputs and LSEs as bits.
 fn bits<K: Element>(gpu: &Gpu, case: &Case, tensors: &Tensors<bf16, K>) -> (Vec<u16>, Vec<u32>) {
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
+    let (mut workspace, stream) = case.uploaded(gpu);
     let device = OnDevice::new(&case.spec, &case.batch, tensors);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
     device.run(gpu, &mut workspace, &stream)
 }
 

@@ -170,6 +170,16 @@ impl Case {
         gpu.workspace(&self.spec, &bound, options)
             .expect("there is memory for it")
     }
+
+    /// A workspace with the case's plan in it, and the stream of the upload.
+    fn uploaded(&self, gpu: &Gpu) -> (Workspace, Stream) {
+        let plan = self.plan(gpu);
+        let mut workspace = self.workspace(gpu, &plan);
+        let stream = Stream::new();
+        // SAFETY: the stream is ours.
+        unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+        (workspace, stream)
+    }
 }
 
 fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
@@ -185,13 +195,9 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
 
 /// A case whose spec has its types.
 fn check_as_it_is<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
+    let (mut workspace, stream) = case.uploaded(gpu);
     let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);
     let device = OnDevice::new(&case.spec, &case.batch, &tensors);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
     let runs = [(); 2].map(|()| device.run(gpu, &mut workspace, &stream));
     check_results(&case.spec, &case.batch, &tensors, &runs[0]).map_err(TestCaseError::fail)?;
     prop_assert!(runs[0] == runs[1], "two runs differ");

@@ -11,7 +11,6 @@ use tandem_attn::{
 use super::{
     Case,
     common::{
-        Stream,
         passed::{DECODES, PROMPTS, batches, options, specs, spoil},
         problems::Tensors,
     },
@@ -40,11 +39,7 @@ fn check<T: Element>(gpu: &Gpu, spec: &Spec, requests: &[(u32, usize, u32)]) {
             {
                 continue;
             }
-            let plan = case.plan(gpu);
-            let mut workspace = case.workspace(gpu, &plan);
-            let stream = Stream::new();
-            // SAFETY: the stream is ours.
-            unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+            let (mut workspace, stream) = case.uploaded(gpu);
             let mut tensors = Tensors::<bf16, T>::random(spec, &batch, case.layout, 5);
             let mut run = |tensors: &Tensors<bf16, T>| {
                 OnDevice::new(spec, &batch, tensors).run(gpu, &mut workspace, &stream)

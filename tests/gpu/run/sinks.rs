@@ -6,7 +6,7 @@ use tandem_attn::{exec::gpu::Arch, problem::KvLayout};
 use super::{
     Case,
     common::{
-        Stream, gpu,
+        gpu,
         problems::Tensors,
         sinks::{batch, check, options, sinks, specs},
     },
@@ -38,11 +38,7 @@ fn large_and_small_sinks_are_the_reference() {
                 in_set: false,
                 seed: 3,
             };
-            let plan = case.plan(gpu);
-            let mut workspace = case.workspace(gpu, &plan);
-            let stream = Stream::new();
-            // SAFETY: the stream is ours.
-            unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+            let (mut workspace, stream) = case.uploaded(gpu);
             let tensors = Tensors::<bf16, bf16>::random(&spec, &case.batch, case.layout, 5);
             let device = OnDevice::new(&spec, &case.batch, &tensors).with_sinks(&sinks(&spec));
             let (out, lse) = device.run(gpu, &mut workspace, &stream);
