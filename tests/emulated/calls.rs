@@ -6,7 +6,7 @@ use half::bf16;
 use tandem_attn::{
     Error,
     exec::{
-        emulated::Emulated,
+        emulated::{Emulated, Settings},
         gpu::{DeviceBuffer, KvPool, LaunchSet, Stream, WorkspaceOptions},
     },
     kv::KvView,
@@ -96,6 +96,46 @@ fn a_trace_has_the_launches_of_its_run() {
     };
     assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
     assert_eq!(trace(), launches);
+}
+
+/// Launches of one GPU had the shared memory of the one that was used last, and its kernels were refused.
+#[test]
+fn a_gpu_stays_what_it_is_beside_another() {
+    let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);
+    let hopper = Emulated::new(settings(0, 5)).expect("the emulator");
+    // The first of its GPU changes the settings of the process.
+    let few = Settings {
+        compute: 80,
+        multiprocessors: 3,
+        ..settings(0, 5)
+    };
+    let ampere = Emulated::new(few).expect("the emulator");
+    for emulated in [hopper, ampere] {
+        let gpu = emulated.gpu();
+        let spec = Spec::new(4, 1, 128);
+        let mut table = PageTable::new(16, 5);
+        table.push(&[0, 1, 2, 3, 4], 80);
+        let batch = Batch::new(vec![0, 80], table);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .expect("it can be planned");
+        let stream = gpu.stream().expect("a stream");
+        let ones = |count: usize| DeviceBuffer::from_slice(gpu, &vec![bf16::ONE; count]);
+        let (q, pool) = (ones(80 * 4 * 128), ones(5 * 16 * 128));
+        let (q, pool) = (q.expect("memory"), pool.expect("memory"));
+        let kv = KvPool::new(&spec, KvLayout::Nhd, 16, 5, pool.address(), pool.address());
+        let mut workspace = gpu
+            .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+            .expect("there is memory for it");
+        let tensor = q.tensor([80, 4, 128]);
+        // SAFETY: the stream is ours, and the tensors have these shapes.
+        let ran = unsafe {
+            let uploaded = workspace.upload(&plan, *stream);
+            uploaded.and_then(|()| gpu.run(&mut workspace, &tensor, &[kv], &tensor, None, *stream))
+        };
+        assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
+        assert!(q.read().expect("a copy").iter().all(|&x| x == bf16::ONE));
+    }
 }
 
 /// The run said that there must be no counters of arrivals, which a caller does not know of.

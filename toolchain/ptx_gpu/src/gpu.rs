@@ -88,8 +88,27 @@ struct Recorded {
     done: u64,
 }
 
+/// What GPU a context was retained for. A program may change the settings and use several GPUs in turn.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Architecture {
+    pub compute: i32,
+    pub multiprocessors: u32,
+}
+
+impl Architecture {
+    /// Bytes of shared memory of a multiprocessor, and of a block at most: those of an A100, or of an H100.
+    pub const fn shared_memory(self) -> (u32, u32) {
+        match self.compute {
+            80 => (167_936, 166_912),
+            _ => (233_472, 232_448),
+        }
+    }
+}
+
 pub struct Gpu {
     pub settings: Settings,
+    /// What each context was retained for.
+    pub contexts: Vec<Architecture>,
     pub memory: Memory,
     pub modules: HashMap<usize, Arc<Module>>,
     pub functions: HashMap<usize, Function>,
@@ -119,6 +138,7 @@ impl Gpu {
     fn new() -> Self {
         Self {
             settings: Settings::read(),
+            contexts: Vec::new(),
             memory: Memory::new(),
             modules: HashMap::new(),
             functions: HashMap::new(),

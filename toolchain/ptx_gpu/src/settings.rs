@@ -2,6 +2,8 @@
 
 use ptx_run::Schedule;
 
+use crate::gpu::Architecture;
+
 /// Properties of the emulated GPU and its schedule.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -22,11 +24,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Bytes of shared memory of a multiprocessor, and of a block at most: those of an A100, or of an H100.
-    pub(crate) fn shared_memory(&self) -> (u32, u32) {
-        match self.compute {
-            80 => (167_936, 166_912),
-            _ => (233_472, 232_448),
+    pub(crate) const fn architecture(&self) -> Architecture {
+        Architecture {
+            compute: self.compute,
+            multiprocessors: self.multiprocessors,
         }
     }
 

@@ -8,14 +8,24 @@ use std::{
 
 use super::{handle, memory::TOTAL, state};
 use crate::gpu::{
-    Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_PEER_ACCESS, SUCCESS, gpu,
+    Architecture, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_PEER_ACCESS, SUCCESS,
+    gpu,
 };
 
 thread_local! {
     /// The thread's current context.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
 }
-const CONTEXT: usize = 0x77;
+/// The handle of the first context, and the difference between two.
+const CONTEXT: usize = 0x100;
+
+/// The GPU of the thread's current context; that of the settings if the thread has none.
+pub fn architecture() -> Architecture {
+    let of_context = CURRENT.get().addr().checked_sub(CONTEXT);
+    let gpu = gpu();
+    let retained = of_context.and_then(|offset| gpu.contexts.get(offset / CONTEXT));
+    retained.copied().unwrap_or(gpu.settings.architecture())
+}
 
 pub extern "C" fn cuCtxSynchronize() -> Code {
     state()
@@ -66,8 +76,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
         75 => settings.compute / 10,
         76 => settings.compute % 10,
         // Shared memory of a multiprocessor and of a block.
-        81 => settings.shared_memory().0 as c_int,
-        97 => settings.shared_memory().1 as c_int,
+        81 => settings.architecture().shared_memory().0 as c_int,
+        97 => settings.architecture().shared_memory().1 as c_int,
         // Memory clock (kHz), bus width (bits), L2 (bytes), clock (kHz).
         36 => 2_619_000,
         37 => 5_120,
@@ -81,8 +91,15 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
 }
 
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> Code {
+    let mut gpu = gpu();
+    let asked = gpu.settings.architecture();
+    let found = gpu.contexts.iter().position(|&retained| retained == asked);
+    let index = found.unwrap_or_else(|| {
+        gpu.contexts.push(asked);
+        gpu.contexts.len() - 1
+    });
     // SAFETY: the argument points to a handle.
-    unsafe { *context = handle(CONTEXT) };
+    unsafe { *context = handle(CONTEXT * (index + 1)) };
     SUCCESS
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use ptx_run::Launch;
 
+use super::device::architecture;
 use crate::{
     gpu::{Code, INVALID_CLUSTER_SIZE, INVALID_VALUE, gpu},
     work::Work,
@@ -21,6 +22,7 @@ unsafe fn launch(
     launch: Launch,
     cluster: Option<u32>,
 ) -> Code {
+    let architecture = architecture();
     let mut gpu = gpu();
     let Some(function) = gpu.functions.get(&function.addr()).cloned() else {
         return INVALID_VALUE;
@@ -36,7 +38,7 @@ unsafe fn launch(
     if declared > 8 && !function.large_clusters {
         return INVALID_CLUSTER_SIZE;
     }
-    let (_, of_block) = gpu.settings.shared_memory();
+    let (_, of_block) = architecture.shared_memory();
     if launch.shared > function.max_dynamic || launch.shared + function.static_shared > of_block {
         return INVALID_VALUE;
     }
@@ -51,7 +53,7 @@ unsafe fn launch(
             ptr::copy_nonoverlapping(from.cast(), bytes[offset..].as_mut_ptr(), size);
         }
     }
-    let multiprocessors = gpu.settings.multiprocessors;
+    let multiprocessors = architecture.multiprocessors;
     let launch = Launch {
         multiprocessors,
         resident: multiprocessors * function.min_blocks.max(1),

@@ -8,7 +8,7 @@ use std::{
 
 use ptx_run::Module;
 
-use super::handle;
+use super::{device::architecture, handle};
 use crate::gpu::{Code, Function, INVALID_PTX, INVALID_VALUE, NO_BINARY, NOT_FOUND, SUCCESS, gpu};
 
 /// Bytes of shared memory that a block has without [`cuFuncSetAttribute`].
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     }
     // SAFETY: an image that is not a cubin is NUL-terminated text.
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
-    let compute = gpu().settings.compute;
+    let compute = architecture().compute;
     match parsed(&text, compute) {
         Ok(parsed) => {
             let mut gpu = gpu();
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn cuFuncGetAttribute(
 }
 
 pub extern "C" fn cuFuncSetAttribute(function: *mut c_void, which: c_uint, value: c_int) -> Code {
+    let (_, of_block) = architecture().shared_memory();
     let mut gpu = gpu();
-    let (_, of_block) = gpu.settings.shared_memory();
     let Some(function) = gpu.functions.get_mut(&function.addr()) else {
         return INVALID_VALUE;
     };
@@ -171,12 +171,12 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     _threads: c_int,
     shared: usize,
 ) -> Code {
+    let (of_multiprocessor, _) = architecture().shared_memory();
     let gpu = gpu();
     let Some(function) = gpu.functions.get(&function.addr()) else {
         return INVALID_VALUE;
     };
     // The system reserves one kilobyte of shared memory per block.
-    let (of_multiprocessor, _) = gpu.settings.shared_memory();
     let of_block = shared + function.static_shared as usize + 1024;
     let by_shared = (of_multiprocessor as usize / of_block) as c_int;
     // SAFETY: the argument points to an integer.
