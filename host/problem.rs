@@ -44,7 +44,7 @@ unstable! {
 
 pub(crate) const MAX_HEAD_DIM: u32 = 1024;
 
-pub(crate) const MAX_PAGE_SIZE: u32 = 128;
+pub(crate) const MAX_PAGE_SIZE: u32 = 4096;
 
 /// Kernels round positions up to whole blocks of keys, in 32 bits with a sign.
 pub(crate) const MAX_POSITION: u32 = i32::MAX as u32 - 1024;

@@ -263,7 +263,7 @@ pub enum ProblemError {
         /// Keys of a query token.
         k: u32,
     },
-    /// A page size outside 1 to 128.
+    /// A page size outside 1 to 4096.
     #[error("the page size of part {part} is {got}: give 1 to {MAX_PAGE_SIZE} tokens")]
     PageSize {
         /// The part.

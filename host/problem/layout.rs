@@ -13,15 +13,16 @@ pub enum KvLayout {
 }
 
 impl KvLayout {
-    /// Strides of a dense pool; a page of it holds `kv_heads · page_size · head_dim` elements.
+    /// Strides of a dense pool; a page of it holds `kv_heads · page_size · head_dim` elements. Strides beyond 32 bits
+    /// are `u32::MAX`, which no run takes.
     #[must_use]
     pub const fn strides(self, page_size: u32, kv_heads: u32, head_dim: u32) -> KvStrides {
         let (token, head) = match self {
-            Self::Nhd => (kv_heads * head_dim, head_dim),
-            Self::Hnd => (head_dim, page_size * head_dim),
+            Self::Nhd => (kv_heads.saturating_mul(head_dim), head_dim),
+            Self::Hnd => (head_dim, page_size.saturating_mul(head_dim)),
         };
         KvStrides {
-            page: page_size * kv_heads * head_dim,
+            page: page_size.saturating_mul(kv_heads).saturating_mul(head_dim),
             token,
             head,
             page_size,

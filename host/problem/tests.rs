@@ -230,8 +230,8 @@ fn everything_wrong_with_a_batch_is_named() {
         E::PageSize { part: 0, got: 0 }
     );
     assert_eq!(
-        error(|b| b.parts[0].table.page_size = 129),
-        E::PageSize { part: 0, got: 129 }
+        error(|b| b.parts[0].table.page_size = 4097),
+        E::PageSize { part: 0, got: 4097 }
     );
     assert_eq!(
         error(|b| b.parts[0].table.indices[3] = 10),

@@ -70,6 +70,11 @@ fn results_of_parts_of_the_keys_merge_to_that_of_all() {
     let short = [(&parts[0].0[..64], &parts[0].1[..])];
     let refused = Cpu::merge_results(&short, 4, 32, &mut out, None);
     assert!(matches!(refused, Err(Error::Shape(_))), "{refused:?}");
+    let none = Cpu::merge_results::<f32>(&[], 4, 32, &mut out, None);
+    assert!(
+        matches!(none, Err(Error::Extent { got: 0, .. })),
+        "{none:?}"
+    );
     let odd = Cpu::merge_results(&results, 4, 12, &mut out, None);
     let of_out = matches!(
         odd,

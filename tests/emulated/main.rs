@@ -9,9 +9,11 @@ mod calls;
 #[path = "../common/heads.rs"]
 mod heads;
 mod in_f32;
+mod large_pages;
 #[path = "../common/latent_parts.rs"]
 mod latent_parts;
 mod layers;
+mod layers_of_8_bits;
 mod logits;
 mod masks;
 mod nan_rows;

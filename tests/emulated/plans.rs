@@ -19,13 +19,13 @@ use crate::{
 /// A batch, its heads, and how it is planned and run.
 #[derive(Clone, Debug)]
 pub struct Case {
-    spec: Spec,
-    batch: Batch,
-    options: PlanOptions,
-    layout: KvLayout,
+    pub spec: Spec,
+    pub batch: Batch,
+    pub options: PlanOptions,
+    pub layout: KvLayout,
     /// 0: warps one after the other; 1: a random order; 2: copies as late as can be.
     pub schedule: u8,
-    seed: u64,
+    pub seed: u64,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -76,11 +76,14 @@ fn case() -> impl Strategy<Value = Case> {
         )
 }
 
-fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
+pub fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
     check_on::<T, K>(case, settings(case.schedule, case.seed))
 }
 
-fn check_on<T: Element, K: Element>(case: &Case, settings: Settings) -> Result<(), TestCaseError> {
+pub fn check_on<T: Element, K: Element>(
+    case: &Case,
+    settings: Settings,
+) -> Result<(), TestCaseError> {
     let _others = no_failure();
     let emulated = Emulated::new(settings).expect("the emulator");
     let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);

@@ -18,7 +18,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
     kv::PagesByHead,
-    problem::{Batch, Dtype, KvLayout, ProblemError, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
 };
 
 use crate::{Failure, input, memory, table::counted};
@@ -232,7 +232,10 @@ impl Case {
             }
         }
         if self.page_size == 0 {
-            return Err(wrong("page_size is 0: give 1 to 128".to_owned()));
+            return Err(wrong(format!(
+                "page_size is 0: give 1 to {}",
+                PageTable::MAX_PAGE_SIZE
+            )));
         }
         let pages = self.pages();
         if pages > MAX_PAGES {

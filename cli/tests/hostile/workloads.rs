@@ -125,7 +125,7 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
             r#""requests": [{"q_len": 1, "kv_len": 400000}]"#.to_owned(),
         ),
         ("page-0", format!(r#""page_size": 0, {one}"#)),
-        ("page-129", format!(r#""page_size": 129, {one}"#)),
+        ("page-4097", format!(r#""page_size": 4097, {one}"#)),
         ("page-7", format!(r#""page_size": 7, {one}"#)),
         ("dtype", format!(r#""dtype": "f64", {one}"#)),
         ("f32", format!(r#""dtype": "f32", {one}"#)),

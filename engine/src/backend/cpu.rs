@@ -125,7 +125,7 @@ impl CpuBackend {
     ///
     /// # Errors
     /// Those of [`Weights::append`]; [`Error::Attention`] if the heads are not supported, or pages have none or more than
-    /// 128 tokens; [`Error::CacheMemory`].
+    /// 4096 tokens; [`Error::CacheMemory`].
     pub fn load(
         architecture: Architecture,
         weights: &Weights,

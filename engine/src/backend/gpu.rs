@@ -106,7 +106,7 @@ impl GpuBackend {
     ///
     /// # Errors
     /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] if there are no kernels for the heads,
-    /// too little memory, or pages of none or more than 128 tokens; [`Error::CacheType`] if there are no kernels for the
+    /// too little memory, or pages of none or more than 4096 tokens; [`Error::CacheType`] if there are no kernels for the
     /// type of the caches; [`Error::Unsupported`] if there are no kernels for the sizes of the model.
     pub fn load(
         gpu: Gpu,

@@ -7,6 +7,7 @@ use kernels_gpu::abi::MergeRow;
 use super::{Cpu, Partials, merge_states};
 use crate::{
     Error,
+    checks::extent,
     tensor::{Element, ShapeError},
 };
 
@@ -30,8 +31,10 @@ impl Cpu {
     /// # Ok::<(), tandem_attn::Error>(())
     /// ```
     ///
+    /// Any number of results but none is merged in one call.
+    ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::HeadDim`]; nothing is written then.
+    /// [`Error::Extent`] without results, [`Error::Shape`] or [`Error::HeadDim`]; nothing is written then.
     pub fn merge_results<T: Element>(
         results: &[(&[T], &[f32])],
         q_heads: usize,
@@ -39,6 +42,9 @@ impl Cpu {
         out: &mut [T],
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        if results.is_empty() {
+            return Err(extent("the call", "results", 0, "1 or more"));
+        }
         let results = results.iter().map(|&(out, lse)| RankState { out, lse });
         let results: Vec<_> = results.collect();
         merge_ranks(&results, q_heads, head_dim_v, out, lse)

@@ -30,7 +30,7 @@ pub struct BatchLimits {
     pub query_tokens: u32,
     /// Page ids of all parts.
     pub page_ids: u32,
-    /// Tokens in a page, 1 to 128. [`Bound::new`] checks it; [`decodes`](Self::decodes) computes `page_ids` from it.
+    /// Tokens in a page, 1 to 4096. [`Bound::new`] checks it; [`decodes`](Self::decodes) computes `page_ids` from it.
     #[serde(default = "one")]
     pub page_size: u32,
     /// Keys of one request. Only fixed splits and the default of [`prefill_keys`](Self::prefill_keys) depend on it.

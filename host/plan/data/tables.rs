@@ -1,14 +1,15 @@
 //! What a plan copies from a batch.
 
 use super::{Plan, PlanError, PlannedPart, PlannedRowBlock, SplitMode};
-use crate::problem::Batch;
+use crate::{plan::draft::split_alignment, problem::Batch};
 
-/// A fixed split must fall between pages.
+/// A fixed split must fall between pages, or where [large pages](split_alignment) are cut.
 pub fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
     if let SplitMode::Fixed { tokens } = split {
         for part in &batch.parts {
             let page_size = part.table.page_size;
-            if tokens == 0 || !tokens.is_multiple_of(page_size) {
+            let step = page_size.min(split_alignment(page_size));
+            if tokens == 0 || !tokens.is_multiple_of(step) {
                 return Err(PlanError::FixedSplit { tokens, page_size });
             }
         }

@@ -165,7 +165,14 @@ impl Draft {
     }
 }
 
-/// Cuts fall on multiples of this number of keys: whole pages, and at least the 16 keys of a matrix instruction.
+/// Larger pages are cut inside: at multiples of this number of keys, which whole copies of a page's tokens fill.
+pub const INSIDE_PAGES: u32 = 128;
+
+/// Cuts fall on multiples of this number of keys: whole pages unless these are large, and at least the 16 keys of a
+/// matrix instruction.
 pub const fn split_alignment(page_size: u32) -> u32 {
-    16u32.next_multiple_of(page_size)
+    match page_size <= INSIDE_PAGES {
+        true => 16u32.next_multiple_of(page_size),
+        false => INSIDE_PAGES,
+    }
 }

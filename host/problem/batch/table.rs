@@ -9,6 +9,9 @@ use super::{
     Quantity, check_indptr,
 };
 
+/// The largest pages that contiguous memory is cut into: those of a tile of keys.
+const CONTIGUOUS: u32 = 128;
+
 /// Block-sparse rows: for each row block of queries, the pages that hold its keys, in order (CSR).
 ///
 /// ```
@@ -96,7 +99,7 @@ impl PageTable {
 
     /// The table of a cache without pages: contiguous memory for `tokens` keys, in which each row block owns a run.
     ///
-    /// Runs are cut into the largest pages that they allow. If one run starts at an odd token, pages have one token. Kernels
+    /// Runs are cut into the largest pages that they allow, of at most 128 tokens. If one run starts at an odd token, pages have one token. Kernels
     /// are fastest with pages of a multiple of 8 tokens, so start all runs, and end the memory, at multiples of 8.
     ///
     /// ```
@@ -117,7 +120,7 @@ impl PageTable {
             return Err(ProblemError::RunPastEnd { run, got, tokens });
         }
         let starts = runs.iter().filter(|run| !run.is_empty());
-        let bits = starts.fold(tokens | MAX_PAGE_SIZE, |bits, run| bits | run.start);
+        let bits = starts.fold(tokens | CONTIGUOUS, |bits, run| bits | run.start);
         let page_size = 1 << bits.trailing_zeros();
         let mut table = Self::new(page_size, tokens / page_size);
         for run in runs {

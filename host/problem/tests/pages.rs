@@ -59,9 +59,9 @@ fn what_is_wrong_with_a_block_table_is_an_error_and_the_table_stays() {
     assert_eq!(fails(16, &[1 << 32], 1), id(0, 1 << 32));
     let size = |got| ProblemError::PageSize { part: 0, got };
     assert_eq!(fails(0, &[1], 1), size(0));
-    assert_eq!(fails(129, &[1], 1), size(129));
+    assert_eq!(fails(4097, &[1], 1), size(4097));
     assert_eq!(PageTable::try_new(0, 5), Err(size(0)));
-    assert_eq!(PageTable::try_new(128, 5), Ok(PageTable::new(128, 5)));
+    assert_eq!(PageTable::try_new(4096, 5), Ok(PageTable::new(4096, 5)));
     let long = fails(16, &[1], u32::MAX);
     assert!(matches!(long, ProblemError::TooLarge { .. }), "{long:?}");
     let mut table = table();

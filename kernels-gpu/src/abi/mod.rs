@@ -157,7 +157,7 @@ pub struct KvStrides {
     pub token: u32,
     /// From one head to the next.
     pub head: u32,
-    /// Tokens in a page, 1 to 128.
+    /// Tokens in a page, 1 to 4096.
     pub page_size: u32,
 }
 

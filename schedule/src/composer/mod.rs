@@ -89,7 +89,7 @@ impl Composer {
     /// A composer over a pool of `pages` pages of `page_size` tokens.
     ///
     /// # Errors
-    /// [`ScheduleError::Limit`], [`ScheduleError::Problem`] for pages of more than 128 tokens.
+    /// [`ScheduleError::Limit`], [`ScheduleError::Problem`] for pages of more than 4096 tokens.
     pub fn new(
         limits: Limits,
         pages: u32,

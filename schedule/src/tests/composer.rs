@@ -308,8 +308,8 @@ fn impossible_requests_are_refused_with_reasons() {
     };
     let wrong = Composer::new(limits, 4, 16, SarathiServe).unwrap_err();
     assert!(wrong.to_string().contains("Limits::step_tokens is 0"));
-    let wide = Composer::new(Limits::default(), 4, 129, SarathiServe).unwrap_err();
-    assert!(wide.to_string().contains("give 1 to 128 tokens"), "{wide}");
+    let wide = Composer::new(Limits::default(), 4, 4097, SarathiServe).unwrap_err();
+    assert!(wide.to_string().contains("give 1 to 4096 tokens"), "{wide}");
     assert!(
         policy::by_name("fifo", &options())
             .unwrap_err()

@@ -141,7 +141,7 @@ impl<Q: Element> Tensors<Q, F8E4M3> {
 }
 
 impl<T: Element> Pools<T> {
-    fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
+    pub fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
         let rows_656 = has_rows_656(spec);
         let row = if rows_656 {
             LATENT_656_BYTES

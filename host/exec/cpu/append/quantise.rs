@@ -105,7 +105,9 @@ impl Cpu {
                 let Some(slot) = place(slots[token as usize]) else {
                     continue;
                 };
-                let (page, offset) = (slot as u32 / page_size, slot as u32 % page_size);
+                // A pool may have more tokens than 32 bits count, but not more pages.
+                let of_page = slot % i128::from(page_size);
+                let (page, offset) = ((slot / i128::from(page_size)) as u32, of_page as u32);
                 let at = ScaleAt {
                     token,
                     head,

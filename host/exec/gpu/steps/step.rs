@@ -107,10 +107,10 @@ impl Step {
     ) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
         let (spec, tokens) = (&spec.times(self.heads), tensors.q.shape[0]);
-        let scales = pool.scale_parameters(spec, tokens / self.heads as usize)?;
+        let scales = || pool.scale_parameters(spec, tokens / self.heads as usize);
         match &mut self.parameters {
             Parameters::Decode(params, shapes) => {
-                params.attention.scales = scales;
+                params.attention.scales = scales()?;
                 let known = &params.attention;
                 match shapes.maps {
                     Some([k, v]) if (known.k, known.v) != (pool.k, pool.v) => {
@@ -175,7 +175,7 @@ impl Step {
                 (params.attention.q, params.attention.out) = (q, out);
                 match shapes.source {
                     Source::Pool => {
-                        params.attention.scales = scales;
+                        params.attention.scales = scales()?;
                         match shapes.pages {
                             Some([k, v]) if read != (pool.k, pool.v) => {
                                 params.k_map = maps.at("the key pool", pool.k, k)?;
@@ -187,13 +187,13 @@ impl Step {
                     }
                     Source::Converted => {
                         pool.check_addresses()?;
-                        params.attention.scales = scales;
+                        params.attention.scales = scales()?;
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
                     }
                     Source::Widened { by_token } => {
                         if !by_token {
-                            params.attention.scales = scales;
+                            params.attention.scales = scales()?;
                         }
                         (params.attention.k, params.attention.v) = read;
                     }
@@ -212,7 +212,7 @@ impl Step {
                 pool.check_addresses()?;
                 // Other scales are applied by the prefill.
                 if params.scales != ScaleParams::default() {
-                    params.scales = scales;
+                    params.scales = scales()?;
                 }
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
@@ -222,6 +222,7 @@ impl Step {
             }
             Parameters::DecodeRows(params) => {
                 pool.check_addresses()?;
+                params.attention.scales = scales()?;
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::PrefillRows(params, source) => {
@@ -230,7 +231,7 @@ impl Step {
                 point(&mut params.attention, tensors, pool);
                 if let Source::Widened { by_token } = *source {
                     if !by_token {
-                        params.attention.scales = scales;
+                        params.attention.scales = scales()?;
                     }
                     (params.attention.k, params.attention.v) = read;
                 }
