@@ -493,7 +493,7 @@ mod tests {
             "--budget 0",
             "--batch 0",
             "--page-size 0",
-            "--page-size 129",
+            "--page-size 4097",
             "--prompt 0",
             "--tensor 0",
         ] {

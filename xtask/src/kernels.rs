@@ -14,7 +14,7 @@ use crate::{
     process::{command, output},
     ptx_code::{Barriers, data_in_memory},
     report::{COLUMNS, Figures, Report},
-    setup, unchanged, workspace,
+    setup, sources, unchanged, workspace,
 };
 
 pub const TABLE: &str = "kernels-gpu/static-report.txt";
@@ -23,7 +23,7 @@ pub const TABLE: &str = "kernels-gpu/static-report.txt";
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Print,
-    /// ptxas assembles only modules that have changed.
+    /// Only what has changed is compiled and assembled.
     Check,
     /// ptxas assembles all modules.
     CheckAll,
@@ -43,16 +43,19 @@ impl Mode {
 
 /// Builds all modules, then prints, compares or writes the static report.
 pub fn run(mode: Mode) -> Result<(), Error> {
-    let all = || whole_report(&unchanged::build_and_assemble()?, &Report::default());
     match mode {
-        Mode::Print => print!("{}", all()?),
+        Mode::Print => {
+            let modules = unchanged::build_and_assemble()?;
+            print!("{}", whole_report(&modules, &Report::default())?);
+        }
         Mode::Check => {
             let known = committed()?;
             check(&known, &unchanged::build(&known)?)?;
         }
         Mode::CheckAll => check(&committed()?, &unchanged::build_and_assemble()?)?,
         Mode::Bless => {
-            let report = all()?;
+            let known = committed().unwrap_or_default();
+            let report = whole_report(&unchanged::compile(&known)?, &known)?;
             fs::write(workspace().join(TABLE), report.to_string())?;
             println!(
                 "kernels: {} kernels written to {TABLE}",
@@ -170,6 +173,7 @@ pub fn check(expected: &Report, modules: &[CudaModule]) -> Result<(), Error> {
 fn whole_report(modules: &[CudaModule], known: &Report) -> Result<Report, Error> {
     let mut report = examine(modules, known)?;
     report.modules = unchanged::hashes(modules, &report, known);
+    report.sources = sources::hash(&workspace())?;
     Ok(report)
 }
 

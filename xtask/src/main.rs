@@ -15,6 +15,7 @@ mod ptx_code;
 mod registers;
 mod report;
 mod setup;
+mod sources;
 mod test;
 mod unchanged;
 
@@ -42,10 +43,10 @@ enum Chore {
     Setup,
     /// Build all kernels and show the resources of each, from ptxas and from the machine code.
     Kernels {
-        /// Fail if the table differs from kernels-gpu/static-report.txt. Only modules that have changed are assembled.
+        /// Fail if the table differs from kernels-gpu/static-report.txt. Only what has changed is compiled and assembled.
         #[arg(long, conflicts_with = "bless")]
         check: bool,
-        /// Assemble all modules for the check.
+        /// Compile and assemble all modules for the check.
         #[arg(long, requires = "check")]
         assemble: bool,
         /// Write the table to kernels-gpu/static-report.txt.

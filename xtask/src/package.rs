@@ -34,7 +34,8 @@ pub fn run(only_check: bool) -> Result<(), Error> {
     if only_check {
         check(&unchanged::build(&kernels::committed()?)?)
     } else {
-        write(&workspace().join(FOLDER), &unchanged::build_and_assemble()?)
+        let known = kernels::committed().unwrap_or_default();
+        write(&workspace().join(FOLDER), &unchanged::compile(&known)?)
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Report {
     pub kernels: BTreeMap<(String, String), Figures>,
     /// Remarks of ptxas, each with its module first.
     pub notices: Vec<String>,
+    /// The hash of the [sources](crate::sources).
+    pub sources: String,
     /// A hash of each module, see [`unchanged`](crate::unchanged).
     pub modules: BTreeMap<String, String>,
 }
@@ -67,8 +69,10 @@ const HEADING: &str = "\
 # bar to mbarrier: instructions in the PTX (bar: block-wide and named barriers).
 # HMMA to STL: instructions in the machine code; code: all of them. Lines with !: ptxas's remarks.
 # Lines with =: hash of a module's PTX, cubin, figures and tools. The check assembles modules with another hash.
+# The check compiles the kernels if the hash of their sources is another one.
 ";
 const TOOLS: &str = "# Made by ";
+const SOURCES: &str = "# Hash of the sources: ";
 const NOTICE: &str = "! ";
 const MODULE: &str = "= ";
 
@@ -96,7 +100,8 @@ impl fmt::Display for Report {
         };
         let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
 
-        write!(formatter, "{HEADING}{TOOLS}{}\n\n", self.tools)?;
+        writeln!(formatter, "{HEADING}{TOOLS}{}", self.tools)?;
+        writeln!(formatter, "{SOURCES}{}\n", self.sources)?;
         for line in &lines {
             let mut text = String::new();
             for (at, (cell, width)) in line.iter().zip(&widths).enumerate() {
@@ -127,6 +132,8 @@ impl Report {
         for line in text.lines() {
             if let Some(tools) = line.strip_prefix(TOOLS) {
                 report.tools = tools.into();
+            } else if let Some(sources) = line.strip_prefix(SOURCES) {
+                report.sources = sources.into();
             } else if let Some(notice) = line.strip_prefix(NOTICE) {
                 report.notices.push(notice.into());
             } else if let Some(module) = line.strip_prefix(MODULE) {
@@ -229,6 +236,7 @@ mod tests {
             ]
             .into(),
             notices: vec!["sm_90a.prefill (C7510) Potential Performance Loss".into()],
+            sources: "2e".into(),
             modules: [("sm_90a.prefill".into(), "1f".into())].into(),
         }
     }
