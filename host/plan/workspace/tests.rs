@@ -113,7 +113,7 @@ fn limits_that_no_batch_has_are_refused() {
     let (spec, options) = (Spec::new(32, 8, 128), PlanOptions::default());
     let device = DeviceDescription::named("h200").unwrap();
     let refused = |limits| Bound::new(&spec, &device, &options, &limits).unwrap_err();
-    for got in [0, 129, u32::MAX] {
+    for got in [0, 4097, u32::MAX] {
         let error = refused(BatchLimits::decodes(4, 1000, got));
         let PlanError::Problem(ProblemError::PageSize { got: said, .. }) = error else {
             panic!("{error}");

@@ -204,8 +204,8 @@ fn each_thing_that_is_wrong_has_its_error() {
         Problem(ProblemError::PageSize { got: 0, .. })
     ));
     assert!(matches!(
-        broken(&|c| c.pool.k_strides.page_size = 129),
-        Problem(ProblemError::PageSize { got: 129, .. })
+        broken(&|c| c.pool.k_strides.page_size = 4097),
+        Problem(ProblemError::PageSize { got: 4097, .. })
     ));
     assert!(matches!(
         broken(&|c| c.pool.v_strides.page_size = 8),
@@ -272,10 +272,10 @@ fn rows_that_do_not_fit_their_pool_are_refused() {
     let with_shape = |shape| check(&DeviceTensor::new(A, Dtype::BF16, shape));
     let heads = with_shape([100, 16, 2, 128]);
     assert!(heads.to_string().contains("rows has 4 KV heads"), "{heads}");
-    let pages = with_shape([100, 129, 4, 128]);
+    let pages = with_shape([100, 4097, 4, 128]);
     assert!(matches!(
         pages,
-        Error::Problem(ProblemError::PageSize { got: 129, .. })
+        Error::Problem(ProblemError::PageSize { got: 4097, .. })
     ));
     let apart = check(&pool.with_stride(3, 2));
     assert!(matches!(apart, Error::Stride { got: 2, .. }), "{apart:?}");
