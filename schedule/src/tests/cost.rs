@@ -260,6 +260,30 @@ fn a_window_of_a_trace_is_as_the_whole_has_it() {
     assert!(window.ttft.mean() < 2.0 * whole.ttft.mean());
 }
 
+/// Requests that wait when a window begins have come before it: their times are not from its begin.
+#[test]
+fn requests_that_wait_when_a_window_begins_have_not_arrived_in_it() {
+    let cost = cost();
+    // Three times as many as the machine serves.
+    let trace = Trace::uniform(400, 900, 60).with_poisson_arrivals(40.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let simulation = || Simulation::new(&cost, limits, SarathiServe);
+    let from = standing_at(&trace, simulation(), 5.0).unwrap();
+    let of_before = || from.arrivals.iter().filter(|a| a.at_s < 0.0);
+    assert!(of_before().filter(|a| a.request.computed == 0).count() > 20);
+    assert!(of_before().all(|a| a.at_s >= -5.0));
+    assert!(from.arrivals.is_sorted_by_key(|a| a.at_s));
+    // The last requests have arrived by then.
+    let arrived = from.arrivals.len() - of_before().count();
+    let whole = simulate(&from, simulation()).unwrap();
+    assert_eq!(whole.finished, from.arrivals.len());
+    assert_eq!(whole.ttft.samples().len(), arrived);
+    assert_eq!(whole.latency.samples().len(), arrived);
+}
+
 #[test]
 fn measurements_correct_the_model() {
     let plain = cost();
