@@ -150,12 +150,18 @@ impl Args {
         }
     }
 
-    /// Refuses to compare ways to read shared prefixes if there are none.
+    /// Refuses to compare ways to read shared prefixes, or to leave their cache out, if there are none.
     pub(super) fn check_shared(&self, trace: &Trace) -> Result<(), Failure> {
         let unpacked = |given: &&String| Name::of(given).is_ok_and(|name| name.unpacked);
-        match self.policy.iter().find(unpacked) {
-            Some(given) if !shares_blocks(trace) => Err(Failure::Input(format!(
-                "{given}: the requests have no blocks in common: give a --trace with hash_ids, or leave +unpacked out"
+        let given = self
+            .policy
+            .iter()
+            .find(unpacked)
+            .map(|name| (name.as_str(), "+unpacked"));
+        let flag = "--no-prefix-cache";
+        match given.or(self.no_prefix_cache.then_some((flag, flag))) {
+            Some((given, part)) if !shares_blocks(trace) => Err(Failure::Input(format!(
+                "{given}: the requests have no blocks in common: give a --trace with hash_ids, or leave {part} out"
             ))),
             _ => Ok(()),
         }
