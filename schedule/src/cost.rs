@@ -521,6 +521,13 @@ impl CostModel {
         sends * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
     }
 
+    /// Time from the end of a step to that of the next, if as many steps as stages are under way. The last stage, which also
+    /// computes the output layer, has one of them at a time.
+    pub(crate) fn pace_ns(&self, shape: &StepShape) -> f64 {
+        let of_each = self.pass_ns(shape) / f64::from(self.parallel.pipeline);
+        of_each.max(self.step(shape).last_stage_ns())
+    }
+
     /// Time of a step, with attention predicted from the planner's plans of the batch.
     ///
     /// # Errors

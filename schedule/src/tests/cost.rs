@@ -644,6 +644,40 @@ fn advice_follows_the_workload() {
     assert_eq!(impossible.chunk, impossible.candidates[0].chunk);
 }
 
+/// A pipeline computes a step in each of its stages.
+#[test]
+fn advice_foresees_the_throughput_of_a_pipeline() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("a100").unwrap();
+    for pipeline in [1, 2, 4] {
+        let parallel = Parallel {
+            tensor: 1,
+            pipeline,
+        };
+        let cost = CostModel::new(&model, &hardware, parallel).unwrap();
+        let expected = Expected {
+            prompt: 2000,
+            generated: 100,
+            requests: 24,
+            target_ns: None,
+        };
+        let advice = chunk::recommend(&cost, &expected);
+        let chosen = advice.candidates.iter().find(|c| c.chunk == advice.chunk);
+        let limits = Limits {
+            step_tokens: advice.chunk,
+            step_requests: 24,
+            running: 24 * pipeline,
+            ..Limits::default()
+        };
+        let policy = crate::policy::Sarathi::new(advice.chunk, cost.tile());
+        let trace = Trace::uniform(400, 2000, 100);
+        let report = simulate(&trace, Simulation::new(&cost, limits, policy)).unwrap();
+        let ratio = chosen.unwrap().tokens_per_s / report.tokens_per_s();
+        assert!((0.85..1.15).contains(&ratio), "{pipeline}: {ratio}");
+        assert!(advice.gain > 1.0 && advice.gain < 2.0, "{}", advice.gain);
+    }
+}
+
 #[test]
 fn an_adaptive_chunk_follows_the_requests_that_finish() {
     let expected = Expected {
