@@ -403,6 +403,38 @@ fn caches_of_8_bits_hold_more_tokens_and_are_read_faster() {
     assert!(cost.with_cache_type(CacheType::Auto).is_ok());
 }
 
+/// The engine refuses these, so their simulation would be of what cannot be served.
+#[test]
+fn caches_of_8_bits_are_simulated_where_the_engine_has_them() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    for (hardware, q_heads, kv_heads, head_dim, reason) in [
+        ("h200", 32, 8, 80, "heads of 80 in 8 bits"),
+        ("h200", 71, 1, 64, "71 query heads"),
+        ("a100", 32, 1, 128, "32 query heads"),
+        ("h200", 64, 1, 128, ""),
+        ("a100", 32, 8, 80, ""),
+    ] {
+        let model = ModelDescription {
+            q_heads,
+            kv_heads,
+            head_dim,
+            ..model.clone()
+        };
+        let named = Hardware::named(hardware).unwrap();
+        let cost = CostModel::new(&model, &named, Parallel::default()).unwrap();
+        for cache_type in [CacheType::E4m3, CacheType::E4m3Scaled] {
+            match cost.clone().with_cache_type(cache_type) {
+                Ok(_) => assert_eq!(reason, "", "{q_heads}/{kv_heads} d{head_dim}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(!reason.is_empty() && text.contains(reason), "{text}");
+                    assert!(text.contains(hardware) && text.contains("auto"), "{text}");
+                }
+            }
+        }
+    }
+}
+
 /// The seven batches of `docs/notes/fp8.md`: µs of the prefill and of the decode alone, and of both on separate SMs.
 #[test]
 fn the_loss_with_caches_of_8_bits_is_the_measured_one() {
