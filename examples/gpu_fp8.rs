@@ -1,7 +1,8 @@
 //! Keys and values of 8 bits on a GPU: new ones are quantised as they are appended, with a scale for each token and KV head.
 //!
-//! Run it with `cargo run --release --features cuda --example gpu_fp8` on a Hopper GPU. On another GPU, or
-//! without one, it prints what is missing and ends. In a program of your own, the comparison with f64 takes the feature `unstable`.
+//! Run it with `cargo run --release --features cuda --example gpu_fp8` on a GPU of compute capability 8.0 or newer. On an
+//! older one, or without one, it prints what is missing and ends. In a program of your own, the comparison with f64 takes the
+//! feature `unstable`.
 
 use std::error::Error as StdError;
 

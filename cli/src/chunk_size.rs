@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::PathBuf};
 
 use serde::Serialize;
-use tandem_schedule::chunk::{Advice, Expected, recommend};
+use tandem_schedule::chunk::{Advice, Expected, recommend, together};
 
 use crate::{
     Failure,
@@ -32,7 +32,8 @@ pub struct Args {
     /// Take both means from a trace
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generated"])]
     trace: Option<PathBuf>,
-    /// Number of concurrent requests [default: as many as fit the memory, up to 256]
+    /// Number of concurrent requests; with --pipeline, of each of the batches under way, one for each stage [default: as many as
+    /// fit the memory, up to 256]
     #[arg(long, value_name = "REQUESTS", value_parser = at_least_1)]
     batch: Option<u32>,
     /// Maximum time between tokens
@@ -52,7 +53,9 @@ struct File<'a> {
     program: String,
     chunk: u32,
     reasons: &'a [String],
+    /// Of each of the batches under way, one for each stage.
     requests: u32,
+    batches: u32,
     separate_tokens_per_s: f64,
     candidates: Vec<Line>,
 }
@@ -67,7 +70,7 @@ struct Line {
     keeps_target: bool,
 }
 
-fn file(advice: &Advice, requests: u32) -> File<'_> {
+fn file(advice: &Advice, [requests, batches]: [u32; 2]) -> File<'_> {
     let candidates = advice.candidates.iter().map(|candidate| Line {
         chunk: candidate.chunk,
         tokens_per_s: candidate.tokens_per_s,
@@ -81,6 +84,7 @@ fn file(advice: &Advice, requests: u32) -> File<'_> {
         chunk: advice.chunk,
         reasons: &advice.reasons,
         requests,
+        batches,
         separate_tokens_per_s: advice.separate_tokens_per_s,
         candidates: candidates.collect(),
     }
@@ -104,7 +108,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn advice(&self) -> Result<(Advice, u32), Failure> {
+    /// The advice, the requests of a batch, and the batches under way: one for each stage.
+    fn advice(&self) -> Result<(Advice, [u32; 2]), Failure> {
         let cost = self.machine.cost()?;
         let (prompt, generated) = match &self.trace {
             None => (self.prompt, self.generated),
@@ -130,16 +135,17 @@ impl Args {
         let mut advice = recommend(&cost, &expected);
         if requests > fitting {
             advice.reasons.push(format!(
-                "The memory has room for the keys and values of {}, not of {requests}: others would wait or be \
+                "The memory has room for the keys and values of {}{}, not of {requests}: others would wait or be \
                  preempted.",
-                counted(fitting as usize, "such request")
+                counted(fitting as usize, "such request"),
+                if stages > 1 { " in each batch" } else { "" },
             ));
         }
-        Ok((advice, requests))
+        Ok((advice, [requests, stages]))
     }
 }
 
-fn report(advice: &Advice, requests: u32) -> String {
+fn report(advice: &Advice, [requests, stages]: [u32; 2]) -> String {
     let mut text = format!(
         "chunk size {} (chunk and decodes together)\n\n",
         advice.chunk
@@ -147,11 +153,7 @@ fn report(advice: &Advice, requests: u32) -> String {
     for reason in &advice.reasons {
         let _ = writeln!(text, "{}", wrap(&format!("- {reason}"), WIDTH, "  "));
     }
-    let _ = writeln!(
-        text,
-        "\nwith {} at once:",
-        counted(requests as usize, "request")
-    );
+    let _ = writeln!(text, "\nwith {}:", together(requests, stages));
     let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "piggybacked %", ""]);
     // The eight smallest sizes, the recommended one, and every fourth of the others.
     let shown = advice
@@ -214,6 +216,29 @@ mod tests {
         run(&args).unwrap();
     }
 
+    /// In a pipeline a batch is under way in each stage, and the memory holds all of them.
+    #[test]
+    fn a_pipeline_has_several_batches() {
+        let args = parse("--device a100 --pipeline 2 --batch 100000");
+        let (advice, requests) = args.advice().unwrap();
+        let text = report(&advice, requests);
+        for said in [
+            "in each of 2 batches under way",
+            "such requests in each batch",
+        ] {
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(words.contains(said), "{said}: {text}");
+        }
+        let fitting = |line: &str| parse(line).advice().unwrap().1[0];
+        let [one, both] = ["", " --pipeline 2"].map(|more| {
+            fitting(&format!(
+                "--device a100 --prompt 30000 --generated 2000{more}"
+            ))
+        });
+        // Half of the weights, and half of the requests in each batch.
+        assert!((one..=2 * one).contains(&both), "{one} and {both}");
+    }
+
     #[test]
     fn more_requests_than_fit_the_memory_are_noted() {
         let noted = |line: &str| {
@@ -241,6 +266,7 @@ mod tests {
             "--batch 1",
             "--prompt 9000 --target-ms 0.001",
             "--prompt 16777216 --generated 16777216",
+            "--pipeline 4",
         ] {
             let (advice, requests) = parse(line).advice().unwrap();
             let text = report(&advice, requests);

@@ -34,7 +34,7 @@ pub struct Args {
     /// Use only this implementation of A
     #[arg(long, value_name = "IMPLEMENTATION")]
     base: Option<String>,
-    /// Fail if B is significantly slower than A, or has no times of a case that A has
+    /// Fail if B is significantly slower than A, has no times of a case that A has, or a case has too few runs to tell
     #[arg(long)]
     check: bool,
     /// Write the comparison as JSON
@@ -50,7 +50,7 @@ const LEAST: f64 = 0.01;
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Wrong input; with `--check`, [`Failure::Wrong`] if B is slower or lacks cases.
+/// Wrong input; with `--check`, [`Failure::Wrong`] if B is slower, or cases are missing or have too few runs.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.a, &args.b]).writes(&args.json);
     files.check(args.force)?;
@@ -91,8 +91,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             args.a.display(),
             args.b.display()
         ))),
-        (true, 0, 1..) if unknown == comparison.cases.len() => Err(Failure::Wrong(format!(
-            "every case has fewer than {} runs: measure again with more --seconds",
+        (true, 0, 1..) => Err(Failure::Wrong(format!(
+            "{} of {} {} fewer than {} runs: measure again with more --seconds",
+            counted(unknown, "case"),
+            comparison.cases.len(),
+            if unknown == 1 { "has" } else { "have" },
             Stats::TELLING
         ))),
         _ => Ok(()),

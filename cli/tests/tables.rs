@@ -1,5 +1,6 @@
 //! Tables, letter by letter.
 
+mod common;
 #[path = "common/results.rs"]
 mod results;
 
@@ -133,4 +134,28 @@ fn few_runs_tell_nothing() {
     b.results[0].flushed.as_mut().unwrap().runs = 7;
     let comparison = compare::compare(&a, &b).unwrap();
     assert_eq!(comparison.count(Verdict::Slower), 1);
+}
+
+/// A check that could not judge every case has not passed.
+#[test]
+fn a_check_fails_if_a_case_has_too_few_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let a = results::results(2);
+    let mut b = a.clone();
+    b.results[0].flushed.as_mut().unwrap().runs = 6;
+    for (name, file) in [("a.json", &a), ("b.json", &b)] {
+        std::fs::write(directory.path().join(name), file.to_json()).unwrap();
+    }
+    let compared = |arguments: &[&str]| common::run(directory.path(), arguments);
+    let said = compared(&["compare", "--check", "a.json", "b.json"]);
+    assert_eq!(said.code, 1, "{}", said.stdout);
+    assert!(
+        said.stderr.contains("1 case of 2 has fewer than 7 runs")
+            && said.stderr.contains("--seconds"),
+        "{}",
+        said.stderr
+    );
+    assert_eq!(compared(&["compare", "a.json", "b.json"]).code, 0);
+    let same = compared(&["compare", "--check", "a.json", "a.json"]);
+    assert_eq!(same.code, 0, "{}", same.stderr);
 }

@@ -191,6 +191,7 @@ fn flags_of_simulations_need_what_they_change() {
         ("--policy fifo --chunk 64", ["\"fifo\"", "known: sarathi"]),
         ("--policy orca+unpacked", ["+unpacked", "--plan"]),
         ("--policy orca+pod+pod", ["+pod+pod", "may end in +pod"]),
+        ("--no-prefix-cache", ["no blocks in common", "hash_ids"]),
     ] {
         refused(&format!("serve-sim --requests 2 {line}"), &texts);
     }

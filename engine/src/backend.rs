@@ -16,7 +16,7 @@ use tandem_schedule::{CacheType, StepInputs};
 
 pub use cpu::{CpuBackend, CpuOptions};
 #[cfg(feature = "cuda")]
-pub use gpu::{GpuBackend, GpuOptions};
+pub use gpu::{GpuBackend, GpuOptions, cublas_lt_names};
 
 use crate::{Architecture, Error, LogitWork};
 

@@ -48,7 +48,7 @@ mod weights;
 pub use architecture::{Architecture, AttentionKind};
 pub use backend::{Backend, CpuBackend, CpuOptions, MOST_UNDER_WAY, Part, StepTime, Work};
 #[cfg(feature = "cuda")]
-pub use backend::{GpuBackend, GpuOptions};
+pub use backend::{GpuBackend, GpuOptions, cublas_lt_names};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};
 pub use error::Error;
 pub use family::Family;

@@ -97,7 +97,7 @@ fn loaded(gpu: Gpu, folder: &Path, options: GpuOptions) -> Box<dyn Backend> {
     Box::new(backend.expect("a fixture"))
 }
 
-/// The types of caches for which the GPU has kernels: 8 bits on Hopper.
+/// The types of caches for which the GPU has kernels.
 fn cache_types(gpu: &Gpu) -> Vec<CacheType> {
     let spec = Spec::new(4, 2, 64);
     let has = |of: &CacheType| gpu.supports(&of.spec(spec)).is_ok();

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
-    plan::BatchLimits,
+    plan::{BatchLimits, DeviceDescription, PlanOptions, pod::PodMode, tiles::TileTable},
     problem::{Dtype, Spec},
 };
 
@@ -79,6 +79,48 @@ impl CacheType {
         }
     }
 
+    /// What a device lacks to serve the given heads, which have the type of [`Auto`](Self::Auto), on caches of this type. It
+    /// may still have kernels that compute them, slowly.
+    #[must_use]
+    pub fn missing(self, device: &DeviceDescription, spec: &Spec) -> Option<String> {
+        if !self.is_8_bit() {
+            return device.supports(spec).err().map(|error| error.to_string());
+        }
+        let spec = self.spec(*spec);
+        if let Err(error) = device.supports(&spec) {
+            return Some(error.to_string());
+        }
+        // The engine plans decodes so. The planner does not know the scales of a pool: at the launch, kernels for scales of
+        // each token take the place of those of the plan.
+        let planning = PlanOptions::default().with_pod(PodMode::Serial);
+        let tiles = match TileTable::of_options(device, &spec, &planning) {
+            Ok(tiles) => tiles,
+            Err(error) => return Some(error.to_string()),
+        };
+        // On Hopper, decode kernels take prompts of other heads: each tile converts the keys again.
+        if device.compute_capability.0 == 9 && !tiles.has_prefills() {
+            return Some(format!(
+                "prompts with heads of {} in 8 bits would be several times as slow as in 16",
+                spec.head_dim_qk
+            ));
+        }
+        let others = tiles.others(device, &spec, &planning);
+        let tables = || std::iter::once(&tiles).chain(others.iter().flatten());
+        // Prefills run decodes of larger groups, and convert all their keys first. Workspaces of graphs have no room for these.
+        if tables().any(|tiles| !tiles.has_decodes()) {
+            return Some(format!(
+                "no decode kernel holds the {} query heads of a KV head",
+                spec.group()
+            ));
+        }
+        let kernels = tables().flat_map(TileTable::decodes);
+        let mut kernels = kernels.filter_map(|choice| choice.kernel);
+        let without = kernels.find(|kernel| self.is_scaled() && kernel.by_token().is_none());
+        without.map(|kernel| {
+            format!("there is no kernel that does the same as {kernel} with scales of each token")
+        })
+    }
+
     /// Bytes of the scales of one token, for keys and values of all KV heads.
     #[must_use]
     pub const fn scale_bytes_per_token(self, spec: &Spec) -> u64 {
@@ -105,6 +147,19 @@ impl fmt::Display for CacheType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Kernels with scales of each token have no soft cap.
+    #[test]
+    fn scales_of_each_token_need_kernels_of_their_own() {
+        let h200 = DeviceDescription::named("h200").unwrap();
+        let mut spec = Spec::new(32, 8, 128);
+        let missing = |spec: &Spec| CacheType::ALL.map(|of| of.missing(&h200, spec));
+        assert_eq!(missing(&spec), [None, None, None]);
+        spec.variant.soft_cap = Some(30.0);
+        let [auto, plain, scaled] = missing(&spec);
+        assert_eq!((auto, plain), (None, None));
+        assert!(scaled.is_some_and(|reason| reason.contains("with scales of each token")));
+    }
 
     #[test]
     fn names_are_those_of_files() {

@@ -77,7 +77,7 @@ pub struct Expected {
     pub prompt: u32,
     /// Mean number of generated tokens.
     pub generated: u32,
-    /// Number of concurrent requests: SARATHI's B.
+    /// Number of concurrent requests: SARATHI's B. In a pipeline, as many batches of them as stages are under way.
     pub requests: u32,
     /// Maximum time between tokens, if there is a target.
     pub target_ns: Option<f64>,
@@ -96,9 +96,9 @@ impl Expected {
 pub struct Candidate {
     /// Tokens of chunk and decodes together.
     pub chunk: u32,
-    /// Prompt and generated tokens per second.
+    /// Prompt and generated tokens per second, of all batches under way.
     pub tokens_per_s: f64,
-    /// Time of a hybrid step, which is the time between tokens of a decode.
+    /// Time of a hybrid step in all stages, which is the time between tokens of a decode.
     pub step_ns: f64,
     /// Fraction of all decodes that run in a step together with a chunk.
     pub piggybacked: f64,
@@ -140,7 +140,7 @@ fn separate(cost: &CostModel, expected: &Expected) -> f64 {
     .with_chunk(prompt, prompt);
     let decode = StepShape::decodes(requests, prompt + generated / 2);
     let request_ns =
-        cost.pass_ns(&prefill) + f64::from(generated) * cost.pass_ns(&decode) / f64::from(requests);
+        cost.pace_ns(&prefill) + f64::from(generated) * cost.pace_ns(&decode) / f64::from(requests);
     f64::from(prompt + generated) / request_ns * 1e9
 }
 
@@ -166,19 +166,30 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     let tokens = tokens.min(prompt);
     // On average, half of the prompt is before the chunk.
     let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
-    let hybrid_ns = cost.pass_ns(&hybrid);
+    let step_ns = cost.pass_ns(&hybrid);
     let piggybacked = per_chunk * f64::from(chunks);
     let left = (generated_f - piggybacked).max(0.0);
-    let decode_ns = cost.pass_ns(&StepShape::decodes(requests, context));
-    let request_ns = f64::from(chunks) * hybrid_ns + left / f64::from(requests) * decode_ns;
+    let decode_ns = cost.pace_ns(&StepShape::decodes(requests, context));
+    let request_ns =
+        f64::from(chunks) * cost.pace_ns(&hybrid) + left / f64::from(requests) * decode_ns;
     Some(Candidate {
         chunk,
         tokens_per_s: f64::from(prompt + generated) / request_ns * 1e9,
-        step_ns: hybrid_ns,
+        step_ns,
         piggybacked: (piggybacked / generated_f).min(1.0),
         best_ratio: f64::from(chunk - companions) / f64::from(companions.max(1)),
-        keeps_target: target_ns.is_none_or(|target| hybrid_ns <= target),
+        keeps_target: target_ns.is_none_or(|target| step_ns <= target),
     })
+}
+
+/// The number of concurrent requests in words: in a pipeline, of each batch.
+#[must_use]
+pub fn together(requests: u32, stages: u32) -> String {
+    let s = if requests == 1 { "" } else { "s" };
+    match stages {
+        1 => format!("{requests} request{s} at once"),
+        _ => format!("{requests} request{s} in each of {stages} batches under way"),
+    }
 }
 
 /// More tokens and requests than on any machine, yet sums of a few of them fit 32 bits.
@@ -252,9 +263,10 @@ impl Advice {
         };
         let reasons = &mut self.reasons;
         reasons.push(format!(
-            "A request has {prompt} prompt and {generated} generated tokens, P:D {:.1}; with {requests} \
-             requests at once, prompts and decodes in steps of {} tokens run out together at P:D {}.",
+            "A request has {prompt} prompt and {generated} generated tokens, P:D {:.1}; with {}, prompts and decodes in steps of \
+             {} tokens run out together at P:D {}.",
             expected.ratio(),
+            together(requests, cost.parallel().pipeline),
             best.chunk,
             ratio,
         ));

@@ -342,19 +342,20 @@ impl CostModel {
     /// With KV caches of another type: more tokens fit, and attention reads fewer bytes.
     ///
     /// # Errors
-    /// [`ScheduleError::CacheType`] if the machine has no kernels for it.
+    /// [`ScheduleError::CacheType`] if the machine lacks kernels for it ([`CacheType::missing`]).
     pub fn with_cache_type(mut self, cache_type: CacheType) -> Result<Self, ScheduleError> {
         let (device, spec) = (
             self.hardware.device()?,
             self.model.spec(self.parallel.tensor),
         );
-        if cache_type.is_8_bit() {
-            let supported = device.supports(&cache_type.spec(spec));
-            supported.map_err(|error| ScheduleError::CacheType {
+        if cache_type.is_8_bit()
+            && let Some(reason) = cache_type.missing(&device, &spec)
+        {
+            return Err(ScheduleError::CacheType {
                 cache_type,
                 hardware: self.hardware.name.clone(),
-                reason: error.to_string(),
-            })?;
+                reason,
+            });
         }
         self.attention = AttentionModel::with_cache_type(&device, &spec, cache_type);
         self.cache_type = cache_type;
@@ -519,6 +520,13 @@ impl CostModel {
         let time = self.step(shape);
         let sends = f64::from(self.parallel.pipeline - 1);
         sends * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
+    }
+
+    /// Time from the end of a step to that of the next, if as many steps as stages are under way. The last stage, which also
+    /// computes the output layer, has one of them at a time.
+    pub(crate) fn pace_ns(&self, shape: &StepShape) -> f64 {
+        let of_each = self.pass_ns(shape) / f64::from(self.parallel.pipeline);
+        of_each.max(self.step(shape).last_stage_ns())
     }
 
     /// Time of a step, with attention predicted from the planner's plans of the batch.

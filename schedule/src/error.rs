@@ -138,7 +138,7 @@ pub enum ScheduleError {
     },
     /// A type of KV caches for which the machine has no kernels.
     #[error(
-        "{hardware} cannot read KV caches of type {cache_type} ({reason}): use the cache type auto"
+        "{hardware} cannot serve this model on KV caches of type {cache_type} ({reason}): use the cache type auto"
     )]
     CacheType {
         /// The type.

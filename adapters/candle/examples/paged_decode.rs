@@ -1,4 +1,5 @@
-//! One decode step of three requests with a paged cache, through candle: `cargo run --example paged_decode`.
+//! One decode step of three requests with a paged cache, through candle:
+//! `cargo run -p tandem-candle --example paged_decode`.
 
 use candle_core::{DType, Device, Result, Tensor};
 use tandem_candle::{Attention, Layer, paged_attention, reshape_and_cache};

@@ -42,7 +42,7 @@
 //! # Types and layouts
 //!
 //! Queries, keys and values have the same type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. A cache may be
-//! F8E4M3 instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on Hopper. Queries and new keys
+//! F8E4M3 instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on GPUs. Queries and new keys
 //! may be slices of a fused projection: only the elements of a head must be contiguous. On a GPU, queries are read in
 //! place if the heads of a token lie side by side, and the first element and the stride of tokens are multiples of 8;
 //! otherwise they are copied first. New keys and values whose heads do not begin at multiples of 8 elements may be

@@ -95,38 +95,36 @@ fn message(code: Code) -> String {
 }
 
 /// The first of several libraries that the loader finds, with its name.
-fn open<'a>(names: &[&'a str]) -> Option<(&'a str, Library)> {
-    names.iter().find_map(|name| {
+fn open<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<(&'a str, Library)> {
+    names.into_iter().find_map(|name| {
         // SAFETY: opening runs the library's initialisers, as in every program that uses it.
         let library = unsafe { Library::open(OsStr::new(name)) };
-        Some((*name, library.ok()?))
+        Some((name, library.ok()?))
     })
 }
 
-/// File and version of the newest cuBLAS that the loader finds. Models use cuBLASLt, which is part of it.
+/// The names by which the engine looks for cuBLASLt, in its order, and its function for the version.
+#[cfg(all(feature = "engine", feature = "cuda"))]
+fn cublas_names() -> (Vec<String>, &'static CStr) {
+    (tandem_engine::cublas_lt_names(), c"cublasLtGetProperty")
+}
+
+/// Nothing in this build opens it.
+#[cfg(not(all(feature = "engine", feature = "cuda")))]
+fn cublas_names() -> (Vec<String>, &'static CStr) {
+    let (library, property) = match cfg!(feature = "engine") {
+        true => ("libcublasLt.so", c"cublasLtGetProperty"),
+        false => ("libcublas.so", c"cublasGetProperty"),
+    };
+    let names = ["", ".13", ".12", ".11"].map(|end| format!("{library}{end}"));
+    (names.to_vec(), property)
+}
+
+/// File and version of the cuBLASLt that models open, or in a build without them of the first cuBLAS that the loader finds.
 pub(super) fn cublas() -> Option<String> {
     type Property = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
-    let (names, property) = match cfg!(feature = "engine") {
-        true => (
-            [
-                "libcublasLt.so.13",
-                "libcublasLt.so.12",
-                "libcublasLt.so.11",
-                "libcublasLt.so",
-            ],
-            c"cublasLtGetProperty",
-        ),
-        false => (
-            [
-                "libcublas.so.13",
-                "libcublas.so.12",
-                "libcublas.so.11",
-                "libcublas.so",
-            ],
-            c"cublasGetProperty",
-        ),
-    };
-    let (name, library) = open(&names)?;
+    let (names, property) = cublas_names();
+    let (name, library) = open(names.iter().map(String::as_str))?;
     let property = library.symbol(property).map(|address| {
         // SAFETY: this is the type that cuBLAS declares for it, and the library stays open.
         unsafe { mem::transmute::<NonNull<c_void>, Property>(address) }
@@ -151,7 +149,7 @@ pub(super) fn nccl() -> Option<String> {
     // As `Gpu::nccl_rank` does.
     let named = std::env::var("TANDEM_LIBNCCL").ok();
     let file = named.as_deref().unwrap_or("libnccl.so.2");
-    let (name, library) = open(&[file])?;
+    let (name, library) = open([file])?;
     let version = library.symbol(c"ncclGetVersion").and_then(|address| {
         // SAFETY: this is the type that NCCL declares for it, and the library stays open.
         let get = unsafe { mem::transmute::<NonNull<c_void>, Version>(address) };

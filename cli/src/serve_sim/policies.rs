@@ -66,13 +66,16 @@ pub(crate) fn shares_blocks(trace: &Trace) -> bool {
     arrivals.any(|arrival| matches!(arrival.request.prompt, Prompt::Blocks { .. }))
 }
 
-/// What adaptive chunks expect of a trace: requests of its mean lengths, so many at a time.
-fn expected(trace: &Trace, requests: u32) -> Expected {
+/// What adaptive chunks expect of a trace: requests of its mean lengths, as many at a time as the memory holds and `batch`
+/// allows, divided among the stages.
+fn expected(cost: &CostModel, trace: &Trace, batch: u32) -> Expected {
     let (prompt, generated) = trace.mean_lengths();
+    let fitting = cost.max_requests((prompt + generated).max(1.0) as u32);
+    let requests = batch.min(fitting) / cost.parallel().pipeline;
     Expected {
         prompt: prompt as u32,
         generated: generated as u32,
-        requests,
+        requests: requests.max(1),
         target_ns: None,
     }
 }
@@ -129,7 +132,7 @@ impl Policies<'_> {
     pub(crate) fn options(&self, cost: &CostModel, trace: &Trace) -> PolicyOptions {
         PolicyOptions {
             chunk: match self.chunk.unwrap_or(CHUNK) {
-                0 => ChunkSize::adaptive(cost.clone(), expected(trace, self.batch)),
+                0 => ChunkSize::adaptive(cost.clone(), expected(cost, trace, self.batch)),
                 tokens => ChunkSize::Fixed(tokens),
             },
             target_ns: self.target_ms.unwrap_or(TARGET_MS) * 1e6,
@@ -150,12 +153,18 @@ impl Args {
         }
     }
 
-    /// Refuses to compare ways to read shared prefixes if there are none.
+    /// Refuses to compare ways to read shared prefixes, or to leave their cache out, if there are none.
     pub(super) fn check_shared(&self, trace: &Trace) -> Result<(), Failure> {
         let unpacked = |given: &&String| Name::of(given).is_ok_and(|name| name.unpacked);
-        match self.policy.iter().find(unpacked) {
-            Some(given) if !shares_blocks(trace) => Err(Failure::Input(format!(
-                "{given}: the requests have no blocks in common: give a --trace with hash_ids, or leave +unpacked out"
+        let given = self
+            .policy
+            .iter()
+            .find(unpacked)
+            .map(|name| (name.as_str(), "+unpacked"));
+        let flag = "--no-prefix-cache";
+        match given.or(self.no_prefix_cache.then_some((flag, flag))) {
+            Some((given, part)) if !shares_blocks(trace) => Err(Failure::Input(format!(
+                "{given}: the requests have no blocks in common: give a --trace with hash_ids, or leave {part} out"
             ))),
             _ => Ok(()),
         }
@@ -173,5 +182,33 @@ impl Args {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_schedule::{Hardware, ModelDescription, cost::Parallel};
+
+    use super::*;
+
+    /// As `tandem chunk-size` recommends, which they follow later on.
+    #[test]
+    fn adaptive_chunks_expect_the_requests_that_the_memory_holds() {
+        let model = ModelDescription::named("llama-3-8b").unwrap();
+        let hardware = Hardware::named("a100").unwrap();
+        let trace = Trace::uniform(3, 30_000, 2000);
+        for pipeline in [1, 2] {
+            let parallel = Parallel {
+                tensor: 1,
+                pipeline,
+            };
+            let cost = CostModel::new(&model, &hardware, parallel).unwrap();
+            let fitting = cost.max_requests(32_000);
+            assert!((2..256).contains(&fitting), "{fitting}");
+            let requests = |batch: u32| expected(&cost, &trace, batch).requests;
+            assert_eq!(requests(256), fitting / pipeline);
+            assert_eq!(requests(4), 4 / pipeline);
+            assert_eq!(requests(1), 1);
+        }
     }
 }

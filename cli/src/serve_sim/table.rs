@@ -4,7 +4,7 @@ use serde::Serialize;
 use tandem_schedule::{
     CacheType,
     cost::{CostModel, Parallel},
-    metrics::{Report, Summary},
+    metrics::{Distribution, Report, Summary},
     trace::Trace,
 };
 
@@ -66,28 +66,27 @@ pub(crate) fn table(
         .map(str::to_owned),
     );
     for report in reports {
-        let [ttft, tbt, latency] =
-            [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
+        let times = [&report.ttft, &report.tbt, &report.latency];
+        let [ttft, tbt, latency] = times.map(Distribution::summary);
+        // A window may have none of them.
+        let [of_ttft, of_tbt, of_latency] = times.map(|of| !of.samples().is_empty());
         // If no request finished, these numbers are meaningless.
-        let ran = |cell: String| {
-            if report.finished > 0 {
-                cell
-            } else {
-                "-".to_owned()
-            }
+        let ran = |(there, cell): (bool, String)| match report.finished > 0 && there {
+            true => cell,
+            false => "-".to_owned(),
         };
         let cells = [
-            seconds(ttft.p50),
-            seconds(ttft.p99),
-            digits(1e3 * tbt.p50),
-            digits(1e3 * tbt.p99),
-            digits(1e3 * tbt.max),
-            seconds(latency.p50),
-            seconds(latency.p99),
-            format!("{:.1}", 100.0 * report.stalled[0]),
-            format!("{:.1}", 100.0 * report.stalled[1]),
-            digits(report.tokens_per_s()),
-            format!("{:.0}", 100.0 * report.busy),
+            (of_ttft, seconds(ttft.p50)),
+            (of_ttft, seconds(ttft.p99)),
+            (of_tbt, digits(1e3 * tbt.p50)),
+            (of_tbt, digits(1e3 * tbt.p99)),
+            (of_tbt, digits(1e3 * tbt.max)),
+            (of_latency, seconds(latency.p50)),
+            (of_latency, seconds(latency.p99)),
+            (true, format!("{:.1}", 100.0 * report.stalled[0])),
+            (true, format!("{:.1}", 100.0 * report.stalled[1])),
+            (true, digits(report.tokens_per_s())),
+            (true, format!("{:.0}", 100.0 * report.busy)),
         ];
         table.push(std::iter::once(report.policy.clone()).chain(cells.map(ran)));
     }
@@ -225,5 +224,34 @@ pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]
         mean_prompt_tokens: prompt,
         mean_generated_tokens: generated,
         policies: reports.iter().map(Line::of).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tandem_schedule::{Hardware, ModelDescription};
+
+    use super::*;
+
+    /// A short window may have tokens of requests that came before it only.
+    #[test]
+    fn times_that_were_not_measured_are_no_zeros() {
+        let model = ModelDescription::named("llama-3-8b").unwrap();
+        let hardware = Hardware::named("h200").unwrap();
+        let cost = CostModel::new(&model, &hardware, Parallel::default()).unwrap();
+        let report = Report {
+            policy: "orca".to_owned(),
+            finished: 2,
+            makespan_s: 1.0,
+            tbt: Distribution::new(vec![0.02]),
+            ..Report::default()
+        };
+        let text = table(&cost, &Trace::uniform(2, 90, 9), None, &[report]);
+        let row = text.lines().find(|line| line.starts_with("orca")).unwrap();
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(
+            cells[..8],
+            ["orca", "-", "-", "20.0", "20.0", "20.0", "-", "-"]
+        );
     }
 }

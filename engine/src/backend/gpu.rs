@@ -22,6 +22,8 @@ mod slots;
 mod step;
 mod store;
 
+pub use blas::cublas_lt_names;
+
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{DeviceBuffer, Gpu, Graph, OwnedStream, Workspace},

@@ -187,6 +187,7 @@ impl Masks {
     }
 
     /// The same as the masks of the last keys ([`Batch::ancestors`]), or as none, of so many query tokens.
+    #[cfg(feature = "cuda")]
     pub(crate) fn of_ancestors(ancestors: &[u64], total_q: u32) -> Self {
         let word = |token: u32| match ancestors.get(token as usize) {
             Some(_) => (token, 1),

@@ -12,7 +12,7 @@ struct Life {
     last_token_s: f64,
     longest_gap_s: f64,
     bubble_s: f64,
-    /// It had already been running, so it continues from where it was.
+    /// It had already been running or waiting, so it continues from where it was.
     standing: bool,
     finished: bool,
 }
@@ -45,11 +45,12 @@ impl Recorder {
         self.finished + self.refused
     }
 
-    /// A request arrived.
+    /// A request arrived. Times of one that had arrived before 0 do not count from its arrival: only the times between its
+    /// tokens do.
     pub fn arrived(&mut self, index: usize, at_s: f64, request: &Request) {
         let life = &mut self.lives[index];
         life.arrived_s = at_s;
-        life.standing = request.computed > 0;
+        life.standing = request.computed > 0 || at_s < 0.0;
         life.prompt = request.prompt.len().saturating_sub(request.computed);
     }
 

@@ -134,8 +134,8 @@ pub fn simulate_with(
     Ok(report)
 }
 
-/// Cuts a trace at a time. A simulation determines the requests that run or wait then: they arrive at 0 and continue
-/// from where they stand. Later arrivals move earlier by `at_s`. Prompts of requests that had run are given as lengths,
+/// Cuts a trace at a time. A simulation determines the requests that run or wait then: they continue from where they
+/// stand, and have arrived before 0. All arrivals move earlier by `at_s`. Prompts of requests that had run are given as lengths,
 /// so they share no prefixes any more.
 ///
 /// # Errors
@@ -149,15 +149,22 @@ pub fn standing_at(
     let mut engine = Engine::new(trace, simulation)?;
     while engine.now_ns < at_s * 1e9 && engine.advance(trace)? {}
     let mut arrivals = Vec::new();
+    let mut last_s = f64::NEG_INFINITY;
     for (id, [known, computed, left]) in engine.composer.standing() {
-        let mut request = trace.arrivals[engine.record.index(id)].request.clone();
+        let arrival = &trace.arrivals[engine.record.index(id)];
+        // In the order of the composer, which preempted requests may have left.
+        last_s = last_s.max(arrival.at_s - at_s);
+        let mut request = arrival.request.clone();
         if computed > 0 || request.max_new_tokens > left {
             request = Request::of_length(known, left);
         }
         request.computed = computed;
         // A request that only waits for the id of its last token has nothing left to compute.
         if left > 0 {
-            arrivals.push(Arrival { at_s: 0.0, request });
+            arrivals.push(Arrival {
+                at_s: last_s,
+                request,
+            });
         }
     }
     let later = &trace.arrivals[engine.next_arrival..];

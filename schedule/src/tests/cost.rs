@@ -260,6 +260,30 @@ fn a_window_of_a_trace_is_as_the_whole_has_it() {
     assert!(window.ttft.mean() < 2.0 * whole.ttft.mean());
 }
 
+/// Requests that wait when a window begins have come before it: their times are not from its begin.
+#[test]
+fn requests_that_wait_when_a_window_begins_have_not_arrived_in_it() {
+    let cost = cost();
+    // Three times as many as the machine serves.
+    let trace = Trace::uniform(400, 900, 60).with_poisson_arrivals(40.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let simulation = || Simulation::new(&cost, limits, SarathiServe);
+    let from = standing_at(&trace, simulation(), 5.0).unwrap();
+    let of_before = || from.arrivals.iter().filter(|a| a.at_s < 0.0);
+    assert!(of_before().filter(|a| a.request.computed == 0).count() > 20);
+    assert!(of_before().all(|a| a.at_s >= -5.0));
+    assert!(from.arrivals.is_sorted_by_key(|a| a.at_s));
+    // The last requests have arrived by then.
+    let arrived = from.arrivals.len() - of_before().count();
+    let whole = simulate(&from, simulation()).unwrap();
+    assert_eq!(whole.finished, from.arrivals.len());
+    assert_eq!(whole.ttft.samples().len(), arrived);
+    assert_eq!(whole.latency.samples().len(), arrived);
+}
+
 #[test]
 fn measurements_correct_the_model() {
     let plain = cost();
@@ -377,6 +401,38 @@ fn caches_of_8_bits_hold_more_tokens_and_are_read_faster() {
     let text = error.to_string();
     assert!(text.contains("h200") && text.contains("auto"), "{text}");
     assert!(cost.with_cache_type(CacheType::Auto).is_ok());
+}
+
+/// The engine refuses these, so their simulation would be of what cannot be served.
+#[test]
+fn caches_of_8_bits_are_simulated_where_the_engine_has_them() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    for (hardware, q_heads, kv_heads, head_dim, reason) in [
+        ("h200", 32, 8, 80, "heads of 80 in 8 bits"),
+        ("h200", 71, 1, 64, "71 query heads"),
+        ("a100", 32, 1, 128, "32 query heads"),
+        ("h200", 64, 1, 128, ""),
+        ("a100", 32, 8, 80, ""),
+    ] {
+        let model = ModelDescription {
+            q_heads,
+            kv_heads,
+            head_dim,
+            ..model.clone()
+        };
+        let named = Hardware::named(hardware).unwrap();
+        let cost = CostModel::new(&model, &named, Parallel::default()).unwrap();
+        for cache_type in [CacheType::E4m3, CacheType::E4m3Scaled] {
+            match cost.clone().with_cache_type(cache_type) {
+                Ok(_) => assert_eq!(reason, "", "{q_heads}/{kv_heads} d{head_dim}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(!reason.is_empty() && text.contains(reason), "{text}");
+                    assert!(text.contains(hardware) && text.contains("auto"), "{text}");
+                }
+            }
+        }
+    }
 }
 
 /// The seven batches of `docs/notes/fp8.md`: µs of the prefill and of the decode alone, and of both on separate SMs.
@@ -618,6 +674,40 @@ fn advice_follows_the_workload() {
             .any(|reason| reason.starts_with("No chunk size"))
     );
     assert_eq!(impossible.chunk, impossible.candidates[0].chunk);
+}
+
+/// A pipeline computes a step in each of its stages.
+#[test]
+fn advice_foresees_the_throughput_of_a_pipeline() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("a100").unwrap();
+    for pipeline in [1, 2, 4] {
+        let parallel = Parallel {
+            tensor: 1,
+            pipeline,
+        };
+        let cost = CostModel::new(&model, &hardware, parallel).unwrap();
+        let expected = Expected {
+            prompt: 2000,
+            generated: 100,
+            requests: 24,
+            target_ns: None,
+        };
+        let advice = chunk::recommend(&cost, &expected);
+        let chosen = advice.candidates.iter().find(|c| c.chunk == advice.chunk);
+        let limits = Limits {
+            step_tokens: advice.chunk,
+            step_requests: 24,
+            running: 24 * pipeline,
+            ..Limits::default()
+        };
+        let policy = crate::policy::Sarathi::new(advice.chunk, cost.tile());
+        let trace = Trace::uniform(400, 2000, 100);
+        let report = simulate(&trace, Simulation::new(&cost, limits, policy)).unwrap();
+        let ratio = chosen.unwrap().tokens_per_s / report.tokens_per_s();
+        assert!((0.85..1.15).contains(&ratio), "{pipeline}: {ratio}");
+        assert!(advice.gain > 1.0 && advice.gain < 2.0, "{}", advice.gain);
+    }
 }
 
 #[test]

@@ -51,6 +51,12 @@ pub(super) struct Shape {
     pub biased: bool,
 }
 
+/// The names of files by which the engine looks for cuBLASLt when it loads a model on a GPU, in this order.
+#[must_use]
+pub fn cublas_lt_names() -> Vec<String> {
+    cudarc::get_lib_name_candidates("cublasLt")
+}
+
 impl Blas {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, Error> {
         // SAFETY: opens NVIDIA's library and closes it.
@@ -179,5 +185,21 @@ impl Shape {
             k: self.inputs,
             status: error.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The guide has this order.
+    #[test]
+    fn the_library_without_a_version_is_looked_for_first() {
+        let names = super::cublas_lt_names();
+        let place = |end: &str| {
+            let name = format!("libcublasLt.so{end}");
+            names.iter().position(|of| *of == name)
+        };
+        assert_eq!(place(""), Some(0), "{names:?}");
+        assert!(place(".12").is_some() && place(".12") < place(".11"));
+        assert!(place(".13").is_none_or(|of_13| Some(of_13) < place(".12")));
     }
 }

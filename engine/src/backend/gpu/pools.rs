@@ -3,9 +3,9 @@
 use cudarc::driver::result::memcpy_dtod_async;
 use half::bf16;
 use tandem_attn::{
-    exec::gpu::{AppendScales, DeviceBuffer, DevicePtr, Gpu, KvPool, KvScales, LaunchSet, Stream},
+    exec::gpu::{AppendScales, DeviceBuffer, DevicePtr, Gpu, KvPool, KvScales, Stream},
     kv::PageCopy,
-    plan::{DeviceDescription, PlanOptions, pod::PodMode},
+    plan::DeviceDescription,
     problem::{KvLayout, Spec},
     tensor::{Element, F8E4M3},
 };
@@ -199,56 +199,21 @@ pub(super) fn check(
     cache_type: CacheType,
 ) -> Result<(), Error> {
     device.supports(spec)?;
-    if !cache_type.is_8_bit() {
-        return Ok(());
-    }
-    let refused = |reason: String| {
-        Err(Error::CacheType {
+    match cache_type.missing(device, spec) {
+        None => Ok(()),
+        Some(reason) => Err(Error::CacheType {
             cache_type,
             device: device.name.clone(),
             reason,
-        })
-    };
-    let spec = cache_type.spec(*spec);
-    if let Err(error) = device.supports(&spec) {
-        return refused(error.to_string());
-    }
-    // On Hopper, decode kernels take prompts of other heads: each tile converts the keys again.
-    let on_hopper = device.compute_capability.0 == 9;
-    if on_hopper && !LaunchSet::all(device, &spec)?.has_prefills() {
-        return refused(format!(
-            "prompts with heads of {} in 8 bits would be several times as slow as in 16",
-            spec.head_dim_qk
-        ));
-    }
-    // The planner does not know the scales of a pool: at the launch, kernels for scales of each token take the place of
-    // those of the plan.
-    let planning = PlanOptions::default().with_pod(PodMode::Serial);
-    let kernels = match LaunchSet::decodes_with(device, &spec, &planning) {
-        Ok(kernels) => kernels,
-        // On Ampere, where graphs have no prefills, for larger groups.
-        Err(error) => return refused(error.to_string()),
-    };
-    // Prefills run decodes of larger groups, and convert all their keys first. Workspaces of graphs have no room for these.
-    if kernels.has_prefills() {
-        return refused(format!(
-            "no decode kernel holds the {} query heads of a KV head",
-            spec.group()
-        ));
-    }
-    let without = kernels.keys().iter().map(|key| key.kernel);
-    match without.clone().find(|kernel| kernel.by_token().is_none()) {
-        Some(kernel) if cache_type.is_scaled() => refused(format!(
-            "there is no kernel that does the same as {kernel} with scales of each token"
-        )),
-        _ => Ok(()),
+        }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tandem_attn::{
-        plan::{BatchLimits, Bound, Planner, SplitMode},
+        exec::gpu::LaunchSet,
+        plan::{BatchLimits, Bound, PlanOptions, Planner, SplitMode, pod::PodMode},
         problem::{Batch, PageTable},
     };
 
@@ -371,6 +336,34 @@ mod tests {
                     set,
                     "{heads:?}, {requests} × {keys} on pages of {page_size}"
                 );
+            }
+        }
+    }
+
+    /// Where 8-bit caches are taken, the launches of graphs of decodes are those of decodes, and have scales of each token.
+    #[test]
+    fn what_is_taken_has_launches() {
+        let planning = PlanOptions::default().with_pod(PodMode::Serial);
+        for device in ["h100", "h200", "a100", "rtx4090"] {
+            let device = DeviceDescription::named(device).unwrap();
+            let heads = [1, 2, 5, 8, 12, 16, 17, 32, 64, 65];
+            let dims = (1..=16).map(|dim| 16 * dim);
+            for (group, dim) in heads
+                .into_iter()
+                .flat_map(|g| dims.clone().map(move |d| (g, d)))
+            {
+                let spec = Spec::new(group, 1, dim);
+                if check(&device, &spec, CacheType::E4m3Scaled).is_err() {
+                    continue;
+                }
+                let spec = CacheType::E4m3Scaled.spec(spec);
+                let set = LaunchSet::decodes_with(&device, &spec, &planning).unwrap();
+                assert!(!set.has_prefills(), "{spec:?}");
+                assert!(set.keys().iter().all(|key| key.kernel.by_token().is_some()));
+                if device.compute_capability.0 == 9 {
+                    let all = LaunchSet::all(&device, &spec).unwrap();
+                    assert!(all.has_prefills(), "{spec:?}");
+                }
             }
         }
     }

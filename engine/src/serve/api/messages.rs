@@ -41,6 +41,7 @@ pub(super) fn parse(index: usize, value: Value) -> Result<Value, Refusal> {
         "give a text, in a message of a tool",
         |value| fields::text(value).filter(|_| role == "tool"),
     )?;
+    let speaker = fields.take("name", "give a text", fields::text)?;
     let given = |value: &Value| Some(value.clone());
     let content = match calls {
         // A message that calls tools need not say anything.
@@ -61,12 +62,12 @@ pub(super) fn parse(index: usize, value: Value) -> Result<Value, Refusal> {
             return Err(Refusal::of(name, message));
         }
     };
-    fields.end(|field| match field {
-        // The chat templates of the supported families do not use the name of a speaker.
-        "name" => Idle::Any,
-        _ => Idle::Empty,
-    })?;
+    fields.end(|_| Idle::Empty)?;
     let mut message = json!({"role": role, "content": content});
+    // Few templates write it. Others leave it out, as in `transformers`.
+    if let Some(speaker) = speaker {
+        message["name"] = speaker.into();
+    }
     if let Some(calls) = calls {
         message["tool_calls"] = chat::calls(&format!("{name}.tool_calls"), calls)?;
     }
@@ -102,7 +103,7 @@ fn text_of(name: &str, mut part: Value) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use crate::serve::api::{self, Kind, Prompt};
 
@@ -119,5 +120,25 @@ mod tests {
         };
         let roles: Vec<_> = messages.iter().map(|message| &message["role"]).collect();
         assert_eq!(roles, ["system", "system", "user", "assistant"]);
+    }
+
+    /// Templates of tools and of several speakers write it.
+    #[test]
+    fn the_name_of_a_message_is_for_the_template() {
+        let parse = |name: &Value| {
+            let mut message = json!({"role": "user", "content": "a"});
+            message["name"] = name.clone();
+            let body = json!({"messages": [message]}).to_string();
+            api::parse(Kind::Chat, body.as_bytes(), "tiny")
+        };
+        for (given, passed) in [(json!("Ann"), Some(json!("Ann"))), (Value::Null, None)] {
+            let asked = parse(&given).unwrap();
+            let [Prompt::Chat(messages, _)] = &asked.prompts[..] else {
+                panic!("a chat");
+            };
+            assert_eq!(messages[0].get("name"), passed.as_ref());
+        }
+        let refused = parse(&json!(3)).unwrap_err();
+        assert_eq!(refused.message, "messages[0].name is 3: give a text");
     }
 }
