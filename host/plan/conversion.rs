@@ -122,15 +122,18 @@ pub(crate) fn prepared_ns(keys: u64, kv_heads: u32, head_dim: u32) -> f64 {
     PREPARED_LAUNCH_NS + elements / 128.0 * PREPARED_NS
 }
 
+/// What a prefill that converts takes longer on an H200 before its first product, when each of its consumer warps converts a piece, in
+/// nanoseconds.
+pub(crate) const FIRST_NS: f64 = 8e3;
+
 /// The pieces of 64 keys or values of one head that a prefill converts, and the time in which an H200's warp converts one beside
-/// products, in nanoseconds: fitted to random hybrid batches with heads of 64 and 256, where kernels have SMs of their own; with heads
-/// of 128, which rarely do, in between.
+/// products, in nanoseconds: fitted to random hybrid batches, most of which have heads of 64 and 256.
 pub(crate) fn pieces_beside(keys: u64, kv_heads: u32, head_dim: u32) -> (f64, f64) {
     let pieces = 2.0 * keys as f64 * f64::from(kv_heads) / f64::from(ConvertedPage::KEYS);
     let piece_ns = match head_dim {
-        0..=64 => 5e3,
-        65..=128 => 10e3,
-        _ => 12e3,
+        0..=64 => 2e3,
+        65..=128 => 4.5e3,
+        _ => 7e3,
     };
     (pieces, piece_ns)
 }

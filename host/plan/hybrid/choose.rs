@@ -5,10 +5,11 @@ use kernels_gpu::registry::KernelInfo;
 use super::forecast::{Conversion, PrefillLoad};
 use crate::{
     plan::{
-        conversion::{Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
+        conversion::{FIRST_NS, Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
+        split::FEW_ROWS,
     },
     problem::{Compute, Padding, Part, Spec},
 };
@@ -72,7 +73,7 @@ pub fn choose(
     // Kernels that share SMs were faster than those on SMs of their own wherever both were measured.
     let shares = (fused.clone())
         .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
-    let may_be_apart = options.pod != PodMode::Auto || gains_apart(input);
+    let may_be_apart = options.pod != PodMode::Auto || gains_apart(input, decodes);
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
     let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
@@ -128,10 +129,14 @@ pub fn choose(
 /// Time on two streams of prefills that convert 8-bit keys, over the forecast: CTAs that start late convert late.
 const STREAMS_CONVERTING: f64 = 1.03;
 
-/// Whether prefills and decodes on SMs of their own may be faster than on two streams. So they were, by up to 35 %, with decodes of one
-/// token without a soft cap. With other batches they never were by more than 5 %, and took up to 1.2 times as long (docs/notes/pod.md).
-fn gains_apart(input: &BatchInput<'_>) -> bool {
+/// Whether prefills and decodes on SMs of their own may be faster than on two streams. So they were, by up to 35 %, with decodes of few
+/// rows; of 8-bit keys, with those of one token without a soft cap. Others took 1.06 to 1.25 times as long as the forecast says: their
+/// products need all SMs (docs/notes/pod.md).
+fn gains_apart(input: &BatchInput<'_>, decodes: &Drafts) -> bool {
     let Model { spec, tiles, .. } = input.model;
+    if spec.kv_dtype.bytes() != 1 {
+        return decodes.items.iter().all(|draft| draft.tile.m <= FEW_ROWS);
+    }
     spec.variant.soft_cap.is_none()
         && input.parts(tiles).all(|part| {
             let decodes = |tokens: u32| part.kernel(tokens) == Kernel::Decode;
@@ -153,12 +158,15 @@ fn conversions(input: &BatchInput<'_>) -> [Conversion; 2] {
 /// The same for a number of keys, and pairs of a key and a row that sees it.
 fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
     let spec = &model.spec;
-    let none = [Conversion::NONE; 2];
     if spec.kv_dtype.bytes() != 1 || spec.compute != Compute::F16 {
-        return none;
+        return [Conversion::NONE; 2];
     }
+    let hidden = Conversion {
+        first_ns: FIRST_NS,
+        ..Conversion::NONE
+    };
     if !few_rows_see_them(pairs, keys, spec.kv_heads) {
-        return none;
+        return [hidden; 2];
     }
     let (pieces, piece_ns) = pieces_beside(keys, spec.kv_heads, spec.head_dim_qk);
     let before = Conversion {
@@ -168,7 +176,7 @@ fn conversions_of(model: &Model, [keys, pairs]: [u64; 2]) -> [Conversion; 2] {
     let beside = Conversion {
         pieces,
         piece_ns,
-        ..Conversion::NONE
+        ..hidden
     };
     [before, beside]
 }

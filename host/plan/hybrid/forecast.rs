@@ -24,6 +24,8 @@ pub struct PrefillLoad {
 pub struct Conversion {
     /// Time of the launch.
     pub before_ns: f64,
+    /// Time before the first product of prefills that convert.
+    pub first_ns: f64,
     /// Pieces to convert beside the products, and the time of each.
     pub pieces: f64,
     pub piece_ns: f64,
@@ -36,6 +38,7 @@ impl Conversion {
     /// No keys are converted.
     pub const NONE: Self = Self {
         before_ns: 0.0,
+        first_ns: 0.0,
         pieces: 0.0,
         piece_ns: 0.0,
     };
@@ -77,9 +80,10 @@ impl PrefillLoad {
             .fold(0, u32::saturating_add)
     }
 
-    /// When the last piece of keys is converted beside the products on a number of SMs. Only CTAs that have a tile convert.
-    fn converted(&self, ctas: u32) -> f64 {
-        self.conversion.beside(ctas.min(self.tiles()).max(1))
+    /// When the last piece of keys is converted beside the products on a number of SMs. Only CTAs that have one of the tiles,
+    /// or of the pieces of these, convert.
+    fn converted(&self, ctas: u32, tiles: u32) -> f64 {
+        self.conversion.beside(ctas.min(tiles).max(1))
     }
 
     /// Time on a number of SMs if no CTA is ever idle.
@@ -92,37 +96,39 @@ impl PrefillLoad {
         self.launches.each_ref().map(|tiles| tiles.whole(ctas))
     }
 
-    /// The same time with tiles cut along their keys into at most `most` pieces, where that is faster.
-    fn cut(&self, ctas: u32, most: u32, whole: [f64; LAUNCHES]) -> f64 {
+    /// The same time with tiles cut along their keys into at most `most` pieces, where that is faster, and the number of pieces.
+    fn cut(&self, ctas: u32, most: u32, whole: [f64; LAUNCHES]) -> (f64, u32) {
         if !self.divisible {
-            return whole.iter().sum();
+            return (whole.iter().sum(), self.tiles());
         }
         let launches = self.launches.iter().zip(whole);
         launches
             .map(|(tiles, whole)| tiles.cut(ctas, most, whole))
-            .sum()
+            .fold((0.0, 0), |(all, sum), (ns, pieces)| {
+                (all + ns, pieces.saturating_add(sum))
+            })
     }
 
     /// Time alone.
     fn alone(&self, sms: u32) -> f64 {
-        self.cut(sms, u32::MAX, self.whole(sms))
+        self.cut(sms, u32::MAX, self.whole(sms)).0
     }
 
-    /// Time beside decodes, with which prefills take `slower` times as long, and the time that decodes lose where prefills
-    /// are cut. Prefills are not cut if the decodes fill the device for longer, nor into more pieces than two for each
-    /// CTA.
-    fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> [f64; 2] {
+    /// Time beside decodes, with which prefills take `slower` times as long, the time that decodes lose where prefills are cut, and
+    /// the number of pieces. Prefills are not cut if the decodes fill the device for longer, nor into more pieces than two for
+    /// each CTA.
+    fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> ([f64; 2], u32) {
         let whole = self.whole(ctas);
         let all: f64 = whole.iter().sum();
         if all * slower <= decode_ns {
-            return [all, 0.0];
+            return ([all, 0.0], self.tiles());
         }
-        let cut = self.cut(ctas, 2 * ctas, whole);
+        let (cut, pieces) = self.cut(ctas, 2 * ctas, whole);
         let merged = match cut < all {
             true => MERGED_NS,
             false => 0.0,
         };
-        [cut, merged]
+        ([cut, merged], pieces)
     }
 
     /// Numbers of prefill CTAs to try: those of whole rounds, and parts of the device.
@@ -153,21 +159,24 @@ impl PodConfig {
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
             let share = self.share(ctas, sms);
-            let converted = prefill.converted(ctas);
-            let alone = |ns: f64| (ns * self.prefill_slowdown).max(converted);
-            let busy = alone(prefill.busy(ctas));
+            let busy_ns = prefill.busy(ctas);
+            let busy = |tiles: u32, ns: f64| {
+                (ns * self.prefill_slowdown).max(prefill.converted(ctas, tiles))
+            };
             // Never sooner than if no CTA were ever idle.
-            if last(share.ends([busy, busy], decode_ns)) >= last(best.0) {
+            let least = busy(ctas, busy_ns);
+            if last(share.ends([least, least], decode_ns)) >= last(best.0) {
                 continue;
             }
             let slower = self.prefill_slower(share);
-            let [beside, merged] = prefill.beside(decode_ns, ctas, slower);
+            let ([beside, merged], pieces) = prefill.beside(decode_ns, ctas, slower);
+            let times = [beside, busy_ns].map(|ns| busy(pieces, ns));
             let gaps = if self.is_apart() {
                 LAST_APART
             } else {
                 LAST_OF_BOTH
             };
-            let done = share.done([alone(beside), busy], decode_ns + merged, gaps);
+            let done = share.done(times, decode_ns + merged, gaps);
             if last(done) < last(best.0) {
                 best = (done, CtaSplit::new(sms, ctas));
             }
@@ -259,10 +268,17 @@ impl PodDescription {
         alone_ns: f64,
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
-        let prefill_ns = prefill.alone(sms) + launched + prefill.conversion.before_ns;
+        let Conversion {
+            before_ns,
+            first_ns,
+            ..
+        } = prefill.conversion;
+        // Where a launch converts the keys of prefills that run alone, no prefill does.
+        let converted_ns = if before_ns > 0.0 { before_ns } else { first_ns };
+        let prefill_ns = prefill.alone(sms) + launched + converted_ns;
         let both_ns = launched + self.decode_ns;
-        let converted = prefill.converted(sms);
-        let [beside_ns, merged_ns] = prefill.beside(alone_ns, sms, 1.0);
+        let ([beside_ns, merged_ns], pieces) = prefill.beside(alone_ns, sms, 1.0);
+        let converted = prefill.converted(sms, pieces);
         let [beside_ns, busy_ns] = [beside_ns, prefill.busy(sms)].map(|ns| ns.max(converted));
         // The decodes run on SMs that the prefills leave idle, and then on all of them.
         let waited_ns = self.streams_loss * busy_ns + self.idle_loss * (beside_ns - busy_ns);
@@ -270,8 +286,9 @@ impl PodDescription {
         let mut forecast = PodForecast {
             prefill_ns,
             decode_ns: alone_ns,
-            serial_ns: prefill_ns + alone_ns,
-            streams_ns: (beside_ns + both_ns).max(alone_ns + merged_ns + launched + waited_ns),
+            serial_ns: prefill_ns + alone_ns + self.behind_ns,
+            streams_ns: (beside_ns + both_ns).max(alone_ns + merged_ns + launched + waited_ns)
+                + first_ns,
             fused_ns: f64::MAX,
             fused_done_ns: [0.0; 2],
         };
@@ -281,7 +298,12 @@ impl PodDescription {
                 continue;
             };
             let (done, ctas) = config.done(&prefill, decode_ns, sms);
-            let done = done.map(|ns| ns + self.fused_ns + prefill.conversion.before_ns);
+            let Conversion {
+                before_ns,
+                first_ns,
+                ..
+            } = prefill.conversion;
+            let done = done.map(|ns| ns + self.fused_ns + before_ns + first_ns);
             if last(done) < forecast.fused_ns {
                 forecast.fused_ns = last(done);
                 forecast.fused_done_ns = done;

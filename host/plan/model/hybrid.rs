@@ -29,6 +29,9 @@ pub struct PodDescription {
     /// See [`prefill_ns`](Self::prefill_ns).
     #[serde(default)]
     pub fused_ns: f64,
+    /// Time between the prefills and the decodes behind them on the same stream, in addition to the times of both alone.
+    #[serde(default)]
+    pub behind_ns: f64,
     /// Time of a prefill tile in addition to its products.
     #[serde(default)]
     pub tile_ns: f64,
@@ -127,6 +130,7 @@ impl Default for PodDescription {
             prefill_ns: 0.0,
             decode_ns: 0.0,
             fused_ns: 0.0,
+            behind_ns: 0.0,
             tile_ns: 0.0,
             configs: Vec::new(),
         }

@@ -22,7 +22,7 @@ use crate::plan::{
 };
 
 /// Rows of a tile up to which decodes beside prefills are cut by guided self-scheduling, also on SMs of their own.
-const FEW_ROWS: u32 = 16;
+pub const FEW_ROWS: u32 = 16;
 
 /// The makespan that attempts aim at grows by 1/64 from attempt to attempt.
 const STEP: u64 = 64;

@@ -59,7 +59,7 @@ fn tiles_of_many_lengths_end_between_the_even_share_and_one_tile_more() {
         let (even, time) = (work / f64::from(ctas), whole(&load, ctas));
         assert!(time >= even.max(longest) * 0.95, "{time} on {ctas}");
         assert!(time <= 1.05 * (even + longest), "{time} on {ctas}");
-        assert!(load.beside(0.0, ctas, 1.0)[0] <= time);
+        assert!(load.beside(0.0, ctas, 1.0).0[0] <= time);
     }
 }
 
@@ -67,23 +67,64 @@ fn tiles_of_many_lengths_end_between_the_even_share_and_one_tile_more() {
 #[test]
 fn tiles_are_cut_into_two_pieces_for_each_cta_beside_decodes() {
     let (few, many) = (load(50e3, 66), load(100e3, 256));
-    assert!(few.beside(0.0, 132, 1.0)[0] < 70e3);
+    assert!(few.beside(0.0, 132, 1.0).0[0] < 70e3);
     let uncut = whole(&many, 121);
-    assert!(many.alone(121) < 0.9 * uncut && many.beside(0.0, 121, 1.0)[0] == uncut);
+    assert!(many.alone(121) < 0.9 * uncut && many.beside(0.0, 121, 1.0).0[0] == uncut);
     // The last eight of 140 tiles fill what 132 others leave.
     let nearly = load(100e3, 140);
-    assert!(nearly.beside(0.0, 132, 1.0)[0] < 0.7 * whole(&nearly, 132));
+    assert!(nearly.beside(0.0, 132, 1.0).0[0] < 0.7 * whole(&nearly, 132));
     // Among many short tiles, the few long ones are cut.
     let mut long = PrefillLoad::new(true);
     long.add(0, 40, 300e3);
     long.add(0, 60, 3e3);
     assert!(long.tiles() > 88);
-    let cut = long.beside(0.0, 88, 1.0)[0];
+    let [cut, merged] = long.beside(0.0, 88, 1.0).0;
     assert!(cut < 0.6 * whole(&long, 88), "{cut}");
     // Their states take memory bandwidth.
-    assert!(long.beside(0.0, 88, 1.0)[1] > 0.0);
+    assert!(merged > 0.0);
     // They are whole if the decodes take longer anyway.
-    assert_eq!(long.beside(400e3, 88, 1.0), [whole(&long, 88), 0.0]);
+    assert_eq!(long.beside(400e3, 88, 1.0).0, [whole(&long, 88), 0.0]);
+}
+
+/// Pieces of cut tiles end when the last of them does, not when the last might.
+#[test]
+fn the_end_of_pieces_is_counted() {
+    // At most 264 pieces: 32 long tiles are cut into two, and 128 short ones fill the gaps.
+    let mut load = PrefillLoad::new(true);
+    load.add(0, 32, 93e3);
+    load.add(0, 128, 17e3);
+    let (times, pieces) = load.beside(0.0, 132, 1.0);
+    assert!(times[0] < 60e3 && pieces <= 264, "{times:?} of {pieces}");
+    assert!(pieces > load.tiles());
+}
+
+/// All CTAs that have a piece of a tile convert.
+#[test]
+fn ctas_with_pieces_of_tiles_convert() {
+    let (pod, sms) = h200();
+    let streams = |divisible, before_ns| {
+        let conversion = Conversion {
+            before_ns,
+            first_ns: 8e3,
+            pieces: 1000.0,
+            piece_ns: 5e3,
+        };
+        let few = PrefillLoad {
+            divisible,
+            ..load(30e3, 16)
+        };
+        let (forecast, _) =
+            pod.forecast(sms, &few.converting(conversion), std::iter::empty(), 10e3);
+        forecast
+    };
+    let (cut, whole) = (streams(true, 0.0), streams(false, 0.0));
+    assert!(cut.streams_ns < 150e3, "{cut:?}");
+    assert!(whole.streams_ns > 250e3, "{whole:?}");
+    // A launch before prefills that run alone converts for them.
+    let (before, beside) = (streams(true, 20e3), streams(true, 0.0));
+    let more = before.serial_ns - beside.serial_ns;
+    assert!((more - 12e3).abs() < 1.0, "{more}");
+    assert_eq!(before.streams_ns, beside.streams_ns);
 }
 
 /// On two streams, decodes begin on the SMs that have no tile.

@@ -90,6 +90,7 @@ impl DeviceDescription {
             ("pod.prefill_ns", self.pod.prefill_ns, 0.0, 1e9),
             ("pod.decode_ns", self.pod.decode_ns, 0.0, 1e9),
             ("pod.fused_ns", self.pod.fused_ns, 0.0, 1e9),
+            ("pod.behind_ns", self.pod.behind_ns, 0.0, 1e9),
             ("pod.tile_ns", self.pod.tile_ns, 0.0, 1e9),
         ] {
             within(name, got, least..=most)?;

@@ -81,6 +81,7 @@ fn h200() -> DeviceDescription {
             prefill_ns: 7000.0,
             decode_ns: 12_000.0,
             fused_ns: 13_000.0,
+            behind_ns: 2500.0,
             tile_ns: 2500.0,
             configs: vec![
                 PodConfig {
@@ -156,25 +157,25 @@ fn h200() -> DeviceDescription {
                     decode: None,
                     kv_bits: Some(8),
                     shares: shares(&[
-                        (0.33, 1.05, 0.05),
-                        (0.5, 1.05, 0.1),
-                        (0.67, 1.05, 0.25),
-                        (0.83, 1.05, 0.6),
-                        (1.0, 1.05, 0.97),
+                        (0.33, 1.13, 0.07),
+                        (0.5, 1.13, 0.19),
+                        (0.67, 1.13, 0.38),
+                        (0.83, 1.13, 0.64),
+                        (1.0, 1.13, 0.97),
                     ]),
-                    ..two_kernels("SMs apart, 8 bits", 128, (1.0, 0.95))
+                    ..two_kernels("SMs apart, 8 bits", 128, (1.0, 1.16))
                 },
                 PodConfig {
                     decode: None,
                     kv_bits: Some(16),
                     shares: shares(&[
-                        (0.33, 1.0, 0.16),
-                        (0.5, 1.0, 0.31),
-                        (0.67, 1.0, 0.51),
-                        (0.83, 1.0, 0.73),
+                        (0.33, 1.06, 0.17),
+                        (0.5, 1.06, 0.33),
+                        (0.67, 1.06, 0.53),
+                        (0.83, 1.06, 0.74),
                         (1.0, 1.1, 0.97),
                     ]),
-                    ..two_kernels("SMs apart", 128, (0.88, 0.98))
+                    ..two_kernels("SMs apart", 128, (0.9, 1.02))
                 },
             ],
         },
