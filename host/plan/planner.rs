@@ -84,6 +84,7 @@ impl Planner {
         }
         // Set again when the plan is complete.
         plan.origin = Origin(None);
+        plan.appended.clear();
         batch.check(spec)?;
         if let Some(model) = kept {
             check_heads(model, batch, options)?;
@@ -126,6 +127,7 @@ impl Planner {
         let model = &self.models[usize::from(options.split.is_fixed())];
         let device = model.as_ref().map(|model| Arc::clone(&model.device));
         plan.origin = Origin(device.map(|device| (device, *options)));
+        plan.keep_arrays(batch);
         Ok(())
     }
 
