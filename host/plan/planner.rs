@@ -164,8 +164,10 @@ impl Planner {
 
         // All drafts, in the tiles of this mode. Then the cuts along the keys, and the launch order.
         let tiles = match &model.wide {
-            Some(wide) if pod.is_none() => sizes.choose(&input, input.tiles(), wide),
-            None if pod.is_none() => input.tiles(),
+            Some(wide) if pod.is_none() && drafter.has_prefills() => {
+                sizes.choose(&input, input.tiles(), wide)
+            }
+            _ if pod.is_none() => input.tiles(),
             _ => model.tiles_of(pod.as_ref()),
         };
         drafter.draft_all(&input, tiles, config, options, rules);
