@@ -23,6 +23,7 @@
 
 use std::{fmt, sync::Arc};
 
+mod appended;
 pub(crate) mod conversion;
 mod data;
 mod draft;

@@ -84,6 +84,7 @@ impl Planner {
         }
         // Set again when the plan is complete.
         plan.origin = Origin(None);
+        plan.appended.clear();
         batch.check(spec)?;
         if let Some(model) = kept {
             check_heads(model, batch, options)?;
@@ -126,6 +127,7 @@ impl Planner {
         let model = &self.models[usize::from(options.split.is_fixed())];
         let device = model.as_ref().map(|model| Arc::clone(&model.device));
         plan.origin = Origin(device.map(|device| (device, *options)));
+        plan.keep_arrays(batch);
         Ok(())
     }
 
@@ -162,8 +164,10 @@ impl Planner {
 
         // All drafts, in the tiles of this mode. Then the cuts along the keys, and the launch order.
         let tiles = match &model.wide {
-            Some(wide) if pod.is_none() => sizes.choose(&input, input.tiles(), wide),
-            None if pod.is_none() => input.tiles(),
+            Some(wide) if pod.is_none() && drafter.has_prefills() => {
+                sizes.choose(&input, input.tiles(), wide)
+            }
+            _ if pod.is_none() => input.tiles(),
             _ => model.tiles_of(pod.as_ref()),
         };
         drafter.draft_all(&input, tiles, config, options, rules);

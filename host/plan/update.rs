@@ -7,6 +7,7 @@
 use kernels_gpu::abi::WorkItem;
 
 use super::{
+    appended::same_ends,
     data::{Plan, PlanError, PlanOptions, PlannedPart, PlannedRowBlock},
     model::DeviceDescription,
     planner::Planner,
@@ -67,7 +68,12 @@ impl Plan {
     /// linear in the number of row blocks, their queries, their numbers of pages and keys, and the first and
     /// last page of each.
     pub fn grow(&mut self, batch: &Batch) -> Option<Update> {
-        let growth = self.growth(batch)?;
+        let appended = self.appends(batch);
+        let growth = match appended {
+            Some(0) => Growth::None,
+            Some(by) => Growth::By(by as i32),
+            None => self.growth(batch)?,
+        };
         let most = match growth {
             Growth::None => return Some(Update::Kept),
             Growth::By(most) | Growth::Uneven { most } => most,
@@ -75,11 +81,32 @@ impl Plan {
         if let Some(limit) = &mut self.grows_by {
             *limit = limit.checked_sub(most.unsigned_abs())?;
         }
+        match appended {
+            Some(by) => self.append(by),
+            None => self.lengthen(batch, growth),
+        }
+        self.lengthen_joint_items();
+        match growth {
+            Growth::By(shift) => {
+                let moved = |position: &mut i32| *position = position.wrapping_add(shift);
+                self.rows
+                    .iter_mut()
+                    .for_each(|row| moved(&mut row.position));
+                self.items
+                    .iter_mut()
+                    .for_each(|item| moved(&mut item.position));
+            }
+            _ => self.move_rows(),
+        }
+        Some(Update::Patched)
+    }
+
+    /// Makes row blocks as long as those of a batch.
+    fn lengthen(&mut self, batch: &Batch, growth: Growth) {
         let Self {
             parts,
             row_blocks,
             items,
-            rows,
             ..
         } = self;
         for (part, planned) in batch.parts.iter().zip(&*parts) {
@@ -104,6 +131,12 @@ impl Plan {
                 }
             }
         }
+        self.keep_arrays(batch);
+    }
+
+    /// Makes joint items as long as their runs.
+    fn lengthen_joint_items(&mut self) {
+        let items = &mut self.items;
         let launched = self.groups.last().map_or(0, |group| group.items.end);
         // The runs of joint items follow the launched items. If nothing follows, there are no joint items.
         let joint = match launched as usize {
@@ -124,12 +157,17 @@ impl Plan {
                     .fold(0, u32::wrapping_add);
             }
         }
-        if let Growth::By(shift) = growth {
-            let moved = |position: &mut i32| *position = position.wrapping_add(shift);
-            rows.iter_mut().for_each(|row| moved(&mut row.position));
-            items.iter_mut().for_each(|item| moved(&mut item.position));
-            return Some(Update::Patched);
-        }
+    }
+
+    /// Moves each row to where its row block is.
+    fn move_rows(&mut self) {
+        let Self {
+            parts,
+            row_blocks,
+            items,
+            rows,
+            ..
+        } = self;
         for item in items {
             let blocks = parts.get(item.part as usize);
             let blocks = blocks.and_then(|part| row_blocks.get(range(part)));
@@ -157,7 +195,6 @@ impl Plan {
                 item.position = item.position.min(row.position);
             }
         }
-        Some(Update::Patched)
     }
 
     /// By how much the queries of a batch move, if that is all that changed.
@@ -296,21 +333,6 @@ fn range(part: &PlannedPart) -> std::ops::Range<usize> {
 
 fn pages(part: &PlannedPart) -> std::ops::Range<usize> {
     part.pages.start as usize..part.pages.end as usize
-}
-
-/// Whether the tables begin and end with the planned pages. A separate loop, so that the CPU waits for several pages at
-/// a time.
-#[inline(always)]
-fn same_ends(table: &PageTable, planned: &[u32]) -> bool {
-    let now = &table.indices[..planned.len()];
-    let mut different = 0;
-    for (&begin, &end) in table.indptr.iter().zip(&table.indptr[1..]) {
-        let (first, last) = (begin as usize, (end as usize).wrapping_sub(1));
-        if first <= last && last < planned.len() {
-            different |= (now[first] ^ planned[first]) | (now[last] ^ planned[last]);
-        }
-    }
-    different == 0
 }
 
 /// Whether the arrays of a part have the lengths that were planned.

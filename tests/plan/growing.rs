@@ -1,7 +1,7 @@
 //! Plans that grow with their batch, and those that must be made anew.
 
 use tandem_attn::{
-    plan::{Bound, DeviceDescription, Plan, PlanOptions, Planner, SplitMode, Update},
+    plan::{Bound, DeviceDescription, PackRule, Plan, PlanOptions, Planner, SplitMode, Update},
     problem::{Batch, PageTable, Part, Spec},
 };
 
@@ -127,4 +127,72 @@ fn an_update_for_another_device_or_other_options_plans_anew() {
     assert_eq!(read, plan);
     let done = Planner::new().update(&spec, &batch(15_991), &h200, &auto, &mut read);
     assert_eq!(done, Ok(Update::Planned));
+}
+
+/// A plan that was read from a file does not know the arrays of its batch, and looks at each row block. It sees the same changes.
+#[test]
+fn a_plan_read_from_a_file_grows_as_the_original() {
+    let batch = || {
+        let mut table = PageTable::new(16, 100);
+        for request in 0..6 {
+            let pages = [90, 91, 10 * request, 10 * request + 1];
+            table.push(&pages, 50 + request % 3);
+        }
+        Batch::new((0..=6).collect(), table)
+    };
+    type Change = fn(&mut Batch);
+    let changes: [(&str, Change); 10] = [
+        ("nothing", |_| {}),
+        ("a token for each", |batch| lengthen(batch, [1; 6])),
+        ("tokens up to the last page's end", |batch| {
+            lengthen(batch, [12; 6])
+        }),
+        ("tokens beyond it", |batch| lengthen(batch, [13; 6])),
+        ("fewer tokens", |batch| lengthen(batch, [-1; 6])),
+        ("a token for some", |batch| {
+            lengthen(batch, [1, 1, 0, 1, 1, 1])
+        }),
+        ("another first page", |batch| {
+            batch.parts[0].table.indices[8] = 99
+        }),
+        ("another last page", |batch| {
+            batch.parts[0].table.indices[11] = 99
+        }),
+        ("other queries", |batch| {
+            batch.parts[0].q_indptr[1] = 0;
+            batch.qo_indptr[1] = 0;
+        }),
+        ("masks", |batch| batch.ancestors = vec![!0; 6]),
+    ];
+    let spec = Spec::new(8, 2, 128);
+    for options in [
+        PlanOptions::default(),
+        PlanOptions::default().with_split(SplitMode::Fixed { tokens: 32 }),
+        PlanOptions::default().with_packing(PackRule::Off),
+    ] {
+        let planned = plan_on_h200(&spec, &batch(), &options);
+        for (name, change) in changes {
+            let mut original = planned.clone();
+            let json = serde_json::to_string(&original).unwrap();
+            let mut read: Plan = serde_json::from_str(&json).unwrap();
+            let mut grown = batch();
+            // A second step, after which both know the arrays, and a third.
+            for step in 0..3 {
+                change(&mut grown);
+                let update = original.grow(&grown);
+                assert_eq!(update, read.grow(&grown), "{name}, step {step}");
+                assert_eq!(original, read, "{name}, step {step}");
+                if update.is_some() {
+                    assert_eq!(original.verify(&grown), Ok(()), "{name}, step {step}");
+                }
+            }
+        }
+    }
+}
+
+/// Adds tokens to the last page of each request.
+fn lengthen(batch: &mut Batch, by: [i32; 6]) {
+    for (last, by) in batch.parts[0].table.last_page_len.iter_mut().zip(by) {
+        *last = last.wrapping_add_signed(by);
+    }
 }

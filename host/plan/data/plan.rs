@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PodPlan;
 use crate::{
-    plan::Origin,
+    plan::{Origin, appended::Appended},
     problem::{Masks, Spec},
 };
 
@@ -176,6 +176,9 @@ pub struct Plan {
     /// None for plans that were read from a file.
     #[serde(skip)]
     pub(in crate::plan) origin: Origin,
+    /// None for plans that were read from a file.
+    #[serde(skip)]
+    pub(in crate::plan) appended: Appended,
 }
 
 impl Plan {
@@ -202,6 +205,7 @@ impl Plan {
             merge_mode: MergeMode::Kernel,
             pod: None,
             origin: Origin(None),
+            appended: Appended::NONE,
         }
     }
 

@@ -6,7 +6,7 @@ use kernels_gpu::abi::WorkItem;
 
 use self::keys::{Common, Decode, ItemKeys};
 use super::{
-    Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput,
+    Draft, DraftRow, DraftSink, Drafts, NO_ROW_BLOCK, PartInput,
     joint::{Choice, Joiner, JointForest},
 };
 use crate::plan::{
@@ -127,11 +127,10 @@ impl DecodeDrafter {
                 runs: 0,
             },
         };
-        if !self.grow(input) {
+        if !self.grow(input, &mut drafts.rows) {
             self.draft_apart(&mut common, input, drafts);
             return has_prefills;
         }
-        self.lay_out_rows(&mut drafts.rows);
         let costs = pack_costs(input);
         match (options.packing, rules.join) {
             (PackRule::Off, _) => self.packer.pack_by(|_| true, costs),
@@ -173,7 +172,8 @@ impl DecodeDrafter {
                     node = self.packer.nodes[node].subtree_end as usize;
                 }
                 _ => {
-                    self.draft_node(node, false, common, input, drafts);
+                    let Drafts { items, rows, .. } = &mut *drafts;
+                    self.draft_node(node, false, common, input, rows, items);
                     node += 1;
                 }
             }
@@ -202,24 +202,22 @@ impl DecodeDrafter {
         (step_ps >= least_ps && flops >= least_flops).then_some(step_ps)
     }
 
-    /// Drafts the part again: as before, or (`wide`) with prefills in the input's tiles for the wide prefixes. Returns
-    /// whether there are such prefixes.
-    pub fn draft_again(&mut self, wide: bool, input: &PartInput<'_>, drafts: &mut Drafts) -> bool {
+    /// Drafts the part again, with prefills in the input's tiles for the wide prefixes. `rows` are those of the first drafts; more
+    /// are added. Returns whether there are such prefixes.
+    pub fn draft_wide(
+        &self,
+        input: &PartInput<'_>,
+        rows: &mut Vec<DraftRow>,
+        drafts: &mut impl DraftSink,
+    ) -> bool {
         let Some(mut common) = self.again else {
             return false;
         };
-        drafts.items.clear();
-        drafts.runs.clear();
-        common.draft.rows = 0;
-        if !wide {
-            self.draft_nodes(&mut common, input, drafts);
-            return false;
-        }
         common.per_tile = input.tiles.decode_tokens() as usize;
         common.draft.pack = input.tiles.decode_pack();
         let mut any = false;
         for node in 0..self.packer.nodes.len() {
-            any |= self.draft_node(node, true, &mut common, input, drafts);
+            any |= self.draft_node(node, true, &mut common, input, rows, drafts);
         }
         any
     }
@@ -247,16 +245,20 @@ impl DecodeDrafter {
         joiner.draft(input, choice, root, &forest, drafts);
     }
 
-    /// Builds the prefix forest, in tokens. Returns false if no pages are shared; then there is no forest.
-    fn grow(&mut self, input: &PartInput<'_>) -> bool {
+    /// Builds the prefix forest, in tokens, and lists the rows of its leaves in order, so that the rows of a subtree are consecutive.
+    /// Returns false if no pages are shared; then there is no forest.
+    fn grow(&mut self, input: &PartInput<'_>, draft_rows: &mut Vec<DraftRow>) -> bool {
         let table = &input.part.table;
         let page_size = table.page_size;
         let Self {
             forest,
             packer,
             members,
+            rows_begin,
             ..
         } = self;
+        packer.nodes.clear();
+        rows_begin.clear();
         let shares = forest.build(members.len() as u32, |member| {
             let Decode {
                 table: first,
@@ -266,63 +268,54 @@ impl DecodeDrafter {
             let first = (first - input.first_page) as usize;
             &table.indices[first..first + sharable as usize]
         });
-        packer.nodes.clear();
-        packer
-            .nodes
-            .extend(forest.nodes.iter().map(|node| PackNode {
+        if !shares {
+            return false;
+        }
+        for node in &forest.nodes {
+            rows_begin.push(draft_rows.len() as u32);
+            let (mut end, mut rows) = (node.end * page_size, 0);
+            if node.is_leaf {
+                let member = &members[node.member as usize];
+                (end, rows) = (member.kv_len, member.tokens);
+                draft_rows.extend(member.rows());
+            }
+            packer.nodes.push(PackNode {
                 parent: node.parent,
                 subtree_end: node.subtree_end,
                 begin: node.begin * page_size,
-                end: if node.is_leaf {
-                    members[node.member as usize].kv_len
-                } else {
-                    node.end * page_size
-                },
-                rows: 0,
+                end,
+                rows,
                 is_leaf: node.is_leaf,
                 joined: 0,
                 start: 0,
-            }));
-        shares
+            });
+        }
+        rows_begin.push(draft_rows.len() as u32);
+        for (node, &first) in packer.nodes.iter_mut().zip(&*rows_begin) {
+            if !node.is_leaf {
+                node.rows = rows_begin[node.subtree_end as usize] - first;
+            }
+        }
+        true
     }
 
     /// Drafts items of one row block each.
     fn draft_apart(&self, common: &mut Common, input: &PartInput<'_>, drafts: &mut Drafts) {
+        let Drafts { items, rows, .. } = drafts;
         for row_block in &self.members {
             // Decode kernels may also run prompts, which can have many rows.
             common.draft.many_rows =
                 common.split.is_fixed() && has_many_rows(&input.model.spec, row_block.tokens);
-            let begin = drafts.rows.len();
-            drafts.rows.extend(row_block.rows());
+            let begin = rows.len();
+            rows.extend(row_block.rows());
             let keys = ItemKeys {
                 row_block,
                 start: 0,
                 end: row_block.kv_len,
                 is_leaf: true,
             };
-            keys.draft(begin..drafts.rows.len(), false, common, input, drafts);
-        }
-    }
-
-    /// Lists the rows of all leaves in forest order, so that the rows of a subtree are consecutive.
-    fn lay_out_rows(&mut self, draft_rows: &mut Vec<DraftRow>) {
-        let Self {
-            forest,
-            packer,
-            members,
-            rows_begin,
-            ..
-        } = self;
-        rows_begin.clear();
-        for node in &forest.nodes {
-            rows_begin.push(draft_rows.len() as u32);
-            if node.is_leaf {
-                draft_rows.extend(members[node.member as usize].rows());
-            }
-        }
-        rows_begin.push(draft_rows.len() as u32);
-        for (index, node) in packer.nodes.iter_mut().enumerate() {
-            node.rows = rows_begin[node.subtree_end as usize] - rows_begin[index];
+            let of_block = begin..rows.len();
+            keys.draft(of_block, false, common, input, rows, items);
         }
     }
 
@@ -334,7 +327,8 @@ impl DecodeDrafter {
         wide: bool,
         common: &mut Common,
         input: &PartInput<'_>,
-        drafts: &mut Drafts,
+        draft_rows: &mut Vec<DraftRow>,
+        drafts: &mut impl DraftSink,
     ) -> bool {
         let node = &self.packer.nodes[index];
         if node.is_empty() {
@@ -348,11 +342,11 @@ impl DecodeDrafter {
         };
         if !node.is_leaf && children().any(|(_, joined)| joined) {
             shared = true;
-            let begin = drafts.rows.len();
+            let begin = draft_rows.len();
             for (child, _) in children().filter(|(_, joined)| !joined) {
-                drafts.rows.extend_from_within(self.subtree_rows(child));
+                draft_rows.extend_from_within(self.subtree_rows(child));
             }
-            rows = begin..drafts.rows.len();
+            rows = begin..draft_rows.len();
         }
         let keys = ItemKeys {
             row_block: &self.members[self.forest.nodes[index].member as usize],
@@ -364,13 +358,13 @@ impl DecodeDrafter {
             && !node.is_leaf
             && rows.len() as u32 * input.model.spec.group() >= WIDE_ROWS
             && node.end - node.start >= WIDE_KEYS
-            && let Some((first, position)) = consecutive(&drafts.rows[rows.clone()])
+            && let Some((first, position)) = consecutive(&draft_rows[rows.clone()])
         {
             let tokens = first..first + rows.len() as u32;
             keys.draft_wide(tokens, position, common, input, drafts);
             return true;
         }
-        keys.draft(rows, shared, common, input, drafts);
+        keys.draft(rows, shared, common, input, draft_rows, drafts);
         false
     }
 

@@ -1,6 +1,6 @@
 //! All drafts of a batch.
 
-use super::{BatchInput, Drafts, NO_ROW_BLOCK, decode::DecodeDrafter};
+use super::{BatchInput, DraftSink, Drafts, NO_ROW_BLOCK, decode::DecodeDrafter};
 use crate::plan::{
     data::{PlanOptions, Rules},
     model::{PodConfig, TileTable},
@@ -39,6 +39,11 @@ impl Drafter {
         }
         *is_hybrid = *has_prefills && !drafts.items.is_empty();
         *is_hybrid
+    }
+
+    /// Whether the batch of the drafts has prefills.
+    pub const fn has_prefills(&self) -> bool {
+        self.has_prefills
     }
 
     /// Keys that decodes in other tiles read again, because these hold fewer query tokens, relative to all keys of the
@@ -81,13 +86,22 @@ impl Drafter {
         self.decodes.time_ps(input.model, any).filter(|_| may)
     }
 
-    /// Drafts the decodes again: with `wide`, prefills read the wide prefixes. Returns whether there are such prefixes.
-    pub fn draft_again(&mut self, input: &BatchInput<'_>, tiles: &TileTable, wide: bool) -> bool {
-        let Self {
-            drafts, decodes, ..
-        } = self;
-        let mut parts = input.parts(tiles);
-        parts.any(|part| decodes.draft_again(wide, &part, drafts))
+    /// Drafts the decodes again into `drafts`, with prefills for the wide prefixes. Its own drafts stay as they are. Returns whether
+    /// there are such prefixes.
+    pub fn draft_wide(
+        &mut self,
+        input: &BatchInput<'_>,
+        tiles: &TileTable,
+        drafts: &mut impl DraftSink,
+    ) -> bool {
+        let rows = &mut self.drafts.rows;
+        let own = rows.len();
+        let mut any = false;
+        for part in input.parts(tiles) {
+            any |= self.decodes.draft_wide(&part, rows, drafts);
+        }
+        rows.truncate(own);
+        any
     }
 
     /// Drafts the prefills. Drafts the decodes again if they take other tiles beside prefills.
@@ -107,10 +121,13 @@ impl Drafter {
             ..
         } = self;
         if !*has_prefills && config.is_some() {
-            // `prefixes_beside` drafted these prefixes already, but perhaps in the tiles of another configuration.
-            input.parts(tiles).for_each(|part| {
-                decodes.draft_again(true, &part, drafts);
-            });
+            // `prefixes_beside` chose this for the wide prefixes.
+            let Drafts { items, rows, runs } = drafts;
+            items.clear();
+            runs.clear();
+            for part in input.parts(tiles) {
+                decodes.draft_wide(&part, rows, items);
+            }
             return;
         }
         // With several parts, decodes are drafted again: drafts are in the order of the parts, in which states are

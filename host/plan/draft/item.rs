@@ -35,10 +35,76 @@ impl Drafts {
 
     /// Time of the items in picoseconds, if every resident CTA is busy all the time.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
-        self.items
-            .iter()
-            .map(|draft| draft.mean_load_ps(cost))
-            .sum()
+        let mut loads = MeanLoads::new(cost);
+        self.items.iter().map(|draft| loads.of(draft)).sum()
+    }
+}
+
+/// The times of drafts on every resident CTA, if the units are spread evenly. Most drafts have as many rows as a recent one, so
+/// that costs are computed once for all of them.
+pub struct MeanLoads<'a> {
+    cost: &'a CostModel,
+    recent: [MeanLoad; 8],
+}
+
+/// The costs of drafts that differ in their keys only, in picoseconds: of a unit, of each of its keys, and the number of units.
+#[derive(Clone, Copy, Default)]
+struct MeanLoad {
+    of: Option<(Kernel, Tile, u32, u32, u32)>,
+    fixed: u64,
+    key: u64,
+    units: u64,
+    ctas: u64,
+}
+
+impl<'a> MeanLoads<'a> {
+    pub fn new(cost: &'a CostModel) -> Self {
+        Self {
+            cost,
+            recent: [MeanLoad::default(); 8],
+        }
+    }
+
+    /// The time of a draft in picoseconds.
+    #[inline(always)]
+    pub fn of(&mut self, draft: &Draft) -> u64 {
+        let Draft {
+            kernel,
+            tile,
+            pack,
+            heads,
+            ..
+        } = *draft;
+        let partial_rows = if draft.leaves_partial { draft.rows } else { 0 };
+        let of = Some((kernel, tile, pack, heads, partial_rows));
+        let recent = &mut self.recent[draft.rows.ilog2() as usize % 8];
+        if recent.of != of {
+            let cost = self.cost;
+            *recent = MeanLoad {
+                of,
+                fixed: cost.fixed_ps(kernel, tile, pack, partial_rows),
+                key: cost.key_ps(kernel, tile, pack),
+                units: draft.units(cost).into(),
+                ctas: cost.resident_ctas(kernel).into(),
+            };
+        }
+        (recent.fixed + recent.key * u64::from(draft.kv_len())) * recent.units / recent.ctas
+    }
+}
+
+/// Takes drafts.
+pub trait DraftSink {
+    fn add_decode(&mut self, draft: Draft);
+    fn add_prefill(&mut self, draft: Draft);
+}
+
+impl DraftSink for Vec<Draft> {
+    fn add_decode(&mut self, draft: Draft) {
+        self.push(draft);
+    }
+
+    fn add_prefill(&mut self, draft: Draft) {
+        self.push(draft);
     }
 }
 
@@ -122,15 +188,6 @@ impl Draft {
         self.kernel == Kernel::Prefill && of(self) == of(other) && overlap
     }
 
-    /// Time on every resident CTA in picoseconds, if the units are spread evenly.
-    pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
-        let partial_rows = if self.leaves_partial { self.rows } else { 0 };
-        let unit = cost.fixed_ps(self.kernel, self.tile, self.pack, partial_rows)
-            + cost.key_ps(self.kernel, self.tile, self.pack) * u64::from(self.kv_len());
-        let units = u64::from(self.units(cost));
-        unit * units / u64::from(cost.resident_ctas(self.kernel))
-    }
-
     /// Units of an item of the draft.
     pub const fn units(&self, cost: &CostModel) -> u32 {
         cost.units_per_item(self.pack) * self.heads
@@ -166,13 +223,23 @@ impl Draft {
 }
 
 /// Larger pages are cut inside: at multiples of this number of keys, which whole copies of a page's tokens fill.
-pub const INSIDE_PAGES: u32 = 128;
+const INSIDE_PAGES: u32 = 128;
 
 /// Cuts fall on multiples of this number of keys: whole pages unless these are large, and at least the 16 keys of a
 /// matrix instruction.
 pub const fn split_alignment(page_size: u32) -> u32 {
-    match page_size <= INSIDE_PAGES {
-        true => 16u32.next_multiple_of(page_size),
-        false => INSIDE_PAGES,
+    match page_size.is_power_of_two() {
+        _ if page_size > INSIDE_PAGES => INSIDE_PAGES,
+        true if page_size < 16 => 16,
+        true => page_size, // the usual case, without a division
+        false => 16u32.next_multiple_of(page_size),
+    }
+}
+
+/// The least multiple of an alignment that is no less. If the alignment is a power of two, this takes no division.
+pub const fn aligned(keys: u32, alignment: u32) -> u32 {
+    match alignment.is_power_of_two() {
+        true => (keys + (alignment - 1)) & !(alignment - 1),
+        false => keys.next_multiple_of(alignment),
     }
 }

@@ -10,6 +10,8 @@ mod sizes;
 
 pub use drafter::Drafter;
 pub use input::{BatchInput, PartInput};
-pub use item::{Draft, DraftRow, DraftRun, Drafts, NO_ROW_BLOCK, split_alignment};
+pub use item::{
+    Draft, DraftRow, DraftRun, DraftSink, Drafts, MeanLoads, NO_ROW_BLOCK, aligned, split_alignment,
+};
 pub use joint::WORTH_CUTTING;
 pub use sizes::PrefillSizes;

@@ -7,7 +7,7 @@ use crate::{
     plan::{
         conversion::{FIRST_NS, Prefixes, few_rows_see_them, pieces_beside, prepared_ns},
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
-        draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
+        draft::{BatchInput, Draft, DraftSink, Drafter, Drafts, MeanLoads, PartInput},
         model::{Model, PodConfig, PrefillTile, TileTable, gcd},
         split::FEW_ROWS,
     },
@@ -224,8 +224,13 @@ const LAUNCHED_NS: f64 = 8e3;
 /// Prefixes are read beside the other keys if the step then takes less than this part of its time.
 const WORTH_BESIDE: f64 = 0.95;
 
-/// What prefills read for decodes, and what is left for these.
-struct WidePrefixes {
+/// What prefills of wide prefixes take, and the decodes beside them. Drafts are added up, and not kept: most batches are drafted in
+/// another way.
+struct WidePrefixes<'a> {
+    model: &'a Model,
+    /// Time to compute one row of a tile with one key.
+    ns_per_pair: f64,
+    loads: MeanLoads<'a>,
     load: PrefillLoad,
     /// Partial states of the prefills, one for each query token.
     states: f64,
@@ -235,44 +240,51 @@ struct WidePrefixes {
     prefixes: Prefixes,
 }
 
-impl WidePrefixes {
-    /// Of a batch of one part, whose wide prefixes are drafted in `tiles`.
-    fn of(input: &BatchInput<'_>, tiles: &TileTable, drafts: &Drafts) -> Self {
+impl<'a> WidePrefixes<'a> {
+    /// Of a batch of one part, in `tiles`. None if there are no wide prefixes.
+    fn of(input: &BatchInput<'a>, tiles: &TileTable, drafter: &mut Drafter) -> Option<Self> {
         let model = input.model;
+        let mut parts = input.batch.parts.iter();
+        let rate = match parts.any(|part| prefills_by_rows(&model.spec, part)) {
+            true => BY_ROWS[1],
+            false => 1.0,
+        };
         let mut all = Self {
+            model,
+            ns_per_pair: ns_per_pair(model) * padded(&model.spec, tiles) / rate,
+            loads: MeanLoads::new(&model.cost),
             load: PrefillLoad::new(true),
             states: 0.0,
             decode_ps: 0,
             seen: [0; 2],
             prefixes: Prefixes::default(),
         };
-        let mut parts = input.batch.parts.iter();
-        let rate = match parts.any(|part| prefills_by_rows(&model.spec, part)) {
-            true => BY_ROWS[1],
-            false => 1.0,
-        };
-        let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles) / rate;
-        let group = u64::from(model.spec.group());
-        for draft in &drafts.items {
-            if draft.kernel != Kernel::Prefill {
-                all.decode_ps += draft.mean_load_ps(&model.cost);
-                continue;
-            }
-            let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
-            let units = draft.units(&model.cost);
-            let ns = pairs * ns_per_pair + model.device.pod.tile_ns;
-            all.load.add(0, units, ns);
-            all.states += f64::from(draft.rows);
-            // The tiles of a prefix follow each other.
-            if model.spec.converts() {
-                let keys = u64::from(draft.kv_len());
-                all.seen[1] += u64::from(draft.rows) * group * keys;
-                if all.prefixes.add(draft.table, draft.kv_begin..draft.kv_end) {
-                    all.seen[0] += keys;
-                }
+        drafter.draft_wide(input, tiles, &mut all).then_some(all)
+    }
+}
+
+impl DraftSink for WidePrefixes<'_> {
+    #[inline(always)] // most of a draft is never written then
+    fn add_decode(&mut self, draft: Draft) {
+        self.decode_ps += self.loads.of(&draft);
+    }
+
+    fn add_prefill(&mut self, draft: Draft) {
+        let Model {
+            spec, cost, device, ..
+        } = self.model;
+        let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
+        let ns = pairs * self.ns_per_pair + device.pod.tile_ns;
+        self.load.add(0, draft.units(cost), ns);
+        self.states += f64::from(draft.rows);
+        // The tiles of a prefix follow each other.
+        if spec.converts() {
+            let keys = u64::from(draft.kv_len());
+            self.seen[1] += u64::from(draft.rows) * u64::from(spec.group()) * keys;
+            if self.prefixes.add(draft.table, draft.kv_begin..draft.kv_end) {
+                self.seen[0] += keys;
             }
         }
-        all
     }
 }
 
@@ -296,14 +308,14 @@ pub fn prefixes_beside(
         configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
     };
     let tiles = configs().flatten().next()?;
-    let any = drafter.draft_again(input, tiles, true);
     let WidePrefixes {
         load,
         states,
         decode_ps,
         seen,
         prefixes,
-    } = WidePrefixes::of(input, tiles, &drafter.drafts);
+        ..
+    } = WidePrefixes::of(input, tiles, drafter)?;
     let load = load.converting(conversions_of(model, seen)[0]);
     let decode_ns = decode_ps as f64 / 1e3;
     let slowdown = match input.batch.parts.iter().any(copies_rows) {
@@ -320,11 +332,7 @@ pub fn prefixes_beside(
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
     let room = options.bound.filter(|_| model.spec.converts());
     let has_room = room.is_none_or(|bound| prefixes.pages() <= bound.converted_pages);
-    let may = any && is_sooner && has_room;
-    let Some(choice) = choice.filter(|_| may) else {
-        drafter.draft_again(input, input.tiles(), false);
-        return None;
-    };
+    let choice = choice.filter(|_| is_sooner && has_room)?;
     let ctas = match options.prefill_ctas {
         Some(prefill) => CtaSplit::new(device.sms, prefill.max(1)),
         None => choice.ctas,

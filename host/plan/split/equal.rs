@@ -88,12 +88,15 @@ impl Cuts {
         let before = (0..index).rev().take_while(shares).count();
         let after = (index + 1..drafts.len()).take_while(shares).count();
         let tiles = index - before..index + after + 1;
-        let units = tiles.clone().map(|at| problem.classes.unit_cost(at as u32));
-        let longest = units.clone().map(|unit| unit.whole()).max()?;
-        let keys = units.clone().map(|unit| unit.keys).max()?;
-        let fixed = units.clone().map(|unit| unit.fixed_cut).max()?;
-        let shortest = units.clone().map(|unit| unit.shortest).max()?;
-        let key = units.map(|unit| unit.key).max()?;
+        let (mut longest, mut keys, mut fixed, mut shortest, mut key) = (0, 0, 0, 0, 0);
+        for at in tiles.clone() {
+            let unit = problem.classes.unit_cost(at as u32);
+            longest = longest.max(unit.whole());
+            keys = keys.max(unit.keys);
+            fixed = fixed.max(unit.fixed_cut);
+            shortest = shortest.max(unit.shortest);
+            key = key.max(unit.key);
+        }
         let size = if longest > until {
             let fits = until.saturating_sub(fixed) / key;
             equal_size(&drafts[index], keys, fits, shortest)?

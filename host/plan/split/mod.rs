@@ -92,16 +92,18 @@ impl Splitter {
         }
         self.units = [0; 2];
         for piece in &self.pieces {
-            let kernel = drafts[piece.draft as usize].kernel;
+            let kernel = self.launches.list[piece.launch() as usize].kernel;
             let units = &mut self.units[kernel as usize];
             *units = units.saturating_add(self.classes.unit_cost(piece.draft).units);
         }
-        self.sections
-            .assign(input, &self.classes, drafts, &mut self.pieces);
-        for launch in &mut self.launches.list {
-            // Only kernels that load queries by tensor maps know sections.
-            if launch.id.is_some_and(|id| id.info().query_stages > 0) {
-                launch.kv_heads_together = self.sections.kv_heads_together();
+        if self.units[Kernel::Prefill as usize] > 0 {
+            self.sections
+                .assign(input, &self.classes, drafts, &mut self.pieces);
+            for launch in &mut self.launches.list {
+                // Only kernels that load queries by tensor maps know sections.
+                if launch.id.is_some_and(|id| id.info().query_stages > 0) {
+                    launch.kv_heads_together = self.sections.kv_heads_together();
+                }
             }
         }
         self.order.sort(&self.pieces, &mut self.launches.list);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::plan::draft::Draft;
+use crate::plan::draft::{Draft, aligned};
 
 /// A run of a draft's keys; becomes a work item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,9 +53,12 @@ const ROUNDED_BY: u64 = 64;
 /// otherwise within a tile.
 pub fn cut_before(draft: &Draft, key: u32) -> u32 {
     let alignment = draft.split_alignment();
-    let mut step = draft.tile.n.next_multiple_of(alignment);
+    let mut step = aligned(draft.tile.n, alignment);
     while step > alignment && u64::from(step) * ROUNDED_BY > u64::from(key - draft.kv_begin) {
-        step = (step / 2).next_multiple_of(alignment);
+        step = aligned(step / 2, alignment);
     }
-    key / step * step
+    match step.is_power_of_two() {
+        true => key & !(step - 1),
+        false => key / step * step,
+    }
 }

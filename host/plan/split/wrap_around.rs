@@ -61,8 +61,8 @@ pub fn wrap_around(
         }
     }
     // Ordered only here: a failed attempt needs no order.
-    columns_of.sort_unstable();
-    for column in columns_of.chunk_by(|a, b| a.0 == b.0) {
+    for column in columns_of.chunk_by_mut(|a, b| a.0 == b.0) {
+        column.sort_unstable();
         order_column(column, pieces);
     }
     true

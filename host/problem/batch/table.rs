@@ -299,9 +299,17 @@ impl PageTable {
                 pool_pages,
             });
         }
-        for (row_block, &got) in self.last_page_len.iter().enumerate() {
-            let pages = self.indptr[row_block + 1] - self.indptr[row_block];
-            if got > page_size || (got == 0) != (pages == 0) {
+        let pages = self.indptr.windows(2).map(|pair| pair[1] - pair[0]);
+        let blocks = pages.zip(self.last_page_len.iter().copied());
+        let wrong = |pages: u32, got: u32| (got > page_size) | ((got == 0) != (pages == 0));
+        // Whether any is wrong, without a branch for each. Only then, which one.
+        let most = MAX_POSITION / page_size;
+        let any = |any, (pages, got)| any | wrong(pages, got) | (pages > most);
+        if !blocks.clone().fold(false, any) {
+            return Ok(());
+        }
+        for (row_block, (pages, got)) in blocks.enumerate() {
+            if wrong(pages, got) {
                 return Err(ProblemError::LastPageLen {
                     part,
                     row_block,

@@ -6,7 +6,7 @@ use kernels_gpu::abi::WorkItem;
 
 use crate::plan::{
     data::{Kernel, SplitMode},
-    draft::{Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput},
+    draft::{Draft, DraftRow, DraftSink, NO_ROW_BLOCK, PartInput},
     model::PrefillTile,
     split::first_key,
 };
@@ -66,12 +66,12 @@ impl ItemKeys<'_> {
         position: i32,
         common: &Common,
         input: &PartInput<'_>,
-        drafts: &mut Drafts,
+        drafts: &mut impl DraftSink,
     ) {
         let PrefillTile { tile, pack, .. } = *input.tiles.prefill(tokens.end - tokens.start);
         let per_tile = tile.m / pack;
         for begin in tokens.clone().step_by(per_tile as usize) {
-            drafts.items.push(Draft {
+            drafts.add_prefill(Draft {
                 kernel: Kernel::Prefill,
                 tile,
                 pack,
@@ -99,7 +99,8 @@ impl ItemKeys<'_> {
         mut shared: bool,
         common: &mut Common,
         input: &PartInput<'_>,
-        drafts: &mut Drafts,
+        draft_rows: &[DraftRow],
+        drafts: &mut impl DraftSink,
     ) {
         let &Self {
             row_block,
@@ -122,11 +123,11 @@ impl ItemKeys<'_> {
                     true => begin..next,
                     false => rows.clone(),
                 };
-                let visible = input.visible(&drafts.rows[seeing], end);
+                let visible = input.visible(&draft_rows[seeing], end);
                 match common.split {
                     SplitMode::Fixed { .. } => {
                         // The rows of the tile decide: chunks of a prompt begin where the tiles of the whole prompt do.
-                        let seen = input.visible(&drafts.rows[begin..next], end).start;
+                        let seen = input.visible(&draft_rows[begin..next], end).start;
                         kv_begin = kv_begin.max(first_key(seen, common.draft.page_size));
                         // A prompt's first rows see few of its keys.
                         if common.draft.many_rows {
@@ -142,7 +143,7 @@ impl ItemKeys<'_> {
                     common.draft.rows = rows;
                     common.draft.tile.m = input.tiles.row_tile(rows);
                 }
-                drafts.items.push(Draft {
+                drafts.add_decode(Draft {
                     table: row_block.table,
                     rows_begin: begin as u32,
                     kv_begin,

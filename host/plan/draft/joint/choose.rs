@@ -1,7 +1,7 @@
 //! Which rows go into joint tiles, and how many rows a tile has.
 
 use super::{
-    costs::{ItemCosts, Items, Load},
+    costs::{ItemCosts, Load},
     layout::{Inner, Leaf, TileLayout, TreeSize},
 };
 use crate::plan::{
@@ -133,11 +133,15 @@ impl Joiner {
         while node < packer.nodes.len() {
             let end = packer.nodes[node].subtree_end as usize;
             let nodes = &packer.nodes[node..end];
-            let (apart, apart_bytes) = self.apart(input, nodes, node as u32, &mut costs);
+            self.list_item_rows(nodes, node as u32);
             let (mut row, mut leaf_keys, mut unique_keys) = (0, 0, 0);
-            for node in nodes {
+            for (node, &item_rows) in nodes.iter().zip(&self.item_rows) {
                 let keys = node.end - node.begin;
                 unique_keys += u64::from(keys);
+                if item_rows > 0 && keys > 0 {
+                    let is_partial = !node.is_leaf || node.start > 0;
+                    costs.add(input, item_rows, node.end - node.start, is_partial);
+                }
                 if node.is_leaf && node.rows > 0 {
                     leaf_keys += u64::from(keys);
                     row += node.rows;
@@ -153,7 +157,8 @@ impl Joiner {
                 }
             }
             let rows = nodes[0].rows;
-            let mut most_keys = apart_bytes as f64 / kv_bytes;
+            let apart = costs.take();
+            let mut most_keys = apart.bytes(&input.model.spec) as f64 / kv_bytes;
             if rows <= input.tiles.decode_tokens() {
                 most_keys = most_keys.min(unique_keys as f64 * ONCE);
             }
@@ -164,7 +169,7 @@ impl Joiner {
                 most_keys: (most_keys * bytes) as u64,
                 leaves_end: self.leaves.len() as u32,
                 inner_end: self.inner.len() as u32,
-                apart,
+                apart: apart.load,
                 joint: None,
             });
             node = end;
@@ -249,15 +254,9 @@ impl Joiner {
         can
     }
 
-    /// Load of a tree's items as they are packed, and the bytes that they move.
-    fn apart(
-        &mut self,
-        input: &PartInput<'_>,
-        nodes: &[PackNode],
-        first: u32,
-        costs: &mut ItemCosts,
-    ) -> (Load, u64) {
-        // The item of a parent has the rows of the children that are not joined to it.
+    /// Lists the rows of a tree's items as they are packed. The item of a parent has the rows of the children that are not joined to
+    /// it. `first` is the index of the tree's first node.
+    fn list_item_rows(&mut self, nodes: &[PackNode], first: u32) {
         let item_rows = &mut self.item_rows;
         item_rows.clear();
         for node in nodes {
@@ -269,22 +268,6 @@ impl Joiner {
                 *rows += node.rows;
             }
         }
-        for (node, &rows) in nodes.iter().zip(&*item_rows) {
-            if rows == 0 || node.is_empty() {
-                continue;
-            }
-            let is_partial = !node.is_leaf || node.start > 0;
-            costs.add(input, rows, node.end - node.start, is_partial);
-        }
-        let Items {
-            load,
-            keys: keys_read,
-            states,
-        } = costs.take();
-        let spec = &input.model.spec;
-        let bytes =
-            keys_read * spec.kv_bytes_per_token() + 2 * states * spec.partial_bytes_per_token();
-        (load, bytes)
     }
 }
 

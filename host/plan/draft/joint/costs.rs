@@ -1,9 +1,12 @@
 //! Predicted times of items.
 
-use crate::plan::{
-    data::{Kernel, Tile},
-    draft::PartInput,
-    model::{Contention, CostModel, Model},
+use crate::{
+    plan::{
+        data::{Kernel, Tile},
+        draft::PartInput,
+        model::{Contention, CostModel, Model},
+    },
+    problem::Spec,
 };
 
 /// Cut joint tiles read less evenly than whole ones. Cutting pays if a step takes more than this many times as long as
@@ -87,6 +90,13 @@ pub struct Items {
     /// Keys read, counted once for each tile.
     pub keys: u64,
     pub states: u64,
+}
+
+impl Items {
+    /// The bytes that they move.
+    pub const fn bytes(&self, spec: &Spec) -> u64 {
+        self.keys * spec.kv_bytes_per_token() + 2 * self.states * spec.partial_bytes_per_token()
+    }
 }
 
 /// Items that differ in their keys only.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plan::{
     data::{Kernel, Tile},
-    draft::{Draft, DraftRun, Drafts, NO_ROW_BLOCK, PartInput, split_alignment},
+    draft::{Draft, DraftRun, Drafts, NO_ROW_BLOCK, PartInput, aligned, split_alignment},
 };
 
 impl Joiner {
@@ -72,18 +72,13 @@ impl Joiner {
             }
         }
         let alignment = split_alignment(page_size);
-        // If the alignment is a power of two, no run needs a division.
-        let padded = |keys: u32| match alignment.is_power_of_two() {
-            true => (keys + (alignment - 1)) & !(alignment - 1),
-            false => keys.next_multiple_of(alignment),
-        };
         let mut runs_begin = first_run;
         for tile in tiles.iter().filter(|tile| tile.runs > 0) {
             let runs = &mut draft_runs[runs_begin as usize..tile.next_run as usize];
             let (mut start, mut rows_begin, mut rows_end) = (0, u32::MAX, 0);
             for run in &mut *runs {
                 run.start = start;
-                start += padded(run.kv_end - run.kv_begin);
+                start += aligned(run.kv_end - run.kv_begin, alignment);
                 rows_begin = rows_begin.min(run.rows_begin);
                 rows_end = rows_end.max(run.rows_begin + run.rows);
             }

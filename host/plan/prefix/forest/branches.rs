@@ -7,6 +7,8 @@ use super::NO_NODE;
 pub(super) struct Branches {
     keys: Vec<u64>,
     children: Vec<u32>,
+    /// The first pages of tables, in a hash table of their own.
+    firsts: Vec<u32>,
 }
 
 /// The free slot for a branch that was not found. It is valid until another branch is added.
@@ -29,12 +31,30 @@ impl Branches {
         self.children.resize(slots, NO_NODE);
     }
 
+    /// Whether two tables begin with the same page.
+    pub(super) fn begin_alike<'a>(&mut self, firsts: impl Iterator<Item = &'a u32>) -> bool {
+        let most = firsts.size_hint().1.unwrap_or(0);
+        let mask = (most * 2).next_power_of_two() - 1;
+        self.firsts.clear();
+        self.firsts.resize(mask + 1, FREE as u32);
+        for &page in firsts {
+            let mut slot = hash(page.into()) & mask;
+            while self.firsts[slot] != FREE as u32 {
+                if self.firsts[slot] == page {
+                    return true;
+                }
+                slot = (slot + 1) & mask;
+            }
+            self.firsts[slot] = page;
+        }
+        false
+    }
+
     /// The slot that holds the key, or the free one where it belongs.
     fn slot(&self, node: u32, page: u32) -> (usize, u64) {
         let key = u64::from(node) << 32 | u64::from(page);
         let mask = self.keys.len() - 1;
-        // Fibonacci hashing: the high bits are well mixed.
-        let mut slot = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & mask;
+        let mut slot = hash(key) & mask;
         while self.keys[slot] != key && self.keys[slot] != FREE {
             slot = (slot + 1) & mask;
         }
@@ -70,4 +90,9 @@ impl Branches {
             self.children[slot] = new;
         }
     }
+}
+
+/// Fibonacci hashing: the high bits are well mixed.
+const fn hash(key: u64) -> usize {
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize
 }

@@ -58,6 +58,13 @@ impl Forest {
     /// Builds the forest of `members` members, each with the pages that it may share. If no two share a page, returns false and lists no nodes.
     pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> &'a [u32]) -> bool {
         self.leaves = members;
+        self.nodes.clear();
+        if !self
+            .branches
+            .begin_alike((0..members).filter_map(|index| member(index).first()))
+        {
+            return false;
+        }
         self.growing.clear();
         self.growing.resize(members as usize, Growing::default());
         self.branches.clear(members as usize);
@@ -83,7 +90,6 @@ impl Forest {
             }
             previous = current;
         }
-        self.nodes.clear();
         let shares = self.growing.len() > members as usize;
         if shares {
             self.lay_out();
@@ -238,15 +244,9 @@ fn shared(a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
 /// Number of leading elements that are equal.
 #[inline(always)]
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    // Long blocks go through memcmp, short ones through a few instructions.
-    let long = equal_blocks::<32>(a, b);
-    let short = long + equal_blocks::<4>(&a[long..], &b[long..]);
-    let rest = a[short..].iter().zip(&b[short..]);
-    short + rest.take_while(|(a, b)| a == b).count()
-}
-
-/// Number of leading elements in whole blocks that are equal.
-fn equal_blocks<const BLOCK: usize>(a: &[u32], b: &[u32]) -> usize {
-    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
-    blocks.take_while(|(a, b)| a == b).count() * BLOCK
+    // Blocks are compared as vectors, without a call.
+    let blocks = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
+    let whole = blocks.take_while(|(a, b)| a == b).count() * 8;
+    let rest = a[whole..].iter().zip(&b[whole..]);
+    whole + rest.take_while(|(a, b)| a == b).count()
 }
