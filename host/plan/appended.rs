@@ -1,84 +1,7 @@
-//! A quick look at whether a batch only appended.
-//!
-//! Most steps append a token to each request, and no request needs another page. The arrays of such a batch are the same but for the
-//! lengths of last pages. Comparing them whole takes a fraction of the time of looking at each row block.
+//! Steps that only append to each request.
 
 use super::data::Plan;
-use crate::problem::{Batch, PageTable, Part};
-
-/// The arrays of the batch of a plan, or none if the plan is not of decodes that can all grow: then each row block is
-/// looked at. Plans that do the same are equal, whether they have these arrays or not.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Appended {
-    q_indptr: Vec<u32>,
-    indptr: Vec<u32>,
-    last_page_len: Vec<u32>,
-}
-
-impl PartialEq for Appended {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Appended {
-    pub(super) const NONE: Self = Self {
-        q_indptr: Vec::new(),
-        indptr: Vec::new(),
-        last_page_len: Vec::new(),
-    };
-
-    /// Keeps nothing.
-    pub(super) fn clear(&mut self) {
-        self.last_page_len.clear();
-    }
-
-    /// Keeps the arrays of the batch of a plan.
-    fn keep(&mut self, batch: &Batch, plan: &Plan) {
-        self.clear();
-        let Some(part) = plain(batch).filter(|_| plan.growable) else {
-            return;
-        };
-        // A row block without an item at its end cannot grow; one without queries does not move.
-        let grows = plan.row_blocks.iter().fold(true, |all, block| {
-            all & (block.tail != u32::MAX) & (block.tokens > 0)
-        });
-        if grows {
-            self.q_indptr.clone_from(&part.q_indptr);
-            self.indptr.clone_from(&part.table.indptr);
-            self.last_page_len.clone_from(&part.table.last_page_len);
-        }
-    }
-
-    /// By how many tokens each request of a batch is longer, if that is all that changed.
-    fn growth(&self, batch: &Batch, page_size: u32) -> Option<u32> {
-        let part = plain(batch)?;
-        let PageTable {
-            indptr,
-            last_page_len,
-            ..
-        } = &part.table;
-        let first = *self.last_page_len.first()?;
-        let by = last_page_len.first()?.wrapping_sub(first);
-        let same = part.table.page_size == page_size
-            && last_page_len.len() == self.last_page_len.len()
-            && *indptr == self.indptr
-            && part.q_indptr == self.q_indptr
-            && by <= page_size;
-        // The OR of all bits that differ, and of all numbers that must not be negative.
-        let lens = last_page_len.iter().zip(&self.last_page_len);
-        let (different, room) = lens.fold((0, 0), |(different, room), (&now, &before)| {
-            let differs = now.wrapping_sub(before) ^ by;
-            (different | differs, room | page_size.wrapping_sub(now))
-        });
-        (same && different == 0 && room as i32 >= 0).then_some(by)
-    }
-
-    /// After each request has become longer by so many tokens.
-    fn grow(&mut self, by: u32) {
-        self.last_page_len.iter_mut().for_each(|last| *last += by);
-    }
-}
+use crate::problem::{Batch, PageTable};
 
 impl Plan {
     /// By how many tokens each request of a batch is longer than planned, if that is all that changed.
@@ -109,17 +32,14 @@ impl Plan {
 
     /// Keeps what [`appends`](Self::appends) compares of a batch.
     pub(super) fn keep_arrays(&mut self, batch: &Batch) {
-        let mut appended = std::mem::take(&mut self.appended);
-        appended.keep(batch, self);
-        self.appended = appended;
-    }
-}
-
-/// The part of a batch that has one, without masks and without keys of requests elsewhere.
-fn plain(batch: &Batch) -> Option<&Part> {
-    match &batch.parts[..] {
-        [part] if !batch.has_masks() && part.keys_after.is_empty() && part.heads == 1 => Some(part),
-        _ => None,
+        // A row block without an item at its end cannot grow; one without queries does not move.
+        let grows = self.row_blocks.iter().fold(self.growable, |all, block| {
+            all & (block.tail != u32::MAX) & (block.tokens > 0)
+        });
+        match grows {
+            true => self.appended.keep(batch),
+            false => self.appended.clear(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Plans, and the input of a planner: plain data.
 
+mod appended;
 mod bound;
 mod error;
 mod hybrid;
@@ -9,6 +10,7 @@ mod rules;
 mod tables;
 mod unsupported;
 
+pub use appended::Appended;
 pub use bound::{BatchLimits, Bound, LIST_TOKENS};
 pub use error::{BrokenPlan, PlanError};
 pub use hybrid::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets, alike};

@@ -8,9 +8,9 @@ use kernels_gpu::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::PodPlan;
+use super::{Appended, PodPlan};
 use crate::{
-    plan::{Origin, appended::Appended},
+    plan::Origin,
     problem::{Masks, Spec},
 };
 
