@@ -1,13 +1,13 @@
 //! A case: a server's steps over paged keys and values, as data. It is drawn from a seed, and kept as JSON.
 
+mod special;
+
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
-    Hooks,
     abi::KvStrides,
     kv::LATENT_656_BYTES,
     plan::PlanOptions,
-    problem::{Batch, Compute, Dtype, Masks, PageTable, Spec},
-    variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
+    problem::{Batch, Dtype, Masks, PageTable, Spec},
 };
 
 use crate::numeric::Rng;
@@ -254,36 +254,6 @@ impl Case {
             (_, Dtype::F16) => Dtype::F16,
             _ => Dtype::BF16,
         }
-    }
-
-    /// What is special about results of a step, in words.
-    pub fn special(&self, step: Option<&Step>) -> Vec<&'static str> {
-        let (spec, variant) = (&self.spec, &self.spec.variant);
-        let hooks = |hooks: &Hooks| variant.hooks == Some(hooks.name);
-        let of_step = |special: fn(&Step) -> bool| step.is_some_and(special);
-        let all = [
-            (spec.rotary.is_some(), "rotary embedding"),
-            (spec.compute == Compute::F8, "products of 8 bits"),
-            (hooks(&ALIBI), "linear biases"),
-            (hooks(&DISTANCE_BIAS), "biases by distance"),
-            (hooks(&SIGMOID), "sigmoid weights"),
-            (variant.sinks, "sinks"),
-            (variant.soft_cap.is_some(), "soft cap"),
-            (variant.window_left.is_some(), "window"),
-            (spec.q_dtype == Dtype::F32, "queries in F32"),
-            (spec.out_dtype == Dtype::F32, "outputs in F32"),
-            (spec.latent, "latent keys"),
-            (self.scales == Scales::InRow, "rows of 656 bytes"),
-            (spec.kv_dtype.bytes() == 1, "keys of 8 bits"),
-            (self.appends == Appends::Quantised, "quantised appends"),
-            (self.appends == Appends::Computed, "computed scales"),
-            (self.ampere, "instructions of Ampere asked for"),
-            (of_step(|step| step.composed), "several parts"),
-            (of_step(|step| step.trees), "masks of the last keys"),
-            (of_step(|step| step.masks), "masks of any keys"),
-        ];
-        let there = all.into_iter().filter(|&(there, _)| there);
-        there.map(|(_, special)| special).collect()
     }
 
     /// The most keys of a request.

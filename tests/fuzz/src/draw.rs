@@ -85,6 +85,8 @@ impl Draw {
         let rounded = spec.rotary.is_some() || appends == Appends::Computed;
         let numbers = match rng.below(20) {
             0..5 | 6 | 7 if rounded => Numbers::Usual,
+            // A term of a product that outweighs the others cuts off more of them than is allowed for.
+            2..5 if in_8_bits => Numbers::Usual,
             0 => Numbers::Steep,
             1 => Numbers::Huge,
             2 => Numbers::Rising,

@@ -81,6 +81,9 @@ struct Arguments {
     /// The compute capability of the emulated GPU: 80 or 90
     #[arg(long, value_parser = ["80", "90"])]
     compute: Option<String>,
+    /// Only cases with this among what is special about their results, or with these calls: "rotary", "ByHead"
+    #[arg(long)]
+    with: Option<String>,
     /// Run the case of a file
     #[arg(long, conflicts_with_all = ["seeds", "seconds"])]
     replay: Option<PathBuf>,
@@ -111,6 +114,7 @@ impl Arguments {
                 &[Cpu, Gpu, Emulated, Plans],
             ),
             (self.threads.is_some(), "--threads", &[Cpu, Gpu]),
+            (self.with.is_some(), "--with", &[Cpu, Gpu, Emulated]),
             (self.compute.is_some(), "--compute", &[Emulated]),
             (self.tiny, "--tiny", &[Cpu, Gpu, Plans]),
             (self.large, "--large", &[Emulated]),
@@ -149,6 +153,7 @@ fn main() -> ExitCode {
             Some("80") => 80,
             _ => 90,
         },
+        with: arguments.with,
         modules: arguments.modules,
         out: arguments.out,
     };

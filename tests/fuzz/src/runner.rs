@@ -31,6 +31,8 @@ pub struct Run {
     pub time: Option<Duration>,
     pub threads: usize,
     pub tiny: bool,
+    /// What is to be special about cases.
+    pub with: Option<String>,
     /// The compute capability of an emulated GPU.
     pub compute: i32,
     /// Kernels in the place of those in the program.
@@ -141,8 +143,9 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
         Place::Emulated(..) => 1,
         _ => run.threads.max(1),
     };
-    let (next, stop, start) = (
+    let (next, left_out, stop, start) = (
         AtomicU64::new(run.seeds.start),
+        AtomicU64::new(0),
         AtomicBool::new(false),
         Instant::now(),
     );
@@ -157,7 +160,12 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
                 break;
             }
             *at.lock().expect("nobody panics") = Some((seed, Instant::now()));
-            match place.case(&draw.case(seed)) {
+            let case = draw.case(seed);
+            if run.with.as_ref().is_some_and(|with| !case.has(with)) {
+                left_out.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            match place.case(&case) {
                 Ok(tally) => all.lock().expect("nobody panics").add(tally),
                 Err(failure) => {
                     stop.store(true, Ordering::Relaxed);
@@ -186,7 +194,7 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
             }
         }
     });
-    let cases = next.into_inner().min(run.seeds.end) - run.seeds.start;
+    let cases = next.into_inner().min(run.seeds.end) - run.seeds.start - left_out.into_inner();
     report(
         &all.into_inner().expect("nobody panics"),
         cases,
