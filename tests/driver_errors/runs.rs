@@ -4,8 +4,9 @@ use std::{ffi::c_void, mem, ptr::NonNull};
 
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace},
+    exec::gpu::{DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    step::Rope,
     tensor::ShapeError,
 };
 
@@ -68,6 +69,39 @@ fn a_run_is_refused_before_anything_is_launched() {
 }
 
 /// By decodes alone and by prefills alone, whose kernels have checks of their own.
+/// Prefills read copies of keys that were turned, and asked nobody whether the pool itself has scales.
+#[test]
+fn scales_of_16_bits_are_refused_where_keys_are_turned() {
+    if !with_young_driver(scales_of_16_bits_are_refused_where_keys_are_turned) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let plain = Spec::new(8, 2, 128);
+    let turned = plain.with_rotary(Rope::new(128, 1e4));
+    for (spec, queries) in [(plain, 160), (turned, 160), (turned, 1)] {
+        let mut table = PageTable::new(16, 20);
+        table.push(&(0..10).collect::<Vec<_>>(), 160);
+        let plan = planned(&gpu, &spec, &Batch::new(vec![0, queries], table));
+        let mut workspace = workspace(&gpu, &plan);
+        let q = DeviceTensor::new(1 << 30, Dtype::BF16, [queries as usize, 8, 128]);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 33, 1 << 34);
+        let of_heads = DeviceTensor::new(1 << 35, Dtype::F32, [2]);
+        let (k, v) = (of_heads, of_heads);
+        let scaled = pool.with_scales(KvScales::Head { k, v });
+        // SAFETY: the fake driver follows no address.
+        unsafe {
+            workspace.upload(&plan, Stream::DEFAULT).unwrap();
+            let mut run = |pool| gpu.run(&mut workspace, &q, &[pool], &q, None, Stream::DEFAULT);
+            let error = run(scaled).expect_err(&format!("{spec:?}"));
+            assert!(
+                matches!(error, Error::Shape(ShapeError::Scaled { .. })),
+                "{error}"
+            );
+            run(pool).unwrap();
+        }
+    }
+}
+
 #[test]
 fn outputs_do_not_overlap_and_log_sums_are_floats() {
     if !with_young_driver(outputs_do_not_overlap_and_log_sums_are_floats) {

@@ -1,10 +1,13 @@
 //! A case: a server's steps over paged keys and values, as data. It is drawn from a seed, and kept as JSON.
 
+mod special;
+
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
     abi::KvStrides,
+    kv::LATENT_656_BYTES,
     plan::PlanOptions,
-    problem::{Batch, Masks, PageTable, Spec},
+    problem::{Batch, Dtype, Masks, PageTable, Spec},
 };
 
 use crate::numeric::Rng;
@@ -19,6 +22,8 @@ pub struct Case {
     /// Of the first part of a batch and every other one after it, and of the rest.
     pub pools: [PoolLayout; 2],
     pub scales: Scales,
+    #[serde(default)]
+    pub appends: Appends,
     pub numbers: Numbers,
     /// What every byte is that nobody owns.
     pub poison: u8,
@@ -66,6 +71,43 @@ pub enum Scales {
     Head,
     Request,
     Token,
+    /// Latent keys in rows of 656 bytes, which have their scales.
+    InRow,
+}
+
+/// What new keys and values of 8 bits are when they are appended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Appends {
+    /// Numbers as the pool has them.
+    #[default]
+    Copied,
+    /// Numbers of 16 bits, which are divided by the scales of the pool.
+    Quantised,
+    /// Numbers of 16 bits, whose scales are computed and written.
+    Computed,
+}
+
+/// Calls besides those of a step, over its requests and the keys that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Extra {
+    /// Lists of pages that differ by KV head, and requests without lists.
+    ByHead,
+    /// Prompts with masks of blocks: one for all heads, for each KV head, or for each query head.
+    Blocks(Masked),
+    /// Two runs over a part of the keys each, and their results merged.
+    Merged,
+    /// The new tokens as trees of drafts.
+    Tree,
+    /// So many keys that were chosen for each query token, some of them none.
+    Chosen(u32),
+}
+
+/// As `MaskedHeads` of the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Masked {
+    All,
+    KvHead,
+    QueryHead,
 }
 
 /// What queries and keys are drawn from.
@@ -111,6 +153,8 @@ pub struct Step {
     pub update: bool,
     /// The same batch by other plans.
     pub others: Vec<PlanOptions>,
+    #[serde(default)]
+    pub extras: Vec<Extra>,
 }
 
 /// A request in a step: its new tokens are the last of its keys.
@@ -195,6 +239,29 @@ impl Case {
         batch
     }
 
+    /// Elements of a key and of a value in the pool; bytes where rows have their scales.
+    pub fn stored_dims(&self) -> [u32; 2] {
+        match self.scales {
+            Scales::InRow => [LATENT_656_BYTES; 2],
+            _ => [self.spec.head_dim_qk, self.spec.head_dim_v],
+        }
+    }
+
+    /// The type of new keys and values.
+    pub fn row_dtype(&self) -> Dtype {
+        match (self.appends, self.spec.q_dtype) {
+            (Appends::Copied, _) => self.spec.kv_dtype,
+            (_, Dtype::F16) => Dtype::F16,
+            _ => Dtype::BF16,
+        }
+    }
+
+    /// The most keys of a request.
+    pub fn most_keys(&self) -> u32 {
+        let rows = self.steps.iter().flat_map(|step| &step.rows);
+        rows.map(|row| row.keys).max().unwrap_or(0)
+    }
+
     /// The most query tokens of a step.
     pub fn most_tokens(&self) -> usize {
         let tokens = |step: &Step| step.rows.iter().map(|row| row.queries as usize).sum();
@@ -225,8 +292,9 @@ impl Case {
                 page_size,
             }
         };
-        let mut k = strides(layout.hnd, spec.head_dim_qk);
-        let mut v = strides(layout.hnd != layout.values_differ, spec.head_dim_v);
+        let [of_k, of_v] = self.stored_dims();
+        let mut k = strides(layout.hnd, of_k);
+        let mut v = strides(layout.hnd != layout.values_differ, of_v);
         let mut v_from_k = None;
         if spec.latent {
             (v, v_from_k) = (k, Some(0));

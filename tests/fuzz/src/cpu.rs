@@ -9,8 +9,8 @@ use tandem_attn::{
 };
 
 use crate::{
-    case::{Case, Scales},
-    oracle,
+    case::{Appends, Case, Scales},
+    oracle::{self, Right},
     planned::{Planned, planned},
     tally::{Failure, Tally},
     with_type,
@@ -54,6 +54,15 @@ struct Runner<'a> {
 
 /// Plans the case and runs it.
 pub fn run(case: &Case) -> Result<Tally, Failure> {
+    let has_extras = case.steps.iter().any(|step| !step.extras.is_empty());
+    if case.appends != Appends::Copied || case.spec.variant.hooks.is_some() || has_extras {
+        return Err(Failure {
+            step: None,
+            what:
+                "the case is for a GPU: it has hooks, appends or calls that are drawn for GPUs only"
+                    .into(),
+        });
+    }
     let mut device = DeviceDescription::named("cpu").expect("it is built in");
     device.sms = case.sms;
     let mut tally = Tally::default();
@@ -80,7 +89,7 @@ impl Runner<'_> {
         self.append(&new)?;
         let tokens = batch.total_q() as usize;
         let q = self.world.write_queries(case, at, tokens);
-        let right = oracle::right(case, batch, &self.world, &q);
+        let right = Right::from(oracle::right(case, batch, &self.world, &q));
         for (index, plan) in planned.plans.iter().enumerate() {
             let call = |what| format!("plan {index}: {what}");
             let mut first = None;
@@ -90,6 +99,8 @@ impl Runner<'_> {
                 self.tally.calls += 1;
                 oracle::judge(case, &self.world, tokens, false, results.bytes(), &right)
                     .map_err(call)?;
+                self.tally.right(&["run"]);
+                self.tally.right(&case.special(case.steps.get(at)));
                 let first = first.get_or_insert_with(|| results.clone());
                 if let Some(byte) = first.differs(results.bytes()) {
                     return Err(call(format!("a second run differs at byte {byte}")));
@@ -164,7 +175,8 @@ impl Runner<'_> {
         let [k_scales, v_scales] = &world.scale_values;
         let strides = tandem_attn::problem::KvLayout::Nhd.strides(case.page_size, spec.kv_heads, 1);
         let scales = match case.scales {
-            Scales::One => KvScales::One,
+            // Not drawn in rows.
+            Scales::One | Scales::InRow => KvScales::One,
             Scales::Tensor => KvScales::Tensor {
                 k: k_scales[0],
                 v: v_scales[0],

@@ -1,29 +1,36 @@
 //! A case on a GPU, or on an emulated one.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::BTreeMap;
 
 use tandem_attn::{
     Error,
     exec::gpu::{
-        Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, LaunchSet, OwnedStream,
-        Workspace, WorkspaceOptions,
+        Arch, DeviceBuffer, Gpu, Graph, LaunchSet, OwnedStream, Workspace, WorkspaceOptions,
     },
     plan::{DeviceDescription, Plan, PlanError, PlanOptions, Planner},
     problem::PageTable,
-    reference::Output,
+    tensor::ShapeError,
 };
 
 use crate::{
-    case::{Case, Step},
+    case::Case,
     numeric::Rng,
-    oracle,
+    oracle::{self, Right},
     planned::{Planned, bound, planned},
     refused,
     tally::{Failure, Tally},
     world::World,
 };
 
+mod append;
+mod blocks;
+mod by_head;
+mod chosen;
+mod extras;
 mod given;
+mod merged;
+mod replay;
+mod tree;
 mod workspace;
 
 /// By the launches that their plans need; one with all launches has none.
@@ -41,8 +48,9 @@ struct Runner<'a> {
     /// For runs at once, and for those of a graph.
     eager: Workspace,
     captured: Option<(Workspace, Graphs)>,
-    /// The most parts of a batch.
-    parts: usize,
+    device: DeviceDescription,
+    /// The most parts of a batch, and the most tokens.
+    most: [usize; 2],
     /// Of other heads than the case's.
     other: Option<Plan>,
     tally: Tally,
@@ -50,6 +58,35 @@ struct Runner<'a> {
 
 fn text(error: Error) -> String {
     error.to_string()
+}
+
+/// Counts a refusal of a right call by its reason.
+///
+/// # Errors
+/// An error that says anything else than that there is no kernel for the call or its layout.
+fn refusal(error: Error, tally: &mut Tally) -> Result<(), String> {
+    match error {
+        Error::NoInstance { .. }
+        | Error::NotOnDevice { .. }
+        | Error::Problem(_)
+        | Error::Stride { .. }
+        | Error::Shape(ShapeError::Scaled { .. })
+        | Error::Plan(PlanError::Unsupported(_) | PlanError::NoTile { .. }) => {
+            tally.unsupported(&error.to_string());
+            Ok(())
+        }
+        // Its kernels cannot merge what prefills and decodes leave together.
+        Error::NotCaptured { ref launch } if launch.contains("choose MergeMode::Kernel") => {
+            tally.unsupported(&error.to_string());
+            Ok(())
+        }
+        other => Err(text(other)),
+    }
+}
+
+/// The instructions that a case asks for, if any.
+fn arch(case: &Case) -> Option<Arch> {
+    case.ampere.then_some(Arch::Sm80)
 }
 
 /// Plans the case and runs it.
@@ -68,11 +105,15 @@ pub fn run(case: &Case, gpu: &Gpu) -> Result<Tally, Failure> {
     if steps.iter().all(|step| step.plans.is_empty()) {
         return Ok(tally);
     }
-    let runner = Runner::new(case, gpu, &device, &steps, tally);
-    let mut runner = runner.map_err(|error| Failure {
-        step: None,
-        what: error.to_string(),
-    })?;
+    let mut runner = match Runner::new(case, gpu, &device, &steps, tally.clone()) {
+        Ok(runner) => runner,
+        Err(error) => {
+            return match refusal(error, &mut tally) {
+                Ok(()) => Ok(tally),
+                Err(what) => Err(Failure { step: None, what }),
+            };
+        }
+    };
     for (at, planned) in steps.iter().enumerate() {
         let done = runner.step(at, planned);
         done.map_err(|what| Failure::at(at, what))?;
@@ -90,7 +131,7 @@ impl<'a> Runner<'a> {
     ) -> Result<Self, Error> {
         let world = World::new(case);
         let bound = bound(steps, case.slack);
-        let options = WorkspaceOptions::default().with_arch(case.ampere.then_some(Arch::Sm80));
+        let options = WorkspaceOptions::default().with_arch(arch(case));
         let eager = gpu.workspace(&case.spec, &bound, options)?;
         let mut parts: Vec<usize> = Vec::new();
         let captured = match case.graph {
@@ -117,6 +158,8 @@ impl<'a> Runner<'a> {
             }
             false => None,
         };
+        let tokens = steps.iter().flat_map(|step| &step.plans);
+        let tokens = tokens.map(|plan| plan.total_q as usize);
         let mut spec = case.spec;
         spec.scale *= 0.5;
         let mut table = PageTable::new(case.page_size, 1);
@@ -133,7 +176,8 @@ impl<'a> Runner<'a> {
             world,
             eager,
             captured,
-            parts: parts.into_iter().max().unwrap_or(0),
+            device: device.clone(),
+            most: [parts, tokens.collect()].map(|of| of.into_iter().max().unwrap_or(0)),
             other: other.ok(),
             tally,
         })
@@ -149,16 +193,20 @@ impl<'a> Runner<'a> {
             .write(0, self.world.given.bytes())
             .map_err(text)?;
         self.append(listed, &new)?;
-        let right = oracle::right(case, &planned.batch, &self.world, &q);
+        let batch = &planned.batch;
+        let exact = Right::from(oracle::right(case, batch, &self.world, &q));
         for (index, plan) in planned.plans.iter().enumerate() {
+            let in_f8 = oracle::of_plan(case, batch, plan, &self.world, &q);
+            let right = in_f8.as_ref().unwrap_or(&exact);
             let call = |what| format!("plan {index}: {what}");
-            self.plan(plan, at, &right).map_err(call)?;
+            self.plan(plan, at, right).map_err(call)?;
+            if index == 0 {
+                let call = |what| format!("by a graph: {what}");
+                self.replay(plan, &case.steps[at], right).map_err(call)?;
+            }
         }
-        if let Some(plan) = planned.plans.first() {
-            let call = |what| format!("by a graph: {what}");
-            self.replay(plan, &case.steps[at], &right).map_err(call)?;
-        }
-        self.unchanged()
+        self.unchanged()?;
+        self.extras(at, &q)
     }
 
     /// Nothing that calls read was written.
@@ -174,60 +222,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn append(&mut self, listed: usize, new: &[u32]) -> Result<(), String> {
-        let (case, spec) = (self.case, self.case.spec);
-        let at = |place: usize| self.given.address() + place as u64;
-        let slots = DeviceArray::new(at(self.world.slots.start), listed);
-        let heads = spec.kv_heads as usize;
-        let [k, v] = [spec.head_dim_qk, spec.head_dim_v].map(|dim| [listed, heads, dim as usize]);
-        let k = DeviceTensor::new(at(self.world.rows[0].start), spec.kv_dtype, k);
-        let v = DeviceTensor::new(at(self.world.rows[1].start), spec.kv_dtype, v);
-        for (pool, layout) in self.pools().into_iter().zip(self.world.pools) {
-            let mut rng = Rng(case.seed ^ 10 ^ self.tally.calls);
-            for _ in 0..case.wrong {
-                let given = refused::Append { pool, slots, k, v };
-                refused::append(
-                    self.gpu,
-                    &spec,
-                    given,
-                    &self.stream,
-                    &mut rng,
-                    &mut self.tally,
-                )?;
-            }
-            // SAFETY: all of it is in memory of ours, and the stream is waited for.
-            let done = unsafe {
-                match spec.latent {
-                    true => {
-                        let shape = [self.world.pages, case.page_size, 1, spec.head_dim_qk];
-                        let mut pool =
-                            DeviceTensor::new(pool.k, spec.kv_dtype, shape.map(|x| x as usize));
-                        let strides = [layout.k.page, layout.k.token, layout.k.head];
-                        for (axis, stride) in strides.into_iter().enumerate() {
-                            pool = pool.with_stride(axis, stride as usize);
-                        }
-                        self.gpu.append_rows(&k, slots, &pool, *self.stream)
-                    }
-                    false => {
-                        let gpu = self.gpu;
-                        gpu.append_paged_kv(&spec, &pool, slots, &k, &v, *self.stream)
-                    }
-                }
-            };
-            done.map_err(text)?;
-            self.tally.calls += 1;
-        }
-        self.stream.synchronize().map_err(text)?;
-        for &slot in new {
-            self.world.fill(case, slot);
-            self.world.write_cache(case, slot);
-        }
-        self.unchanged()
-            .map_err(|what| format!("an append: {what}"))
-    }
-
     /// A plan at once: after wrong calls, twice.
-    fn plan(&mut self, plan: &Plan, at: usize, right: &Output) -> Result<(), String> {
+    fn plan(&mut self, plan: &Plan, at: usize, right: &Right) -> Result<(), String> {
         let case = self.case;
         let tokens = plan.total_q as usize;
         let given = self.given(plan.parts.len(), tokens);
@@ -246,12 +242,8 @@ impl<'a> Runner<'a> {
             }
         }
         // SAFETY: the stream is ours, and runs before it were waited for.
-        match unsafe { self.eager.upload(plan, *self.stream) } {
-            Err(error @ Error::NoInstance { .. }) => {
-                self.tally.unsupported(&error.to_string());
-                return Ok(());
-            }
-            done => done.map_err(text)?,
+        if let Err(error) = unsafe { self.eager.upload(plan, *self.stream) } {
+            return self.refused(error);
         }
         for _ in 0..case.wrong {
             let (gpu, stream) = (self.gpu, *self.stream);
@@ -271,16 +263,12 @@ impl<'a> Runner<'a> {
                 .write(0, self.world.results.bytes())
                 .map_err(text)?;
             // SAFETY: everything lives until the stream was waited for.
-            match unsafe { given.run(self.gpu, &mut self.eager, *self.stream) } {
-                Err(error @ Error::Driver { .. }) => return Err(text(error)),
-                Err(error) => {
-                    self.tally.unsupported(&error.to_string());
-                    return Ok(());
-                }
-                Ok(()) => {}
+            if let Err(error) = unsafe { given.run(self.gpu, &mut self.eager, *self.stream) } {
+                return self.refused(error);
             }
             self.stream.synchronize().map_err(text)?;
-            self.judge(tokens, right, &mut first)?;
+            self.judge("run", tokens, right, &mut first)?;
+            self.tally.right(&case.special(Some(&case.steps[at])));
             // From the second run on launches are those of the first, with other addresses.
             let (gpu, stream) = (self.gpu, *self.stream);
             refused::run(
@@ -296,77 +284,23 @@ impl<'a> Runner<'a> {
         self.workspace(false, plan)
     }
 
-    /// Results are right, and those of a second run the same.
+    /// Results are right, and those of a second run the same. The name is of what was called.
     fn judge(
         &mut self,
+        called: &'static str,
         tokens: usize,
-        right: &Output,
+        right: &Right,
         first: &mut Option<Vec<u8>>,
     ) -> Result<(), String> {
         self.tally.calls += 1;
         let results = self.results.read().map_err(text)?;
         oracle::judge(self.case, &self.world, tokens, true, &results, right)?;
+        self.tally.right(&[called]);
         let first = first.get_or_insert_with(|| results.clone());
         let mut pairs = first.iter().zip(&results);
         match pairs.position(|(a, b)| a != b) {
             Some(at) => Err(format!("a second run differs at byte {at} of the results")),
             None => Ok(()),
         }
-    }
-
-    /// The plan of a step by a graph, twice: by the one that was captured in the first step that could be, or by one of the
-    /// launches that the plan needs.
-    fn replay(&mut self, plan: &Plan, step: &Step, right: &Output) -> Result<(), String> {
-        if self.captured.is_none() {
-            return Ok(());
-        }
-        self.spoil(true)?;
-        let most = self.case.most_tokens();
-        let parts = self.parts;
-        let given = self.given(parts, most);
-        let (workspace, graphs) = self.captured.as_mut().expect("looked at above");
-        // SAFETY: the stream is ours, and runs before it were waited for.
-        match unsafe { workspace.upload(plan, *self.stream) } {
-            Err(error @ Error::Driver { .. }) => return Err(text(error)),
-            Err(error) => {
-                self.tally.unsupported(&error.to_string());
-                return Ok(());
-            }
-            Ok(()) => {}
-        }
-        let only_needed = (self.case.seed / 2).is_multiple_of(2);
-        let key = only_needed.then(|| workspace.needed_launches());
-        if let Entry::Vacant(place) = graphs.entry(key) {
-            if only_needed {
-                workspace.launch_only_needed();
-            }
-            let gpu = self.gpu;
-            // SAFETY: everything that is captured lives as long as the graph.
-            let made = self
-                .stream
-                .capture(|stream| unsafe { given.run(gpu, workspace, stream) });
-            match made {
-                Ok(made) => drop(place.insert(made)),
-                Err(error @ Error::Driver { .. }) => return Err(text(error)),
-                Err(error) => {
-                    self.tally.unsupported(&error.to_string());
-                    return Ok(());
-                }
-            }
-        }
-        let tokens = step.rows.iter().map(|row| row.queries as usize).sum();
-        let mut first = None;
-        for _ in 0..2 {
-            self.results
-                .write(0, self.world.results.bytes())
-                .map_err(text)?;
-            let (_, graphs) = self.captured.as_ref().expect("looked at above");
-            let graph = graphs.get(&key).expect("captured by now");
-            // SAFETY: everything in it lives.
-            unsafe { graph.launch(*self.stream) }.map_err(text)?;
-            self.stream.synchronize().map_err(text)?;
-            self.judge(tokens, right, &mut first)?;
-        }
-        self.workspace(true, plan)
     }
 }

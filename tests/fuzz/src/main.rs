@@ -3,7 +3,7 @@
 //! ```text
 //! tandem-fuzz cpu --seeds 1000          # on the CPU
 //! tandem-fuzz gpu --seconds 60          # on a GPU, or on what TANDEM_LIBCUDA names
-//! tandem-fuzz emulated --seeds 20       # on an emulated GPU
+//! tandem-fuzz emulated --seeds 20       # on an emulated GPU, with --compute 80 on one of Ampere
 //! tandem-fuzz plans --seeds 1000000     # planned and verified, and not run
 //! tandem-fuzz cpu --replay fuzz-7.json  # one that failed
 //! tandem-fuzz delays --seed 7 --out F   # kernels whose barriers wait at random, for:
@@ -15,6 +15,10 @@ mod cpu;
 mod delays;
 mod draw;
 mod gpu;
+#[path = "../../common/hooks.rs"]
+mod hooks;
+#[path = "../../common/in_8_bits.rs"]
+mod in_8_bits;
 #[path = "../../common/modules.rs"]
 mod modules;
 mod numbers;
@@ -24,6 +28,7 @@ mod oracle;
 mod planned;
 mod plans;
 mod refused;
+mod row_656;
 mod runner;
 mod shrink;
 mod tally;
@@ -37,6 +42,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, ValueEnum};
 
+use numeric::Rng;
 use runner::Run;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,6 +75,15 @@ struct Arguments {
     /// Small cases
     #[arg(long)]
     tiny: bool,
+    /// Cases on an emulated GPU as large as those on a GPU: up to minutes each
+    #[arg(long)]
+    large: bool,
+    /// The compute capability of the emulated GPU: 80 or 90
+    #[arg(long, value_parser = ["80", "90"])]
+    compute: Option<String>,
+    /// Only cases with this among what is special about their results, or with these calls: "rotary", "ByHead"
+    #[arg(long)]
+    with: Option<String>,
     /// Run the case of a file
     #[arg(long, conflicts_with_all = ["seeds", "seconds"])]
     replay: Option<PathBuf>,
@@ -99,7 +114,10 @@ impl Arguments {
                 &[Cpu, Gpu, Emulated, Plans],
             ),
             (self.threads.is_some(), "--threads", &[Cpu, Gpu]),
-            (self.tiny, "--tiny", &[Cpu, Gpu, Emulated, Plans]),
+            (self.with.is_some(), "--with", &[Cpu, Gpu, Emulated]),
+            (self.compute.is_some(), "--compute", &[Emulated]),
+            (self.tiny, "--tiny", &[Cpu, Gpu, Plans]),
+            (self.large, "--large", &[Emulated]),
             (self.replay.is_some(), "--replay", &[Cpu, Gpu, Emulated]),
             (
                 self.modules.is_some(),
@@ -130,7 +148,12 @@ fn main() -> ExitCode {
         seeds: arguments.seed..arguments.seed.saturating_add(seeds),
         time: arguments.seconds.map(Duration::from_secs),
         threads: arguments.threads.unwrap_or(cores),
-        tiny: arguments.tiny,
+        tiny: arguments.tiny || arguments.target == Target::Emulated && !arguments.large,
+        compute: match arguments.compute.as_deref() {
+            Some("80") => 80,
+            _ => 90,
+        },
+        with: arguments.with,
         modules: arguments.modules,
         out: arguments.out,
     };

@@ -97,7 +97,9 @@ pub fn bound(steps: &[Planned], slack: u32) -> Bound {
     let tokens = steps.iter().flat_map(|step| &step.plans);
     let tokens = tokens.map(|plan| plan.total_q).max().unwrap_or(0);
     let of_tokens = if most.mask_words > 0 { 3 * tokens } else { 0 };
+    let ancestors = if most.ancestors > 0 { tokens } else { 0 };
     Bound {
+        ancestors,
         mask_words: most.mask_words + of_tokens,
         items: most.items + slack,
         rows: most.rows + slack,

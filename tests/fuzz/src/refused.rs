@@ -1,15 +1,17 @@
 //! Wrong runs and appends on a GPU, by class: each is refused before anything is launched.
 
+mod appends;
+
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, OwnedStream, RopePart, RunTensors,
-        Stream, Workspace,
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RopePart, RunTensors, Stream, Workspace,
     },
     plan::Plan,
-    problem::{Dtype, Spec},
-    variants::Slopes,
+    problem::Dtype,
 };
+
+pub use self::appends::{Append, append};
 
 use crate::{numeric::Rng, tally::Tally};
 
@@ -21,10 +23,9 @@ pub struct Given {
     pub out: DeviceTensor<3>,
     pub lse: Option<DeviceTensor<2>>,
     pub sinks: Option<DeviceArray<f32>>,
-    /// The address of the slopes of linear biases.
-    pub slopes: Option<u64>,
-    /// Something for a variant that takes nothing.
-    pub surplus: bool,
+    /// The bytes of what hooks take.
+    pub own: Vec<u8>,
+    pub indices: Option<DeviceArray<i32>>,
 }
 
 impl Given {
@@ -39,13 +40,8 @@ impl Given {
         let mut tensors = RunTensors::new(&self.q, &self.pools, &self.out);
         tensors.lse = self.lse.as_ref();
         tensors.sinks = self.sinks;
-        let slopes = self.slopes.map(|address| Slopes { address });
-        if let Some(slopes) = &slopes {
-            tensors = tensors.with_own(slopes);
-        }
-        if self.surplus {
-            tensors = tensors.with_own(&7_u32);
-        }
+        tensors.own = &self.own;
+        tensors.indices = self.indices;
         // SAFETY: the caller's promise.
         unsafe { gpu.run_with(workspace, &tensors, stream) }
     }
@@ -61,11 +57,19 @@ struct Asked<'a> {
 
 type Wrong = fn(&mut Asked<'_>, &mut Rng) -> Option<()>;
 
-/// Another 16-bit type.
+/// Another type, of 16 bits.
 fn other(dtype: Dtype) -> Dtype {
     match dtype {
         Dtype::BF16 => Dtype::F16,
         _ => Dtype::BF16,
+    }
+}
+
+/// 32 bits in the place of 16, and 8 in the place of 32.
+fn of_32_bits(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::F32 => Dtype::F8E4M3,
+        _ => Dtype::F32,
     }
 }
 
@@ -90,7 +94,7 @@ const RUNS: [(&str, Wrong); 42] = [
         changed!(asked.q, |q| q.dtype = other(q.dtype))
     }),
     ("q of 32 bits", |asked, _| {
-        changed!(asked.q, |q| q.dtype = Dtype::F32)
+        changed!(asked.q, |q| q.dtype = of_32_bits(q.dtype))
     }),
     ("q with a token less", |asked, _| {
         changed!(asked.q, |q| q.shape[0] -= 1)
@@ -129,7 +133,7 @@ const RUNS: [(&str, Wrong); 42] = [
         changed!(asked.out, |out| out.dtype = other(out.dtype))
     }),
     ("out of 32 bits", |asked, _| {
-        changed!(asked.out, |out| out.dtype = Dtype::F32)
+        changed!(asked.out, |out| out.dtype = of_32_bits(out.dtype))
     }),
     ("out with a token less", |asked, _| {
         changed!(asked.out, |out| out.shape[0] -= 1)
@@ -267,9 +271,9 @@ const RUNS: [(&str, Wrong); 42] = [
     (
         "nothing for the variant, or something for none",
         |asked, _| {
-            match asked.given.slopes {
-                Some(_) => asked.given.slopes = None,
-                None => asked.given.surplus = true,
+            match asked.given.own.is_empty() {
+                false => asked.given.own.clear(),
+                true => asked.given.own.extend([7; 4]),
             }
             Some(())
         },
@@ -309,96 +313,5 @@ pub fn run(
             Ok(())
         }
         Ok(()) => Err(format!("run, though wrong: {class}")),
-    }
-}
-
-/// What an append is given.
-#[derive(Clone, Copy)]
-pub struct Append {
-    pub pool: KvPool,
-    pub slots: DeviceArray<u32>,
-    pub k: DeviceTensor<3>,
-    pub v: DeviceTensor<3>,
-}
-
-type WrongAppend = fn(&mut Append) -> Option<()>;
-
-const APPENDS: [(&str, WrongAppend); 12] = [
-    ("append: fewer slots than tokens", |given| {
-        given.slots.len = given.slots.len.checked_sub(1)?;
-        Some(())
-    }),
-    ("append: slots at null", |given| {
-        given.slots.address = 0;
-        Some(())
-    }),
-    ("append: keys of another type", |given| {
-        given.k.dtype = other(given.k.dtype);
-        Some(())
-    }),
-    ("append: values of other heads", |given| {
-        given.v.shape[1] += 1;
-        Some(())
-    }),
-    ("append: keys of other lengths", |given| {
-        given.k.shape[2] += 16;
-        Some(())
-    }),
-    ("append: keys between vectors", |given| {
-        given.k.address += 2;
-        Some(())
-    }),
-    ("append: values at null", |given| {
-        given.v.address = 0;
-        Some(())
-    }),
-    ("append: odd rows", |given| {
-        given.k.strides[0] += 1;
-        Some(())
-    }),
-    ("append: a gap between elements", |given| {
-        given.v.strides[2] = 2;
-        Some(())
-    }),
-    ("append: pages of no tokens", |given| {
-        given.pool.k_strides.page_size = 0;
-        given.pool.v_strides.page_size = 0;
-        Some(())
-    }),
-    ("append: values on other pages than keys", |given| {
-        given.pool.v_strides.page_size += 1;
-        Some(())
-    }),
-    ("append: a pool of another type", |given| {
-        given.pool.dtype = other(given.pool.dtype);
-        Some(())
-    }),
-];
-
-/// Appends with a mistake of some class.
-///
-/// # Errors
-/// Where it is not refused.
-pub fn append(
-    gpu: &Gpu,
-    spec: &Spec,
-    mut given: Append,
-    stream: &OwnedStream,
-    rng: &mut Rng,
-    tally: &mut Tally,
-) -> Result<(), String> {
-    let (class, wrong) = APPENDS[rng.below(APPENDS.len())];
-    if given.slots.len == 0 || wrong(&mut given).is_none() {
-        return Ok(());
-    }
-    let Append { pool, slots, k, v } = &given;
-    // SAFETY: it is refused. Where it is not, what it writes is found.
-    match unsafe { gpu.append_paged_kv(spec, pool, *slots, k, v, **stream) } {
-        Err(error @ Error::Driver { .. }) => Err(format!("{class}: {error}")),
-        Err(_) => {
-            tally.refused(class);
-            Ok(())
-        }
-        Ok(()) => Err(format!("done, though wrong: {class}")),
     }
 }

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ptx_gpu::Settings;
 use tandem_attn::exec::gpu::{Gpu, modules_of};
 
 use crate::{
@@ -30,6 +31,10 @@ pub struct Run {
     pub time: Option<Duration>,
     pub threads: usize,
     pub tiny: bool,
+    /// What is to be special about cases.
+    pub with: Option<String>,
+    /// The compute capability of an emulated GPU.
+    pub compute: i32,
     /// Kernels in the place of those in the program.
     pub modules: Option<PathBuf>,
     /// Where those that fail are written.
@@ -43,13 +48,22 @@ const HANGS: Duration = Duration::from_secs(120);
 pub enum Place {
     Cpu,
     Gpu(Box<Gpu>),
-    Emulated(Box<Gpu>),
+    /// With its compute capability.
+    Emulated(Box<Gpu>, i32),
+}
+
+/// Each case has an order of warps of its own.
+fn settings(compute: i32, seed: u64) -> Settings {
+    Settings {
+        compute,
+        ..Settings::in_order(seed, seed)
+    }
 }
 
 impl Place {
     /// # Errors
     /// Where there is no such GPU.
-    pub fn new(target: Target, modules: Option<&Path>) -> Result<Self, String> {
+    pub fn new(target: Target, modules: Option<&Path>, compute: i32) -> Result<Self, String> {
         let replaced = modules.map(modules_of).transpose();
         let replaced = replaced.map_err(|error| error.to_string())?;
         let load = || {
@@ -68,7 +82,8 @@ impl Place {
             Target::Emulated => {
                 let emulator = libcuda::stand_in("the emulator", ptx_gpu::symbol);
                 emulator.map_err(|_| "another driver is in use")?;
-                Ok(Self::Emulated(load()?))
+                ptx_gpu::configure(settings(compute, 0));
+                Ok(Self::Emulated(load()?, compute))
             }
         }
     }
@@ -76,7 +91,7 @@ impl Place {
     pub fn draw(&self, tiny: bool) -> Draw {
         Draw {
             gpu: !matches!(self, Self::Cpu),
-            size: match tiny || matches!(self, Self::Emulated(_)) {
+            size: match tiny {
                 true => Size::Tiny,
                 false => Size::Usual,
             },
@@ -88,8 +103,8 @@ impl Place {
         let run = || match self {
             Self::Cpu => cpu::run(case),
             Self::Gpu(gpu) => gpu::run(case, gpu),
-            Self::Emulated(gpu) => {
-                ptx_gpu::configure(ptx_gpu::Settings::in_order(case.seed, case.seed));
+            Self::Emulated(gpu, compute) => {
+                ptx_gpu::configure(settings(*compute, case.seed));
                 let done = gpu::run(case, gpu);
                 if done.is_err() {
                     ptx_gpu::forget_failure();
@@ -118,14 +133,19 @@ impl Place {
 /// # Errors
 /// The first case that fails: it was shrunk and written.
 pub fn run(target: Target, run: &Run) -> Result<(), String> {
-    let place = Place::new(target, run.modules.as_deref())?;
+    let place = Place::new(target, run.modules.as_deref(), run.compute)?;
     let draw = place.draw(run.tiny);
+    let hangs = match (&place, run.tiny) {
+        (Place::Emulated(..), false) => 10 * HANGS,
+        _ => HANGS,
+    };
     let threads = match place {
-        Place::Emulated(_) => 1,
+        Place::Emulated(..) => 1,
         _ => run.threads.max(1),
     };
-    let (next, stop, start) = (
+    let (next, left_out, stop, start) = (
         AtomicU64::new(run.seeds.start),
+        AtomicU64::new(0),
         AtomicBool::new(false),
         Instant::now(),
     );
@@ -140,7 +160,12 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
                 break;
             }
             *at.lock().expect("nobody panics") = Some((seed, Instant::now()));
-            match place.case(&draw.case(seed)) {
+            let case = draw.case(seed);
+            if run.with.as_ref().is_some_and(|with| !case.has(with)) {
+                left_out.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            match place.case(&case) {
                 Ok(tally) => all.lock().expect("nobody panics").add(tally),
                 Err(failure) => {
                     stop.store(true, Ordering::Relaxed);
@@ -161,7 +186,7 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
             for at in &busy {
                 let at = *at.lock().expect("nobody panics");
                 if let Some((seed, since)) = at
-                    && since.elapsed() > HANGS
+                    && since.elapsed() > hangs
                 {
                     eprintln!("seed {seed} hangs: {:?}", draw.case(seed));
                     std::process::exit(3);
@@ -169,7 +194,7 @@ pub fn run(target: Target, run: &Run) -> Result<(), String> {
             }
         }
     });
-    let cases = next.into_inner().min(run.seeds.end) - run.seeds.start;
+    let cases = next.into_inner().min(run.seeds.end) - run.seeds.start - left_out.into_inner();
     report(
         &all.into_inner().expect("nobody panics"),
         cases,
@@ -201,7 +226,7 @@ pub fn replay(target: Target, run: &Run, file: &Path) -> Result<(), String> {
     let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let case: Case = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     let start = Instant::now();
-    let done = Place::new(target, run.modules.as_deref())?.case(&case);
+    let done = Place::new(target, run.modules.as_deref(), run.compute)?.case(&case);
     let tally = done.map_err(|failure| failure.to_string())?;
     report(&tally, 1, start.elapsed());
     Ok(())
@@ -226,8 +251,12 @@ fn report(tally: &Tally, cases: u64, time: Duration) {
     for (class, count) in &tally.wrong {
         println!("  {count:8} {class}");
     }
+    println!("results that were right, by what is special about them:");
+    for (special, count) in &tally.right {
+        println!("  {count:8} {special}");
+    }
     println!(
-        "{} right calls that no kernel was compiled for",
+        "{} right calls that were refused",
         tally.unsupported.values().sum::<u64>()
     );
     for (error, count) in &tally.unsupported {

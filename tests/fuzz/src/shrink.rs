@@ -1,8 +1,11 @@
 //! Smaller cases that fail, too.
 
-use tandem_attn::plan::PlanOptions;
+use tandem_attn::{
+    plan::PlanOptions,
+    problem::{Compute, Dtype},
+};
 
-use crate::case::{Case, Numbers, PoolLayout, Scales};
+use crate::case::{Appends, Case, Numbers, PoolLayout, Scales};
 
 type Smaller = fn(&Case) -> Vec<Case>;
 
@@ -23,7 +26,7 @@ fn with(case: &Case, change: impl Fn(&mut Case)) -> Vec<Case> {
 }
 
 /// What is tried, that which makes most of a difference first.
-const WAYS: [Smaller; 19] = [
+const WAYS: [Smaller; 24] = [
     |case| {
         without(case, case.steps.len(), |case, at| {
             drop(case.steps.remove(at))
@@ -52,7 +55,34 @@ const WAYS: [Smaller; 19] = [
     |case| with(case, |case| case.pools = [PoolLayout::default(); 2]),
     |case| with(case, |case| case.gaps = [0; 2]),
     |case| with(case, |case| case.numbers = Numbers::Usual),
-    |case| with(case, |case| case.scales = Scales::One),
+    |case| {
+        without(case, case.steps.len(), |case, at| {
+            case.steps[at].extras.clear();
+        })
+    },
+    |case| {
+        with(case, |case| {
+            if case.scales != Scales::InRow {
+                (case.scales, case.appends) = (Scales::One, Appends::Copied);
+            }
+        })
+    },
+    |case| with(case, |case| case.spec.rotary = None),
+    |case| with(case, |case| case.spec.compute = Compute::F16),
+    |case| {
+        with(case, |case| {
+            let variant = &mut case.spec.variant;
+            (variant.hooks, variant.adds_up) = (None, false);
+        })
+    },
+    |case| {
+        with(case, |case| {
+            let spec = &mut case.spec;
+            let of_keys = [spec.kv_dtype, Dtype::BF16];
+            let of_16_bits = of_keys[usize::from(spec.kv_dtype.bytes() == 1)];
+            (spec.q_dtype, spec.out_dtype) = (of_16_bits, of_16_bits);
+        })
+    },
     |case| with(case, |case| case.options = PlanOptions::default()),
     |case| with(case, |case| case.spec.variant.soft_cap = None),
     |case| with(case, |case| case.spec.variant.window_left = None),

@@ -7,20 +7,32 @@ use std::collections::BTreeMap;
 pub struct Tally {
     /// Calls that were judged.
     pub calls: u64,
+    /// Results that were right, by what is special about them.
+    pub right: BTreeMap<&'static str, u64>,
     /// Wrong calls among them, by class.
     pub wrong: BTreeMap<&'static str, u64>,
-    /// Right calls that were refused because nothing was compiled for them, by the error's first words.
+    /// Right calls that were refused, mostly because nothing was compiled for them, by the error's first words.
     pub unsupported: BTreeMap<String, u64>,
 }
 
 impl Tally {
     pub fn add(&mut self, other: Self) {
         self.calls += other.calls;
+        for (special, count) in other.right {
+            *self.right.entry(special).or_default() += count;
+        }
         for (class, count) in other.wrong {
             *self.wrong.entry(class).or_default() += count;
         }
         for (error, count) in other.unsupported {
             *self.unsupported.entry(error).or_default() += count;
+        }
+    }
+
+    /// A result was right.
+    pub fn right(&mut self, special: &[&'static str]) {
+        for special in special {
+            *self.right.entry(special).or_default() += 1;
         }
     }
 
@@ -30,7 +42,7 @@ impl Tally {
         *self.wrong.entry(class).or_default() += 1;
     }
 
-    /// A right call was refused for want of a kernel.
+    /// A right call was refused, mostly for want of a kernel.
     pub fn unsupported(&mut self, error: &str) {
         // Numbers apart, as the same.
         let words: Vec<&str> = error

@@ -1,64 +1,20 @@
 //! The memory of a case: what its tensors are, where they lie, and poison everywhere else.
 
+mod calls;
+mod image;
+mod stored;
+
 use std::{collections::BTreeSet, ops::Range};
 
-use tandem_attn::{abi::NO_SLOT, problem::Dtype};
+use tandem_attn::problem::Dtype;
 
+pub use self::image::Image;
 use crate::{
-    case::{Case, Pool, Scales},
-    numbers::{cached, put, query, round},
+    case::{Appends, Case, Pool, Scales},
+    hooks,
+    numbers::put,
     numeric::Rng,
 };
-
-/// Poison before each tensor and behind the last.
-const ZONE: usize = 512;
-
-/// Bytes at addresses that vector loads take.
-#[derive(Clone, Debug)]
-pub struct Image {
-    words: Vec<u128>,
-    len: usize,
-}
-
-impl Image {
-    fn new(poison: u8) -> Self {
-        Self {
-            words: vec![u128::from_ne_bytes([poison; 16]); ZONE / 16],
-            len: ZONE,
-        }
-    }
-
-    /// Room for so many bytes, poison until something is written there.
-    fn room(&mut self, bytes: usize) -> Range<usize> {
-        let place = self.len..self.len + bytes;
-        self.len = (place.end + ZONE).next_multiple_of(256);
-        self.words.resize(self.len / 16, self.words[0]);
-        place
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.words)
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.words)
-    }
-
-    /// Poison again.
-    pub fn spoil(&mut self, place: &Range<usize>) {
-        let poison = self.bytes()[0];
-        self.bytes_mut()[place.clone()].fill(poison);
-    }
-
-    /// Where another image differs first.
-    pub fn differs(&self, other: &[u8]) -> Option<usize> {
-        let bytes = self.bytes();
-        (bytes != other).then(|| {
-            let mut pairs = bytes.iter().zip(other);
-            pairs.position(|(a, b)| a != b).unwrap_or(other.len())
-        })
-    }
-}
 
 /// The memory of the case, and what it means.
 pub struct World {
@@ -78,6 +34,8 @@ pub struct World {
     /// New keys and values, and their slots.
     pub rows: [Range<usize>; 2],
     pub slots: Range<usize>,
+    /// Keys that were chosen for each token.
+    pub indices: Range<usize>,
     /// What calls write.
     pub results: Image,
     pub out: Range<usize>,
@@ -95,6 +53,9 @@ pub struct World {
     /// Scales of keys and of values, as many as the granularity has.
     pub scale_values: [Vec<f32>; 2],
 }
+
+/// The most keys that are chosen for a query token.
+pub const MOST_CHOSEN: usize = 200;
 
 /// Requests that scales of 8-bit caches count.
 pub const REQUESTS: u32 = 3;
@@ -138,10 +99,9 @@ impl World {
             true => rng.floats(spec.sinks(), -2.0, 6.0),
             false => Vec::new(),
         };
-        let slope = |head: usize| (-8.0 * (head + 1) as f32 / heads as f32).exp2();
-        let slope_values: Vec<f32> = (0..heads).map(slope).collect();
+        let slope_values = hooks::slopes(spec);
         let count = match case.scales {
-            Scales::One => 0,
+            Scales::One | Scales::InRow => 0,
             Scales::Tensor => 1,
             Scales::Head => kv_heads,
             Scales::Request => REQUESTS as usize * kv_heads,
@@ -149,7 +109,10 @@ impl World {
         };
         let scale_values = [(); 2].map(|()| {
             let mut scales = rng.floats(count, 0.3, 1.5);
-            if case.scales == Scales::Token {
+            if case.appends == Appends::Computed {
+                // They are written where keys are.
+                scales.fill(f32::NAN);
+            } else if case.scales == Scales::Token {
                 // Powers of two: prefills on a GPU round keys times these scales to 16 bits.
                 scales
                     .iter_mut()
@@ -158,10 +121,12 @@ impl World {
             scales
         });
         let count_of_sinks = sink_values.len().max(heads);
-        let [sinks, slopes, of_token, slots_at] =
-            [count_of_sinks, heads, tokens, 2 * slots].map(|words| given.room(4 * words));
+        let words = [count_of_sinks, slope_values.len(), tokens, 2 * slots];
+        let [sinks, slopes, of_token, slots_at] = words.map(|words| given.room(4 * words));
         let scales = [(); 2].map(|()| given.room(4 * count));
-        let rows = [dim, dim_v].map(|dim| given.room(2 * slots * kv_heads * dim * element));
+        let of_row = case.row_dtype().bytes() as usize;
+        let rows = [dim, dim_v].map(|dim| given.room(2 * slots * kv_heads * dim * of_row));
+        let indices = given.room(4 * MOST_CHOSEN * tokens);
         put(
             Dtype::F32,
             &sink_values,
@@ -192,6 +157,7 @@ impl World {
             of_token,
             rows,
             slots: slots_at,
+            indices,
             results,
             out,
             lse,
@@ -246,133 +212,5 @@ impl World {
             .filter(|&(slot, is_new)| (is_new || step > 0) && !self.filled[slot as usize]);
         let slots: BTreeSet<u32> = missing.map(|(slot, _)| slot).collect();
         slots.into_iter().collect()
-    }
-
-    /// The scale of a slot's key or value, where scales are of the cache and not of who reads it.
-    fn scale(&self, case: &Case, side: usize, slot: u32, head: u32) -> f32 {
-        let values = &self.scale_values[side];
-        match case.scales {
-            Scales::One | Scales::Request => 1.0,
-            Scales::Tensor => values[0],
-            Scales::Head => values[head as usize],
-            Scales::Token => values[(slot * case.spec.kv_heads + head) as usize],
-        }
-    }
-
-    /// The stored numbers of a slot: a side, a head.
-    fn stored(&self, case: &Case, side: usize, slot: u32, head: u32) -> Vec<f32> {
-        let position = self.positions[slot as usize].unwrap_or(0);
-        let mut numbers = cached(case, side == 1, slot, position, head);
-        let scale = self.scale(case, side, slot, head);
-        let dtype = case.spec.kv_dtype;
-        numbers
-            .iter_mut()
-            .for_each(|x| *x = round(dtype, *x / scale));
-        numbers
-    }
-
-    /// The slot has its numbers from now on, for the reference.
-    pub fn fill(&mut self, case: &Case, slot: u32) {
-        let spec = &case.spec;
-        for head in 0..spec.kv_heads {
-            for (side, dim) in [spec.head_dim_qk, spec.head_dim_v].into_iter().enumerate() {
-                let scale = self.scale(case, side, slot, head);
-                let mut numbers = match (side, spec.latent) {
-                    (1, true) => self.stored(case, 0, slot, head)[..dim as usize].to_vec(),
-                    _ => self.stored(case, side, slot, head),
-                };
-                numbers.iter_mut().for_each(|x| *x *= scale);
-                let at = ((slot * spec.kv_heads + head) * dim) as usize;
-                let to = if side == 0 {
-                    &mut self.keys
-                } else {
-                    &mut self.values
-                };
-                to[at..at + dim as usize].copy_from_slice(&numbers);
-            }
-        }
-        self.filled[slot as usize] = true;
-    }
-
-    /// Writes a slot into the image of both pools: what an append does.
-    pub fn write_cache(&mut self, case: &Case, slot: u32) {
-        let spec = &case.spec;
-        let (page, offset) = (slot / case.page_size, slot % case.page_size);
-        let element = spec.kv_dtype.bytes() as usize;
-        for (head, side) in (0..spec.kv_heads).flat_map(|head| [(head, 0), (head, 1)]) {
-            if side == 1 && spec.latent {
-                continue;
-            }
-            let numbers = self.stored(case, side, slot, head);
-            for (pool, at) in self.pools.iter().zip(self.cached_at) {
-                let strides = [pool.k, pool.v][side];
-                let place = page * strides.page + offset * strides.token + head * strides.head;
-                let place = at[side] + place as usize * element;
-                put(
-                    spec.kv_dtype,
-                    &numbers,
-                    &mut self.cache.bytes_mut()[place..],
-                );
-            }
-        }
-    }
-
-    /// New rows and their slots where appends read them, some without a slot; how many.
-    pub fn write_rows(&mut self, case: &Case, slots: &[u32]) -> usize {
-        let spec = &case.spec;
-        let mut rng = Rng(case.seed ^ 6);
-        let mut listed: Vec<u32> = Vec::new();
-        for &slot in slots {
-            if rng.below(8) == 0 {
-                listed.push(NO_SLOT);
-            }
-            listed.push(slot);
-        }
-        let place = self.slots.clone();
-        self.given.spoil(&place);
-        let bytes: &[u8] = bytemuck::cast_slice(&listed);
-        self.given.bytes_mut()[place.start..][..bytes.len()].copy_from_slice(bytes);
-        for (side, dim) in [spec.head_dim_qk, spec.head_dim_v].into_iter().enumerate() {
-            let row = (dim * spec.kv_dtype.bytes()) as usize;
-            let place = self.rows[side].clone();
-            self.given.spoil(&place);
-            for (index, &slot) in listed
-                .iter()
-                .enumerate()
-                .filter(|(_, slot)| **slot != NO_SLOT)
-            {
-                for head in 0..spec.kv_heads {
-                    let numbers = self.stored(case, side, slot, head);
-                    let at = place.start + (index * spec.kv_heads as usize + head as usize) * row;
-                    put(spec.kv_dtype, &numbers, &mut self.given.bytes_mut()[at..]);
-                }
-            }
-        }
-        listed.len()
-    }
-
-    /// The queries of a step, for calls and for the reference.
-    pub fn write_queries(&mut self, case: &Case, step: usize, tokens: usize) -> Vec<f32> {
-        let spec = &case.spec;
-        let place = self.q.clone();
-        self.given.spoil(&place);
-        let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
-        let element = spec.q_dtype.bytes() as usize;
-        let mut all = Vec::with_capacity(tokens * heads * dim);
-        for token in 0..tokens {
-            for head in 0..heads {
-                let numbers = query(case, step, token * heads + head);
-                let at = place.start + (token * self.strides[0] + head * dim) * element;
-                put(spec.q_dtype, &numbers, &mut self.given.bytes_mut()[at..]);
-                all.extend(numbers);
-            }
-        }
-        let place = self.of_token.clone();
-        let requests: Vec<u32> = (0..tokens as u32)
-            .map(|token| token * 7 % REQUESTS)
-            .collect();
-        let bytes: &[u8] = bytemuck::cast_slice(&requests);
-        self.given.bytes_mut()[place.start..][..bytes.len()].copy_from_slice(bytes);
-        all
     }
 }

@@ -5,6 +5,7 @@ mod append;
 mod case;
 mod converted;
 mod hybrids;
+#[path = "../../common/in_8_bits.rs"]
 mod in_8_bits;
 mod nan_scales;
 mod needle;

@@ -139,6 +139,8 @@ impl Making<'_> {
         let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
             if turns {
+                // The kernel reads copies, which have no scales; neither has the pool, whose numbers have 16 bits.
+                pool.scale_parameters(&of_part, tokens)?;
                 let values = extras.values.is_none();
                 shapes.source = Source::Turned { values };
                 if !values {

@@ -6,7 +6,7 @@ use tandem_attn::{
 };
 
 use super::Runner;
-use crate::{case::Scales, refused::Given, world::REQUESTS};
+use crate::{case::Scales, hooks, refused::Given, world::REQUESTS};
 
 impl Runner<'_> {
     pub(super) fn pools(&self) -> [KvPool; 2] {
@@ -17,6 +17,7 @@ impl Runner<'_> {
         let flat = |address, len| DeviceTensor::new(address, Dtype::F32, [len]);
         let scales = match case.scales {
             Scales::One => KvScales::One,
+            Scales::InRow => KvScales::InRow,
             Scales::Tensor => KvScales::Tensor {
                 k: flat(k, 1),
                 v: flat(v, 1),
@@ -90,8 +91,8 @@ impl Runner<'_> {
                 .variant
                 .sinks
                 .then(|| DeviceArray::new(given(world.sinks.start), spec.sinks())),
-            slopes: spec.variant.hooks.map(|_| given(world.slopes.start)),
-            surplus: false,
+            own: hooks::own_bytes(spec, given(world.slopes.start)),
+            indices: None,
         }
     }
 }
