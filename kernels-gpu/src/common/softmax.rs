@@ -1,4 +1,5 @@
-//! Online softmax on tensor-core accumulators: one thread's share of its warp's 16 rows.
+//! Online softmax on tensor-core accumulators: one thread's share of its warp's 16 rows. The rescaling is lazy: see `growth`,
+//! also for how other kernels do it.
 //!
 //! In the accumulator of a wgmma, or of adjacent `m16n8` products, a thread holds parts of two rows: `lane / 4` and
 //! `lane / 4 + 8` of its warp's 16. Element `4 j + 2 h + e` of its array is row `h`, column `8 j + 2 (lane % 4) + e`.

@@ -1,4 +1,25 @@
 //! How far a row's logits may exceed the reference of its weights, and where a new reference is set.
+//!
+//! # Lazy rescale
+//!
+//! The weight of a key is 2 to the power of its logit minus the row's *reference*. The reference is kept until logits exceed it
+//! by more than a limit. Then the row gets a new one, and its sum and outputs so far are multiplied by 2 to the power of the
+//! old minus the new one. In all kernels
+//! - only a row's own logits decide, although a whole warp branches: so its bits do not depend on its neighbours;
+//! - a row that has seen no key has no reference (−∞, or in some kernels a very small number), and its outputs become 0;
+//! - NaN in a logit reaches the row's output.
+//!
+//! They differ in how they find out, in the limit, and in where the rows are:
+//!
+//! | code | kernels | how | limit |
+//! |---|---|---|---|
+//! | `Rows::rescale` | `decode_wgmma::wide` | maxima, before the weights | 2⁸ |
+//! | `Rows::rescale_late` | `prefill`, `mla` of 64 rows, `decode_wgmma::large` | sums of the weights, then maxima | 2¹⁵; bf16: 2⁸⁸ |
+//! | `decode::tile::weigh` | `decode_mma`, `sm80::decode` | maxima; rows are columns of the accumulator | 2⁸ |
+//! | `narrow::softmax` | `decode_wgmma::narrow` | likewise, of four warps; weights meanwhile | 2⁸ |
+//! | `f8::weights` | `prefill::f8` | weights relative to the maxima of their block, as e4m3 has a small range | 2⁴⁰ |
+//! | `swapped::renew` | `mla::few_rows`, `mla::swap_ab` | the weights themselves; references in shared memory | 2¹⁴ |
+//! | `narrow::renew` | `mla::narrow` | the weights times the scales of their values | the largest f16 |
 
 use crate::common::half::Half;
 

@@ -3,7 +3,7 @@
 use cuda_std::{prelude::*, shared};
 
 use super::{
-    Shared,
+    shared::Shared,
     unit::{self, ROW_BLOCKS, Team, Unit},
 };
 use crate::{

@@ -2,7 +2,7 @@
 
 use cuda_std::{async_copy, prelude::*};
 
-use super::{ROWS, Shared, unit::Unit};
+use super::{config::ROWS, shared::Shared, unit::Unit};
 use crate::{
     abi::GatherDecodeParams,
     common::{cache, decode::KEYS},

@@ -8,9 +8,9 @@ use cuda_std::{
 };
 
 use super::{
-    Shared,
     epilogue::finish,
     load::{self, Found},
+    shared::Shared,
     unit::{self, ROW_BLOCKS, Team, Unit},
 };
 use crate::{

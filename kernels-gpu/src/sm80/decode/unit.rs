@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{ROWS, Shared};
+use super::{config::ROWS, shared::Shared};
 use crate::{
     abi::{GatherDecodeParams, QueryRow, WorkItem},
     common::{

@@ -4,10 +4,12 @@
 use cuda_std::{async_copy, mbarrier, misc, ptr};
 
 use super::{
-    super::by_rows::{Column, Rows, place},
+    super::{
+        by_rows::{Column, Rows, place},
+        pipeline::LaunchPipeline,
+    },
     layout::{KEYS, Layout},
     load::Loader,
-    place::Place,
     unit::{Descriptor, Seen, Unit},
 };
 use crate::common::cache;
@@ -61,18 +63,18 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         position.max(unit.begin).min(unit.end.max(1) - 1)
     }
 
-    /// Loads a unit's chunks from `chunk` on into the stages from `stage` on.
+    /// Loads a unit's chunks from `chunk` on into the stages from `stages` on.
     ///
     /// # Safety
-    /// The lanes come together; the unit is in slot `slot`, and its table has a page for each key.
+    /// The lanes come together; the unit is in the slot of `slots`, and its table has a page for each key.
     #[inline(always)]
     pub(super) unsafe fn load_by_rows(
         &self,
         unit: &Unit,
-        slot: Place,
+        slots: LaunchPipeline,
         seen: Seen,
         [mut chunk, ending]: [u32; 2],
-        stage: &mut Place,
+        stages: &mut LaunchPipeline,
     ) {
         let (p, layout) = (self.p, self.layout);
         let column = Column::new(p, Self::ROWS_OF_KEYS, self.lane, unit.begin < unit.end);
@@ -95,34 +97,34 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let places =
                     [&p.k_vectors, &p.v_vectors].map(|of| place(of, page, token, unit.head));
                 let first = unit.first_key() + chunk * KEYS;
-                mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
-                let full = layout.stage_full(stage.index);
+                mbarrier::wait(layout.stage_empty(stages.stage), stages.parity ^ 1);
+                let full = layout.stage_full(stages.stage);
                 if self.lane == 0 {
                     Descriptor {
-                        slot: slot.index,
-                        parity: slot.parity,
+                        slot: slots.stage,
+                        parity: slots.parity,
                         chunk,
                         first,
                         masked: seen.mask(first),
                         exit: false,
                     }
-                    .store(layout.descriptor(stage.index));
+                    .store(layout.descriptor(stages.stage));
                     mbarrier::arrive(full);
                     if chunk == ending {
-                        mbarrier::arrive(layout.unit_ending(slot.index));
+                        mbarrier::arrive(layout.unit_ending(slots.stage));
                     }
                 }
-                let target = layout.stage(stage.index);
+                let target = layout.stage(stages.stage);
                 let targets = [target, target + Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK];
                 column.copy(pools, places, targets, policy);
                 if cache::by_token(CACHE) {
                     let key = Self::ROWS_OF_KEYS.key_of(self.lane);
                     let keys = [unit.begin, unit.end];
-                    self.load_scales(stage.index, [first, key], keys, page, unit.head);
+                    self.load_scales(stages.stage, [first, key], keys, page, unit.head);
                 } else {
                     async_copy::mbarrier_arrive(full);
                 }
-                stage.advance(Self::LOADERS, layout.stages);
+                stages.advance_in(Self::LOADERS, layout.stages);
                 chunk += Self::LOADERS;
             }
         }

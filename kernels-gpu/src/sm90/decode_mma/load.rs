@@ -3,8 +3,8 @@
 use cuda_std::{async_copy, mbarrier, prelude::*, tma};
 
 use super::{
+    super::pipeline::LaunchPipeline,
     layout::{IDS, KEYS, Layout, known_ahead, loaders},
-    place::Place,
     queries::load_queries,
     unit::{Descriptor, Seen, Unit},
 };
@@ -155,7 +155,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     }
 
     /// Loads the chunks of listed units until no unit is left. `go_on` waits until all barriers are initialised; the
-    /// first copies need only the barriers of the stages and the first slot.
+    /// first copies need only the barriers of the stages and the first slots.
     ///
     /// # Safety
     /// The lanes come together; the first barriers are initialised.
@@ -170,8 +170,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: there are two maps.
         let map = unsafe { self.maps.add(values as usize) };
         let in_stage = values * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK + piece * piece_bytes;
-        let mut stage = Place::first(self.index);
-        let mut slot = Place::first(0);
+        let mut stages = LaunchPipeline::first(self.index);
+        let mut slots = LaunchPipeline::first(0);
         // SAFETY: units and pages are the plan's; the waits order accesses with those of the scheduler and the
         // consumers; the lanes stay together.
         unsafe {
@@ -182,15 +182,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 self.open(variant, opening)
             };
             go_on();
-            stage.advance(Self::LOADERS * opened, layout.stages);
+            stages.advance_in(Self::LOADERS * opened, layout.stages);
             // The oldest chunk under way, and the number of those. No other loader fills its stage: the number of stages is a
             // multiple of the loaders'.
-            let (mut oldest, mut under_way) = (Place::first(self.index), opened);
+            let (mut oldest, mut under_way) = (LaunchPipeline::first(self.index), opened);
             let most = self.most_under_way();
             let mut first_unit = true;
             loop {
-                mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
-                let unit = Unit::load(layout.unit(slot.index));
+                mbarrier::wait(layout.unit_listed(slots.stage), slots.parity);
+                let unit = Unit::load(layout.unit(slots.stage));
                 if unit.chunks == 0 {
                     break;
                 }
@@ -201,13 +201,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 };
                 if chunk == 0 && !first_unit {
                     let token = if lane < unit.tokens {
-                        shared::load_u32(layout.token(slot.index, lane))
+                        shared::load_u32(layout.token(slots.stage, lane))
                     } else {
                         0
                     };
-                    load_queries(p, &layout, lane, slot.index, unit.tokens, unit.head, token);
+                    load_queries(p, &layout, lane, slots.stage, unit.tokens, unit.head, token);
                     if lane == 0 {
-                        mbarrier::arrive(layout.unit_full(slot.index));
+                        mbarrier::arrive(layout.unit_full(slots.stage));
                     }
                 }
                 first_unit = false;
@@ -216,12 +216,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 if by_rows {
                     let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
                     let ending = unit.chunks.saturating_sub(known_ahead(CACHE));
-                    self.load_by_rows(&unit, slot, seen, [chunk, ending], &mut stage);
+                    self.load_by_rows(&unit, slots, seen, [chunk, ending], &mut stages);
                 } else if chunk < unit.chunks {
-                    // Page ids are loaded in batches; the first batch is in the slot.
+                    // Page ids are loaded in batches; the first batch is in the slots.
                     let mut batch = (chunk << pieces_log) / IDS;
                     let mut ids = if batch == 0 {
-                        shared::load_u32(layout.ids(slot.index) + lane * 4)
+                        shared::load_u32(layout.ids(slots.stage) + lane * 4)
                     } else {
                         self.page_ids(&unit, batch)
                     };
@@ -251,38 +251,44 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 if under_way < most {
                                     under_way += 1;
                                 } else {
-                                    mbarrier::wait(layout.stage_full(oldest.index), oldest.parity);
-                                    oldest.advance(Self::LOADERS, layout.stages);
+                                    mbarrier::wait(layout.stage_full(oldest.stage), oldest.parity);
+                                    oldest.advance_in(Self::LOADERS, layout.stages);
                                 }
                             }
-                            mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
-                            let full = layout.stage_full(stage.index);
+                            mbarrier::wait(layout.stage_empty(stages.stage), stages.parity ^ 1);
+                            let full = layout.stage_full(stages.stage);
                             if lane == 0 {
                                 Descriptor {
-                                    slot: slot.index,
-                                    parity: slot.parity,
+                                    slot: slots.stage,
+                                    parity: slots.parity,
                                     chunk,
                                     first,
                                     masked: seen.mask(first),
                                     exit: false,
                                 }
-                                .store(layout.descriptor(stage.index));
+                                .store(layout.descriptor(stages.stage));
                                 mbarrier::arrive_expect_tx(full, loads * piece_bytes);
                                 if chunk == ending {
-                                    mbarrier::arrive(layout.unit_ending(slot.index));
+                                    mbarrier::arrive(layout.unit_ending(slots.stage));
                                 }
                             }
                             if mine {
-                                let target = layout.stage(stage.index) + in_stage;
+                                let target = layout.stage(stages.stage) + in_stage;
                                 tma::load_tensor_hint(target, map, coordinates, full, policy);
                             }
                             if cache::by_token(CACHE) {
                                 let keys = [unit.begin, unit.end];
                                 let piece = (chunk << pieces_log) + self.piece_of_key();
                                 let page = warp::warp_shuffle_idx(ALL, ids, piece % IDS, 32);
-                                self.load_scales(stage.index, [first, lane], keys, page, unit.head);
+                                self.load_scales(
+                                    stages.stage,
+                                    [first, lane],
+                                    keys,
+                                    page,
+                                    unit.head,
+                                );
                             }
-                            stage.advance(Self::LOADERS, layout.stages);
+                            stages.advance_in(Self::LOADERS, layout.stages);
                             chunk += Self::LOADERS;
                         }
                         if chunk >= unit.chunks {
@@ -293,8 +299,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 // Every loader arrives: otherwise the consumers might free the slot before a loader with no chunk of
                 // the unit has read it.
-                mbarrier::arrive(layout.unit_empty(slot.index));
-                slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+                mbarrier::arrive(layout.unit_empty(slots.stage));
+                slots.advance_in(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }
             let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
             const {
@@ -303,15 +309,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let mut ended = 0;
             while ended < at_a_time {
-                mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                mbarrier::wait(layout.stage_empty(stages.stage), stages.parity ^ 1);
                 if lane == 0 {
-                    Descriptor::EXIT.store(layout.descriptor(stage.index));
-                    mbarrier::arrive(layout.stage_full(stage.index));
+                    Descriptor::EXIT.store(layout.descriptor(stages.stage));
+                    mbarrier::arrive(layout.stage_full(stages.stage));
                 }
                 if cache::by_token(CACHE) || by_rows {
-                    mbarrier::arrive(layout.stage_full(stage.index));
+                    mbarrier::arrive(layout.stage_full(stages.stage));
                 }
-                stage.advance(Self::LOADERS, layout.stages);
+                stages.advance_in(Self::LOADERS, layout.stages);
                 ended += Self::LOADERS;
             }
         }

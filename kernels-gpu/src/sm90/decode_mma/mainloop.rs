@@ -3,10 +3,9 @@
 use cuda_std::{barrier, mbarrier, misc, warp};
 
 use super::{
-    super::meet,
+    super::{meet, pipeline::LaunchPipeline},
     config::per_lane,
     layout::{KEYS, Layout},
-    place::Place,
     unit::{Descriptor, Unit},
 };
 use crate::{
@@ -97,9 +96,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: all consumer warps call this.
         unsafe { self.expect_sinks() };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
-        let mut place = Place::first(0);
+        let mut stages = LaunchPipeline::first(0);
         let at_a_time = Layout::<DIM, ROWS, WARPS, CACHE>::AT_A_TIME;
-        place.advance(self.turn(), layout.stages);
+        stages.advance_in(self.turn(), layout.stages);
         // With rotary embeddings: whether the warp's next chunk is of the same unit; that chunk's slot and first key.
         let (mut goes_on, mut slot, mut first) = (false, 0, 0);
         // SAFETY: addresses are the plan's; the waits order accesses with those of the producers and of other
@@ -109,8 +108,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 if <Stored<T, CACHE>>::TURNS {
                     // Within a unit, queries are rotated while the next chunk is being loaded.
                     if !goes_on {
-                        mbarrier::wait(layout.stage_full(place.index), place.parity);
-                        let descriptor = Descriptor::load(layout.descriptor(place.index));
+                        mbarrier::wait(layout.stage_full(stages.stage), stages.parity);
+                        let descriptor = Descriptor::load(layout.descriptor(stages.stage));
                         if descriptor.exit {
                             break;
                         }
@@ -121,8 +120,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     }
                     self.turn_queries::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, first, turning);
                 }
-                mbarrier::wait(layout.stage_full(place.index), place.parity);
-                let descriptor = Descriptor::load(layout.descriptor(place.index));
+                mbarrier::wait(layout.stage_full(stages.stage), stages.parity);
+                let descriptor = Descriptor::load(layout.descriptor(stages.stage));
                 if descriptor.exit {
                     break;
                 }
@@ -165,11 +164,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         self.results().expect(merge, first);
                     }
                 }
-                let k = layout.stage(place.index);
+                let k = layout.stage(stages.stage);
                 let chunk = Chunk {
                     k,
                     v: k + Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK,
-                    scales: layout.scales(place.index),
+                    scales: layout.scales(stages.stage),
                     first: descriptor.first,
                 };
                 let keys = Keys {
@@ -201,7 +200,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         variant, self.lane, &offsets, chunk, keys, turned, sharers,
                     );
                 }
-                mbarrier::arrive(layout.stage_empty(place.index));
+                mbarrier::arrive(layout.stage_empty(stages.stage));
                 let ends = descriptor.chunk + at_a_time >= unit.chunks;
                 (goes_on, first) = (!ends, descriptor.first + at_a_time * KEYS);
                 if ends {
@@ -217,7 +216,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     rows.clear();
                     here.end_of_share::<T, V, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
-                place.advance(at_a_time, layout.stages);
+                stages.advance_in(at_a_time, layout.stages);
             }
             if self.params.arrivals != 0 {
                 self.late_merges::<T, V>();

@@ -7,8 +7,7 @@
 //! states in shared memory at its end. A short unit goes to one warp, or to two with 16 rows, whose latencies overlap with
 //! the work of the other warps.
 //!
-//! [`layout`] is the layout of shared memory, `place` a position in one of its rings, `unit` what the producers write
-//! there. `load` and `open` are the loaders, `mainloop` a consumer warp, with `rows` for the rows of a unit, `turn` for
+//! [`layout`] is the layout of shared memory, `unit` what the producers write there. `load` and `open` are the loaders, `mainloop` a consumer warp, with `rows` for the rows of a unit, `turn` for
 //! rotary embeddings, `combine` for the states of a unit, and `merges` for the merging of partial states.
 
 #[cfg(target_arch = "nvptx64")]
@@ -27,8 +26,6 @@ mod mainloop;
 mod merges;
 #[cfg(target_arch = "nvptx64")]
 mod open;
-#[cfg(target_arch = "nvptx64")]
-mod place;
 #[cfg(target_arch = "nvptx64")]
 mod queries;
 #[cfg(target_arch = "nvptx64")]

@@ -3,8 +3,8 @@
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
 use super::{
+    super::pipeline::LaunchPipeline,
     layout::{IDS, KEYS, Layout, known_ahead},
-    place::Place,
     unit::Unit,
 };
 use crate::{
@@ -66,7 +66,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     pub unsafe fn begin(&self, first: &mut First) {
         // SAFETY: the caller's promise.
         unsafe {
-            first.chunks = self.describe(&first.listed, first.length, Place::first(0), 0);
+            first.chunks = self.describe(&first.listed, first.length, LaunchPipeline::first(0), 0);
         }
     }
 
@@ -77,7 +77,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     #[inline(always)]
     pub unsafe fn list_first(&self, first: &First) {
         // SAFETY: the caller's promise.
-        unsafe { self.arrive(Place::first(0), first.length.min(1)) };
+        unsafe { self.arrive(LaunchPipeline::first(0), first.length.min(1)) };
     }
 
     /// Claims and lists units until none is left.
@@ -95,8 +95,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             mut listed,
             chunks: begun,
         } = first;
-        let mut slot = Place::first(0);
-        let mut ending = Place::first(0);
+        let mut slots = LaunchPipeline::first(0);
+        let mut ending = LaunchPipeline::first(0);
         // Chunks listed so far, and those of units whose `unit_ending` was not waited for yet.
         let (mut sequence, mut ahead) = (0, 0);
         // Runs of several units have short ones: the next run is claimed and looked up while this one is listed.
@@ -115,17 +115,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let asks = claims.any_left();
                 let mut asked = if early && asks { claims.ask(lane) } else { 0 };
                 let chunks = if sequence == 0 {
-                    self.arrive(Place::first(1), length - 1);
+                    self.arrive(LaunchPipeline::first(1), length - 1);
                     begun
                 } else {
-                    self.wait_for(slot, length);
-                    let chunks = self.describe(&listed, length, slot, sequence);
-                    self.arrive(slot, length);
+                    self.wait_for(slots, length);
+                    let chunks = self.describe(&listed, length, slots, sequence);
+                    self.arrive(slots, length);
                     chunks
                 };
                 sequence += chunks;
                 ahead += chunks;
-                slot.advance(length, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+                slots.advance_in(length, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 if !asks {
                     break;
                 }
@@ -135,9 +135,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     listed = self.headers(&a, first, length);
                 }
                 while ahead + p.run > most && ahead > 0 {
-                    mbarrier::wait(self.layout.unit_ending(ending.index), ending.parity);
-                    ahead -= Unit::load(self.layout.unit(ending.index)).chunks;
-                    ending.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+                    mbarrier::wait(self.layout.unit_ending(ending.stage), ending.parity);
+                    ahead -= Unit::load(self.layout.unit(ending.stage)).chunks;
+                    ending.advance_in(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 }
                 if !early {
                     asked = claims.ask(lane);
@@ -146,11 +146,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     listed = self.headers(&a, first, length);
                 }
             }
-            self.wait_for(slot, 1);
+            self.wait_for(slots, 1);
             if lane == 0 {
-                Unit::NONE.store(self.layout.unit(slot.index));
+                Unit::NONE.store(self.layout.unit(slots.stage));
             }
-            self.arrive(slot, 1);
+            self.arrive(slots, 1);
         }
     }
 
@@ -168,17 +168,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Waits until `units` slots from `slot` on are empty.
+    /// Waits until `units` slots from `slots` on are empty.
     ///
     /// # Safety
     /// The barriers are initialised.
     #[inline(always)]
-    unsafe fn wait_for(&self, mut slot: Place, units: u32) {
+    unsafe fn wait_for(&self, mut slots: LaunchPipeline, units: u32) {
         let mut i = 0;
         while i < units {
             // SAFETY: the caller's promise.
-            unsafe { mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1) };
-            slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+            unsafe { mbarrier::wait(self.layout.unit_empty(slots.stage), slots.parity ^ 1) };
+            slots.advance_in(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             i += 1;
         }
         // Every lane has read the chunk counts of the slots' previous units by itself: all must be done before slots
@@ -193,7 +193,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// # Safety
     /// The lanes come together; the slots are empty.
     #[inline(always)]
-    unsafe fn describe(&self, listed: &Header, length: u32, first: Place, sequence: u32) -> u32 {
+    unsafe fn describe(
+        &self,
+        listed: &Header,
+        length: u32,
+        first: LaunchPipeline,
+        sequence: u32,
+    ) -> u32 {
         let (p, a, layout, lane) = (self.p, &self.p.attention, &self.layout, self.lane);
         // Lanes per unit, a power of two.
         let span = 32_u32 >> (32 - (p.run - 1).leading_zeros());
@@ -202,9 +208,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe {
             let header = listed.of_lane(unit);
             let item = &header.item;
-            let mut slot = first;
-            slot.advance(unit, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
-            let slot = slot.index;
+            let mut slots = first;
+            slots.advance_in(unit, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+            let slot = slots.stage;
             let begin = item.kv_begin & !(KEYS - 1);
             let chunks = if unit >= length {
                 0
@@ -265,23 +271,23 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Signals that `units` slots from `slot` on are filled.
+    /// Signals that `units` slots from `slots` on are filled.
     ///
     /// # Safety
     /// The lanes come together.
     #[inline(always)]
-    unsafe fn arrive(&self, mut slot: Place, units: u32) {
+    unsafe fn arrive(&self, mut slots: LaunchPipeline, units: u32) {
         // SAFETY: the caller's promise; each lane arrives for its own copies, lane 0 also for what was stored.
         unsafe {
             let mut i = 0;
             warp::sync_warp(ALL);
             while i < units {
-                let listed = self.layout.unit_listed(slot.index);
+                let listed = self.layout.unit_listed(slots.stage);
                 async_copy::mbarrier_arrive(listed);
                 if self.lane == 0 {
                     mbarrier::arrive(listed);
                 }
-                slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
+                slots.advance_in(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 i += 1;
             }
         }

@@ -3,7 +3,10 @@
 use cuda_std::{barrier, fence, mbarrier, mma, setmaxnreg, shared, thread, warp, wgmma};
 
 use super::{
-    super::{pipeline::Pipeline, uniform},
+    super::{
+        pipeline::{Pipeline, stage_of_block},
+        uniform,
+    },
     config::{CONSUMERS, FEEDERS, QUERY_SLABS, REGISTERS, query_slabs},
     epilogue::finish,
     products::{HELD, O, add_handed, add_own, hold, hold_from_memory, multiply, slabs},
@@ -156,7 +159,7 @@ pub(super) unsafe fn consume<
             // it.
             macro_rules! own {
                 ($first:literal) => {{
-                    let (stage, parity) = (block % STAGES, block / STAGES & 1);
+                    let (stage, parity) = stage_of_block(block, STAGES);
                     // Which consumer owns a block depends on timing. Both use this order of halves, so results are
                     // bit-identical.
                     arrived!(s.full(stage, 0), parity);

@@ -342,12 +342,19 @@ impl Shape {
         self.values_offset() + self.value_stages * self.value_bytes()
     }
 
+    pub(super) const fn tiles_offset(&self) -> u32 {
+        self.barriers_offset() + BARRIER_BYTES
+    }
+
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.barriers_offset() + 256 + 2 * TILE_BYTES
+        self.tiles_offset() + 2 * TILE_BYTES
     }
 }
 
 /// Bytes of a tile's description in shared memory: four vectors of four words.
 pub(super) const TILE_BYTES: u32 = 64;
+
+/// Bytes of the barriers.
+pub(super) const BARRIER_BYTES: u32 = 256;

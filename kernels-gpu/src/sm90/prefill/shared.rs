@@ -2,7 +2,48 @@
 
 use cuda_std::{fence, mbarrier, shared};
 
-use super::config::{Shape, TILE_BYTES};
+use super::config::{BARRIER_BYTES, Shape, TILE_BYTES};
+
+/// The places of mbarriers. Each row is the name of a kind and how many there are; the name becomes the place of the first.
+/// The last row is the place behind them. [`Shared::init`] says how many arrivals complete a phase of each.
+macro_rules! barriers {
+    (@ $first:expr;) => {};
+    (@ $first:expr; $(#[$doc:meta])* $name:ident $(: $number:expr)?; $($rows:tt)*) => {
+        $(#[$doc])*
+        const $name: u32 = $first;
+        barriers! { @ $name $(+ $number)?; $($rows)* }
+    };
+    ($($rows:tt)*) => {
+        barriers! { @ 0; $($rows)* }
+    };
+}
+
+/// The most stages of keys, or of values.
+const MOST_STAGES: u32 = 4;
+
+barriers! {
+    TILE_FULL: 2;
+    QUERIES_FULL: 2;
+    TILE_FREE: 2;
+    TAIL: 1;
+    QUERIES_FREE: 1;
+    KEYS_FULL: MOST_STAGES;
+    KEYS_FREE: MOST_STAGES;
+    VALUES_FULL: MOST_STAGES;
+    VALUES_FREE: MOST_STAGES;
+    OUTPUT_FULL: 2;
+    NEAR_END: 1;
+    /// Two words, in the place of a barrier.
+    EPOCH: 1;
+    /// With one stage of queries, those of the second consumer.
+    SECOND_QUERIES_FULL: 2;
+    SECOND_QUERIES_FREE: 1;
+    END;
+}
+/// Kernels of 8-bit products have two stages of queries, and these in the place of the second consumer's.
+const QUERIES_ROUNDED: u32 = SECOND_QUERIES_FULL;
+
+const _: () = assert!(8 * END <= BARRIER_BYTES);
 
 /// The base address and the layout.
 #[derive(Clone, Copy)]
@@ -30,17 +71,17 @@ impl Shared {
         self.base + self.shape.values_offset() + stage * self.shape.value_bytes()
     }
     #[inline(always)]
-    pub(super) fn barrier(self, index: u32) -> u32 {
+    fn barrier(self, index: u32) -> u32 {
         self.base + self.shape.barriers_offset() + 8 * index
     }
     #[inline(always)]
     pub(super) fn tile(self, stage: u32) -> u32 {
-        self.barrier(32) + stage * TILE_BYTES
+        self.base + self.shape.tiles_offset() + stage * TILE_BYTES
     }
     /// The tile's description is written.
     #[inline(always)]
     pub(super) fn tile_full(self, stage: u32) -> u32 {
-        self.barrier(stage)
+        self.barrier(TILE_FULL + stage)
     }
     /// The tile's description is written and its queries are loaded. With one stage of queries each consumer warpgroup
     /// has its own barrier.
@@ -51,28 +92,28 @@ impl Shared {
         } else {
             0
         };
-        self.barrier(2 + stage + 26 * own)
+        self.barrier(QUERIES_FULL + stage + (SECOND_QUERIES_FULL - QUERIES_FULL) * own)
     }
     /// The tile's stage is free: every lane that reads the description has read it, and the output, which takes the
     /// queries' place, has left shared memory.
     #[inline(always)]
     pub(super) fn tile_free(self, stage: u32) -> u32 {
-        self.barrier(4 + stage)
+        self.barrier(TILE_FREE + stage)
     }
     /// The consumer warps have stored their output, over the tile's queries or directly to memory.
     #[inline(always)]
     pub(super) fn output_full(self, stage: u32) -> u32 {
-        self.barrier(24 + stage)
+        self.barrier(OUTPUT_FULL + stage)
     }
     /// With 8-bit products: the tile's queries are rounded to 8 bits. Each lane that stored some of them arrives.
     #[inline(always)]
     pub(super) fn queries_rounded(self, stage: u32) -> u32 {
-        self.barrier(28 + stage)
+        self.barrier(QUERIES_ROUNDED + stage)
     }
     /// With one stage of queries: the warpgroup's last Q·Kᵀ is done, and its next queries may be loaded.
     #[inline(always)]
     pub(super) fn queries_free(self, consumer: u32) -> u32 {
-        self.barrier(7 + 23 * consumer)
+        self.barrier(QUERIES_FREE + (SECOND_QUERIES_FREE - QUERIES_FREE) * consumer)
     }
     /// Address, behind the tile's description, of the flag that the next tile is claimed late.
     #[inline(always)]
@@ -98,34 +139,34 @@ impl Shared {
     /// [`PREFETCH_DISTANCE`](super::scheduler::PREFETCH_DISTANCE) blocks of keys left to load.
     #[inline(always)]
     pub(super) fn near_end(self) -> u32 {
-        self.barrier(26)
+        self.barrier(NEAR_END)
     }
     /// Address of the word that holds the epoch of [converted](super::convert) pages.
     #[inline(always)]
     pub(super) fn epoch(self) -> u32 {
-        self.barrier(27)
+        self.barrier(EPOCH)
     }
     /// A block of values that reaches past the item's last key has arrived; its loader then zeroes the rows past the
     /// end.
     #[inline(always)]
     pub(super) fn tail(self) -> u32 {
-        self.barrier(6)
+        self.barrier(TAIL)
     }
     #[inline(always)]
     pub(super) fn keys_full(self, stage: u32) -> u32 {
-        self.barrier(8 + stage)
+        self.barrier(KEYS_FULL + stage)
     }
     #[inline(always)]
     pub(super) fn keys_free(self, stage: u32) -> u32 {
-        self.barrier(12 + stage)
+        self.barrier(KEYS_FREE + stage)
     }
     #[inline(always)]
     pub(super) fn values_full(self, stage: u32) -> u32 {
-        self.barrier(16 + stage)
+        self.barrier(VALUES_FULL + stage)
     }
     #[inline(always)]
     pub(super) fn values_free(self, stage: u32) -> u32 {
-        self.barrier(20 + stage)
+        self.barrier(VALUES_FREE + stage)
     }
 
     /// The full barrier, the free barrier and the address of a stage of values or keys.

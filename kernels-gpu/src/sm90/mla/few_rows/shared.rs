@@ -12,6 +12,7 @@ use crate::sm90::{
         shared::{Parts, QueryPlace, Units},
         swapped::Swapped,
     },
+    pipeline::stage_of_block,
 };
 
 /// Shared addresses, with `STAGES` stages for parts of blocks, and tiles of `ROWS` rows.
@@ -85,8 +86,7 @@ impl<const ROWS: u32, const STAGES: u32> Shared<ROWS, STAGES> {
     /// The stage of a part of a block, by the block's number over all units, and the parity of its full barrier.
     #[inline(always)]
     pub fn stage(self, number: u32, part: u32) -> (u32, u32) {
-        let index = number * PARTS + part;
-        (index % STAGES, index / STAGES & 1)
+        stage_of_block(number * PARTS + part, STAGES)
     }
     /// The weights of a block, by its number over all units.
     #[inline(always)]

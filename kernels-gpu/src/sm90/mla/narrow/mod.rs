@@ -55,6 +55,8 @@ mod places;
 #[cfg(target_arch = "nvptx64")]
 mod queries;
 #[cfg(target_arch = "nvptx64")]
+mod renew;
+#[cfg(target_arch = "nvptx64")]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
 mod weigh;

@@ -2,20 +2,16 @@
 //!
 //! A value is an 8-bit number times the scale of its group. The scale is folded into the weight, so a row has four f16
 //! weights per key. Weights are relative to the row's **reference**, a power of two, chosen so that the largest weight
-//! times scale is about 2 to the power of [`TOP`]. All warps of the team renew it when a weight no longer fits f16,
-//! which is rare after the first block. A group whose weights would lie far below the other groups' has a **shift**, an
-//! extra power of two. Rows with shifts always compute their weights in [`Rows::renew`].
+//! times scale is about 2⁶. All warps of the team [renew](super::renew) it when a weight no longer fits f16, which is rare
+//! after the first block. A group whose weights would lie far below the other groups' has a **shift**, an extra power of
+//! two. Rows with shifts always compute their weights in [`Rows::renew`].
 
-use cuda_std::{
-    barrier,
-    math::{fma, lg2},
-    shared, warp,
-};
+use cuda_std::{barrier, math::fma, shared, warp};
 
 use super::{
     config::{ROWS_OF_TILE, WARPS, WEIGHTS_BYTES},
     places::Place,
-    shared::{Outputs, PAIR, Products, SAID_ALL, Shared},
+    shared::{PAIR, Products, Shared},
 };
 use crate::{
     common::{
@@ -27,27 +23,18 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Base-2 log of a row's largest weight after a renewal: 2¹⁰ below the largest f16.
-const TOP: f32 = 6.0;
-/// Groups whose largest weight is at most 2 to this below the row's need no shift: it is then at least 2⁻⁴, and f16
-/// goes down to 2⁻²⁴.
-const WINDOW: f32 = 10.0;
-/// The largest shift. It keeps products of weights and scales within f32.
-const LARGEST_SHIFT: f32 = 100.0;
-/// The largest log of a weight without scales after a renewal. It keeps sums within f32.
-const LARGEST_WEIGHT: f32 = 60.0;
 /// The sum from which references are renewed.
 const LARGEST_SUM: f32 = (1_u128 << 100) as f32;
 /// The largest f16 is 65,504.
 const LARGEST: f32 = 65_504.0;
 /// The reference of a row that has seen no key, and, in registers, of a row with shifts: it makes weights infinite,
 /// which triggers [`Rows::renew`].
-const NONE: f32 = -1e38;
+pub(super) const NONE: f32 = -1e38;
 
 /// A lane's two rows: the online softmax over the team's blocks.
 pub(super) struct Rows {
     /// Base-2 logs; those of rows with shifts are in shared memory only.
-    references: [f32; 2],
+    pub(super) references: [f32; 2],
     /// Sums of this lane's weights, without scales.
     pub sums: [f32; 2],
     /// Factors from products of scaled columns to base-2 logits.
@@ -70,7 +57,7 @@ pub(super) struct Block {
 }
 
 /// Logits of two rows and two keys.
-type Logits = [[f32; 2]; 2];
+pub(super) type Logits = [[f32; 2]; 2];
 
 impl Rows {
     /// Rows that see the keys of `seen`, first and last, numbered over all units' blocks.
@@ -223,114 +210,6 @@ impl Rows {
         }
         (sums, over)
     }
-
-    /// Renews references and recomputes the weights of a block. A row gets a new reference if any warp has weights
-    /// `over` the limit; its outputs are rescaled. All warps compute the same references; warp 0 stores them.
-    ///
-    /// # Safety
-    /// All warps of the team come here, and meet at a barrier afterwards. When they come, no warp reads weights or the
-    /// [`SAID`](super::config::SAID) words any more.
-    #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "it is one part of a loop")]
-    pub unsafe fn renew<const STAGES: u32>(
-        &mut self,
-        s: Shared<STAGES>,
-        block: Block,
-        logits: &Logits,
-        thread: u32,
-        over: [bool; 2],
-        o: &mut Outputs,
-        target: u32,
-    ) {
-        let place = Place::of(thread);
-        let Place { team, warp, lane } = place;
-        // Each of a row's four lanes handles one group.
-        let (mine, first) = (lane % 4, lane & !3);
-        let (mut before, mut tops, mut shifts) = ([0.0; 2], [0.0; 2], [0.0; 2]);
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut h = 0;
-            while h < 2 {
-                let row = place.row() + 8 * h as u32;
-                before[h] = shared::load_f32(s.state(team, row));
-                tops[h] = shared::load_f32(s.tops(team, row) + mine * 4);
-                shifts[h] = shared::load_f32(s.shifts(team, row) + mine * 4);
-                let largest = of_four(logits[h][0].max(logits[h][1]), f32::max);
-                let over = of_four(over[h] as u8 as f32, f32::max);
-                let scales = block.scales();
-                let mut top = f32::NEG_INFINITY;
-                let mut group = 0;
-                while group < GROUPS as usize {
-                    let of = [0, 1].map(|e| logits[h][e] + lg2(scales[e][group].abs()));
-                    let of = of_four(of[0].max(of[1]), f32::max);
-                    if group as u32 == mine {
-                        top = of;
-                    }
-                    group += 1;
-                }
-                let at = s.said(team, row, 0) + warp * 4;
-                shared::store_f32(at + mine * (WARPS * 4), top);
-                if mine < 2 {
-                    let what = if mine == 0 { largest } else { over };
-                    shared::store_f32(at + (GROUPS + mine) * (WARPS * 4), what);
-                }
-                h += 1;
-            }
-            barrier::bar_sync(SAID_ALL + team, WARPS * 32);
-            h = 0;
-            while h < 2 {
-                let row = place.row() + 8 * h as u32;
-                let said = |what: u32| largest_of(s.said(team, row, what));
-                let top = tops[h].max(said(mine));
-                let (largest, over) = (said(GROUPS), said(GROUPS + 1) != 0.0);
-                let highest = of_four(top, f32::max);
-                let (mut reference, mut shift) = (before[h], shifts[h]);
-                if over {
-                    reference =
-                        integer((highest - TOP).max(largest - LARGEST_WEIGHT)).max(before[h]);
-                    // A group without weights yet has top −∞ and gets the largest shift, until its first weight: rows
-                    // with shifts are renewed at every block.
-                    shift = integer((reference + TOP - top).min(LARGEST_SHIFT));
-                    if !(shift > WINDOW) {
-                        shift = 0.0;
-                    }
-                }
-                let has_shift = of_four(shift, f32::max) > 0.0;
-                if over {
-                    self.references[h] = if has_shift { NONE } else { reference };
-                    self.sums[h] *= exp2(before[h] - reference);
-                }
-                if warp == 0 {
-                    shared::store_f32(s.shifts(team, row) + mine * 4, shift);
-                    if over {
-                        shared::store_f32(s.tops(team, row) + mine * 4, top);
-                        if mine == 0 {
-                            shared::store_f32(s.state(team, row), reference);
-                        }
-                    }
-                }
-                let factor = exp2(before[h] - reference + (shift - shifts[h]));
-                let factor = warp::warp_shuffle_idx(WARP, factor, first + place.group(), 32);
-                let mut i = 0;
-                while i < 8 {
-                    o[i][2 * h] *= factor;
-                    o[i][2 * h + 1] *= factor;
-                    i += 1;
-                }
-                let weights = logits[h].map(|logit| exp2(logit - reference));
-                self.sums[h] += weights[0] + weights[1];
-                let scales = block.scales();
-                let mut group = 0;
-                while group < GROUPS {
-                    let shift = exp2(warp::warp_shuffle_idx(WARP, shift, first + group, 32));
-                    let of = [0, 1].map(|e| weights[e] * scales[e][group as usize] * shift);
-                    store_weights(target, h, group, of);
-                    group += 1;
-                }
-                h += 1;
-            }
-        }
-    }
 }
 
 impl Block {
@@ -339,34 +218,18 @@ impl Block {
     /// # Safety
     /// The block has arrived.
     #[inline(always)]
-    unsafe fn scales(self) -> [[f32; GROUPS as usize]; 2] {
+    pub(super) unsafe fn scales(self) -> [[f32; GROUPS as usize]; 2] {
         // SAFETY: the caller's promise.
         [0, 1].map(|e| unsafe { shared::load_f32x4(self.scales + e * ROW_BYTES) })
     }
 }
 
-/// Rounds to the nearest integer; exact for |x| below 2²².
-#[inline(always)]
-fn integer(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0;
-    (x + ROUND) - ROUND
-}
-
 /// Stores a row's weights of two keys for a group; row `h` is `8 · h` rows further.
 #[inline(always)]
-unsafe fn store_weights(target: u32, h: usize, group: u32, weights: [f32; 2]) {
+pub(super) unsafe fn store_weights(target: u32, h: usize, group: u32, weights: [f32; 2]) {
     let at = target + (group * ROWS_OF_TILE + 8 * h as u32) * WEIGHTS_BYTES;
     // SAFETY: the caller's promise.
     unsafe { shared::store_u32(at, F16::pack(weights[0], weights[1])) }
-}
-
-/// The maximum over the warps of a team.
-#[inline(always)]
-unsafe fn largest_of(at: u32) -> f32 {
-    // SAFETY: all warps have stored theirs, before a barrier.
-    let [a, b] = unsafe { [shared::load_f32x4(at), shared::load_f32x4(at + 16)] };
-    let four = [0, 1, 2, 3].map(|i| a[i].max(b[i]));
-    four[0].max(four[1]).max(four[2].max(four[3]))
 }
 
 /// Combines the values of a row's four lanes.
