@@ -220,7 +220,7 @@ fn broken_files_are_pointed_at() {
         (
             "\"page_size\": 16",
             "\"page_size\": 0",
-            "page_size is 0: give 1 to 128",
+            "page_size is 0: give 1 to 4096",
         ),
     ];
     for (right, wrong, message) in cases {

@@ -10,7 +10,7 @@ use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, We
 fn pages_of_no_or_too_many_tokens_are_refused() {
     let folder = folder("llama3");
     let weights = Weights::open(&folder).expect("a fixture");
-    for page_size in [0, 129, u32::MAX] {
+    for page_size in [0, 4097, u32::MAX] {
         let mut options = options(4, 16);
         options.page_size = page_size;
         let architecture = Architecture::read(&folder).expect("a fixture");
@@ -19,7 +19,7 @@ fn pages_of_no_or_too_many_tokens_are_refused() {
         assert!(matches!(refused, Error::Attention(_)), "{refused:?}");
         let said = refused.to_string();
         assert!(
-            said.contains(&format!("is {page_size}: give 1 to 128 tokens")),
+            said.contains(&format!("is {page_size}: give 1 to 4096 tokens")),
             "{said}"
         );
     }

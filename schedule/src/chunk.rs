@@ -98,7 +98,7 @@ pub struct Candidate {
     pub chunk: u32,
     /// Prompt and generated tokens per second, of all batches under way.
     pub tokens_per_s: f64,
-    /// Time of a hybrid step in all stages, which is the time between tokens of a decode.
+    /// Time between tokens of a decode: that of a hybrid step in all stages, each of which takes as long as the slowest.
     pub step_ns: f64,
     /// Fraction of all decodes that run in a step together with a chunk.
     pub piggybacked: f64,
@@ -166,12 +166,12 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     let tokens = tokens.min(prompt);
     // On average, half of the prompt is before the chunk.
     let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
-    let step_ns = cost.pass_ns(&hybrid);
+    let pace_ns = cost.pace_ns(&hybrid);
+    let step_ns = pace_ns * f64::from(cost.parallel().pipeline);
     let piggybacked = per_chunk * f64::from(chunks);
     let left = (generated_f - piggybacked).max(0.0);
     let decode_ns = cost.pace_ns(&StepShape::decodes(requests, context));
-    let request_ns =
-        f64::from(chunks) * cost.pace_ns(&hybrid) + left / f64::from(requests) * decode_ns;
+    let request_ns = f64::from(chunks) * pace_ns + left / f64::from(requests) * decode_ns;
     Some(Candidate {
         chunk,
         tokens_per_s: f64::from(prompt + generated) / request_ns * 1e9,

@@ -10,8 +10,8 @@ use super::{
     attention::{AttentionModel, AttentionTime, Overlap, StepShape},
 };
 use tandem_attn::{
-    plan::{PlanError, Planner},
-    problem::Batch,
+    plan::{DeviceDescription, PlanError, Planner},
+    problem::{Batch, Spec},
 };
 
 /// Passes over the residual stream per layer outside linear layers and attention: two norms, two additions, the rotary
@@ -343,13 +343,31 @@ impl CostModel {
     ///
     /// # Errors
     /// [`ScheduleError::CacheType`] if the machine lacks kernels for it ([`CacheType::missing`]).
-    pub fn with_cache_type(mut self, cache_type: CacheType) -> Result<Self, ScheduleError> {
-        let (device, spec) = (
-            self.hardware.device()?,
-            self.model.spec(self.parallel.tensor),
-        );
+    pub fn with_cache_type(self, cache_type: CacheType) -> Result<Self, ScheduleError> {
+        self.with_caches(cache_type, |device, spec| cache_type.missing(device, spec))
+    }
+
+    /// [`with_cache_type`](Self::with_cache_type) for a backend that serves such caches, perhaps on another machine: a GPU must
+    /// have kernels for the attention, but need not have all that an engine on it asks for.
+    ///
+    /// # Errors
+    /// [`ScheduleError::CacheType`] if the device has no kernels for the attention.
+    pub fn with_served_cache_type(self, cache_type: CacheType) -> Result<Self, ScheduleError> {
+        self.with_caches(cache_type, |device, spec| {
+            let supported = device.supports(&cache_type.spec(*spec));
+            supported.err().map(|error| error.to_string())
+        })
+    }
+
+    fn with_caches(
+        mut self,
+        cache_type: CacheType,
+        missing: impl Fn(&DeviceDescription, &Spec) -> Option<String>,
+    ) -> Result<Self, ScheduleError> {
+        let device = self.hardware.device()?;
+        let spec = self.model.spec(self.parallel.tensor);
         if cache_type.is_8_bit()
-            && let Some(reason) = cache_type.missing(&device, &spec)
+            && let Some(reason) = missing(&device, &spec)
         {
             return Err(ScheduleError::CacheType {
                 cache_type,

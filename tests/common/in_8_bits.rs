@@ -3,7 +3,7 @@
 //!
 //! What a kernel may differ by from that is far less than what the rounding itself does: sums that keep 13 bits behind
 //! the largest term, f32, and here and there a weight that lies so near the middle between two numbers of e4m3 that it
-//! is rounded to the other. [`Row::tolerance`] counts those.
+//! is rounded to the other. The tolerances of a row count those.
 
 use std::ops::Range;
 

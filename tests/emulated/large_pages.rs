@@ -32,13 +32,11 @@ fn case(page: u32, heads: [u32; 3], requests: &[(u32, usize, u32)], split: Split
 }
 
 /// Where the plan's items begin, in tokens of a page.
-fn beginnings(case: &Case) -> Vec<u32> {
+fn beginnings(case: &Case, of_gpu: &Settings) -> Vec<u32> {
     let _others = no_failure();
-    let device = Emulated::new(settings(0, 5))
-        .expect("the emulator")
-        .device();
+    let emulated = Emulated::new(of_gpu.clone()).expect("the emulator");
     let plan = Planner::new()
-        .plan(&case.spec, &case.batch, &device, &case.options)
+        .plan(&case.spec, &case.batch, &emulated.device(), &case.options)
         .expect("the case can be planned");
     let page = case.batch.parts[0].table.page_size;
     let items = plan.items.iter();
@@ -47,13 +45,16 @@ fn beginnings(case: &Case) -> Vec<u32> {
 
 #[test]
 fn decodes_are_cut_inside_of_pages() {
-    let cut = SplitMode::Fixed { tokens: 384 };
-    for (page, keys) in [(256, 700), (784, 1500), (4096, 900), (1001, 800)] {
-        let case = case(page, [8, 2, 128], &[(keys, 0, 1), (100, 0, 1)], cut);
-        let begins = beginnings(&case);
+    for (page, keys) in [(512, 5000), (784, 5000), (4096, 4090), (1001, 5000)] {
+        let case = case(page, [8, 1, 128], &[(keys, 0, 1)], SplitMode::Makespan);
+        let many = Settings {
+            multiprocessors: 132,
+            ..settings(case.schedule, case.seed)
+        };
+        let begins = beginnings(&case, &many);
         assert!(begins.iter().any(|&begin| begin > 0), "{page}: {begins:?}");
-        check::<bf16, bf16>(&case).unwrap();
-        check::<bf16, F8E4M3>(&case).unwrap();
+        check_on::<bf16, bf16>(&case, many.clone()).unwrap();
+        check_on::<bf16, F8E4M3>(&case, many).unwrap();
     }
 }
 
@@ -61,7 +62,7 @@ fn decodes_are_cut_inside_of_pages() {
 fn requests_share_large_pages() {
     for page in [256, 528] {
         let requests = [(300, 0, 1), (5, 1, 1), (40, 1, 1), (9, 1, 1), (70, 2, 1)];
-        for split in [SplitMode::Makespan, SplitMode::Fixed { tokens: 128 }] {
+        for split in [SplitMode::Makespan, SplitMode::Fixed { tokens: page }] {
             check::<f16, f16>(&case(page, [16, 1, 64], &requests, split)).unwrap();
         }
     }

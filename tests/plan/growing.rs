@@ -1,7 +1,10 @@
 //! Plans that grow with their batch, and those that must be made anew.
 
 use tandem_attn::{
-    plan::{Bound, DeviceDescription, PackRule, Plan, PlanOptions, Planner, SplitMode, Update},
+    plan::{
+        Bound, DeviceDescription, PackRule, Plan, PlanError, PlanOptions, Planner, SplitMode,
+        Update,
+    },
     problem::{Batch, PageTable, Part, Spec},
 };
 
@@ -37,6 +40,42 @@ fn a_plan_does_not_grow_into_keys_that_a_row_has_not_seen() {
     let plan = plan_on_h200(&Spec::new(8, 2, 128), &batch(1), &options);
     assert_eq!(plan.verify(&batch(1)), Ok(()));
     assert_eq!(plan.clone().grow(&batch(3)), None);
+}
+
+/// One piece would grow with a page of thousands of tokens, where a new plan has many.
+#[test]
+fn a_plan_grows_by_no_more_than_a_cut_inside_large_pages() {
+    let batch = |page: u32, keys: u32| {
+        let mut table = PageTable::new(page, 20);
+        table.push(&(0..10).collect::<Vec<_>>(), keys);
+        Batch::new(vec![0, 1], table)
+    };
+    let spec = Spec::new(32, 8, 128);
+    for (page, split) in [
+        (4096, SplitMode::Makespan),
+        (784, SplitMode::Fixed { tokens: 1568 }),
+    ] {
+        let options = PlanOptions::default().with_split(split);
+        let (first, grown) = (batch(page, page + 1), batch(page, page + 129));
+        let mut plan = plan_on_h200(&spec, &first, &options);
+        for keys in 2..=129 {
+            let next = batch(page, page + keys);
+            assert_eq!(plan.grow(&next), Some(Update::Patched), "{page} {keys}");
+        }
+        assert_eq!(plan.verify(&grown), Ok(()));
+        assert_eq!(plan.clone().grow(&batch(page, page + 130)), None);
+        let mut planner = Planner::new();
+        let device = DeviceDescription::named("h200").unwrap();
+        let again = planner.plan(&spec, &batch(page, page + 130), &device, &options);
+        assert_eq!(again.unwrap().verify(&batch(page, page + 130)), Ok(()));
+    }
+    let uneven = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 128 });
+    let device = DeviceDescription::named("h200").unwrap();
+    let refused = Planner::new().plan(&spec, &batch(256, 300), &device, &uneven);
+    assert!(
+        matches!(refused, Err(PlanError::FixedSplit { .. })),
+        "{refused:?}"
+    );
 }
 
 /// Fewer keys behind those of a part: its queries stand further left, where a window shows what it had passed.

@@ -341,6 +341,8 @@ fn outside(root: &Path, way: &str, dependency: &str) -> Result<PathBuf, Error> {
 /// were, which have the same sources.
 fn find_in_git(folder: &Path) -> Result<(), Error> {
     let begin = Instant::now();
+    // An earlier run's would name the commit of then.
+    let _ = fs::remove_file(folder.join("Cargo.lock"));
     run_command(
         bare("cargo")?
             .args(["fetch", "--quiet"])

@@ -29,7 +29,8 @@ pub fn build(report: &Report) -> Result<Vec<CudaModule>, Error> {
     compile(report)
 }
 
-/// The module of the family that is always built, and those in the package; `None` if other tools made the report.
+/// The module of the family that is always built, and those in the package; `None` if other tools made the report, or
+/// the package is not that of the report.
 fn from_package(report: &Report) -> Result<Option<Vec<CudaModule>>, Error> {
     let of_family = |family: &modules::Family| modules::of_family(&workspace(), *family);
     let always = modules::FAMILIES.iter().find(|family| family.0 == ALWAYS);
@@ -51,11 +52,15 @@ fn from_package(report: &Report) -> Result<Option<Vec<CudaModule>>, Error> {
             Ok(module)
         })
     };
-    modules::FAMILIES
+    let modules: Vec<CudaModule> = modules::FAMILIES
         .iter()
         .flat_map(packaged)
-        .collect::<Result<_, Error>>()
-        .map(Some)
+        .collect::<Result<_, Error>>()?;
+    // The package may be older than the report.
+    let is_known = |module: &CudaModule| {
+        module.cubin.is_some() || is_known(&name(module), &module.ptx, report)
+    };
+    Ok(modules.par_iter().all(is_known).then_some(modules))
 }
 
 /// Compiles all modules. Those that ptxas need not assemble again have no cubin.

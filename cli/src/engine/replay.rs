@@ -66,7 +66,8 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     };
     let (description, architecture) = model(&args.model, longest(&whole))?;
     let cost = CostModel::new(&description, &hardware(&args.device)?, Parallel::default())?;
-    let cost = cost.with_cache_type(args.cache_type.into())?;
+    // The backend checks its caches itself. It need not be the device that is simulated.
+    let cost = cost.with_served_cache_type(args.cache_type.into())?;
     args.policies().check()?;
     let gpu = place.gpu()?;
     if args.wait && gpu.is_none() {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tandem_attn::problem::PageTable;
 use tandem_schedule::{
     Hardware, ModelDescription, ScheduleError,
     cost::{Correction, CostModel, Parallel},
@@ -139,7 +140,7 @@ pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
 
 /// Parses the tokens of a page: page tables have no larger pages.
 pub(crate) fn page_tokens(text: &str) -> Result<u32, String> {
-    count_to(128, text)
+    count_to(PageTable::MAX_PAGE_SIZE, text)
 }
 
 fn count_to(most: u32, text: &str) -> Result<u32, String> {

@@ -73,8 +73,8 @@ fn expected(cost: &CostModel, trace: &Trace, batch: u32) -> Expected {
     let fitting = cost.max_requests((prompt + generated).max(1.0) as u32);
     let requests = batch.min(fitting) / cost.parallel().pipeline;
     Expected {
-        prompt: prompt as u32,
-        generated: generated as u32,
+        prompt: prompt.round() as u32,
+        generated: generated.round() as u32,
         requests: requests.max(1),
         target_ns: None,
     }

@@ -55,10 +55,10 @@ pub enum PlanError {
         /// The device's name.
         device: String,
     },
-    /// A fixed split that is not a positive number of pages, nor of the 128 tokens at whose multiples larger pages are cut.
+    /// A fixed split that is not a positive number of pages.
     #[error(
         "a fixed split of {tokens} keys is not a positive multiple of the page size {page_size}: use a multiple of \
-         the page size, or of 128 with larger pages"
+         the page size"
     )]
     FixedSplit {
         /// Keys per chunk, as given.

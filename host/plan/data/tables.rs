@@ -1,15 +1,14 @@
 //! What a plan copies from a batch.
 
 use super::{Plan, PlanError, PlannedPart, PlannedRowBlock, SplitMode};
-use crate::{plan::draft::split_alignment, problem::Batch};
+use crate::problem::Batch;
 
-/// A fixed split must fall between pages, or where [large pages](split_alignment) are cut.
+/// A fixed split must fall between pages.
 pub fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
     if let SplitMode::Fixed { tokens } = split {
         for part in &batch.parts {
             let page_size = part.table.page_size;
-            let step = page_size.min(split_alignment(page_size));
-            if tokens == 0 || !tokens.is_multiple_of(step) {
+            if tokens == 0 || !tokens.is_multiple_of(page_size) {
                 return Err(PlanError::FixedSplit { tokens, page_size });
             }
         }

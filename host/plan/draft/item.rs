@@ -223,7 +223,7 @@ impl Draft {
 }
 
 /// Larger pages are cut inside: at multiples of this number of keys, which whole copies of a page's tokens fill.
-const INSIDE_PAGES: u32 = 128;
+pub const INSIDE_PAGES: u32 = 128;
 
 /// Cuts fall on multiples of this number of keys: whole pages unless these are large, and at least the 16 keys of a
 /// matrix instruction.

@@ -5,7 +5,7 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 use self::joint::JointPiece;
 use super::{
     data::{Plan, PlanError, PlanOptions, TileGroup},
-    draft::{Draft, DraftRow, DraftRun, Drafts},
+    draft::{Draft, DraftRow, DraftRun, Drafts, INSIDE_PAGES},
     split::{Launch, MAX_PIECES, Piece, Splitter, next_first_key},
 };
 use crate::problem::{Spec, Variant};
@@ -238,8 +238,13 @@ impl Emitter {
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> bool {
         plan.growable = true;
         plan.fixed_splits = input.fixed_splits;
-        let slides = input.variant.window_left.is_some();
-        plan.grows_by = slides.then_some(u32::MAX);
+        // Large pages would let the last piece of a request grow far beyond what a new plan cuts.
+        let large = plan.parts.iter().any(|part| part.page_size > INSIDE_PAGES);
+        plan.grows_by = match input.variant.window_left {
+            _ if large => Some(INSIDE_PAGES),
+            Some(_) => Some(u32::MAX),
+            None => None,
+        };
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
         // Resets the tails that an earlier attempt of the planner wrote.
         for block in &mut plan.row_blocks {

@@ -83,7 +83,8 @@ struct Served<'a> {
 
 /// How far a simulated mean is from the measured one; there is no time between tokens if all answers have one.
 fn off_by(simulated: f64, measured: f64) -> String {
-    match measured > 0.0 {
+    // Without samples a mean is 0.
+    match measured > 0.0 && simulated > 0.0 {
         true => format!("{:+.1} %", 100.0 * (simulated / measured - 1.0)),
         false => "-".to_owned(),
     }
