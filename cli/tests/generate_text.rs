@@ -265,7 +265,7 @@ fn pages_have_the_size_that_is_asked_for() {
             said.stderr
         );
     }
-    for size in ["0", "129"] {
+    for size in ["0", "4097"] {
         let said = generate(&folder, &["--page-size", size]);
         assert!(
             said.code == 2 && said.stderr.contains("--page-size"),

@@ -99,8 +99,9 @@ impl PageTable {
 
     /// The table of a cache without pages: contiguous memory for `tokens` keys, in which each row block owns a run.
     ///
-    /// Runs are cut into the largest pages that they allow, of at most 128 tokens. If one run starts at an odd token, pages have one token. Kernels
-    /// are fastest with pages of a multiple of 8 tokens, so start all runs, and end the memory, at multiples of 8.
+    /// Runs are cut into the largest pages that they allow, of at most 128 tokens. If one run starts at an odd token, pages
+    /// have one token. Kernels are fastest with pages of a multiple of 8 tokens, so start all runs, and end the memory, at
+    /// multiples of 8.
     ///
     /// ```
     /// use tandem_attn::problem::PageTable;
