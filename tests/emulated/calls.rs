@@ -7,14 +7,26 @@ use tandem_attn::{
     Error,
     exec::{
         emulated::{Emulated, Settings},
-        gpu::{DeviceBuffer, KvPool, LaunchSet, Stream, WorkspaceOptions},
+        gpu::{DeviceBuffer, DeviceTensor, Gpu, KvPool, LaunchSet, WorkspaceOptions},
     },
     kv::KvView,
-    plan::{BatchLimits, Bound, MergeMode, PlanError, PlanOptions, Planner, Unsupported},
+    plan::{BatchLimits, Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, Unsupported},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
 
 use crate::{FAILURE, no_failure, settings};
+
+/// Uploads a plan, and runs it on queries that the outputs overwrite.
+fn run(gpu: &Gpu, plan: &Plan, q: &DeviceTensor<3>, kv: KvPool) -> Result<(), Error> {
+    let stream = gpu.stream()?;
+    let mut workspace = gpu.workspace(&plan.spec, &Bound::of(plan), WorkspaceOptions::default())?;
+    // SAFETY: the stream is ours, and nothing but the emulator's own memory can be touched.
+    unsafe {
+        workspace.upload(plan, *stream)?;
+        gpu.run(&mut workspace, q, &[kv], q, None, *stream)?;
+    }
+    stream.synchronize()
+}
 
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 #[test]
@@ -35,17 +47,7 @@ fn pages_outside_the_pool_are_reported() {
     let address = pool.address();
     // What the caller says of the pool is not true: it has two pages.
     let kv = KvPool::new(&spec, KvLayout::Nhd, 3, 9, address, address);
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
-        .expect("there is memory for it");
-    let q_tensor = q.tensor([1, 4, 64]);
-    let run = |workspace: &mut _, stream: Stream| {
-        // SAFETY: nothing but the emulator's own memory can be touched.
-        unsafe { gpu.run(workspace, &q_tensor, &[kv], &q_tensor, None, stream) }
-    };
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, *stream) }.expect("the bound is the plan's");
-    let failed = run(&mut workspace, *stream).and_then(|()| stream.synchronize());
+    let failed = run(gpu, &plan, &q.tensor([1, 4, 64]), kv);
     let Err(Error::Driver { text, .. }) = failed else {
         panic!("{failed:?}");
     };
@@ -81,20 +83,11 @@ fn a_trace_has_the_launches_of_its_run() {
     };
     let launches = trace();
     assert!(launches > 0);
-    let (gpu, stream) = (emulated.gpu(), emulated.gpu().stream().expect("a stream"));
+    let gpu = emulated.gpu();
     let [q, keys] = [&q[..], &pool].map(|values| DeviceBuffer::from_slice(gpu, values));
     let (q, keys) = (q.expect("memory"), keys.expect("memory"));
     let kv = KvPool::new(&spec, KvLayout::Nhd, 16, 1, keys.address(), keys.address());
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
-        .expect("there is memory for it");
-    let tensor = q.tensor([1, 4, 64]);
-    // SAFETY: the stream is ours, and the tensors have these shapes.
-    let ran = unsafe {
-        let uploaded = workspace.upload(&plan, *stream);
-        uploaded.and_then(|()| gpu.run(&mut workspace, &tensor, &[kv], &tensor, None, *stream))
-    };
-    assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
+    assert_eq!(run(gpu, &plan, &q.tensor([1, 4, 64]), kv), Ok(()));
     assert_eq!(trace(), launches);
 }
 
@@ -103,7 +96,7 @@ fn a_trace_has_the_launches_of_its_run() {
 fn a_gpu_stays_what_it_is_beside_another() {
     let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);
     let hopper = Emulated::new(settings(0, 5)).expect("the emulator");
-    // The first of its GPU changes the settings of the process.
+    // No other test has so few multiprocessors: its kernels are loaded now, which changes the settings of the process.
     let few = Settings {
         compute: 80,
         multiprocessors: 3,
@@ -119,21 +112,11 @@ fn a_gpu_stays_what_it_is_beside_another() {
         let plan = Planner::new()
             .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
             .expect("it can be planned");
-        let stream = gpu.stream().expect("a stream");
         let ones = |count: usize| DeviceBuffer::from_slice(gpu, &vec![bf16::ONE; count]);
         let (q, pool) = (ones(80 * 4 * 128), ones(5 * 16 * 128));
         let (q, pool) = (q.expect("memory"), pool.expect("memory"));
         let kv = KvPool::new(&spec, KvLayout::Nhd, 16, 5, pool.address(), pool.address());
-        let mut workspace = gpu
-            .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
-            .expect("there is memory for it");
-        let tensor = q.tensor([80, 4, 128]);
-        // SAFETY: the stream is ours, and the tensors have these shapes.
-        let ran = unsafe {
-            let uploaded = workspace.upload(&plan, *stream);
-            uploaded.and_then(|()| gpu.run(&mut workspace, &tensor, &[kv], &tensor, None, *stream))
-        };
-        assert_eq!(ran.and_then(|()| stream.synchronize()), Ok(()));
+        assert_eq!(run(gpu, &plan, &q.tensor([80, 4, 128]), kv), Ok(()));
         assert!(q.read().expect("a copy").iter().all(|&x| x == bf16::ONE));
     }
 }

@@ -298,11 +298,6 @@ impl PodDescription {
                 continue;
             };
             let (done, ctas) = config.done(&prefill, decode_ns, sms);
-            let Conversion {
-                before_ns,
-                first_ns,
-                ..
-            } = prefill.conversion;
             let done = done.map(|ns| ns + self.fused_ns + before_ns + first_ns);
             if last(done) < forecast.fused_ns {
                 forecast.fused_ns = last(done);
