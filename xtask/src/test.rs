@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::{
     Error, kernels, package,
     process::{cargo, run as run_command, target_dir},
-    unchanged,
+    programs, unchanged,
 };
 
 /// `cargo test` of everything, with one set of features for all packages, so that nothing is compiled twice.
@@ -22,7 +22,7 @@ pub fn run() -> Result<(), Error> {
     let modules = unchanged::build(&known)?;
     kernels::check(&known, &modules)?;
     package::check(&modules)?;
-    run_command(cargo().args(EVERYTHING))
+    programs::run(&EVERYTHING)
 }
 
 /// Compiles everything that [`run`] runs, including the emulated driver. Returns the driver's path.
