@@ -1,12 +1,30 @@
 //! Who receives what the engine computes.
 
-use std::{collections::HashMap, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use tandem_schedule::RequestId;
 use tokio::sync::mpsc;
 
 use super::{places::Place, runner::Piece};
 use crate::Generation;
+
+/// What is asked for a choice. All choices of a prompt share it: the engine takes a copy of it only with the choice.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub prompt: Arc<[u32]>,
+    /// All but the prompt.
+    pub beside: Generation,
+}
+
+impl Wanted {
+    /// As the engine takes it.
+    pub(super) fn whole(self) -> Generation {
+        Generation {
+            prompt: self.prompt.to_vec(),
+            ..self.beside
+        }
+    }
+}
 
 /// A request under way. Its client has gone if the receiver of `pieces` is dropped.
 pub(super) struct Client {
@@ -18,7 +36,7 @@ pub(super) struct Client {
     #[expect(dead_code, reason = "held until the engine has dropped the request")]
     pub place: Place,
     /// Other choices of its prompt. They start when the prompt is computed, and find its pages in the prefix cache.
-    pub behind: Vec<(Generation, Self)>,
+    pub behind: Vec<(Wanted, Self)>,
 }
 
 /// The requests under way.
@@ -26,7 +44,7 @@ pub(super) struct Client {
 pub(super) struct Clients {
     pub by_request: HashMap<RequestId, Client>,
     /// Choices whose prompt is computed, before the engine has them.
-    pub ready: Vec<(Generation, Client)>,
+    pub ready: Vec<(Wanted, Client)>,
 }
 
 impl Clients {
@@ -67,7 +85,11 @@ mod tests {
                 behind: Vec::new(),
             }
         };
-        let choice = |client| (Generation::greedy(vec![1], 1), client);
+        let wanted = || Wanted {
+            prompt: [1].into(),
+            beside: Generation::greedy(Vec::new(), 1),
+        };
+        let choice = |client| (wanted(), client);
         clients.ready.push(choice(client()));
         let mut first = client();
         first.behind.push(choice(client()));

@@ -23,6 +23,7 @@ use super::{
     answer::{Answer, Choice, Labels},
     api::{self, Kind, Most},
     assembly::Assembly,
+    clients::Wanted,
     lanes::Lanes,
     metrics::Metrics,
     places::Places,
@@ -200,12 +201,13 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     server.places.extend(&mut place, asked.choices())?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let prompts = server.lanes.tokenize(&server.text, asked.prompts).await?;
+    let prompts: Vec<Arc<[u32]>> = prompts.into_iter().map(Arc::from).collect();
     let parameters = asked.parameters;
     for prompt in &prompts {
         parameters.check(prompt.len(), &server.most)?;
     }
     let each = parameters.choices as usize;
-    let (mut generations, mut assemblies) = (Vec::new(), Vec::new());
+    let (mut choices, mut assemblies) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         let stream = match kind {
             Kind::Completion => TextStream::after(&server.text, prompt)?,
@@ -219,13 +221,15 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
             let (text, stops) = (Arc::clone(&server.text), Arc::clone(&parameters.stop));
             let stream = stream.clone();
             assemblies.push(Assembly::new(text, stream, stops, parameters.min_tokens));
-            let choice = generations.len();
-            let generation = parameters.generation(choice, prompt.clone(), &server.most);
+            let wanted = Wanted {
+                prompt: Arc::clone(prompt),
+                beside: parameters.generation(choices.len(), prompt.len(), &server.most),
+            };
             let place = place.split(1).expect("there is one for each choice");
-            generations.push((generation, place));
+            choices.push((wanted, place));
         }
     }
-    let taken = server.runner.submit(generations, begun).await?;
+    let taken = server.runner.submit(choices, begun).await?;
     let choices = taken.into_iter().zip(assemblies);
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = Answer {
@@ -233,7 +237,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
             .map(|(taken, text)| Choice::new(taken, text, kind))
             .collect(),
         labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
-        prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         each,
         turn: 0,
     };

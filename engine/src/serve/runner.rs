@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     ServeError,
-    clients::{Client, Clients},
+    clients::{Client, Clients, Wanted},
     metrics::{Counted, Metrics},
     places::{Place, Places},
     refusal::Refusal,
 };
-use crate::{Engine, Error, Event, Finish, Generation, LogProbs};
+use crate::{Engine, Error, Event, Finish, LogProbs};
 
 /// What a client receives.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(super) struct Runner {
 
 /// The choices of a request, and a place for each.
 struct Submission {
-    generations: Vec<(Generation, Place)>,
+    choices: Vec<(Wanted, Place)>,
     taken: oneshot::Sender<Result<Vec<Taken>, Refusal>>,
     begun: Instant,
 }
@@ -115,12 +115,12 @@ impl Runner {
     /// counts from `begun`.
     pub(super) async fn submit(
         &self,
-        generations: Vec<(Generation, Place)>,
+        choices: Vec<(Wanted, Place)>,
         begun: Instant,
     ) -> Result<Vec<Taken>, Refusal> {
         let (taken, answer) = oneshot::channel();
         let submission = Submission {
-            generations,
+            choices,
             taken,
             begun,
         };
@@ -167,8 +167,8 @@ fn run(
         let all = Places::of(composer.limits());
         let room = all.saturating_sub(composer.running() + composer.waiting());
         for _ in 0..room.min(clients.ready.len()) {
-            let (generation, client) = clients.ready.remove(0);
-            follow(engine, clients, generation, client);
+            let (wanted, client) = clients.ready.remove(0);
+            follow(engine, clients, wanted, client);
         }
         metrics.step(&step);
         metrics.engine(engine);
@@ -182,20 +182,20 @@ fn take(
     metrics: &Arc<Metrics>,
 ) {
     let Submission {
-        generations,
+        choices,
         taken,
         begun,
     } = submission;
     if taken.is_closed() {
         return;
     }
-    let (mut first, mut all) = (Vec::<(RequestId, Vec<u32>, Client)>::new(), Vec::new());
+    let (mut first, mut all) = (Vec::<(RequestId, Arc<[u32]>, Client)>::new(), Vec::new());
     // Only whole pages are shared.
     let page = engine
         .composer()
         .prefix_cache()
         .map(|_| engine.composer().pool().page_size());
-    for (generation, place) in generations {
+    for (wanted, place) in choices {
         let (pieces, receiver) = mpsc::unbounded_channel();
         let client = Client {
             pieces,
@@ -204,17 +204,17 @@ fn take(
             place,
             behind: Vec::new(),
         };
-        all.push((receiver, generation.prompt.len()));
-        if let Some((_, prompt, before)) = first.last_mut()
-            && *prompt == generation.prompt
-            && page.is_some_and(|page| generation.prompt.len() > page as usize)
+        let prompt = Arc::clone(&wanted.prompt);
+        all.push((receiver, prompt.len()));
+        if let Some((_, same, before)) = first.last_mut()
+            && (Arc::ptr_eq(same, &prompt) || *same == prompt)
+            && page.is_some_and(|page| prompt.len() > page as usize)
         {
             // The engine takes it, as it took the first: only their seeds differ.
-            before.behind.push((generation, client));
+            before.behind.push((wanted, client));
             continue;
         }
-        let prompt = generation.prompt.clone();
-        match engine.submit(generation) {
+        match engine.submit(wanted.whole()) {
             Ok(request) => first.push((request, prompt, client)),
             Err(error) => {
                 for (request, ..) in first {
@@ -244,11 +244,11 @@ fn take(
 }
 
 /// Submits a choice whose prompt another one has computed.
-fn follow(engine: &mut Engine, clients: &mut Clients, generation: Generation, client: Client) {
+fn follow(engine: &mut Engine, clients: &mut Clients, wanted: Wanted, client: Client) {
     if client.pieces.is_closed() {
         return;
     }
-    match engine.submit(generation) {
+    match engine.submit(wanted.whole()) {
         Ok(request) => drop(clients.by_request.insert(request, client)),
         Err(error) => drop(client.pieces.send(Piece::Failed(error.to_string()))),
     }

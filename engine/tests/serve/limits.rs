@@ -97,6 +97,25 @@ fn requests_without_a_place_are_refused() {
     server.wait_until(|| server.complete(&json!({"prompt": "a", "max_tokens": 1})).0 == 200);
 }
 
+/// However many requests may wait.
+#[test]
+fn choices_of_a_request_are_limited() {
+    let server = Server::of("llama3");
+    let asked = |prompts: usize| {
+        let prompts = vec![[1]; prompts];
+        server.complete(&json!({"prompt": prompts, "n": 100, "max_tokens": 1}))
+    };
+    let (status, answer) = asked(11);
+    let message = "1100 choices are asked for (n for each prompt), and a request has at most 1024: ask for fewer";
+    assert_eq!(
+        (status, &answer["error"]["message"]),
+        (400, &json!(message))
+    );
+    let (status, answer) = asked(10);
+    assert_eq!(status, 200);
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 1000);
+}
+
 /// Lists within lists are indented by the square of their depth: 3 MB would become 600.
 #[test]
 fn a_conversation_that_its_template_would_blow_up_is_refused() {

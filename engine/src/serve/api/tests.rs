@@ -87,6 +87,17 @@ fn values_without_effect_are_taken() {
     }
 }
 
+/// A request could ask for choices until the memory was full.
+#[test]
+fn choices_of_a_prompt_are_limited() {
+    let choices = |n: u32| parsed(Kind::Completion, "n", json!(n)).map(|asked| asked.choices());
+    assert_eq!(choices(128), Ok(128));
+    for more in [129, u32::MAX] {
+        let message = format!("n is {more}: give a whole number from 1 to 128");
+        assert_eq!(choices(more), Err(message));
+    }
+}
+
 #[test]
 fn prompts_are_one_or_several() {
     let prompts =
@@ -133,12 +144,12 @@ const MOST: Most = Most {
 fn choices_have_seeds_of_their_own() {
     let most = MOST;
     let asked = parsed(Kind::Chat, "seed", json!(-3)).unwrap().parameters;
-    let of = |choice| asked.generation(choice, vec![1], &most);
+    let of = |choice| asked.generation(choice, 1, &most);
     assert_eq!(of(0).sampling.seed, (-3_i64).cast_unsigned());
     let seeds: std::collections::BTreeSet<_> = (0..1000).map(|at| of(at).sampling.seed).collect();
     assert_eq!(seeds.len(), 1000);
     assert_eq!(of(0).max_new_tokens, 10);
-    assert_eq!(asked.generation(0, vec![1; 95], &most).max_new_tokens, 5);
+    assert_eq!(asked.generation(0, 95, &most).max_new_tokens, 5);
 }
 
 /// The engine would refuse each choice, with a copy of its prompt.
@@ -178,7 +189,7 @@ fn whole_numbers_may_have_a_point() {
     let parameters = asked.parameters;
     assert_eq!((parameters.choices, parameters.min_tokens), (2, 10));
     assert_eq!(parameters.log_probs, Some(2));
-    let first = parameters.generation(0, vec![7, 8], &MOST);
+    let first = parameters.generation(0, 2, &MOST);
     assert_eq!(first.max_new_tokens, 16);
     assert_eq!(first.sampling.seed, (-3_i64).cast_unsigned());
     assert_eq!(first.sampling.top_k, 0);
@@ -324,7 +335,7 @@ fn who_says_how_a_token_is_drawn_gets_one_drawn() {
     };
     let drawn = |field: &str, value: Value, most: &Most| {
         let parameters = parsed(Kind::Completion, field, value).unwrap().parameters;
-        parameters.generation(0, vec![1], most).sampling
+        parameters.generation(0, 1, most).sampling
     };
     for (field, value) in [
         ("max_tokens", json!(3)),
