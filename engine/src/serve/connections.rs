@@ -10,13 +10,12 @@ use tokio::{
     net::TcpListener,
     sync::{Semaphore, oneshot},
     task::JoinSet,
-    time::Instant,
 };
 
 use super::{
     ServeError,
     handlers::{self, Server},
-    patience::Patience,
+    patience::{FOREVER, Patience, after},
 };
 
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
@@ -36,7 +35,7 @@ pub(super) async fn accept(
     let service = TowerToHyperService::new(handlers::router(server));
     let options = &server.options;
     let (receive, send, grace) = (options.receive, options.send, options.grace);
-    let permits = Arc::new(Semaphore::new(options.connections));
+    let permits = Arc::new(Semaphore::new(options.connections.min(Semaphore::MAX_PERMITS)));
     // Connections accepted before the stop, and those accepted after it, whose requests get 503.
     let (mut open, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::pin!(shutdown);
@@ -61,13 +60,13 @@ pub(super) async fn accept(
             Some(_) = late.join_next(), if !late.is_empty() => continue,
             () = &mut shutdown, if !stopping => {
                 server.stopping.send_replace(true);
-                end.as_mut().reset(Instant::now() + grace);
+                end.as_mut().reset(after(grace));
                 continue;
             }
             Ok(error) = &mut failure, if failed.is_none() => {
                 failed = Some(error);
                 server.stopping.send_replace(true);
-                end.as_mut().reset(Instant::now() + grace.min(FAILURE_GRACE));
+                end.as_mut().reset(after(grace.min(FAILURE_GRACE)));
                 continue;
             }
             () = &mut end, if stopping => break,
@@ -80,7 +79,7 @@ pub(super) async fn accept(
         let _ = stream.set_nodelay(true);
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new())
-            .header_read_timeout(receive)
+            .header_read_timeout(receive.min(FOREVER))
             .keep_alive(!stopping)
             .max_buf_size(64 << 10);
         let connection =

@@ -14,6 +14,14 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
+/// Decades: longer limits are as long as this, so that no time overflows.
+pub(super) const FOREVER: Duration = Duration::from_secs(1 << 30);
+
+/// The time when a limit that begins now is over.
+pub(super) fn after(limit: Duration) -> Instant {
+    Instant::now() + limit.min(FOREVER)
+}
+
 /// A connection whose writes fail with [`io::ErrorKind::TimedOut`] if the client accepts no byte for `limit`.
 #[derive(Debug)]
 pub(super) struct Patience {
@@ -46,11 +54,7 @@ impl Patience {
         }
         if !self.waits {
             self.waits = true;
-            // If the limit overflows, use a time decades from now.
-            let now = Instant::now();
-            let end = now.checked_add(self.limit);
-            let end = end.unwrap_or_else(|| now + Duration::from_secs(1 << 30));
-            self.end.as_mut().reset(end);
+            self.end.as_mut().reset(after(self.limit));
         }
         std::task::ready!(self.end.as_mut().poll(context));
         // On a normal close the system would keep offering the rest to the client. A reset discards it and tells the

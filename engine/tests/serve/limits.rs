@@ -148,6 +148,28 @@ fn a_conversation_that_its_template_would_blow_up_is_refused() {
     );
 }
 
+/// Programs give the largest numbers for no limit.
+#[test]
+fn a_server_may_have_no_limits() {
+    let mut server = Server::start("llama3", Limits::default(), |options| {
+        options.connections = usize::MAX;
+        options.body_bytes = usize::MAX;
+        [
+            options.receive,
+            options.send,
+            options.grace,
+            options.keep_alive,
+        ] = [Duration::MAX; 4];
+    });
+    let asked = json!({"prompt": "a", "max_tokens": 300, "ignore_eos": true});
+    assert_eq!(server.complete(&asked).0, 200);
+    let under_way = server.ask(&asked);
+    server.wait_for("tandem_requests_total", 2);
+    server.stop();
+    assert_eq!(response(under_way).0, 200);
+    server.ended().unwrap();
+}
+
 /// 64 pages of 16 tokens: a quarter of them are 256.
 #[test]
 fn a_chat_without_a_limit_takes_a_part_of_the_cache() {
