@@ -59,6 +59,18 @@ fn fields_that_are_switched_off_are_not_ignored() {
     );
 }
 
+/// Nothing is stored here, and there is one tier.
+#[test]
+fn services_that_are_not_there_are_refused() {
+    for (field, value, rule) in [
+        ("store", json!(true), "false"),
+        ("service_tier", json!("priority"), "\"auto\" or \"default\""),
+    ] {
+        let message = format!("{field} is {value}, and only {rule} is implemented");
+        assert_eq!(refused(Kind::Chat, field, value), message);
+    }
+}
+
 /// Clients send defaults of OpenAI's interface and of other servers.
 #[test]
 fn values_without_effect_are_taken() {
@@ -81,6 +93,9 @@ fn values_without_effect_are_taken() {
         (Kind::Chat, "logit_bias", json!({})),
         (Kind::Chat, "response_format", json!({"type": "text"})),
         (Kind::Chat, "unknown", Value::Null),
+        (Kind::Chat, "store", json!(false)),
+        (Kind::Chat, "service_tier", json!("auto")),
+        (Kind::Chat, "service_tier", json!("default")),
     ] {
         let taken = parsed(kind, field, value.clone());
         assert!(taken.is_ok(), "{field} {value}: {:?}", taken.err());
