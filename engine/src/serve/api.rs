@@ -301,7 +301,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         frequency_penalty: fields.number("frequency_penalty")?,
         repetition_penalty: fields.number("repetition_penalty")?,
     };
-    let seed = fields.take("seed", "give a whole number of 64 bits", fields::integer)?;
+    let seed = fields.take("seed", "give a whole number of 64 bits", fields::bits)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
     // Some models mark their calls with special tokens, and the client reads the calls in the text.
     let has_tools =
@@ -323,7 +323,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         sampling,
         bias: logits::biases(&mut fields)?,
         log_probs: logits::log_probs(kind, &mut fields)?,
-        seed: seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
+        seed: seed.unwrap_or_else(|| fastrand::u64(..)),
         stop: fields
             .take("stop", &stop, stops)?
             .unwrap_or_default()

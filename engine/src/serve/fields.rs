@@ -168,6 +168,12 @@ pub(super) fn integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(number)
 }
 
+/// A whole number of 64 bits, with or without a sign.
+pub(super) fn bits(value: &Value) -> Option<u64> {
+    let signed = || integer(value).map(i64::cast_unsigned);
+    value.as_u64().or_else(signed)
+}
+
 /// A whole number that is not negative.
 pub(super) fn whole(value: &Value) -> Option<u32> {
     integer(value)?.try_into().ok()

@@ -227,6 +227,25 @@ fn whole_numbers_may_have_a_point() {
     assert!(parsed(Kind::Completion, "seed", least).is_ok());
 }
 
+/// Clients draw them from all numbers of 64 bits, with or without a sign.
+#[test]
+fn seeds_are_numbers_of_64_bits() {
+    let seed = |value: Value| {
+        let asked = parsed(Kind::Chat, "seed", value)?.parameters;
+        Ok::<_, String>(asked.generation(0, 1, &MOST).sampling.seed)
+    };
+    for (given, expected) in [
+        (json!(u64::MAX), u64::MAX),
+        (json!(-1), u64::MAX),
+        (json!(1_u64 << 63), 1 << 63),
+        (json!(i64::MIN), 1 << 63),
+        (json!(7), 7),
+    ] {
+        assert_eq!(seed(given.clone()), Ok(expected), "{given}");
+    }
+    assert!(seed(json!(-1e19)).is_err());
+}
+
 #[test]
 fn stop_texts_are_few_and_short() {
     let asked = |stops: Value| parsed(Kind::Completion, "stop", stops);
