@@ -46,6 +46,8 @@ pub(super) struct Server {
     lanes: Lanes,
     most: Most,
     answers: AtomicU64,
+    /// Begins the ids of its answers, so that no other start of a server has the same.
+    ids: u64,
     /// Whether the server begins to stop.
     pub stopping: watch::Sender<bool>,
     /// When it started, in seconds since 1970.
@@ -85,6 +87,7 @@ impl Server {
             places,
             most,
             answers: AtomicU64::new(0),
+            ids: fastrand::u64(..),
             stopping: watch::Sender::new(false),
             started: answer::seconds(),
             loopback: address.is_ok_and(|address| address.ip().is_loopback()),
@@ -232,11 +235,12 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let taken = server.runner.submit(choices, begun).await?;
     let choices = taken.into_iter().zip(assemblies);
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
+    let id = format!("{:016x}-{index}", server.ids);
     let answer = Answer {
         choices: choices
             .map(|(taken, text)| Choice::new(taken, text, kind))
             .collect(),
-        labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
+        labels: Labels::new(kind, &id, &options.name, parameters.log_probs.is_some()),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         each,
         turn: 0,

@@ -150,6 +150,18 @@ fn special_tokens_are_text_where_a_client_needs_them() {
     }
 }
 
+/// Also those of a server that was started again: clients and logs keep them.
+#[test]
+fn answers_have_ids_of_their_own() {
+    let asked = json!({"prompt": "a", "max_tokens": 1});
+    let id = |server: &Server| server.complete(&asked).1["id"].as_str().unwrap().to_owned();
+    let (one, again) = (Server::of("qwen2"), Server::of("qwen2"));
+    let ids = [id(&one), id(&one), id(&again)];
+    assert!(ids.iter().all(|id| id.starts_with("cmpl-")), "{ids:?}");
+    let different: std::collections::BTreeSet<_> = ids.iter().collect();
+    assert_eq!(different.len(), 3, "{ids:?}");
+}
+
 /// Python's requests, for one, reads texts of no encoding as Latin-1.
 #[test]
 fn streams_name_their_encoding() {
