@@ -35,7 +35,9 @@ pub(super) async fn accept(
     let service = TowerToHyperService::new(handlers::router(server));
     let options = &server.options;
     let (receive, send, grace) = (options.receive, options.send, options.grace);
-    let permits = Arc::new(Semaphore::new(options.connections.min(Semaphore::MAX_PERMITS)));
+    let permits = Arc::new(Semaphore::new(
+        options.connections.min(Semaphore::MAX_PERMITS),
+    ));
     // Connections accepted before the stop, and those accepted after it, whose requests get 503.
     let (mut open, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::pin!(shutdown);

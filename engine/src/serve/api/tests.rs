@@ -523,7 +523,7 @@ fn errors_have_the_field_and_its_value() {
             Kind::Completion,
             "n",
             json!(0),
-            "n is 0: give a whole number from 1 to 4294967295",
+            "n is 0: give a whole number from 1 to 128",
         ),
         (
             Kind::Completion,
