@@ -40,7 +40,7 @@ impl Text {
     /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Malformed`], [`Error::ChatTemplate`].
+    /// [`Error::Read`], [`Error::Malformed`], [`Error::BrokenTemplate`].
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let path = folder.join("tokenizer.json");
         let bytes = fs::read(&path).map_err(|error| Error::Read {
@@ -152,7 +152,7 @@ impl Text {
     /// Tokens of a conversation, up to the position where the model answers.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`], [`Error::Tokenizer`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::BrokenTemplate`], [`Error::ChatTooLong`], [`Error::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         self.encode_chat_with(messages, &ChatOptions::default())
     }
@@ -175,7 +175,7 @@ impl Text {
     /// Renders a conversation with the chat template.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::BrokenTemplate`], [`Error::ChatTooLong`].
     pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
         self.render_with(messages, &ChatOptions::default())
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tandem_engine::{
-    Text,
+    Message, Text,
     serve::{self, ApiKey, ServeError, ServeOptions},
 };
 
@@ -123,6 +123,20 @@ fn api_key(file: Option<&PathBuf>) -> Result<Option<ApiKey>, Failure> {
     }
 }
 
+/// Says that chats will fail, if not even a short one can be written.
+fn warn_of_template(text: &Text) {
+    let message = Message {
+        role: "user".to_owned(),
+        content: "Hello".to_owned(),
+    };
+    if !text.has_chat_template() {
+        eprintln!("the model has no chat template: chats are refused, and completions are served");
+    } else if let Err(error) = text.render(&[message]) {
+        let error = visible(&error.to_string(), false);
+        eprintln!("a chat of one message cannot be written, so that others may fail, too: {error}");
+    }
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "give an IP address and a port, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this machine"
@@ -141,6 +155,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let api_key = api_key(args.api_key_file.as_ref())?;
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
+    warn_of_template(&text);
     let engine = args.model.engine(
         architecture,
         args.batch,

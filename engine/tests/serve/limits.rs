@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Text, Weights};
 
 use crate::{
-    common::{folder, options},
+    common::{folder, options, with_template},
     server::{Server, body, raw, response},
 };
 
@@ -146,6 +146,39 @@ fn a_conversation_that_its_template_would_blow_up_is_refused() {
         said.contains("the chat template writes more than"),
         "{said}"
     );
+}
+
+/// A client can change what the template refuses, and not what is wrong with the template.
+#[test]
+fn faults_of_a_template_are_those_of_the_server() {
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (template, status, failed, said) in [
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            400,
+            0,
+            "roles must alternate: change the messages, or give a plain prompt",
+        ),
+        (
+            "{{ messages[0].content | no_such_filter }}",
+            500,
+            1,
+            "the chat template fails: filter no_such_filter is unknown: correct the template in the model's folder, or give a \
+             plain prompt",
+        ),
+    ] {
+        let (_folder, text) = with_template(template, |_| ());
+        let engine = crate::common::engine("qwen2", Limits::default());
+        let server = Server::with(engine, text, |_| ());
+        let (got, answer) = server.chat(&json!({"messages": messages, "max_tokens": 1}));
+        assert_eq!(got, status, "{answer}");
+        let error = &body(&answer)["error"]["message"];
+        assert!(error.as_str().unwrap().ends_with(said), "{answer}");
+        server.has_metrics(&[
+            ("requests_failed_total", failed),
+            ("requests_refused_total", 1 - failed),
+        ]);
+    }
 }
 
 /// Programs give the largest numbers for no limit.
