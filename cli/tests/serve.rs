@@ -118,6 +118,26 @@ fn a_server_says_how_it_stores_keys_and_values() {
     );
 }
 
+/// The weights, which are not there, would take minutes to load.
+#[test]
+fn an_address_in_use_is_said_before_the_weights_are_read() {
+    let copy = tempfile::tempdir().unwrap();
+    let from = model("llama3");
+    for name in ["config.json", "tokenizer.json"] {
+        std::fs::copy(Path::new(&from).join(name), copy.path().join(name)).unwrap();
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let call = ["serve", ".", "--listen", &address, "--backend", "cpu"];
+    let said = run(copy.path(), &call);
+    let expected = format!("cannot listen on {address}");
+    assert!(
+        said.code == 2 && said.stderr.contains(&expected) && said.stderr.contains("--listen"),
+        "{}",
+        said.stderr
+    );
+}
+
 /// What the server says on standard error of a model with these files beside the weights and the tokenizer.
 fn said_of(files: &[(&str, &str)]) -> String {
     let copy = tempfile::tempdir().unwrap();

@@ -153,6 +153,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
     let sampling = args.model.usual_sampling()?;
     let api_key = api_key(args.api_key_file.as_ref())?;
+    let bound = serve::bind(args.listen)?;
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
     warn_of_template(&text);
@@ -192,16 +193,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let _ = stop.send(());
     });
     let ready = |address| print(&format!("{name} on {device}, at http://{address}/v1\n"));
-    serve::run(
-        args.listen,
-        engine,
-        text,
-        options,
-        // If the sender is dropped, nothing asks to stop.
-        async { stopped.await.unwrap_or(()) },
-        ready,
-    )
-    .map_err(Failure::from)
+    // If the sender is dropped, nothing asks to stop.
+    let stopped = async { stopped.await.unwrap_or(()) };
+    Ok(bound.run(engine, text, options, stopped, ready)?)
 }
 
 impl From<ServeError> for Failure {

@@ -124,10 +124,10 @@ impl GpuBackend {
             pools::check(&gpu.device(), &kind.spec, options.cache_type)?;
         }
         let blas = Blas::new(&gpu)?;
-        // Loading takes minutes, so what does not fit is refused before.
-        capacity::check(a, &options, capacity::memory(&gpu)?)?;
         let planning = PlanOptions::default();
         let kinds = kinds(&gpu, a, &options, planning)?;
+        // Loading takes minutes, so what does not fit beside the workspaces is refused before.
+        capacity::check(a, &options, capacity::memory(&gpu)?)?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         let buffers = Buffers::new(&gpu, a, &options)?;
