@@ -236,6 +236,7 @@ fn limits_of_a_server_are_flags() {
         ("--answer-tokens", "7"),
         ("--body-bytes", "400"),
         ("--receive-timeout", "1"),
+        ("--idle-timeout", "1"),
         ("--connections", "2"),
         ("--allow-host", "llm.example"),
     ];
@@ -270,7 +271,7 @@ fn limits_of_a_server_are_flags() {
     let _ = slow.read_to_string(&mut said);
     let answer = server.get("/metrics");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    for (flag, _) in &flags[..5] {
+    for (flag, _) in &flags[..6] {
         let said = run(Path::new("."), &["serve", &model("llama3"), flag, "0"]);
         assert!(
             said.code == 2 && said.stderr.contains(flag),

@@ -65,6 +65,9 @@ pub struct Args {
     /// Seconds in which a client must send the head of a request, and its body
     #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::RECEIVE_SECONDS, value_parser = at_least_1)]
     receive_timeout: u32,
+    /// Seconds for which a connection stays open after an answer, for another request
+    #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::IDLE_SECONDS, value_parser = at_least_1)]
+    idle_timeout: u32,
     /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
     /// cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::SEND_SECONDS, value_parser = at_least_1)]
@@ -181,6 +184,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     options.body_bytes = args.body_bytes as usize;
     options.connections = args.connections as usize;
     options.receive = Duration::from_secs(args.receive_timeout.into());
+    options.idle = Duration::from_secs(args.idle_timeout.into());
     options.hosts.clone_from(&args.allow_host);
     options.api_key = api_key;
     options.sampling = sampling;

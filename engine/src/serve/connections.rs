@@ -2,10 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, oneshot},
@@ -15,7 +12,8 @@ use tokio::{
 use super::{
     ServeError,
     handlers::{self, Server},
-    patience::{FOREVER, Patience, after},
+    heads::Heads,
+    patience::{Patience, after},
 };
 
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
@@ -80,12 +78,16 @@ pub(super) async fn accept(
         };
         let _ = stream.set_nodelay(true);
         let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(receive.min(FOREVER))
+        let reads = Arc::default();
+        http.timer(Heads::new(Arc::clone(&reads), receive, options.idle))
+            // The timer knows the limits.
+            .header_read_timeout(Duration::ZERO)
             .keep_alive(!stopping)
             .max_buf_size(64 << 10);
-        let connection =
-            http.serve_connection(TokioIo::new(Patience::new(stream, send)), service.clone());
+        let connection = http.serve_connection(
+            TokioIo::new(Patience::new(stream, send, reads)),
+            service.clone(),
+        );
         let mut stops = server.stopping.subscribe();
         let connections = if stopping { &mut late } else { &mut open };
         connections.spawn(async move {

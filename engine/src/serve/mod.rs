@@ -21,6 +21,7 @@ mod clients;
 mod connections;
 mod fields;
 mod handlers;
+mod heads;
 mod json;
 mod lanes;
 mod listen;

@@ -4,6 +4,10 @@ use std::{
     future::Future,
     io::{self, IoSlice},
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,7 +19,7 @@ use tokio::{
 };
 
 /// Decades: longer limits are as long as this, so that no time overflows.
-pub(super) const FOREVER: Duration = Duration::from_secs(1 << 30);
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// The time when a limit that begins now is over.
 pub(super) fn after(limit: Duration) -> Instant {
@@ -27,16 +31,20 @@ pub(super) fn after(limit: Duration) -> Instant {
 pub(super) struct Patience {
     stream: TcpStream,
     limit: Duration,
+    /// Number of reads that gave something.
+    reads: Arc<AtomicU64>,
     /// When the pending write times out.
     end: Pin<Box<Sleep>>,
     waits: bool,
 }
 
 impl Patience {
-    pub(super) fn new(stream: TcpStream, limit: Duration) -> Self {
+    /// `reads` counts the reads that give something.
+    pub(super) fn new(stream: TcpStream, limit: Duration, reads: Arc<AtomicU64>) -> Self {
         Self {
             stream,
             limit,
+            reads,
             end: Box::pin(sleep(limit)),
             waits: false,
         }
@@ -70,7 +78,12 @@ impl AsyncRead for Patience {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.reads.fetch_add(1, Relaxed);
+        }
+        read
     }
 }
 

@@ -142,6 +142,50 @@ fn a_client_that_reads_slowly_has_its_answer() {
     assert!(end.contains("data: [DONE]"), "{end}");
 }
 
+/// Proxies keep connections for a minute, and send the next request just before it is over.
+#[test]
+fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.receive = Duration::from_millis(300);
+        options.idle = Duration::from_millis(1500);
+    });
+    let mut stream = server.connect();
+    let head = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut ask = || {
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut said = Vec::new();
+        while !said.ends_with(b"\r\n\r\nok\n") {
+            let mut some = [0; 500];
+            let read = stream.read(&mut some).unwrap();
+            assert!(read > 0, "the connection is closed");
+            said.extend_from_slice(&some[..read]);
+        }
+    };
+    for _ in 0..3 {
+        ask();
+        thread::sleep(Duration::from_millis(700));
+    }
+    // A head that has begun has less time.
+    ask();
+    let begin = Instant::now();
+    stream.write_all(&head.as_bytes()[..9]).unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    let took = begin.elapsed();
+    assert!(
+        rest.is_empty() && took < Duration::from_millis(1400),
+        "{took:?}"
+    );
+    // And so does the first of a connection.
+    let begin = Instant::now();
+    server.connect().read_to_end(&mut rest).unwrap();
+    let took = begin.elapsed();
+    assert!(
+        rest.is_empty() && took < Duration::from_millis(1400),
+        "{took:?}"
+    );
+}
+
 #[test]
 fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
     const CLIENTS: u64 = 96;

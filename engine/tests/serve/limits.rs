@@ -189,10 +189,11 @@ fn a_server_may_have_no_limits() {
         options.body_bytes = usize::MAX;
         [
             options.receive,
+            options.idle,
             options.send,
             options.grace,
             options.keep_alive,
-        ] = [Duration::MAX; 4];
+        ] = [Duration::MAX; 5];
     });
     let asked = json!({"prompt": "a", "max_tokens": 300, "ignore_eos": true});
     assert_eq!(server.complete(&asked).0, 200);
