@@ -86,7 +86,6 @@ impl Choice {
         let next = match piece {
             Some(Piece::Token(token, log_probs)) => {
                 self.generated += 1;
-                self.taken.token();
                 let scored = log_probs.map(|log_probs| self.assembly.scored(token, &log_probs));
                 match scored.transpose() {
                     Ok(scored) => scored.iter().for_each(|scored| self.scored.push(scored)),

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 use tandem_schedule::RequestId;
 use tokio::sync::mpsc;
 
-use super::{places::Place, runner::Piece};
+use super::{metrics::Whole, places::Place, runner::Piece};
 use crate::Generation;
 
 /// What is asked for a choice. All choices of a prompt share it: the engine takes a copy of it only with the choice.
@@ -31,6 +31,7 @@ pub(super) struct Client {
     // Unbounded, because a slow client must not block the engine. An answer's maximum length limits it.
     pub pieces: mpsc::UnboundedSender<Piece>,
     pub begun: Instant,
+    pub whole: Arc<Whole>,
     pub last: Option<Instant>,
     /// Given back with it.
     #[expect(dead_code, reason = "held until the engine has dropped the request")]
@@ -64,7 +65,7 @@ mod tests {
     use tandem_schedule::{Composer, Limits, Request, policy::SarathiServe};
 
     use super::*;
-    use crate::serve::places::Places;
+    use crate::serve::{metrics::Metrics, places::Places};
 
     /// Those that run, the choices behind them, and choices that the engine does not have yet.
     #[test]
@@ -74,12 +75,14 @@ mod tests {
         let mut composer = Composer::new(limits, 4, 16, SarathiServe).unwrap();
         let request = composer.submit(Request::new(vec![1], 1)).unwrap();
         let (mut clients, mut receivers) = (Clients::default(), Vec::new());
+        let (metrics, begun) = (Arc::new(Metrics::default()), Instant::now());
         let mut client = || {
             let (pieces, receiver) = mpsc::unbounded_channel();
             receivers.push(receiver);
             Client {
                 pieces,
-                begun: Instant::now(),
+                begun,
+                whole: Arc::new(Whole::new(&metrics, begun)),
                 last: None,
                 place: places.take().unwrap(),
                 behind: Vec::new(),

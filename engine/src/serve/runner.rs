@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     ServeError,
     clients::{Client, Clients, Wanted},
-    metrics::{Counted, Metrics},
+    metrics::{Counted, Metrics, Whole},
     places::{Place, Places},
     refusal::Refusal,
 };
@@ -41,11 +41,6 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// Counts one more token of its answer.
-    pub(super) fn token(&self) {
-        self.counted.token();
-    }
-
     /// Its answer has come to its end. The engine drops the request, if it still has it.
     pub(super) fn completed(&mut self) {
         self.counted.completed();
@@ -197,15 +192,17 @@ fn take(
         .map(|_| engine.composer().pool().page_size());
     for (wanted, place) in choices {
         let (pieces, receiver) = mpsc::unbounded_channel();
+        let whole = Arc::new(Whole::new(metrics, begun));
         let client = Client {
             pieces,
             begun,
+            whole: Arc::clone(&whole),
             last: None,
             place,
             behind: Vec::new(),
         };
         let prompt = Arc::clone(&wanted.prompt);
-        all.push((receiver, prompt.len()));
+        all.push((receiver, prompt.len(), whole));
         if let Some((_, same, before)) = first.last_mut()
             && (Arc::ptr_eq(same, &prompt) || *same == prompt)
             && page.is_some_and(|page| prompt.len() > page as usize)
@@ -236,9 +233,9 @@ fn take(
         .into_iter()
         .map(|(request, _, client)| (request, client));
     clients.by_request.extend(first);
-    let all = all.into_iter().map(|(pieces, prompt)| Taken {
+    let all = all.into_iter().map(|(pieces, prompt, whole)| Taken {
         pieces,
-        counted: metrics.submitted(prompt, begun),
+        counted: metrics.submitted(prompt, whole),
     });
     let _ = taken.send(Ok(all.collect()));
 }
@@ -276,6 +273,7 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
                 return;
             };
             ready.append(&mut client.behind);
+            metrics.token();
             let now = Instant::now();
             match client.last.replace(now) {
                 None => metrics.first_token(now - client.begun),
@@ -286,6 +284,10 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
         Event::Finished { request, reason } => {
             if let Some(mut client) = by_request.remove(&request) {
                 ready.append(&mut client.behind);
+                // A cancelled one may have ended with a stop text.
+                if reason != Finish::Cancelled {
+                    client.whole.ends();
+                }
                 let _ = client.pieces.send(Piece::Finished(reason));
             }
         }

@@ -123,6 +123,26 @@ fn clients_that_never_read_hold_no_connection_and_no_page() {
     assert_eq!(server.get("/health").0, 200);
 }
 
+/// Times and tokens are those of the engine. Its client reads nothing, and has room for the events of a hundred tokens.
+#[test]
+fn metrics_do_not_wait_for_clients_that_read_slowly() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+    });
+    let mut asked = streamed(&greedy(490));
+    asked["ignore_eos"] = json!(true);
+    let client = server.ask(&asked);
+    server.wait_for("tandem_generated_tokens_total", 490);
+    server.wait_for("tandem_request_seconds_count", 1);
+    server.has_metrics(&[("requests_completed_total", 0)]);
+    assert_eq!(response(client).0, 200);
+    server.wait_for("tandem_requests_completed_total", 1);
+    server.has_metrics(&[
+        ("request_seconds_count", 1),
+        ("generated_tokens_total", 490),
+    ]);
+}
+
 /// The send limit applies to time without progress, not to a whole answer.
 #[test]
 fn a_client_that_reads_slowly_has_its_answer() {
