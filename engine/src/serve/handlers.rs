@@ -13,10 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use tokio::{
-    net::TcpListener,
-    sync::{oneshot, watch},
-};
+use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     ServeError, ServeOptions, access, answer,
@@ -29,7 +26,7 @@ use super::{
     places::Places,
     receive,
     refusal::{Refusal, respond},
-    runner::Runner,
+    runner::{Runner, Running},
 };
 use crate::{Engine, Text, TextStream};
 
@@ -57,13 +54,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts the engine. The receiver gets the reason if it fails.
+    /// Starts the engine.
     pub(super) fn start(
         listener: &TcpListener,
         engine: Engine,
         text: Text,
         options: ServeOptions,
-    ) -> (Arc<Self>, oneshot::Receiver<ServeError>) {
+    ) -> Result<(Arc<Self>, Running), ServeError> {
         let metrics = Arc::new(Metrics::new(engine.cache_type()));
         let composer = engine.composer();
         let (places, pool) = (Places::new(composer.limits()), composer.pool());
@@ -77,7 +74,7 @@ impl Server {
             answer_tokens: options.answer_tokens.unwrap_or(usual),
         };
         let address = listener.local_addr();
-        let (runner, failure) = Runner::start(engine, Arc::clone(&metrics));
+        let (runner, running) = Runner::start(engine, Arc::clone(&metrics))?;
         let server = Self {
             runner,
             text: Arc::new(text),
@@ -92,7 +89,7 @@ impl Server {
             started: answer::seconds(),
             loopback: address.is_ok_and(|address| address.ip().is_loopback()),
         };
-        (Arc::new(server), failure)
+        Ok((Arc::new(server), running))
     }
 
     /// The model in OpenAI's format.

@@ -34,7 +34,7 @@ mod receive;
 mod refusal;
 mod runner;
 
-use std::{future::Future, io, net::SocketAddr};
+use std::{future::Future, io, net::SocketAddr, time::Duration};
 
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -129,11 +129,14 @@ pub fn run(
     bind(address)?.run(engine, text, options, shutdown, ready)
 }
 
+/// How long an engine may take to end behind the last answer.
+const ENGINE_ENDS: Duration = Duration::from_secs(5);
+
 /// Serves on a listener until `shutdown`. After that, answers under way have the [grace period](ServeOptions::grace) to end.
 /// Until the last of them has ended, the server refuses new requests with 503 and says so in `/health`.
 ///
 /// # Errors
-/// [`ServeError::Engine`] and [`ServeError::Panic`], at once. All requests get the reason, and so does `/health`.
+/// [`ServeError::Runtime`]; [`ServeError::Engine`] and [`ServeError::Panic`], at once. All requests get the reason, and so does `/health`.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -141,6 +144,10 @@ pub async fn serve(
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let (server, failure) = handlers::Server::start(&listener, engine, text, options);
-    connections::accept(listener, &server, shutdown, failure).await
+    let (server, running) = handlers::Server::start(&listener, engine, text, options)?;
+    let served = connections::accept(listener, &server, shutdown, running.failure).await;
+    drop(server);
+    // No request is left, and the step under way ends before the device's memory is freed.
+    let _ = tokio::time::timeout(ENGINE_ENDS, running.ended).await;
+    served
 }

@@ -60,6 +60,14 @@ pub(super) struct Runner {
     failure: Arc<OnceLock<String>>,
 }
 
+/// What the thread of an engine says.
+pub(super) struct Running {
+    /// Why the engine failed, if it does.
+    pub failure: oneshot::Receiver<ServeError>,
+    /// Ends when the engine has been dropped.
+    pub ended: oneshot::Receiver<()>,
+}
+
 /// The choices of a request, and a place for each.
 struct Submission {
     choices: Vec<(Wanted, Place)>,
@@ -68,33 +76,41 @@ struct Submission {
 }
 
 impl Runner {
-    /// Starts the thread. The receiver gets the reason if the engine fails.
+    /// Starts the thread.
     pub(super) fn start(
         mut engine: Engine,
         metrics: Arc<Metrics>,
-    ) -> (Self, oneshot::Receiver<ServeError>) {
+    ) -> Result<(Self, Running), ServeError> {
         let (submissions, mut arriving) = mpsc::unbounded_channel();
-        let (failed, fails) = oneshot::channel();
-        let failure = Arc::new(OnceLock::new());
-        let reason = Arc::clone(&failure);
-        thread::spawn(move || {
+        let (failed, failure) = oneshot::channel();
+        let (ending, ended) = oneshot::channel();
+        let why = Arc::new(OnceLock::new());
+        let runner = Self {
+            submissions,
+            failure: Arc::clone(&why),
+        };
+        let thread = thread::Builder::new().name("engine".to_owned());
+        let spawned = thread.spawn(move || {
+            let _ending: oneshot::Sender<()> = ending;
             let mut clients = Clients::default();
             let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics);
             let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => ServeError::Engine(error),
-                Err(panic) => ServeError::Panic(message(&*panic)),
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(ServeError::Engine(error)),
+                Err(panic) => Some(ServeError::Panic(message(&*panic))),
             };
-            // The server says so before anyone hears of it.
-            let why = reason.get_or_init(|| error.to_string());
-            clients.failed(why);
-            let _ = failed.send(error);
+            if let Some(error) = error {
+                // The server says so before anyone hears of it.
+                let why = why.get_or_init(|| error.to_string());
+                clients.failed(why);
+                let _ = failed.send(error);
+            }
+            drop((clients, arriving));
+            // This frees the memory of the device, and may take a while.
+            drop(engine);
         });
-        let runner = Self {
-            submissions,
-            failure,
-        };
-        (runner, fails)
+        spawned.map_err(ServeError::Runtime)?;
+        Ok((runner, Running { failure, ended }))
     }
 
     /// Why the engine failed, if it did.

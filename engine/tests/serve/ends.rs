@@ -2,6 +2,10 @@
 
 use std::{
     io::{Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -94,6 +98,44 @@ fn an_engine_that_fails_ends_its_server() {
         assert_eq!(ended.to_string(), why);
         assert!(begin.elapsed() < WAIT / 2);
     }
+}
+
+/// A backend that takes a moment to free its memory.
+struct Slow(CpuBackend, Arc<AtomicBool>);
+
+impl Backend for Slow {
+    common::of_the_backend_within!();
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        self.0.begin(work)
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        thread::sleep(Duration::from_millis(300));
+        self.1.store(true, Relaxed);
+    }
+}
+
+/// A process that ends while the engine uses its device leaves that to the driver.
+#[test]
+fn a_server_ends_after_its_engine() {
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend =
+        CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
+    let freed = Arc::new(AtomicBool::new(false));
+    let slow = Slow(backend, Arc::clone(&freed));
+    let engine = Engine::new(Box::new(slow), Limits::default()).unwrap();
+    let mut server = Server::with_engine(engine, "llama3", |options| {
+        options.grace = Duration::from_millis(1);
+    });
+    let _under_way = server.ask(&json!({"prompt": "a", "max_tokens": 490, "ignore_eos": true}));
+    server.wait_for("tandem_requests_total", 1);
+    server.stop();
+    server.ended().unwrap();
+    assert!(freed.load(Relaxed));
 }
 
 /// The answer under way ends, other requests are refused, and a connection without a request does not delay the end.
