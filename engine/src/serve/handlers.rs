@@ -119,10 +119,10 @@ pub(super) fn router(server: &Arc<Server>) -> Router {
         .route("/v1/models/{*name}", get(model))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .method_not_allowed_fallback(|request: Request| {
-            nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
+        .method_not_allowed_fallback(|state, request| {
+            nowhere(state, StatusCode::METHOD_NOT_ALLOWED, request)
         })
-        .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
+        .fallback(|state, request| nowhere(state, StatusCode::NOT_FOUND, request))
         .layer(from_fn_with_state(Arc::clone(server), allowed))
         .with_state(Arc::clone(server))
 }
@@ -137,13 +137,17 @@ async fn allowed(State(server): State<Arc<Server>>, request: Request, next: Next
 }
 
 /// Answers requests for an unknown path or method.
-async fn nowhere(status: StatusCode, request: Request) -> Response {
+async fn nowhere(
+    State(server): State<Arc<Server>>,
+    status: StatusCode,
+    request: Request,
+) -> Response {
     let (method, path) = (request.method(), request.uri().path());
     let message = format!(
         "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, GET /health \
          and GET /metrics"
     );
-    Refusal::new(status, message).into_response()
+    server.refused(Refusal::new(status, message))
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Response {
@@ -154,7 +158,7 @@ async fn models(State(server): State<Arc<Server>>) -> Response {
 async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Response {
     match name == server.options.name {
         true => respond(StatusCode::OK, &server.model()),
-        false => Refusal::no_model(&name, &server.options.name).into_response(),
+        false => server.refused(Refusal::no_model(&name, &server.options.name)),
     }
 }
 
@@ -174,11 +178,29 @@ async fn metrics(State(server): State<Arc<Server>>) -> Response {
 
 /// Answers a request with a text or an error.
 async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request) -> Response {
-    let begun = begin(&server, kind, request).await;
+    let mut arriving = Arriving(Some(&server.metrics));
+    let begun = begin(&server, kind, request, &mut arriving).await;
+    arriving.0 = None;
     begun.unwrap_or_else(|refusal| server.refused(refusal))
 }
 
-async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
+/// Counts a request whose client goes away meanwhile.
+struct Arriving<'a>(Option<&'a Metrics>);
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.left();
+        }
+    }
+}
+
+async fn begin(
+    server: &Arc<Server>,
+    kind: Kind,
+    request: Request,
+    arriving: &mut Arriving<'_>,
+) -> Result<Response, Refusal> {
     if let Some(why) = server.runner.failure() {
         return Err(Refusal::failed(why));
     }
@@ -229,6 +251,8 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
             choices.push((wanted, place));
         }
     }
+    // From here on the engine's thread counts it.
+    arriving.0 = None;
     let taken = server.runner.submit(choices, begun).await?;
     let choices = taken.into_iter().zip(assemblies);
     let index = server.answers.fetch_add(1, Ordering::Relaxed);

@@ -23,6 +23,7 @@ pub(super) struct Metrics {
     failed: AtomicU64,
     refused_busy: AtomicU64,
     refused: AtomicU64,
+    left: AtomicU64,
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     steps: AtomicU64,
@@ -178,6 +179,11 @@ impl Metrics {
         counter.fetch_add(1, Relaxed);
     }
 
+    /// A client has gone before the engine took its request.
+    pub(super) fn left(&self) {
+        self.left.fetch_add(1, Relaxed);
+    }
+
     /// Updates the values that the engine itself knows, after each step.
     pub(super) fn engine(&self, engine: &Engine) {
         let composer = engine.composer();
@@ -248,6 +254,11 @@ impl Metrics {
                 "tandem_requests_refused_total",
                 "Requests refused for what they asked, how they came, or because the server was stopping.",
                 &self.refused,
+            ),
+            (
+                "tandem_requests_left_total",
+                "Requests for a text whose client had gone before the engine took them.",
+                &self.left,
             ),
             (
                 "tandem_prompt_tokens_total",

@@ -198,6 +198,7 @@ fn take(
         begun,
     } = submission;
     if taken.is_closed() {
+        metrics.left();
         return;
     }
     let (mut first, mut all) = (Vec::<(RequestId, Arc<[u32]>, Client)>::new(), Vec::new());

@@ -66,6 +66,22 @@ fn large_prompts_are_refused_before_work_and_leave_places_for_others() {
     ]);
 }
 
+/// It waits behind others that are tokenized, or is tokenized itself.
+#[test]
+fn clients_that_leave_before_the_engine_has_their_requests_are_counted() {
+    let server = Server::of("llama3");
+    let long = json!({"prompt": "The planner ".repeat(20_000), "max_tokens": 1});
+    let clients: Vec<_> = (0..5).map(|_| server.ask(&long)).collect();
+    server.wait_for("tandem_lane_waiting_requests", 3);
+    drop(clients);
+    server.wait_until(|| {
+        let left = server.metric("tandem_requests_left_total");
+        left + server.metric("tandem_requests_refused_total") == 5 && left >= 3
+    });
+    server.wait_for("tandem_taken_places", 0);
+    server.has_metrics(&[("requests_total", 0), ("requests_cancelled_total", 0)]);
+}
+
 /// Those that are tokenized have places already.
 #[test]
 fn requests_without_a_place_are_refused() {

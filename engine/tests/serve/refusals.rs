@@ -90,7 +90,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
     assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 23, "each refusal of the handlers is counted");
+    assert_eq!(refused, 26, "each refusal is counted");
 }
 
 /// Their ranges are known to the engine alone.
