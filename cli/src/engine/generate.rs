@@ -95,6 +95,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;
         bar.inc(u64::from(step.tokens));
+        engine
+            .warnings()
+            .iter()
+            .for_each(|what| eprintln!("{what}"));
         for event in events {
             match event {
                 Event::Started { .. } => {}

@@ -283,6 +283,9 @@ fn serve(
     let progress = &mut |left| bar.set_position(left as u64);
     let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
     name.clone_into(&mut replayed.report.policy);
+    for what in engine.warnings() {
+        bar.suspend(|| eprintln!("{what}"));
+    }
     Ok((engine.into_backend()?, replayed))
 }
 

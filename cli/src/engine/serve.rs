@@ -187,6 +187,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     options.idle = Duration::from_secs(args.idle_timeout.into());
     options.hosts.clone_from(&args.allow_host);
     options.api_key = api_key;
+    options.warn = |what| eprintln!("{what}");
     options.sampling = sampling;
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());

@@ -344,7 +344,7 @@ impl Backend for GpuBackend {
         if self.slots.under_way() > 0 {
             return Err(Error::TooManySteps);
         }
-        // Graphs contain addresses of the workspaces.
+        // Graphs contain addresses of the workspaces. They are captured again, and those that failed may fail again.
         (self.graphs, self.undrawn) = (Graphs::default(), Graphs::default());
         let (parts, present) = (&mut self.kinds, &mut self.planning);
         replan(parts, present, options, |options| {
@@ -358,6 +358,12 @@ impl Backend for GpuBackend {
 
     fn take_apart(&mut self, on: bool) {
         self.apart = on;
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        let mut warnings = self.graphs.failures();
+        warnings.append(&mut self.undrawn.failures());
+        warnings
     }
 }
 

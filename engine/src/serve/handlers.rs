@@ -74,7 +74,7 @@ impl Server {
             answer_tokens: options.answer_tokens.unwrap_or(usual),
         };
         let address = listener.local_addr();
-        let (runner, running) = Runner::start(engine, Arc::clone(&metrics))?;
+        let (runner, running) = Runner::start(engine, Arc::clone(&metrics), options.warn)?;
         let server = Self {
             runner,
             text: Arc::new(text),

@@ -2,6 +2,8 @@
 
 use std::{fmt, hint::black_box, time::Duration};
 
+#[cfg(doc)]
+use crate::Engine;
 use crate::SamplingOptions;
 
 /// Limits of a server, and who may use it.
@@ -36,6 +38,8 @@ pub struct ServeOptions {
     pub hosts: Vec<String>,
     /// The key that requests to `/v1` must bring; if none, all are taken.
     pub api_key: Option<ApiKey>,
+    /// Gets [what made steps slower](Engine::warnings): a line for a user. By default nobody does.
+    pub warn: fn(&str),
 }
 
 impl ServeOptions {
@@ -69,6 +73,7 @@ impl ServeOptions {
             keep_alive: Duration::from_secs(15),
             hosts: Vec::new(),
             api_key: None,
+            warn: |_| (),
         }
     }
 }

@@ -80,6 +80,7 @@ impl Runner {
     pub(super) fn start(
         mut engine: Engine,
         metrics: Arc<Metrics>,
+        warn: fn(&str),
     ) -> Result<(Self, Running), ServeError> {
         let (submissions, mut arriving) = mpsc::unbounded_channel();
         let (failed, failure) = oneshot::channel();
@@ -93,7 +94,7 @@ impl Runner {
         let spawned = thread.spawn(move || {
             let _ending: oneshot::Sender<()> = ending;
             let mut clients = Clients::default();
-            let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics);
+            let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics, warn);
             let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(ServeError::Engine(error)),
@@ -153,6 +154,7 @@ fn run(
     clients: &mut Clients,
     arriving: &mut mpsc::UnboundedReceiver<Submission>,
     metrics: &Arc<Metrics>,
+    warn: fn(&str),
 ) -> Result<(), Error> {
     loop {
         if engine.is_idle() {
@@ -174,6 +176,7 @@ fn run(
             engine.cancel(request);
         }
         let step = engine.step(&mut |event| deliver(clients, event, metrics))?;
+        engine.warnings().iter().for_each(|what| warn(what));
         let composer = engine.composer();
         let all = Places::of(composer.limits());
         let room = all.saturating_sub(composer.running() + composer.waiting());
