@@ -53,7 +53,7 @@ pub struct GpuOptions {
     /// buffers are loaded, less what rules of logits may need, but no more than the requests of a step can use.
     /// [`Backend::pages`] says what that is.
     pub cache_tokens: Option<u32>,
-    /// Tokens in a page, at most 128.
+    /// Tokens in a page, at most 4096.
     pub page_size: u32,
     /// How keys and values are stored. On Hopper, 8-bit caches need heads of 64, 128 or 256. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
     /// 128) for each kind of attention.
