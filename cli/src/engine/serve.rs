@@ -4,11 +4,12 @@ use std::{
     env::{self, VarError},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tandem_engine::{
-    Message, Text,
+    Backend, Message, Text,
+    calibrate::warm_up,
     serve::{self, ApiKey, ServeError, ServeOptions},
 };
 
@@ -140,6 +141,20 @@ fn warn_of_template(text: &Text) {
     }
 }
 
+/// Runs the steps in which a device loads kernels, chooses algorithms and captures graphs, before the first request.
+fn prepare(backend: &mut dyn Backend) -> Result<(), Failure> {
+    if !backend.is_asynchronous() {
+        return Ok(());
+    }
+    let begin = Instant::now();
+    warm_up(backend)?;
+    let warnings = backend.warnings();
+    warnings.iter().for_each(|what| eprintln!("{what}"));
+    let seconds = begin.elapsed().as_secs_f64();
+    eprintln!("kernels and graphs of usual steps are ready after {seconds:.1} s");
+    Ok(())
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "give an IP address and a port, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this machine"
@@ -160,13 +175,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
     warn_of_template(&text);
-    let engine = args.model.engine(
-        architecture,
-        args.batch,
-        args.waiting as usize,
-        args.request_tokens.unwrap_or(u32::MAX),
-        None,
-    )?;
+    let mut backend = args.model.backend(architecture, args.batch, None)?;
+    prepare(&mut *backend)?;
+    let (batch, waiting) = (args.batch, args.waiting as usize);
+    let request_tokens = args.request_tokens.unwrap_or(u32::MAX);
+    let engine = args.model.engine(backend, batch, waiting, request_tokens)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model

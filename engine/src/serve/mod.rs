@@ -132,7 +132,8 @@ pub fn run(
 /// How long an engine may take to end behind the last answer.
 const ENGINE_ENDS: Duration = Duration::from_secs(5);
 
-/// Serves on a listener until `shutdown`. After that, answers under way have the [grace period](ServeOptions::grace) to end.
+/// Serves on a listener until `shutdown`. The first requests find a device that has not run a step, unless its backend was
+/// [warmed up](crate::calibrate::warm_up). After that, answers under way have the [grace period](ServeOptions::grace) to end.
 /// Until the last of them has ended, the server refuses new requests with 503 and says so in `/health`.
 ///
 /// # Errors
