@@ -13,12 +13,14 @@ use super::{
     ServeError,
     handlers::{self, Server},
     heads::Heads,
-    patience::{Patience, after},
+    patience::{Patience, after, left},
 };
 
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
 /// answered.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
+/// How long a connection is kept whose client sends no more: other clients than those that have gone wait for an answer.
+const ALMOST_READY: Duration = Duration::from_millis(500);
 /// How long clients may take to read why the engine failed.
 const FAILURE_GRACE: Duration = Duration::from_secs(2);
 
@@ -84,31 +86,36 @@ pub(super) async fn accept(
             .header_read_timeout(Duration::ZERO)
             .keep_alive(!stopping)
             .max_buf_size(64 << 10);
-        let connection = http.serve_connection(
-            TokioIo::new(Patience::new(stream, send, reads)),
-            service.clone(),
-        );
+        let stream = Patience::new(stream, send, reads);
+        let incoming = stream.incoming();
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let mut stops = server.stopping.subscribe();
         let connections = if stopping { &mut late } else { &mut open };
         connections.spawn(async move {
-            tokio::pin!(connection);
-            // A client that goes away is not an error of the server.
-            let mut ended = false;
-            if !stopping {
-                let stopped = async { drop(stops.wait_for(|stopping| *stopping).await) };
-                tokio::select! {
-                    _ = &mut connection => ended = true,
-                    () = stopped => {
-                        ended = tokio::time::timeout(ON_ITS_WAY, &mut connection).await.is_ok();
-                        // This closes a connection whose client has sent nothing.
-                        if !ended {
-                            connection.as_mut().graceful_shutdown();
+            let served = async {
+                tokio::pin!(connection);
+                // A client that goes away is not an error of the server.
+                let mut ended = false;
+                if !stopping {
+                    let stopped = async { drop(stops.wait_for(|stopping| *stopping).await) };
+                    tokio::select! {
+                        _ = &mut connection => ended = true,
+                        () = stopped => {
+                            ended = tokio::time::timeout(ON_ITS_WAY, &mut connection).await.is_ok();
+                            // This closes a connection whose client has sent nothing.
+                            if !ended {
+                                connection.as_mut().graceful_shutdown();
+                            }
                         }
                     }
                 }
-            }
-            if !ended {
-                let _ = connection.await;
+                if !ended {
+                    let _ = connection.await;
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                () = left(&incoming, ALMOST_READY) => {}
             }
             drop(permit);
         });

@@ -12,7 +12,7 @@ use tandem_engine::Limits;
 
 use crate::{
     common::PAGES,
-    server::{Server, WAIT, response, streamed},
+    server::{GET_HEALTH, Server, WAIT, response, streamed},
 };
 
 /// A request for an answer of so many tokens, the most likely ones.
@@ -86,6 +86,45 @@ fn a_request_whose_client_has_gone_is_cancelled() {
         // Cancellation must take effect before an answer of 490 tokens would end.
         assert_eq!(ended(&server), [count, 0]);
     }
+}
+
+/// A byte behind the request, such as the line end that some clients send, waits to be read until the answer is sent. It hid
+/// the end of the connection behind it.
+#[test]
+fn a_request_with_something_behind_it_is_cancelled_too() {
+    let limits = Limits {
+        running: 1,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |_| ());
+    let asked = json!({"prompt": "Prompts", "max_tokens": 490, "ignore_eos": true, "n": 30});
+    for (count, behind) in [(30, "\n"), (60, GET_HEALTH)] {
+        let mut client = server.ask(&asked);
+        client.write_all(behind.as_bytes()).unwrap();
+        server.wait_for("tandem_requests_total", count);
+        drop(client);
+        let ended = || {
+            ["cancelled", "completed"]
+                .map(|end| server.metric(&format!("tandem_requests_{end}_total")))
+        };
+        server.wait_until(|| ended().iter().sum::<u64>() == count);
+        let [cancelled, _] = ended();
+        assert!(cancelled > count / 3, "{cancelled} of {count}");
+    }
+}
+
+/// They have sent all that they have to say, and read on. Only the last of their answers is lost.
+#[test]
+fn half_closed_clients_have_quick_answers() {
+    let server = Server::of("llama3");
+    let mut client = server.connect();
+    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(20) + GET_HEALTH;
+    client.write_all(asked.as_bytes()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    let answers = said.matches("HTTP/1.1 200 OK").count();
+    assert!(answers >= 20, "{answers}");
 }
 
 /// Each event contains the model's name. A name of 64 KiB fills the connection's buffers within a hundred tokens.
