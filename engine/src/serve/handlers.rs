@@ -24,7 +24,7 @@ use super::{
     lanes::Lanes,
     metrics::Metrics,
     places::Places,
-    receive,
+    receive::{self, Bodies},
     refusal::{Refusal, respond},
     runner::{Runner, Running},
 };
@@ -39,6 +39,7 @@ pub(super) struct Server {
     text: Arc<Text>,
     pub options: ServeOptions,
     metrics: Arc<Metrics>,
+    bodies: Bodies,
     places: Places,
     lanes: Lanes,
     most: Most,
@@ -78,6 +79,7 @@ impl Server {
         let server = Self {
             runner,
             text: Arc::new(text),
+            bodies: Bodies::new(options.body_bytes),
             options,
             metrics,
             lanes: Lanes::new(places.all()),
@@ -213,12 +215,13 @@ async fn begin(
     let options = &server.options;
     let (head, body) = request.into_parts();
     receive::json_only(&head.headers)?;
-    // A slow client takes no place. The body is received first also because its client reads no answer before it is sent.
-    let body = receive::whole(body, options).await?;
+    // A slow client takes no place.
+    let room = server.places.check();
+    let body = receive::whole(body, options, &server.bodies, room).await?;
     let begun = std::time::Instant::now();
     let mut place = server.places.take()?;
-    let (at, bytes) = (Arc::clone(server), body.len());
-    let parse = move || api::parse(kind, &body, &at.options.name);
+    let (at, bytes) = (Arc::clone(server), body.bytes.len());
+    let parse = move || api::parse(kind, &body.bytes, &at.options.name);
     let asked = server.lanes.parse(bytes, parse).await??;
     server.places.extend(&mut place, asked.choices())?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.

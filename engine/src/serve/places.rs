@@ -45,6 +45,14 @@ impl Places {
         self.all - self.free.available_permits()
     }
 
+    /// Whether there is a place.
+    pub(super) fn check(&self) -> Result<(), Refusal> {
+        match self.free.available_permits() {
+            0 => Err(self.full()),
+            _ => Ok(()),
+        }
+    }
+
     /// A place for one choice.
     pub(super) fn take(&self) -> Result<Place, Refusal> {
         let place = Arc::clone(&self.free).try_acquire_owned();
