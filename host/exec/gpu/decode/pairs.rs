@@ -89,15 +89,15 @@ mod tests {
         let gain = |lengths: &[u32], kv_heads| gain_by_pairs(pair(), lengths, kv_heads, 132);
         // 64 × 8192: 167, 141.
         assert!(gain(&[8192; 64], 8));
-        // 106 long units of pairs leave SMs idle, and wait for the longest.
-        assert!(!gain(&[5864; 17], 8));
-        assert!(!gain(&[3846; 38], 4));
+        // 24 × 3000: two rounds of one head, one of two.
+        assert!(gain(&[3000; 24], 8));
+        // The longest of two heads ends last.
         let mut ragged: Vec<u32> = (1..=48).map(|i| 340 * i).rev().collect();
         assert!(!gain(&ragged, 4));
         ragged.truncate(3);
         assert!(!gain(&ragged, 8));
-        // Short units have costs of their own.
-        assert!(!gain(&[256; 297], 8));
+        // Few short units: those of two heads start later.
+        assert!(!gain(&[700; 8], 8));
         assert!(!gain(&[], 8));
         assert!(gain(&[4; MOST + 1], 8));
     }
