@@ -88,7 +88,8 @@ pub(crate) fn view_by_head(
             return refused(
                 "a scale for each KV head",
                 "make the view without scales, and give it KvScales::Request: one request for each KV head, and \
-                 PagesByHead::heads as the requests of the query tokens",
+                 PagesByHead::heads as the requests of the query tokens; for a block mask by head, run each KV head \
+                 by itself, with its scale as KvScales::Tensor",
             );
         }
         ScalesByHead::Others(what) => {

@@ -272,6 +272,7 @@ fn paired_strides(
             page: 2 * half,
         });
     }
-    let page = 2 * strides.page;
+    // Saturated, as the strides of a page are: a pool that large is refused where it is described.
+    let page = strides.page.saturating_mul(2);
     Ok((KvStrides { page, ..strides }, half))
 }

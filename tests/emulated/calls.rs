@@ -7,11 +7,14 @@ use tandem_attn::{
     Error,
     exec::{
         emulated::{Emulated, Settings},
-        gpu::{DeviceBuffer, DeviceTensor, Gpu, KvPool, LaunchSet, WorkspaceOptions},
+        gpu::{
+            Arch, DeviceBuffer, DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions,
+        },
     },
     kv::KvView,
     plan::{BatchLimits, Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, Unsupported},
     problem::{Batch, KvLayout, PageTable, Spec},
+    variants::{ALIBI, Slopes},
 };
 
 use crate::{FAILURE, no_failure, settings};
@@ -118,6 +121,62 @@ fn a_gpu_stays_what_it_is_beside_another() {
         let kv = KvPool::new(&spec, KvLayout::Nhd, 16, 5, pool.address(), pool.address());
         assert_eq!(run(gpu, &plan, &q.tensor([80, 4, 128]), kv), Ok(()));
         assert!(q.read().expect("a copy").iter().all(|&x| x == bf16::ONE));
+    }
+}
+
+/// Prompts of padded heads ran the variant's kernel, which reads no padded heads: other numbers, and NaN of unused pages.
+#[test]
+fn variants_by_kernels_of_ampere_have_no_padded_heads() {
+    let _no_failure = no_failure();
+    let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
+    let (gpu, device) = (emulated.gpu(), emulated.device());
+    let run = |dim: u32| {
+        let spec = Spec::new(8, 1, dim).with_hooks(&ALIBI);
+        let mut table = PageTable::new(16, 5);
+        table.push(&[0, 1, 2, 3, 4], 80);
+        let batch = Batch::new(vec![0, 80], table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.expect("it can be planned for Hopper");
+        let ones = |count: u32| DeviceBuffer::from_slice(gpu, &vec![bf16::ONE; count as usize]);
+        let (q, pool) = (ones(80 * 8 * dim), ones(5 * 16 * dim));
+        let (q, pool) = (q.expect("memory"), pool.expect("memory"));
+        let kv = [KvPool::new(
+            &spec,
+            KvLayout::Nhd,
+            16,
+            5,
+            pool.address(),
+            pool.address(),
+        )];
+        let slopes = DeviceBuffer::from_slice(gpu, &[0.5_f32; 8]).expect("memory");
+        let own = Slopes {
+            address: slopes.address(),
+        };
+        let q = q.tensor([80, 8, dim as usize]);
+        let tensors = RunTensors::new(&q, &kv, &q).with_own(&own);
+        let options = WorkspaceOptions::default().with_arch(Arch::Sm80);
+        let stream = gpu.stream()?;
+        let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options)?;
+        // SAFETY: the stream is ours, and all memory lives until it was waited for.
+        unsafe {
+            workspace.upload(&plan, *stream)?;
+            gpu.run_with(&mut workspace, &tensors, *stream)?;
+        }
+        stream.synchronize()
+    };
+    assert_eq!(run(64), Ok(()));
+    for dim in [48, 96] {
+        let refused = run(dim);
+        assert!(
+            matches!(
+                refused,
+                Err(Error::NoInstance {
+                    kernel: "prefill",
+                    ..
+                })
+            ),
+            "heads of {dim}: {refused:?}"
+        );
     }
 }
 

@@ -20,6 +20,7 @@ use tandem_attn::{
     problem::{Batch, KvLayout, Spec},
     reference,
     shard::{Keys, RankError, ShardError, Sharding, Share},
+    variants,
 };
 
 /// One test at a time: a group that ends waits for its GPUs as wholes, which breaks off what another captures there.
@@ -761,4 +762,56 @@ fn groups_that_cannot_be_are_refused() {
     wide.out_dtype = tandem_attn::problem::Dtype::F32;
     let error = refused(&[gpu; 2], &wide);
     assert!(matches!(error, Error::Dtype { .. }), "{error}");
+    // Their LSEs are 0: a merge would be the mean.
+    let sums = spec.with_hooks(&variants::SIGMOID);
+    let error = refused(&[gpu; 2], &sums);
+    assert!(
+        matches!(error, Error::Shard(ShardError::NoSoftmax { keys: 2 })),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_capture_that_fails_changes_no_buffer() {
+    let _alone = alone();
+    let gpus = gpus("a_capture_that_fails_changes_no_buffer");
+    let Some(gpu) = gpus.first() else { return };
+    let case = plain(1);
+    let (tensors, right) = random(&case);
+    let mut ranks = load(&gpus[..1], &case, &tensors).unwrap();
+    let (rank, loaded) = &mut ranks[0];
+    let tokens = loaded.tokens;
+    rank.announce(tokens).unwrap();
+    let before = rank.results(tokens).unwrap();
+    let stream = gpu.stream().unwrap();
+    let failed = rank.capture(gpu, &stream, |rank, stream| {
+        // SAFETY: all memory lives until the stream was waited for; this graph is never launched.
+        loaded.with(|gpu, workspace, tensors| unsafe {
+            rank.run(gpu, workspace, tensors, 0..tokens, stream)
+        })?;
+        Err(RankError::NotAnnounced {
+            rank: 0,
+            tokens: 0,
+            announced: 1,
+        }
+        .into())
+    });
+    assert!(matches!(
+        failed,
+        Err(Error::Rank(RankError::NotAnnounced { announced: 1, .. }))
+    ));
+    let after = rank.results(tokens).unwrap();
+    assert_eq!(
+        after.out, before.out,
+        "the other ranks use the other buffer"
+    );
+    let own = *loaded.stream;
+    // SAFETY: as above.
+    let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+        rank.run(gpu, workspace, tensors, 0..tokens, own)
+    });
+    ran.unwrap();
+    loaded.stream.synchronize().unwrap();
+    rank.check().unwrap();
+    close(&case, &right, &loaded.results()).unwrap();
 }

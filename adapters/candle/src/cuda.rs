@@ -138,6 +138,7 @@ impl Backend {
         match run.plan.spec.out_dtype {
             Dtype::BF16 => self.attend_in::<bf16>(run, parts),
             Dtype::F16 => self.attend_in::<f16>(run, parts),
+            Dtype::F32 => self.attend_in::<f32>(run, parts),
             other => bail!("no kernel takes {other:?}"),
         }
     }

@@ -54,7 +54,9 @@ impl Attention {
 /// The queries are the last tokens of their requests: under a causal mask, the last query sees all keys.
 ///
 /// # Errors
-/// If tensors, step and layer do not match, or if there is no kernel for the heads.
+/// If tensors, step and layer do not match, or if there is no kernel for the heads. If a request has more queries than keys under
+/// a causal mask, which flash-attn answers with zeros for the first of them. On a GPU, some head dimensions (such as 48 and 160) have only kernels
+/// that load 8 tokens at a time: then each sequence must begin at a multiple of 8 tokens of `k` and `v`.
 pub fn varlen_attention(
     q: &Tensor,
     k: &Tensor,

@@ -31,7 +31,8 @@ impl Cpu {
     /// # Ok::<(), tandem_attn::Error>(())
     /// ```
     ///
-    /// Any number of results but none is merged in one call.
+    /// Any number of results but none is merged in one call. Results of a variant
+    /// [without a softmax](crate::problem::Variant::adds_up) are sums, with LSEs of 0: add them instead.
     ///
     /// # Errors
     /// [`Error::Extent`] without results, [`Error::Shape`] or [`Error::HeadDim`]; nothing is written then.

@@ -148,6 +148,9 @@ impl Gpu {
     /// # }
     /// ```
     ///
+    /// Pools have neither scales nor strides of their own, and there are no sinks or other parameters: specifications that need them
+    /// are refused. Run those by [`Gpu::run`].
+    ///
     /// # Errors
     /// As [`Gpu::run`], and [`Error::Extent`] where memory is too short.
     #[allow(clippy::too_many_arguments)]

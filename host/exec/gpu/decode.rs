@@ -1,6 +1,7 @@
 //! Decode on the GPU: one tile group of a plan.
 
 mod mapped;
+mod pairs;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -79,10 +80,6 @@ pub struct DecodeTile {
     pub long: bool,
 }
 
-/// Speedup of loading keys if rows of 64, 160 or 192 bytes are loaded two at a time: 1.17 times on an H200 for 64
-/// bytes.
-const PAIRS_GAIN: f64 = 1.1;
-
 /// The kernel that does the same for the scales of a pool, of which plans know nothing.
 pub(super) fn of_pool(kernel: KernelId, pool: &KvPool) -> KernelId {
     match pool.scales {
@@ -117,17 +114,16 @@ impl Gpu {
         }
     }
 
-    /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and half
-    /// as many units still keep the GPU busy. Otherwise the given kernel.
+    /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and items of these
+    /// lengths are [faster](pairs::gain_by_pairs) by it. Otherwise the given kernel.
     pub(super) fn of_pairs(
         &self,
         kernel: KernelId,
         spec: &Spec,
         pool: &KvPool,
-        units: u32,
+        lengths: &[u32],
     ) -> KernelId {
         let sms = self.multiprocessors;
-        let busy = |units: u32| f64::from(units) / f64::from(units.div_ceil(sms) * sms);
         let pair = kernel.of_pairs(spec.head_dim_qk).filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
                 // They load by tensor maps only.
@@ -136,7 +132,7 @@ impl Gpu {
                 && pool.k_strides.head == spec.head_dim_qk
                 && overlapping(spec, pool, pair.info()).is_ok()
                 && pool.scales.come_in_pairs()
-                && PAIRS_GAIN * busy(units / 2) > busy(units)
+                && pairs::gain_by_pairs(pair.info(), lengths, spec.kv_heads, sms)
         });
         pair.unwrap_or(kernel)
     }

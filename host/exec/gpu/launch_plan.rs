@@ -2,7 +2,7 @@
 
 mod fingerprint;
 
-use std::ops::Range;
+use std::{cmp::Reverse, ops::Range};
 
 use kernels_gpu::{
     abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem},
@@ -44,6 +44,8 @@ pub(super) struct GroupLaunch {
     /// Whether a launch before it converts these pages: few rows of queries see each key. How many are few depends on the number
     /// of keys.
     pub(super) few_rows: bool,
+    /// As a range of the launch plan's lengths: see [`LaunchPlan::lengths_of`].
+    pub(super) lengths: Range<u32>,
 }
 
 /// What the pool of a part must have.
@@ -95,6 +97,8 @@ pub(super) struct LaunchPlan {
     pub(super) padded: Option<Range<u32>>,
     /// Which merges are left to the merging kernel, if decodes do others.
     leaves: Vec<bool>,
+    /// See [`lengths_of`](Self::lengths_of).
+    lengths: Vec<u32>,
 }
 
 impl LaunchPlan {
@@ -121,6 +125,7 @@ impl LaunchPlan {
         let chosen = one_token && ids.all(|(&id, index)| id == index);
         self.indices = chosen.then_some(plan.page_ids.len() as u32);
         self.order(plan)?;
+        self.list_lengths(plan);
         self.convert(plan);
         self.divide_merges(plan, merge_mode);
         self.padded = self.padded_tokens(plan);
@@ -278,10 +283,29 @@ impl LaunchPlan {
         others.all(apart).then_some(within)
     }
 
-    /// Items of the plan that a launch computes, also if the launch is captured and has room for more.
-    pub(super) fn items_of(&self, launch: &GroupLaunch) -> u32 {
-        let launches = self.launches.iter().filter(|own| own.key == launch.key);
-        launches.map(|own| own.items).sum()
+    /// Keys of the items that a launch computes, the longest first, also if the launch is captured and has room for more. Nothing
+    /// where no kernel has [pairs](KernelId::of_pairs) of KV heads.
+    pub(super) fn lengths_of(&self, launch: &GroupLaunch) -> &[u32] {
+        let own = self.launches.iter().find(|own| own.key == launch.key);
+        own.map_or(&[], |own| {
+            &self.lengths[own.lengths.start as usize..own.lengths.end as usize]
+        })
+    }
+
+    /// Lists the keys of items whose kernels have pairs of KV heads.
+    fn list_lengths(&mut self, plan: &Plan) {
+        self.lengths.clear();
+        let items = self.items.as_deref().unwrap_or(&plan.items);
+        for launch in &mut self.launches {
+            let first = self.lengths.len();
+            let kernel = launch.key.kernel;
+            if kernel.of_pairs(plan.spec.head_dim_qk).is_some() {
+                let items = &items[launch.first as usize..(launch.first + launch.items) as usize];
+                self.lengths.extend(items.iter().map(WorkItem::kv_len));
+                self.lengths[first..].sort_unstable_by_key(|&keys| Reverse(keys));
+            }
+            launch.lengths = first as u32..self.lengths.len() as u32;
+        }
     }
 
     /// See [`pairs`].
@@ -328,6 +352,7 @@ fn launch(
         kv_heads_together: group.kv_heads_together,
         converted: 0..0,
         few_rows: false,
+        lengths: 0..0,
     })
 }
 

@@ -31,6 +31,7 @@ impl Gpu {
     /// writes them, merged in this order. `out` and `lse`, if it is wanted, are likewise. All outputs have the type of `out`:
     /// BF16, F16, or F32, which loses nothing. A result whose LSE is −∞ saw no key; its output is not used. No key may be
     /// in two runs. Sinks count in every run, so let only one of them have a spec [with sinks](crate::problem::Spec::with_sinks).
+    /// Results of a variant [without a softmax](crate::problem::Variant::adds_up) are sums, with LSEs of 0: add them instead.
     ///
     /// `out` may be the output of a result, with the same strides. The same call on the CPU is
     /// [`Cpu::merge_results`](crate::Cpu::merge_results).

@@ -116,14 +116,16 @@ impl PrefillLoad {
 
     /// Time beside decodes, with which prefills take `slower` times as long, the time that decodes lose where prefills are cut, and
     /// the number of pieces. Prefills are not cut if the decodes fill the device for longer, nor into more pieces than two for
-    /// each CTA.
+    /// each CTA beside those that are short anyway.
     fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> ([f64; 2], u32) {
         let whole = self.whole(ctas);
         let all: f64 = whole.iter().sum();
         if all * slower <= decode_ns {
             return ([all, 0.0], self.tiles());
         }
-        let (cut, pieces) = self.cut(ctas, 2 * ctas, whole);
+        let short = self.launches().map(|tiles| tiles.short(ctas));
+        let most = short.fold(2 * ctas, u32::saturating_add);
+        let (cut, pieces) = self.cut(ctas, most, whole);
         let merged = match cut < all {
             true => MERGED_NS,
             false => 0.0,

@@ -1,5 +1,7 @@
 //! The tiles of a launch of prefills, and the time that a number of CTAs needs for them.
 
+use crate::plan::split::SHORT;
+
 /// Tiles of less than this part of the time fill the gaps that longer ones leave.
 const MANY: f64 = 16.0;
 
@@ -152,6 +154,14 @@ impl Tiles {
 
     fn even(&self, ctas: u32) -> f64 {
         self.work_ns / f64::from(ctas)
+    }
+
+    /// Number of tiles that take less than a part of an even share of all.
+    pub fn short(&self, ctas: u32) -> u32 {
+        let even = self.even(ctas);
+        let short = |&(_, ns): &(u32, f64)| ns * f64::from(SHORT) < even;
+        let counts = self.classes().filter(short).map(|(count, _)| count);
+        counts.fold(0, u32::saturating_add)
     }
 
     /// When the last CTA ends if tiles are cut that would end after `until`, and the number of pieces. The longest tiles come

@@ -24,6 +24,9 @@ use crate::plan::{
 /// Rows of a tile up to which decodes beside prefills are cut by guided self-scheduling, also on SMs of their own.
 pub const FEW_ROWS: u32 = 16;
 
+/// Tiles of prefills that take less than this part of an even share are short: beside decodes they do not count as pieces.
+pub const SHORT: u32 = 4;
+
 /// The makespan that attempts aim at grows by 1/64 from attempt to attempt.
 const STEP: u64 = 64;
 
@@ -172,8 +175,8 @@ impl Balancer {
         if uncut <= good + merge {
             return false;
         }
-        // Cut prefills read more, which slows the decodes beside them: at most two full waves, and no cuts if the
-        // decodes fill the device for longer anyway.
+        // Cut prefills read more, which slows the decodes beside them: at most two full waves beside short tiles, and no cuts if
+        // the decodes fill the device for longer anyway.
         let mut most_units = u32::MAX;
         if kernel == Kernel::Prefill && input.hybrid {
             // Prefills that leave partial states anyway may be cut.
@@ -184,7 +187,14 @@ impl Balancer {
             if !cut_anyway && loads[Kernel::Decode as usize].fills() && decodes_end >= beside {
                 return false;
             }
-            most_units = 2 * load.ctas;
+            let is_short = |cost: u64| cost < load.bound() / u64::from(SHORT);
+            let short = problem
+                .drafts()
+                .map(|(_, _, unit)| match is_short(unit.whole()) {
+                    true => unit.units,
+                    false => 0,
+                });
+            most_units = short.fold(2 * load.ctas, u32::saturating_add);
         }
         let goal = Goal {
             good,

@@ -35,7 +35,7 @@ mod sections;
 mod widen;
 mod wrap_around;
 
-pub use balance::FEW_ROWS;
+pub use balance::{FEW_ROWS, SHORT};
 pub use fixed::{first_key, has_many_rows, keys_of_piece, next_first_key};
 pub use input::SplitInput;
 pub use launch::Launch;

@@ -84,8 +84,9 @@ impl Batch {
     }
 
     /// Sparse attention with indices on the device: a request for each of `tokens` query tokens, with `k` keys each. The indices
-    /// are passed to each run on a GPU (`gpu::RunTensors::with_indices`); runs without them, and runs on the CPU, are refused. If the
-    /// host knows them, use [`of_indices`](Self::of_indices).
+    /// are passed to each run on a GPU (`gpu::RunTensors::with_indices`). Only kernels of latent keys in rows of 656 bytes
+    /// (`KvScales::InRow`) read them, on Hopper; all other runs, those without indices and those on the CPU are refused. If the
+    /// host knows the indices, use [`of_indices`](Self::of_indices), which all kernels run.
     ///
     /// Pages of the batch have one token, whatever the page size with which the pool was filled.
     ///

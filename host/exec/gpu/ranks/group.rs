@@ -21,7 +21,7 @@ use crate::{
     Error,
     checks::extent,
     problem::{Dtype, Spec},
-    shard::RankError,
+    shard::{RankError, ShardError},
 };
 
 /// Options of a group of ranks.
@@ -121,7 +121,7 @@ impl Gpu {
             let (got, most) = (gpus.len(), MAX_GROUP);
             return Err(RankError::Group { got, most }.into());
         }
-        check_heads(spec)?;
+        check_heads(spec, gpus.len() as u32)?;
         for gpu in gpus {
             for other in gpus.iter().filter(|other| other.device != gpu.device) {
                 gpu.see(other)?;
@@ -184,9 +184,12 @@ impl Gpu {
     }
 }
 
-/// Checks that results of these heads can be merged.
-pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
+/// Checks that results of these heads can be merged over a number of ranks.
+pub(super) fn check_heads(spec: &Spec, ranks: u32) -> Result<(), Error> {
     spec.check()?;
+    if spec.variant.adds_up {
+        return Err(ShardError::NoSoftmax { keys: ranks }.into());
+    }
     crate::exec::check_merged_heads(
         "partial_out",
         spec.q_heads as usize,

@@ -181,9 +181,10 @@ impl Rank {
     ) -> Result<(), Error> {
         self.agree(out.shape[0])?;
         let step = self.prepare(gpu, rows, Some(out), lse, WAIT | MERGE)?;
-        self.turn ^= 1;
         // SAFETY: the caller's promises.
-        unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
+        unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }?;
+        self.turn ^= 1;
+        Ok(())
     }
 
     /// Captures runs in a CUDA graph. It may be launched any number of times, equally often on all ranks. If the number of runs is
@@ -199,11 +200,17 @@ impl Rank {
     ) -> Result<Graph, Error> {
         // SAFETY: the stream owns its handle, which the driver keeps until the work on it is done.
         unsafe { self.settle(gpu, **stream) }?;
-        stream.capture(|stream| {
+        let before = self.turn;
+        let captured = stream.capture(|stream| {
             work(self, stream)?;
             // SAFETY: as above.
             unsafe { self.settle(gpu, stream) }
-        })
+        });
+        if captured.is_err() {
+            // Nothing ran, so the other ranks still expect the next results in the same buffer.
+            self.turn = before;
+        }
+        captured
     }
 
     /// Makes the number of runs even, as it must be where a graph begins. Call it on all ranks or on none.
@@ -232,9 +239,10 @@ impl Rank {
     /// called.
     pub unsafe fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, SIGNAL | WAIT | MERGE)?;
-        self.turn ^= 1;
         // SAFETY: it reads and writes the group's own memory alone; the stream as the caller promises.
-        unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
+        unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }?;
+        self.turn ^= 1;
+        Ok(())
     }
 
     /// Checks that all completed merges had the results of all ranks. Call it after waiting for the stream. Kernels

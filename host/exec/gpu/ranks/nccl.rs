@@ -89,7 +89,7 @@ impl Gpu {
         if rank >= ranks {
             return Err(RankError::Number { rank, ranks }.into());
         }
-        super::check_heads(spec)?;
+        super::check_heads(spec, ranks)?;
         let context = PrimaryContext::retain(self.device)?;
         let _current = Current::enter(context.raw())?;
         let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_v as usize);

@@ -29,9 +29,8 @@ impl Making<'_> {
                 match workspace.launch_plan.fixed_splits {
                     true => kernel,
                     false => {
-                        let items = workspace.launch_plan.items_of(launch);
-                        let units = items.saturating_mul(spec.kv_heads);
-                        gpu.of_pairs(kernel, &workspace.spec, pool, units)
+                        let lengths = workspace.launch_plan.lengths_of(launch);
+                        gpu.of_pairs(kernel, &workspace.spec, pool, lengths)
                     }
                 }
             }

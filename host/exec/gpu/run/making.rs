@@ -65,6 +65,7 @@ impl Making<'_> {
             kv_heads_together: 0,
             converted: 0..0,
             few_rows: false,
+            lengths: 0..0,
         };
         let launched = workspace.launched();
         let launches: Vec<_> = set.keys.iter().map(launch).collect();

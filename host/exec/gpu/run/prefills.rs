@@ -45,7 +45,7 @@ impl Making<'_> {
         };
         let of_ampere = kernel.info().arch == Arch::Sm80;
         let kernel = match of_ampere && (extras.scaled || extras.padding.is_some()) {
-            true => general(kernel)?,
+            true => general(kernel, workspace.spec.variant.hooks.is_some())?,
             false => kernel,
         };
         let own_heads = has_own_heads(kernel, &workspace.spec);
@@ -245,9 +245,11 @@ impl KvPool {
     }
 }
 
-/// The kernel with Ampere's instructions that pads heads and applies scales.
-fn general(kernel: KernelId) -> Result<KernelId, Error> {
-    kernel.general().ok_or_else(|| Error::NoInstance {
+/// The kernel with Ampere's instructions that pads heads and applies scales. Variants replace the kernel itself, so theirs does
+/// so only if that one does.
+fn general(kernel: KernelId, hooks: bool) -> Result<KernelId, Error> {
+    let general = kernel.general().filter(|&id| !hooks || id == kernel);
+    general.ok_or_else(|| Error::NoInstance {
         kernel: "prefill",
         asked: format!("padded heads, or scales of 8-bit keys, in {kernel}"),
         there: "these in kernels without hooks",

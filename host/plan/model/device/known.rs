@@ -367,6 +367,17 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         ..tile
     };
     let rows_8 = cut(few_rows(8, 200_000.0), 1500.0);
+    // Warps that convert 64 elements a key are hardly faster with the SM's bandwidth to themselves. Fitted to 7 batches of 7 to 49
+    // requests, whole and in pieces of 256 to 3,072 keys (docs/notes/fp8.md).
+    let converting = TileCost {
+        kv_bits: Some(8),
+        head_dim: Some(64),
+        alone: 1.2,
+        read: 0.8,
+        unit_ns: 2000.0,
+        queued_ns: None,
+        ..rows_8
+    };
     let rows_16 = few_rows(16, 250_000.0);
     // Measured with requests of 100 to 4,096 keys (docs/notes/decode.md, for 8-bit keys docs/notes/fp8.md).
     let wider = |tile: TileCost, kv_bits, head_dim, units, keys| TileCost {
@@ -394,6 +405,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             few_keys: Some(4000.0),
             ..wider(cut(rows_8, 3000.0), 16, 128, 3.8, [192, 700])
         },
+        converting,
         rows_8,
         wider(cut(rows_16, 2000.0), 16, 64, 1.4, [0, 1500]),
         wider(cut(rows_16, 2000.0), 16, 128, 1.4, [0, u32::MAX]),

@@ -266,7 +266,7 @@ impl DeviceDescription {
             None => "at all".to_owned(),
             Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
             Some(_) if spec.variant.hooks.is_some() => "with a variant of hooks".to_owned(),
-            Some(_) if spec.kv_dtype != spec.q_dtype => {
+            Some(_) if spec.kv_dtype != spec.on_kernels().q_dtype => {
                 format!(
                     "with keys in {:?} and queries in {:?} (supported: one type for both, or F8E4M3 with its scales in \
                      rows of 656 bytes (KvScales::InRow) beside BF16)",
