@@ -290,6 +290,21 @@ impl Shape {
         self.converts() && self.head_dim <= 128 && !self.co_resident
     }
 
+    /// Whether a bias that is linear in the distance is a product of its own, before those of queries and keys. With heads
+    /// of 64 an operation for each key takes longer than this product, which is an eighth of the others.
+    pub(super) const fn multiplies_bias(&self) -> bool {
+        self.head_dim == 64 && !self.co_resident && self.bytes == 2
+    }
+
+    /// Bytes of the [other factor](super::shared::Shared::columns) of such a product: 16 for each key, and for 8 more.
+    pub(super) const fn column_bytes(&self) -> u32 {
+        if self.multiplies_bias() {
+            16 * (self.keys + 8)
+        } else {
+            0
+        }
+    }
+
     /// Bytes of a row of values or keys in shared memory: whole slabs.
     pub(super) const fn row_bytes(&self, values: bool) -> u32 {
         if self.is_cut() {
@@ -328,7 +343,7 @@ impl Shape {
         self.stage_keys() * self.row_bytes(true)
     }
 
-    /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles.
+    /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles, columns.
     pub(super) const fn keys_offset(&self) -> u32 {
         self.query_stages * self.query_bytes()
     }
@@ -345,10 +360,14 @@ impl Shape {
         self.barriers_offset() + BARRIER_BYTES
     }
 
+    pub(super) const fn columns_offset(&self) -> u32 {
+        self.tiles_offset() + 2 * TILE_BYTES
+    }
+
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.tiles_offset() + 2 * TILE_BYTES
+        self.columns_offset() + self.column_bytes()
     }
 }
 

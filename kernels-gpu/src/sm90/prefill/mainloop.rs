@@ -6,7 +6,7 @@ use cuda_std::{barrier, mbarrier, misc, prelude::*, wgmma};
 
 use super::{
     super::{
-        mma::{queries_keys, weights_values},
+        mma::{queries_keys, queries_keys_with_bias, slopes, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -20,7 +20,7 @@ use crate::{
     common::cache::factor_of_products,
     common::half::Half,
     common::logits::{
-        hide_after, hide_before, hide_masked, lean, mask, transform, transform_fours,
+        bias_of_first, hide_after, hide_before, hide_masked, lean, mask, transform, transform_fours,
     },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},
@@ -87,6 +87,9 @@ pub(super) unsafe fn consume<
         position: 0,
     };
     let mut of = [Pair::new(variant, nobody, 0); 2];
+    // Whether products add the bias of a linear variant, and the slopes of the thread's rows for that.
+    let multiplies_bias = V::LINEAR && !SCALED && s.shape.multiplies_bias();
+    let mut of_bias = [0; 4];
     let keys = s.shape.keys as i32;
     let dim = s.shape.head_dim;
     let (key_slabs, value_slabs) = (s.shape.slabs(false), s.shape.slabs(true));
@@ -160,6 +163,9 @@ pub(super) unsafe fn consume<
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 let tile = Tile::load(s.tile(tiles.stage));
                 of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
+                if multiplies_bias {
+                    of_bias = slopes(of.map(|of| -of.of_row));
+                }
             }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
@@ -186,7 +192,7 @@ pub(super) unsafe fn consume<
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
                 logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products,
-                mixes V::MIXES_KEYS
+                mixes V::MIXES_KEYS, multiplied multiplies_bias
             );
         };
     }
@@ -200,19 +206,34 @@ pub(super) unsafe fn consume<
     }
     macro_rules! issue_keys {
         ($work:ident) => {
-            queries_keys::<T, S>(
-                &mut logits,
-                $work.queries,
-                s.keys(k.stage),
-                dim,
-                slab,
-                key_slabs,
-            );
+            if multiplies_bias {
+                queries_keys_with_bias::<T, S>(
+                    &mut logits,
+                    (of_bias, s.columns()),
+                    $work.queries,
+                    s.keys(k.stage),
+                    dim,
+                    slab,
+                    key_slabs,
+                );
+            } else {
+                queries_keys::<T, S>(
+                    &mut logits,
+                    $work.queries,
+                    s.keys(k.stage),
+                    dim,
+                    slab,
+                    key_slabs,
+                );
+            }
         };
     }
     // Q·Kᵀ of a block is done: releases its keys. True for the tile's last block, whose queries are then released too.
     macro_rules! keys_done {
         ($work:ident) => {{
+            if multiplies_bias {
+                wgmma::fence_operand(&mut of_bias);
+            }
             release!(s.keys_free(k.stage));
             k.advance();
             $work.left -= 1;

@@ -17,7 +17,7 @@ use crate::{
     abi::PrefillParams,
     common::cache::factor_of_products,
     common::half::Half,
-    common::logits::{hide_after, hide_before, hide_masked, lean, mask, transform},
+    common::logits::{bias_of_first, hide_after, hide_before, hide_masked, lean, mask, transform},
     common::prefill_tile::Tile,
     common::softmax::maxima,
     common::variant::{Hook, Pair, Query, Variant},
