@@ -165,6 +165,8 @@ pub(super) unsafe fn consume<
                 of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
                 if multiplies_bias {
                     of_bias = slopes(of.map(|of| -of.of_row));
+                    // Otherwise its zeros are constants, in registers that have other uses while a product reads them.
+                    wgmma::fence_operand(&mut of_bias);
                 }
             }
             let mut skipped = work.skipped;
