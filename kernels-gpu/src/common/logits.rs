@@ -110,6 +110,13 @@ pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i3
     }
 }
 
+/// A bias that is linear in the distance, at a block's first key: the [shift](super::softmax::Shift) of logits to which the
+/// products have added the rest.
+#[inline(always)]
+pub fn bias_of_first(begin: i32, at: &[Pair; 2]) -> [f32; 2] {
+    at.map(|at| at.of_row * (at.position - begin) as f32)
+}
+
 /// Adds a bias that is linear in the distance, relative to its value at the lane's first key of the block. Returns that
 /// value: the [shift](super::softmax::Shift) that is still to be added to the logits.
 #[inline(always)]

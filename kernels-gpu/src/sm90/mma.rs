@@ -54,13 +54,80 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
 ) where
     [f32; S]: wgmma::Accumulator,
 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        wgmma::fence();
+        add_queries_keys::<T, false, S>(s, queries, keys, head_dim, slab_bytes, slabs);
+    }
+}
+
+/// [`queries_keys`] and a bias that is linear in the key: S = slope · column + Q·Kᵀ. `slopes` is what [`slopes`] returns;
+/// `columns` is the address of a number for each key, as `prefill::Shared::columns` describes it.
+///
+/// # Safety
+/// As [`queries_keys`]; the slopes do not change before the product was waited for.
+#[inline(always)]
+pub unsafe fn queries_keys_with_bias<T: Half, const S: usize>(
+    s: &mut [f32; S],
+    (slopes, columns): ([u32; 4], u32),
+    queries: u32,
+    keys: u32,
+    head_dim: u32,
+    slab_bytes: u32,
+    slabs: Slabs,
+) where
+    [f32; S]: wgmma::Accumulator,
+{
+    let columns = Descriptor::new(columns, 128, 128, Swizzle::None);
+    // SAFETY: the caller's promise.
+    unsafe {
+        wgmma::fence();
+        wgmma::mma_rs::<wgmma::Bf16, false, false, _>(s, slopes, columns);
+        add_queries_keys::<T, true, S>(s, queries, keys, head_dim, slab_bytes, slabs);
+    }
+}
+
+/// The slopes of a lane's two rows as an A fragment, whose rows are a slope in three parts and otherwise 0. Together the parts
+/// have all bits of an f32, and each is exact in bf16, in f16 kernels, too: so the product with a small integer is exact.
+#[inline(always)]
+pub fn slopes(of_rows: [f32; 2]) -> [u32; 4] {
+    const UPPER: u32 = 0xffff_0000;
+    let upper = |x: f32| f32::from_bits(x.to_bits() & UPPER);
+    let word = |slope: f32| {
+        let first = upper(slope);
+        let rest = slope - first;
+        let second = upper(rest);
+        let third = rest - second;
+        match warp::lane_id() % 4 {
+            0 => first.to_bits() >> 16 | second.to_bits(),
+            1 => third.to_bits() >> 16,
+            _ => 0,
+        }
+    };
+    [word(of_rows[0]), word(of_rows[1]), 0, 0]
+}
+
+/// The products of [`queries_keys`], added to what is in the accumulator if `ADD`.
+///
+/// # Safety
+/// As there, after a fence.
+#[inline(always)]
+unsafe fn add_queries_keys<T: Half, const ADD: bool, const S: usize>(
+    s: &mut [f32; S],
+    queries: u32,
+    keys: u32,
+    head_dim: u32,
+    slab_bytes: u32,
+    slabs: Slabs,
+) where
+    [f32; S]: wgmma::Accumulator,
+{
     // Both operands are K-major in slabs of 64 columns. A slab of queries holds all rows of the tile.
     let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
     let k = Descriptor::new(keys, 16, slabs.eight, Swizzle::B128);
     // SAFETY: the barriers of both operands completed; the accumulator is waited for.
     unsafe {
-        wgmma::fence();
-        wgmma::mma_ss::<T, false, false, false, _>(s, q, k);
+        wgmma::mma_ss::<T, ADD, false, false, _>(s, q, k);
         let mut step = 1;
         while step < head_dim / 16 {
             let (slab, inner) = (step / 4, step % 4 * 32);

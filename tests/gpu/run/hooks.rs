@@ -92,6 +92,23 @@ fn linear_biases_are_those_of_the_reference() {
     }
 }
 
+/// Long prompts have tiles of 192 rows. The window leaves few keys to compute.
+#[test]
+fn linear_biases_of_long_prompts_are_those_of_the_reference() {
+    let Some(gpu) = hopper("linear_biases_of_long_prompts_are_those_of_the_reference") else {
+        return;
+    };
+    let mut table = PageTable::new(16, 300);
+    table.push(&(0..300).rev().collect::<Vec<_>>(), 4750);
+    let batch = Batch::new(vec![0, 4500], table);
+    for dim in [64, 128] {
+        let spec = Spec::new(1, 1, dim).with_hooks(&ALIBI);
+        let spec = spec.with_window_left(300);
+        check::<bf16>(gpu, &spec, &batch).unwrap_or_else(|wrong| panic!("{spec:?}: {wrong}"));
+        check::<f16>(gpu, &spec, &batch).unwrap_or_else(|wrong| panic!("{spec:?}: {wrong}"));
+    }
+}
+
 #[test]
 fn biases_by_distance_are_those_of_the_reference() {
     let Some(gpu) = hopper("biases_by_distance_are_those_of_the_reference") else {

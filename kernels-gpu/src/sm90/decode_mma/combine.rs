@@ -128,7 +128,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// The sinks of the warp's rows as natural logits. Lane `l` holds those of rows `8·block + l % 8`; −∞ where no sink is added
     /// here: of rows that do not exist or are written as partial states, and without sinks.
     ///
-    /// A warp loads all of them before it waits for the others, which hides their latency.
+    /// A warp loads all of them before it stores its own state, which hides their latency.
     ///
     /// # Safety
     /// `slot` is filled, and `unit` is its unit.
@@ -235,6 +235,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 max = if other > max { other } else { max };
             }
             let mut softmax = Softmax { max, sum: 0.0 };
+            // One of the row's four lanes adds the sink, before they add up their sums: its power of two is beside the others.
+            let of_sink = softmax.weight(sink);
+            softmax.sum = if self.lane < 8 { of_sink } else { 0.0 };
             i = 0;
             while i < SHARE_STEPS && 4 * i < most as usize {
                 weights.of[block][i] = softmax.weight(lse[i]);
@@ -246,7 +249,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 8, 32);
                 softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 16, 32);
             }
-            softmax.sum += softmax.weight(sink);
             let norm = softmax.norm();
             i = 0;
             while i < SHARE_STEPS && 4 * i < most as usize {

@@ -211,10 +211,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         lane: misc::opaque(self.lane),
                         ..*self
                     };
+                    // Loaded early, to hide the latency.
+                    let sinks = here.sinks::<ROW_BLOCKS>(slot, &unit);
                     rows.finish::<Stored<T, CACHE>>();
                     here.store_state::<Stored<T, CACHE>, DIM_BLOCKS, ROW_BLOCKS>(&rows);
                     rows.clear();
-                    here.end_of_share::<T, V, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
+                    here.end_of_share::<T, V, ROW_BLOCKS, PER_LANE>(descriptor, &unit, &sinks);
                 }
                 stages.advance_in(at_a_time, layout.stages);
             }
@@ -244,6 +246,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         &self,
         descriptor: Descriptor,
         unit: &Unit,
+        sinks: &[f32; ROW_BLOCKS],
     ) {
         let layout = &self.layout;
         let Descriptor { slot, chunk, .. } = descriptor;
@@ -278,10 +281,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 NO_MERGE
             };
             let merge = self.results().look_up(index);
-            let sinks = self.sinks::<ROW_BLOCKS>(slot, unit);
             let weights = if shares > 1 {
                 meet(meeting, shares * per_chunk);
-                self.weights::<ROW_BLOCKS>(first, shares, &sinks)
+                self.weights::<ROW_BLOCKS>(first, shares, sinks)
             } else {
                 Weights::NONE
             };
@@ -302,7 +304,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let state = if shares > 1 {
                     self.combine::<ROW_BLOCKS, PER_LANE>(&weights, own, first, shares)
                 } else {
-                    self.own_state_with::<PER_LANE, ROW_BLOCKS>(own, &sinks)
+                    self.own_state_with::<PER_LANE, ROW_BLOCKS>(own, sinks)
                 };
                 let info = self.row(slot, token);
                 results.write_with_sink::<T, V, PER_LANE>(info, head * heads + in_unit, state);

@@ -194,7 +194,7 @@ pub(super) unsafe fn consume<
                         taken!(block - 1);
                     }
                     if !good {
-                        let (factors, _) = rows.rescale_late::<T, _>(&logits, None, [scale; 2]);
+                        let (factors, _) = rows.rescale_late::<T, _>(&logits, None, [scale; 2], None);
                         if !$first {
                             scale_by(&mut o, factors);
                         }

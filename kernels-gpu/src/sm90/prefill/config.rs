@@ -14,8 +14,8 @@
 ///   embeddings to queries. It is a separate kernel because the mask code in the main loop costs 1.2 % on average at
 ///   head dimension 128. Like `co_resident` it supports scales of 8-bit keys. Without masks its results are
 ///   bit-identical.
-/// - Sinks that all tokens share are added by all kernels but those with `co_resident` alone. They are in the epilogue,
-///   behind a branch, and cost the main loop nothing.
+/// - Sinks that all tokens share are added by all kernels but those with `co_resident` alone. They are in the weights of
+///   a tile's first block, and cost the main loop nothing.
 /// - From head dimension 192 on, two stages of queries would take more than half of the shared memory.
 /// - Head dimensions that are no multiple of 64 are stored as whole slabs of 64 columns; no product reads the surplus
 ///   columns. Other dimensions, and these with a soft cap, are padded and run by the kernels of the next larger one.
@@ -279,8 +279,7 @@ impl Shape {
         self.head_dim == self.value_dim && !self.is_cut()
     }
 
-    /// Whether kernels without `extras` add sinks, too: those of one token, in their epilogue. Beside decodes a CTA has
-    /// fewer registers.
+    /// Whether kernels without `extras` add sinks, too: those of one token. Beside decodes a CTA has fewer registers.
     pub(super) const fn adds_sinks(&self) -> bool {
         !self.co_resident
     }
@@ -289,6 +288,21 @@ impl Shape {
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn turns(&self) -> bool {
         self.converts() && self.head_dim <= 128 && !self.co_resident
+    }
+
+    /// Whether a bias that is linear in the distance is a product of its own, before those of queries and keys. With heads
+    /// of 64 an operation for each key takes longer than this product, which is an eighth of the others.
+    pub(super) const fn multiplies_bias(&self) -> bool {
+        self.head_dim == 64 && !self.co_resident && self.bytes == 2
+    }
+
+    /// Bytes of the [other factor](super::shared::Shared::columns) of such a product: 16 for each key, and for 8 more.
+    pub(super) const fn column_bytes(&self) -> u32 {
+        if self.multiplies_bias() {
+            16 * (self.keys + 8)
+        } else {
+            0
+        }
     }
 
     /// Bytes of a row of values or keys in shared memory: whole slabs.
@@ -329,7 +343,7 @@ impl Shape {
         self.stage_keys() * self.row_bytes(true)
     }
 
-    /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles.
+    /// Order in shared memory: query stages (which later hold the outputs), key stages, value stages, barriers, tiles, columns.
     pub(super) const fn keys_offset(&self) -> u32 {
         self.query_stages * self.query_bytes()
     }
@@ -346,10 +360,14 @@ impl Shape {
         self.barriers_offset() + BARRIER_BYTES
     }
 
+    pub(super) const fn columns_offset(&self) -> u32 {
+        self.tiles_offset() + 2 * TILE_BYTES
+    }
+
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.tiles_offset() + 2 * TILE_BYTES
+        self.columns_offset() + self.column_bytes()
     }
 }
 

@@ -1,10 +1,12 @@
 //! The consumer warpgroups: the order of products, masks, softmax and rescaling.
 
+use core::f32::consts::LOG2_E;
+
 use cuda_std::{barrier, mbarrier, misc, prelude::*, wgmma};
 
 use super::{
     super::{
-        mma::{queries_keys, weights_values},
+        mma::{queries_keys, queries_keys_with_bias, slopes, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -14,14 +16,15 @@ use super::{
     work::{Work, logits_of_block},
 };
 use crate::{
-    abi::PrefillParams,
+    abi::{DIRECT, PrefillParams},
     common::cache::factor_of_products,
     common::half::Half,
     common::logits::{
-        hide_after, hide_before, hide_masked, lean, mask, transform, transform_fours,
+        bias_of_first, hide_after, hide_before, hide_masked, lean, mask, transform, transform_fours,
     },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},
+    common::state::natural_sink,
     common::variant::{Hook, Pair, Query, Variant},
 };
 
@@ -73,6 +76,10 @@ pub(super) unsafe fn consume<
     // tile being opened.
     let mut scale = [of_logits; 2];
     let mut of_products = [1.0; 2];
+    // The sinks of the thread's rows in the tile being opened: natural logits; −∞ without sinks, and for partial states.
+    // Kernels with extras have no registers for them, and add them in the epilogue.
+    let has_sinks = V::SOFTMAX && !EXTRAS && s.shape.adds_sinks();
+    let mut sinks = [f32::NEG_INFINITY; 2];
     // The queries of the rows; used only by variants with a transform or a mask.
     let nobody = Query {
         token: 0,
@@ -80,6 +87,9 @@ pub(super) unsafe fn consume<
         position: 0,
     };
     let mut of = [Pair::new(variant, nobody, 0); 2];
+    // Whether products add the bias of a linear variant, and the slopes of the thread's rows for that.
+    let multiplies_bias = V::LINEAR && !SCALED && s.shape.multiplies_bias();
+    let mut of_bias = [0; 4];
     let keys = s.shape.keys as i32;
     let dim = s.shape.head_dim;
     let (key_slabs, value_slabs) = (s.shape.slabs(false), s.shape.slabs(true));
@@ -134,9 +144,30 @@ pub(super) unsafe fn consume<
                 let first = misc::opaque(first_row) + lane / 4;
                 of_products = [first, first + 8].map(|row| scales_of_row(p, &tile, row)[0]);
             }
+            if has_sinks {
+                sinks = [f32::NEG_INFINITY; 2];
+                // Loaded early, to hide the latency.
+                if p.attention.sinks != 0 {
+                    let tile = Tile::load(s.tile(tiles.stage));
+                    if tile.slot == DIRECT {
+                        // Opaque: otherwise it is computed before the main loop and occupies registers there.
+                        let first = misc::opaque(first_row) + lane / 4;
+                        // Rows past the tile's end have a valid head, too.
+                        sinks = [first, first + 8].map(|row| {
+                            let (_, head) = tile.place(&p.pack, row);
+                            natural_sink(&p.attention, 0, head)
+                        });
+                    }
+                }
+            }
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 let tile = Tile::load(s.tile(tiles.stage));
                 of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
+                if multiplies_bias {
+                    of_bias = slopes(of.map(|of| -of.of_row));
+                    // Otherwise its zeros are constants, in registers that have other uses while a product reads them.
+                    wgmma::fence_operand(&mut of_bias);
+                }
             }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
@@ -163,7 +194,7 @@ pub(super) unsafe fn consume<
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
                 logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products,
-                mixes V::MIXES_KEYS
+                mixes V::MIXES_KEYS, multiplied multiplies_bias
             );
         };
     }
@@ -177,19 +208,34 @@ pub(super) unsafe fn consume<
     }
     macro_rules! issue_keys {
         ($work:ident) => {
-            queries_keys::<T, S>(
-                &mut logits,
-                $work.queries,
-                s.keys(k.stage),
-                dim,
-                slab,
-                key_slabs,
-            );
+            if multiplies_bias {
+                queries_keys_with_bias::<T, S>(
+                    &mut logits,
+                    (of_bias, s.columns()),
+                    $work.queries,
+                    s.keys(k.stage),
+                    dim,
+                    slab,
+                    key_slabs,
+                );
+            } else {
+                queries_keys::<T, S>(
+                    &mut logits,
+                    $work.queries,
+                    s.keys(k.stage),
+                    dim,
+                    slab,
+                    key_slabs,
+                );
+            }
         };
     }
     // Q·Kᵀ of a block is done: releases its keys. True for the tile's last block, whose queries are then released too.
     macro_rules! keys_done {
         ($work:ident) => {{
+            if multiplies_bias {
+                wgmma::fence_operand(&mut of_bias);
+            }
             release!(s.keys_free(k.stage));
             k.advance();
             $work.left -= 1;
@@ -207,15 +253,22 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut $now);
         };
     }
-    // Weights of a tile's first block: the rows have no references yet, so maxima come first.
+    // Weights of a tile's first block: the rows have no references yet, so maxima come first. Sinks are keys of this block.
+    // In the epilogue nothing would overlap with their load and power of two.
     macro_rules! first_weights {
         ($work:ident, $next:ident) => {
             take_scale!();
             finish_logits!($work);
             if V::SOFTMAX {
-                rows.rescale_late::<T, _>(&logits, shift, scale);
+                // Opaque: otherwise the branch around the load would wait for the sink in order to multiply it.
+                let sinks = sinks.map(|sink| f32::from_bits(misc::opaque(sink.to_bits())) * LOG2_E);
+                let of_block = has_sinks.then_some(sinks);
+                rows.rescale_late::<T, _>(&logits, shift, scale, of_block);
                 let sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 rows.add(&sums);
+                if has_sinks {
+                    rows.add_sinks(sinks, scale);
+                }
             } else {
                 weights_as_they_are(&logits, &mut $next, T::pack);
             }
@@ -256,7 +309,7 @@ pub(super) unsafe fn consume<
                 }
                 // This overlaps with P·V as well: it does not touch the accumulator.
                 if !good {
-                    (factors, needs_rescale) = rows.rescale_late::<T, _>(&logits, shift, scale);
+                    (factors, needs_rescale) = rows.rescale_late::<T, _>(&logits, shift, scale, None);
                     needs_rescale = all_agree!(needs_rescale);
                     sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 }
@@ -321,7 +374,7 @@ pub(super) unsafe fn consume<
         () => {
             release!(s.values_free(v.stage));
             v.advance();
-            finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+            finish_tile::<T, EXTRAS, SCALED, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
         };
     }
 

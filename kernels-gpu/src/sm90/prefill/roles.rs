@@ -51,6 +51,9 @@ pub unsafe fn run<
             s.init(gathered, turns_queries::<EXTRAS>(p, s));
             convert::init(p, s);
         }
+        if V::LINEAR && !SCALED && shape.multiplies_bias() && thread < shape.keys + 8 {
+            s.fill_columns(thread);
+        }
         barrier::bar_sync(0, shape.threads());
         if thread < 128 {
             setmaxnreg::decrease::<PRODUCES>();

@@ -78,6 +78,25 @@ impl Shared {
     pub(super) fn tile(self, stage: u32) -> u32 {
         self.base + self.shape.tiles_offset() + stage * TILE_BYTES
     }
+    /// Address of the numbers of a block's keys, by which a product adds a linear bias: core matrices of 8 keys, each with 8
+    /// columns that are all the key's number in bf16. Behind them is one that is multiplied by 0.
+    #[inline(always)]
+    pub(super) fn columns(self) -> u32 {
+        self.base + self.shape.columns_offset()
+    }
+    /// Writes the [columns](Self::columns): one thread for each key, and 8 more.
+    ///
+    /// # Safety
+    /// `key` is less than `shape.keys + 8`, and nobody else writes its numbers; a CTA-wide barrier follows.
+    #[inline(always)]
+    pub(super) unsafe fn fill_columns(self, key: u32) {
+        // Exact: 8 bits suffice for the numbers that count.
+        let number = (key as f32).to_bits() >> 16;
+        // SAFETY: the caller's promise.
+        unsafe { shared::store_u32x4(self.columns() + 16 * key, [number << 16 | number; 4]) };
+        // Products read through the async proxy.
+        fence::proxy_async_shared();
+    }
     /// The tile's description is written.
     #[inline(always)]
     pub(super) fn tile_full(self, stage: u32) -> u32 {

@@ -67,13 +67,13 @@ impl Work {
 
 /// Turns accumulators of `$keys` keys into logits: applies the variant and the mask. `$scaled` says whether products
 /// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. `$mixes` says whether the
-/// variant transforms four keys together. Whole consumer warps come here, and the stage holds their tile.
+/// variant transforms four keys together, `$multiplied` whether the products have added a linear bias. Whole consumer warps come here, and the stage holds their tile.
 ///
 /// A macro and not a function: a call, even an inlined one, changed the register allocation of the main loops.
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident $(, mixes $mixes:expr)?
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident $(, mixes $mixes:expr, multiplied $multiplied:expr)?
     ) => {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
@@ -116,7 +116,9 @@ macro_rules! logits_of_block {
                     i += 1;
                 }
             }
-            if V::LINEAR {
+            if V::LINEAR && (false $(|| $multiplied)?) {
+                $shift = Some(bias_of_first($work.begin, &$of));
+            } else if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
             } $(else if $mixes {
                 // Hidden keys may be NaN: they must not reach those that share work with them.
