@@ -56,6 +56,8 @@ pub struct KernelInfo {
     pub multi_table: bool,
     /// Its partial states are merged by a following kernel, never by its own CTAs (no fused merge).
     pub leaves_merges: bool,
+    /// It [merges](crate::abi::PieceOf) two pieces of the same rows from registers, if the plan leaves them to it.
+    pub merges_pieces: bool,
     /// A decode that is also used for prompts, since its head dimension has no prefill.
     pub takes_prompts: bool,
     /// It takes less shared memory than [another kernel that does the same](super::KernelId::is_replaced), which is faster
@@ -108,6 +110,7 @@ impl KernelInfo {
             co_resident: false,
             multi_table: false,
             leaves_merges: false,
+            merges_pieces: false,
             takes_prompts: false,
             smaller: false,
             boxes: None,

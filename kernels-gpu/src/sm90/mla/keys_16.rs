@@ -21,6 +21,7 @@ macro_rules! rows {
             loads: $crate::registry::Loads::$loads,
             stands_in: matches!($crate::registry::Loads::$loads, $crate::registry::Loads::Rows),
             element: $crate::registry::Element::$half,
+            merges_pieces: true,
             rows: $rows,
             keys: $keys,
             stages: $stages,

@@ -265,7 +265,7 @@ pub(super) unsafe fn consume<
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, _, _>(p, s, c, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, _, _>(p, s, c, slot, &unit, &mut o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

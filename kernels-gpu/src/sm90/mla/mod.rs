@@ -43,6 +43,8 @@ mod load;
 mod mainloop;
 pub mod narrow;
 #[cfg(target_arch = "nvptx64")]
+mod pieces;
+#[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
 mod shared;

@@ -156,7 +156,7 @@ pub(super) unsafe fn consume<
                 }
                 block += 1;
             }
-            finish::<T, _, _, _, _>(p, s, consumer, slot, thread, &o, &sums, own_barrier);
+            finish::<T, _, _, _, _>(p, s, consumer, slot, thread, &mut o, &sums, own_barrier);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             before += blocks;
