@@ -58,6 +58,26 @@ fn a_continuation_keeps_the_space_before_its_first_word() {
     assert_eq!(drawn(copy.path().to_str().unwrap(), &seed), right);
 }
 
+/// The weights, which are not there, would take minutes to load.
+#[test]
+fn a_text_that_is_too_long_is_refused_before_the_weights_are_read() {
+    let copy = copied("qwen2");
+    fs::remove_file(copy.path().join("model.safetensors")).unwrap();
+    let folder = copy.path().to_str().unwrap();
+    let said = run(
+        Path::new("."),
+        &["generate", folder, "a", "--max-new-tokens", "100000"],
+    );
+    assert!(
+        said.code == 2
+            && said
+                .stderr
+                .contains("100001 tokens of prompt and answer are more than the"),
+        "{}",
+        said.stderr
+    );
+}
+
 /// Also with values that are their defaults.
 #[test]
 fn options_of_drawing_are_refused_where_nothing_is_drawn() {

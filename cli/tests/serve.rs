@@ -118,6 +118,83 @@ fn a_server_says_how_it_stores_keys_and_values() {
     );
 }
 
+/// The weights, which are not there, would take minutes to load.
+#[test]
+fn an_address_in_use_is_said_before_the_weights_are_read() {
+    let copy = tempfile::tempdir().unwrap();
+    let from = model("llama3");
+    for name in ["config.json", "tokenizer.json"] {
+        std::fs::copy(Path::new(&from).join(name), copy.path().join(name)).unwrap();
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let call = ["serve", ".", "--listen", &address, "--backend", "cpu"];
+    let said = run(copy.path(), &call);
+    let expected = format!("cannot listen on {address}");
+    assert!(
+        said.code == 2 && said.stderr.contains(&expected) && said.stderr.contains("--listen"),
+        "{}",
+        said.stderr
+    );
+}
+
+/// What the server says on standard error of a model with these files beside the weights and the tokenizer.
+fn said_of(files: &[(&str, &str)]) -> String {
+    let copy = tempfile::tempdir().unwrap();
+    let from = model("llama3");
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ] {
+        std::fs::copy(Path::new(&from).join(name), copy.path().join(name)).unwrap();
+    }
+    for (name, content) in files {
+        std::fs::write(copy.path().join(name), content).unwrap();
+    }
+    let mut server = Command::new(env!("CARGO_BIN_EXE_tandem"))
+        .args(["serve", copy.path().to_str().unwrap()])
+        .args(["--listen", "127.0.0.1:0", "--backend", "cpu"])
+        .env_remove("TANDEM_API_KEY")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let out = server.stdout.take().unwrap();
+    BufReader::new(out).read_line(&mut line).unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(line.contains("http://"), "{line}");
+    let mut said = String::new();
+    let mut errors = server.stderr.take().unwrap();
+    errors.read_to_string(&mut said).unwrap();
+    said
+}
+
+/// Else the first chat says so, to a client that cannot do anything about it.
+#[test]
+fn a_server_says_at_its_start_that_chats_will_fail() {
+    let template = |source| ("chat_template.jinja", source);
+    for (files, warning) in [
+        (&[][..], "has no chat template: chats are refused"),
+        (
+            &[template("{{ messages[0].content | no_such_filter }}")],
+            "the chat template fails: filter no_such_filter is unknown",
+        ),
+        (
+            &[template("{{ raise_exception('no system message') }}")],
+            "the chat template: no system message",
+        ),
+    ] {
+        let said = said_of(files);
+        assert!(said.contains(warning), "{said}");
+    }
+    let said = said_of(&[template("{{ messages[0].content }}")]);
+    assert!(!said.contains("chat"), "{said}");
+}
+
 /// The model's name is in each event, and long: the system keeps few of them for a client.
 #[test]
 fn a_client_that_takes_nothing_is_cut_off() {
@@ -159,6 +236,7 @@ fn limits_of_a_server_are_flags() {
         ("--answer-tokens", "7"),
         ("--body-bytes", "400"),
         ("--receive-timeout", "1"),
+        ("--idle-timeout", "1"),
         ("--connections", "2"),
         ("--allow-host", "llm.example"),
     ];
@@ -193,7 +271,7 @@ fn limits_of_a_server_are_flags() {
     let _ = slow.read_to_string(&mut said);
     let answer = server.get("/metrics");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    for (flag, _) in &flags[..5] {
+    for (flag, _) in &flags[..6] {
         let said = run(Path::new("."), &["serve", &model("llama3"), flag, "0"]);
         assert!(
             said.code == 2 && said.stderr.contains(flag),

@@ -182,6 +182,11 @@ pub trait Backend: Send {
 
     /// Sets whether each part of a step is timed. The timing itself slows the step down.
     fn take_apart(&mut self, on: bool);
+
+    /// What made steps slower and did not end them, since this was last called: lines for a user.
+    fn warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Refuses sizes of pages that no batch can have, before memory is allocated.

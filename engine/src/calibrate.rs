@@ -1,5 +1,7 @@
 //! Times steps of given lengths, part by part, to correct the cost model of simulations.
 
+mod warm_up;
+
 use serde::Serialize;
 use tandem_attn::{
     plan::{PlanOptions, pod::PodMode},
@@ -16,6 +18,8 @@ use crate::{
     Error, LogitWork,
     backend::{Backend, Part, StepTime, Work},
 };
+
+pub use warm_up::warm_up;
 
 /// A step, described by its lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -166,22 +170,24 @@ impl StepLengths {
             && wanted <= u64::from(backend.pages())
     }
 
-    /// Inputs on the first pages of the pool. Decodes are sampled; so is the last token of a chunk without decodes.
-    fn inputs(self, backend: &dyn Backend) -> StepInputs {
+    /// Inputs on the first pages of the pool, of which so many are common to all. Decodes are sampled; so is the last token of a chunk
+    /// without decodes.
+    fn inputs(self, backend: &dyn Backend, common: u32) -> StepInputs {
         let (page_size, pages) = (backend.page_size(), backend.pages());
         let vocabulary = backend.architecture().vocabulary as u32;
         let mut table = PageTable::new(page_size, pages);
         let mut inputs = StepInputs::default();
-        let (mut indptr, mut page) = (vec![0], 0);
+        let (mut indptr, mut page) = (vec![0], common);
         let chunk = (self.chunk, self.chunk_keys);
         let rows = (0..self.decodes).map(|_| (1, self.keys));
         for (tokens, keys) in rows.chain((self.chunk > 0).then_some(chunk)) {
             let first_page = page;
-            page += keys.div_ceil(page_size);
-            let of_request: Vec<_> = (first_page..page).collect();
+            page += keys.div_ceil(page_size) - common;
+            let of_request: Vec<_> = (0..common).chain(first_page..page).collect();
             table.push(&of_request, keys);
             for position in keys - tokens..keys {
-                inputs.slots.push(first_page * page_size + position);
+                let on = of_request[(position / page_size) as usize];
+                inputs.slots.push(on * page_size + position % page_size);
                 inputs.positions.push(position);
                 let mixed = (first_page + position).wrapping_mul(0x9e37_79b9);
                 inputs.tokens.push(mixed % vocabulary);
@@ -196,23 +202,40 @@ impl StepLengths {
     }
 }
 
-/// Runs a step several times. Each begins while the previous one is computed. Returns all times but the first.
+/// Runs a step several times. Returns all times but the first.
 fn run(
     backend: &mut dyn Backend,
     lengths: StepLengths,
     steps: usize,
 ) -> Result<Vec<StepTime>, Error> {
-    let inputs = lengths.inputs(backend);
+    let inputs = lengths.inputs(backend, 0);
+    repeat(
+        backend,
+        &inputs,
+        Sampling::GREEDY,
+        LogitWork::default(),
+        steps,
+    )
+}
+
+/// The same for given inputs. A step begins while the previous one is computed.
+fn repeat(
+    backend: &mut dyn Backend,
+    inputs: &StepInputs,
+    sampling: Sampling,
+    logits: LogitWork<'_>,
+    steps: usize,
+) -> Result<Vec<StepTime>, Error> {
     let rows: Vec<u32> = inputs.logits.iter().copied().flatten().collect();
-    let draw = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
+    let draw = sampling.draw(0).map_err(tandem_attn::Error::from)?;
     let draws: Vec<Draw> = vec![draw; rows.len()];
     let work = Work {
-        inputs: &inputs,
+        inputs,
         copies: &[],
         rows: &rows,
         draws: &draws,
         drawn: &[],
-        logits: LogitWork::default(),
+        logits,
     };
     let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
     let mut times = Vec::new();
@@ -247,24 +270,6 @@ fn measure(
         seconds: median(seconds),
         parts_s: Part::ALL.iter().map(part).collect(),
     })
-}
-
-/// Runs decodes of each bucket, prompt chunks and hybrid steps, so that requests later wait for no capture and no first
-/// load of a usual kernel.
-///
-/// # Errors
-/// If the backend fails.
-pub fn warm_up(backend: &mut dyn Backend) -> Result<(), Error> {
-    let most = backend.step_requests();
-    let sizes = (0..u32::BITS).map(|bit| decodes(1 << bit, 64));
-    let sizes = sizes.take_while(|lengths| lengths.decodes <= most);
-    let chunks = [64, 1024, 8192].map(|tokens| chunk(tokens, tokens));
-    for lengths in sizes.chain(chunks).chain(HYBRID) {
-        if lengths.fits(backend, u32::MAX) {
-            run(backend, lengths, WARM)?;
-        }
-    }
-    Ok(())
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -298,6 +298,11 @@ impl Engine {
         &self.composer
     }
 
+    /// What made steps slower and did not end them, since this was last called: lines for a user.
+    pub fn warnings(&mut self) -> Vec<String> {
+        self.backend.warnings()
+    }
+
     /// Frees all pages that no request holds.
     pub fn clear_cache(&mut self) {
         self.composer.clear_cache();

@@ -124,9 +124,17 @@ pub enum Error {
     /// A conversation for a model without a chat template.
     #[error("the model has no chat template: give a plain prompt")]
     NoChatTemplate,
-    /// A conversation that the model's chat template rejects, or an invalid template.
+    /// A conversation that the model's chat template rejects (`raise_exception`).
     #[error("the chat template: {reason}: change the messages, or give a plain prompt")]
     ChatTemplate {
+        /// What the template says.
+        reason: String,
+    },
+    /// A chat template that is invalid, or fails for a conversation that it does not reject.
+    #[error(
+        "the chat template fails: {reason}: correct the template in the model's folder, or give a plain prompt"
+    )]
+    BrokenTemplate {
         /// The message of the template engine.
         reason: String,
     },

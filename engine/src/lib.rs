@@ -24,6 +24,8 @@
 //!         }
 //!     })?;
 //! }
+//! // What was held back: the bytes of a character that did not become whole.
+//! print!("{}", stream.finish(&text)?);
 //! # Ok::<(), tandem_engine::Error>(())
 //! ```
 //!

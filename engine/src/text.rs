@@ -13,7 +13,7 @@ mod tojson;
 
 use std::{fs, io, path::Path};
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use tokenizers::Tokenizer;
 
 pub use chat::{ChatOptions, Message};
@@ -40,7 +40,7 @@ impl Text {
     /// Reads `tokenizer.json` and, if there is one, the chat template from a model's folder.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Malformed`], [`Error::ChatTemplate`].
+    /// [`Error::Read`], [`Error::Malformed`], [`Error::BrokenTemplate`].
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let path = folder.join("tokenizer.json");
         let bytes = fs::read(&path).map_err(|error| Error::Read {
@@ -57,15 +57,13 @@ impl Text {
             .with_truncation(None)
             .map_err(tokenizer_error)?;
         let path = folder.join("tokenizer_config.json");
+        let mut settings: Settings = read_json(&path)?.unwrap_or_default();
+        if let Some(others) = read_json(&folder.join("special_tokens_map.json"))? {
+            settings = settings.or(others);
+        }
         let malformed = |reason: String| Error::Malformed {
             path: path.clone(),
             reason,
-        };
-        let settings: Settings = match optional(&path)? {
-            None => Settings::default(),
-            Some(text) => {
-                serde_json::from_str(&text).map_err(|error| malformed(damaged(&error)))?
-            }
         };
         settings.add_tokens(&mut tokenizer).map_err(malformed)?;
         settings.apply(&mut tokenizer).map_err(malformed)?;
@@ -152,7 +150,7 @@ impl Text {
     /// Tokens of a conversation, up to the position where the model answers.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`], [`Error::Tokenizer`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::BrokenTemplate`], [`Error::ChatTooLong`], [`Error::Tokenizer`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         self.encode_chat_with(messages, &ChatOptions::default())
     }
@@ -175,7 +173,7 @@ impl Text {
     /// Renders a conversation with the chat template.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::ChatTooLong`].
+    /// [`Error::NoChatTemplate`], [`Error::ChatTemplate`], [`Error::BrokenTemplate`], [`Error::ChatTooLong`].
     pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
         self.render_with(messages, &ChatOptions::default())
     }
@@ -204,6 +202,18 @@ fn optional(path: &Path) -> Result<Option<String>, Error> {
             error,
         }),
     }
+}
+
+/// What a file that may be missing has.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
+    let Some(text) = optional(path)? else {
+        return Ok(None);
+    };
+    let read = serde_json::from_str(&text).map_err(|error| Error::Malformed {
+        path: path.to_owned(),
+        reason: damaged(&error),
+    });
+    read.map(Some)
 }
 
 fn tokenizer_error(error: tokenizers::Error) -> Error {

@@ -29,6 +29,30 @@ fn read(family: &str, settings: Value, adds: Option<&str>) -> Result<Text, Error
     Text::read(copy.path())
 }
 
+/// Older models have them only there.
+#[test]
+fn special_tokens_may_have_a_file_of_their_own() {
+    let map = json!({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}});
+    let read = |settings: Value| {
+        let (_folder, text) = common::with_template("{{ bos_token }}{{ eos_token }}", |to| {
+            let write = |name: &str, value: &Value| {
+                fs::write(to.join(name), value.to_string()).expect("writable");
+            };
+            write("special_tokens_map.json", &map);
+            write("tokenizer_config.json", &settings);
+        });
+        let rendered = text.render(&[]).expect("a sound template");
+        (rendered, text.end())
+    };
+    let (rendered, end) = read(json!({}));
+    assert_eq!(rendered, "<|im_start|><|im_end|>");
+    assert!(end.is_some());
+    // The other file's count.
+    let (rendered, other) = read(json!({"eos_token": "<|endoftext|>"}));
+    assert_eq!(rendered, "<|im_start|><|endoftext|>");
+    assert!(other.is_some() && other != end);
+}
+
 /// `DeepSeek-R1-Distill-Qwen`, for one, has `add_bos_token`, and a `tokenizer.json` that adds nothing.
 #[test]
 fn tokens_around_a_text_are_those_of_the_settings() {

@@ -10,6 +10,7 @@ mod modules;
 mod mutate;
 mod package;
 mod process;
+mod programs;
 mod ptx_code;
 #[path = "../../kernels-bin/src/registers.rs"]
 mod registers;

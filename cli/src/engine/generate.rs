@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use tandem_engine::{
-    ChatOptions, Event, Finish, Generation, LogitRules, Message, Text, TextStream,
+    ChatOptions, Error, Event, Finish, Generation, LogitRules, Message, Text, TextStream,
 };
 
 use super::{ModelArgs, SamplingArgs, warn_of_no_end};
@@ -69,10 +69,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         warn_of_no_end(&architecture);
     }
     let count = prompt.len();
-    let cache = text_tokens(count, args.max_new_tokens, architecture.positions);
-    let mut engine = args
-        .model
-        .engine(architecture, 1, 1, u32::MAX, Some(cache))?;
+    let cache = text_tokens(count, args.max_new_tokens, architecture.positions)?;
+    let backend = args.model.backend(architecture, 1, Some(cache))?;
+    let mut engine = args.model.engine(backend, 1, 1, u32::MAX)?;
     engine.submit(Generation {
         prompt,
         max_new_tokens: args.max_new_tokens,
@@ -95,6 +94,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;
         bar.inc(u64::from(step.tokens));
+        engine
+            .warnings()
+            .iter()
+            .for_each(|what| eprintln!("{what}"));
         for event in events {
             match event {
                 Event::Started { .. } => {}
@@ -126,10 +129,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tokens of the prompt and the text behind it. Those beyond the model's positions need no cache: the engine refuses them.
-fn text_tokens(prompt: usize, new: u32, positions: u32) -> u32 {
-    let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
-    prompt.saturating_add(new).min(positions)
+/// Tokens of the prompt and the text behind it. More than the model's positions are refused, as by the engine, but before it is
+/// loaded.
+fn text_tokens(prompt: usize, new: u32, positions: u32) -> Result<u32, Error> {
+    let (got, limit) = (prompt as u64 + u64::from(new), positions);
+    let fits = u32::try_from(got).ok().filter(|&tokens| tokens <= limit);
+    fits.ok_or(Error::TooLong { got, limit })
 }
 
 fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
@@ -191,8 +196,12 @@ mod tests {
 
     #[test]
     fn caches_are_as_large_as_the_text() {
-        assert_eq!(text_tokens(5, 128, 40_960), 133);
-        assert_eq!(text_tokens(5, u32::MAX, 40_960), 40_960);
-        assert_eq!(text_tokens(usize::MAX, 1, 40_960), 40_960);
+        let most = 40_960;
+        let tokens = |prompt, new| text_tokens(prompt, new, most).ok();
+        assert_eq!(tokens(5, 128), Some(133));
+        assert_eq!(tokens(5, most - 5), Some(most));
+        for (prompt, new) in [(5, most - 4), (5, u32::MAX), (1 << 40, 1)] {
+            assert_eq!(tokens(prompt, new), None);
+        }
     }
 }

@@ -106,16 +106,14 @@ impl ModelArgs {
         Ok(file.sampling)
     }
 
-    /// Loads the model for so many requests in a step, so many that wait, and so many tokens of a request. `cache` is the capacity
-    /// of the caches if the flag gives none. Shows the progress by layers.
-    fn engine(
+    /// Loads the model for so many requests in a step, and caches of `cache` tokens if the flag gives none. Shows the progress by
+    /// layers.
+    fn backend(
         &self,
         architecture: Architecture,
         batch: u32,
-        waiting: usize,
-        request_tokens: u32,
         cache: Option<u32>,
-    ) -> Result<Engine, Failure> {
+    ) -> Result<Box<dyn Backend>, Failure> {
         let weights = match self.random_weights {
             true => Weights::random(1),
             false => Weights::open(&self.model)?,
@@ -127,7 +125,17 @@ impl ModelArgs {
             step_tokens: self.budget,
             step_requests: batch,
         };
-        let backend = room.backend(self.place.gpu_of(self.gpu)?, architecture, &weights);
+        room.backend(self.place.gpu_of(self.gpu)?, architecture, &weights)
+    }
+
+    /// An engine for so many requests in a step, so many that wait, and so many tokens of a request.
+    fn engine(
+        &self,
+        backend: Box<dyn Backend>,
+        batch: u32,
+        waiting: usize,
+        request_tokens: u32,
+    ) -> Result<Engine, Failure> {
         let limits = Limits {
             step_tokens: self.budget,
             step_requests: batch,
@@ -136,7 +144,7 @@ impl ModelArgs {
             request_tokens,
             ..Limits::default()
         };
-        Ok(Engine::new(backend?, limits)?)
+        Ok(Engine::new(backend, limits)?)
     }
 }
 

@@ -275,7 +275,10 @@ fn serve(
 ) -> Result<(Box<dyn Backend>, Replay), Failure> {
     let choices = Name::of(name)?;
     backend.plan_with(planning(&choices))?;
-    warm_up(&mut *backend)?;
+    // Only devices load kernels and capture graphs.
+    if backend.is_asynchronous() {
+        warm_up(&mut *backend)?;
+    }
     let policy = args.policy(&choices, &priced(&choices, cost), trace)?;
     let ahead = args.ahead(&*backend);
     let engine = Engine::with_policy(backend, args.limits(&choices, trace), policy)?;
@@ -283,6 +286,9 @@ fn serve(
     let progress = &mut |left| bar.set_position(left as u64);
     let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
     name.clone_into(&mut replayed.report.policy);
+    for what in engine.warnings() {
+        bar.suspend(|| eprintln!("{what}"));
+    }
     Ok((engine.into_backend()?, replayed))
 }
 

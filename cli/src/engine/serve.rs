@@ -4,11 +4,12 @@ use std::{
     env::{self, VarError},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tandem_engine::{
-    Text,
+    Backend, Message, Text,
+    calibrate::warm_up,
     serve::{self, ApiKey, ServeError, ServeOptions},
 };
 
@@ -65,6 +66,9 @@ pub struct Args {
     /// Seconds in which a client must send the head of a request, and its body
     #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::RECEIVE_SECONDS, value_parser = at_least_1)]
     receive_timeout: u32,
+    /// Seconds for which a connection stays open after an answer, for another request
+    #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::IDLE_SECONDS, value_parser = at_least_1)]
+    idle_timeout: u32,
     /// Seconds for which a client may accept no data of its answer; then its connection is closed and its request
     /// cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = ServeOptions::SEND_SECONDS, value_parser = at_least_1)]
@@ -123,6 +127,34 @@ fn api_key(file: Option<&PathBuf>) -> Result<Option<ApiKey>, Failure> {
     }
 }
 
+/// Says that chats will fail, if not even a short one can be written.
+fn warn_of_template(text: &Text) {
+    let message = Message {
+        role: "user".to_owned(),
+        content: "Hello".to_owned(),
+    };
+    if !text.has_chat_template() {
+        eprintln!("the model has no chat template: chats are refused, and completions are served");
+    } else if let Err(error) = text.render(&[message]) {
+        let error = visible(&error.to_string(), false);
+        eprintln!("a chat of one message cannot be written, so that others may fail, too: {error}");
+    }
+}
+
+/// Runs the steps in which a device loads kernels, chooses algorithms and captures graphs, before the first request.
+fn prepare(backend: &mut dyn Backend) -> Result<(), Failure> {
+    if !backend.is_asynchronous() {
+        return Ok(());
+    }
+    let begin = Instant::now();
+    warm_up(backend)?;
+    let warnings = backend.warnings();
+    warnings.iter().for_each(|what| eprintln!("{what}"));
+    let seconds = begin.elapsed().as_secs_f64();
+    eprintln!("kernels and graphs of usual steps are ready after {seconds:.1} s");
+    Ok(())
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "give an IP address and a port, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this machine"
@@ -139,15 +171,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
     let sampling = args.model.usual_sampling()?;
     let api_key = api_key(args.api_key_file.as_ref())?;
+    let bound = serve::bind(args.listen)?;
     let architecture = args.model.architecture(&text)?;
     warn_of_no_end(&architecture);
-    let engine = args.model.engine(
-        architecture,
-        args.batch,
-        args.waiting as usize,
-        args.request_tokens.unwrap_or(u32::MAX),
-        None,
-    )?;
+    warn_of_template(&text);
+    let mut backend = args.model.backend(architecture, args.batch, None)?;
+    prepare(&mut *backend)?;
+    let (batch, waiting) = (args.batch, args.waiting as usize);
+    let request_tokens = args.request_tokens.unwrap_or(u32::MAX);
+    let engine = args.model.engine(backend, batch, waiting, request_tokens)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model
@@ -165,8 +197,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     options.body_bytes = args.body_bytes as usize;
     options.connections = args.connections as usize;
     options.receive = Duration::from_secs(args.receive_timeout.into());
+    options.idle = Duration::from_secs(args.idle_timeout.into());
     options.hosts.clone_from(&args.allow_host);
     options.api_key = api_key;
+    options.warn = |what| eprintln!("{what}");
     options.sampling = sampling;
     options.send = Duration::from_secs(args.send_timeout.into());
     options.grace = Duration::from_secs(args.grace.into());
@@ -177,16 +211,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let _ = stop.send(());
     });
     let ready = |address| print(&format!("{name} on {device}, at http://{address}/v1\n"));
-    serve::run(
-        args.listen,
-        engine,
-        text,
-        options,
-        // If the sender is dropped, nothing asks to stop.
-        async { stopped.await.unwrap_or(()) },
-        ready,
-    )
-    .map_err(Failure::from)
+    // If the sender is dropped, nothing asks to stop.
+    let stopped = async { stopped.await.unwrap_or(()) };
+    Ok(bound.run(engine, text, options, stopped, ready)?)
 }
 
 impl From<ServeError> for Failure {

@@ -27,7 +27,7 @@ use pools::{Pages, Pool};
 pub struct CpuOptions {
     /// Capacity of the KV cache in tokens.
     pub cache_tokens: u32,
-    /// Tokens in a page, at most 128.
+    /// Tokens in a page, at most 4096.
     pub page_size: u32,
     /// How keys and values are stored.
     pub cache_type: CacheType,

@@ -53,7 +53,7 @@ pub struct GpuOptions {
     /// buffers are loaded, less what rules of logits may need, but no more than the requests of a step can use.
     /// [`Backend::pages`] says what that is.
     pub cache_tokens: Option<u32>,
-    /// Tokens in a page, at most 128.
+    /// Tokens in a page, at most 4096.
     pub page_size: u32,
     /// How keys and values are stored. On Hopper, 8-bit caches need heads of 64, 128 or 256. For prompt chunks, their keys are converted to 16 bits in a workspace of up to 1 GiB (with 8 KV heads of
     /// 128) for each kind of attention.
@@ -124,10 +124,10 @@ impl GpuBackend {
             pools::check(&gpu.device(), &kind.spec, options.cache_type)?;
         }
         let blas = Blas::new(&gpu)?;
-        // Loading takes minutes, so what does not fit is refused before.
-        capacity::check(a, &options, capacity::memory(&gpu)?)?;
         let planning = PlanOptions::default();
         let kinds = kinds(&gpu, a, &options, planning)?;
+        // Loading takes minutes, so what does not fit beside the workspaces is refused before.
+        capacity::check(a, &options, capacity::memory(&gpu)?)?;
         let mut store = OnDevice::new(&gpu, weights);
         let model = Model::load(a, weights, &mut store, progress)?;
         let buffers = Buffers::new(&gpu, a, &options)?;
@@ -344,7 +344,7 @@ impl Backend for GpuBackend {
         if self.slots.under_way() > 0 {
             return Err(Error::TooManySteps);
         }
-        // Graphs contain addresses of the workspaces.
+        // Graphs contain addresses of the workspaces. They are captured again, and those that failed may fail again.
         (self.graphs, self.undrawn) = (Graphs::default(), Graphs::default());
         let (parts, present) = (&mut self.kinds, &mut self.planning);
         replan(parts, present, options, |options| {
@@ -358,6 +358,12 @@ impl Backend for GpuBackend {
 
     fn take_apart(&mut self, on: bool) {
         self.apart = on;
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        let mut warnings = self.graphs.failures();
+        warnings.append(&mut self.undrawn.failures());
+        warnings
     }
 }
 

@@ -86,7 +86,6 @@ impl Choice {
         let next = match piece {
             Some(Piece::Token(token, log_probs)) => {
                 self.generated += 1;
-                self.taken.token();
                 let scored = log_probs.map(|log_probs| self.assembly.scored(token, &log_probs));
                 match scored.transpose() {
                     Ok(scored) => scored.iter().for_each(|scored| self.scored.push(scored)),
@@ -158,14 +157,15 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    pub(super) fn new(kind: Kind, index: u64, model: &str, log_probs: bool) -> Self {
+    /// `id` is that of the answer, without the prefix of its kind.
+    pub(super) fn new(kind: Kind, id: &str, model: &str, log_probs: bool) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
         };
         Self {
             kind,
-            id: format!("{prefix}-{index}"),
+            id: format!("{prefix}-{id}"),
             model: model.to_owned(),
             created: seconds(),
             log_probs,

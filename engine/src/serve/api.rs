@@ -141,9 +141,10 @@ impl Parameters {
         Ok(())
     }
 
-    /// What the engine is asked for the choice of that index. A request that breaks a limit is refused, not cut.
-    pub(super) fn generation(&self, choice: usize, prompt: Vec<u32>, most: &Most) -> Generation {
-        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    /// What the engine is asked for the choice of that index, but for its prompt of so many tokens. A request that breaks a limit is
+    /// refused, not cut.
+    pub(super) fn generation(&self, choice: usize, prompt: usize, most: &Most) -> Generation {
+        let prompt_tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         let mut usual = most.usual;
         // Who says how a token is drawn wants one drawn.
         if self.draws && usual.temperature == Some(0.0) {
@@ -163,7 +164,7 @@ impl Parameters {
             ignore_ends: self.ignore_ends,
             min_new_tokens: self.min_tokens,
             stop_tokens: self.stop_tokens.clone(),
-            ..Generation::greedy(prompt, 0)
+            ..Generation::greedy(Vec::new(), 0)
         }
     }
 }
@@ -182,6 +183,8 @@ pub(super) struct Most {
     pub answer_tokens: u32,
 }
 
+/// Choices of a prompt, as in OpenAI's interface.
+const MOST_N: u32 = 128;
 /// As in OpenAI's interface.
 const MOST_STOPS: usize = 4;
 /// Each piece of a text is compared with all of them.
@@ -298,7 +301,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         frequency_penalty: fields.number("frequency_penalty")?,
         repetition_penalty: fields.number("repetition_penalty")?,
     };
-    let seed = fields.take("seed", "give a whole number of 64 bits", fields::integer)?;
+    let seed = fields.take("seed", "give a whole number of 64 bits", fields::bits)?;
     let ids = format!("give a list of up to {MOST_STOP_TOKENS} token ids");
     // Some models mark their calls with special tokens, and the client reads the calls in the text.
     let has_tools =
@@ -307,7 +310,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     let special_tokens = skips.map_or_else(|| prompts.iter().any(has_tools), |skips| !skips);
     let parameters = Parameters {
         kind,
-        choices: fields.count("n")?.unwrap_or(1),
+        choices: choices(&mut fields)?,
         max_tokens,
         min_tokens: fields
             .take("min_tokens", "give a number of tokens", fields::whole)?
@@ -320,7 +323,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         sampling,
         bias: logits::biases(&mut fields)?,
         log_probs: logits::log_probs(kind, &mut fields)?,
-        seed: seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
+        seed: seed.unwrap_or_else(|| fastrand::u64(..)),
         stop: fields
             .take("stop", &stop, stops)?
             .unwrap_or_default()
@@ -334,6 +337,13 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
         prompts,
         parameters,
     })
+}
+
+/// Number of choices for each prompt.
+fn choices(fields: &mut Fields) -> Result<u32, Refusal> {
+    let rule = format!("give a whole number from 1 to {MOST_N}");
+    let read = |value: &Value| fields::whole(value).filter(|n| (1..=MOST_N).contains(n));
+    Ok(fields.take("n", &rule, read)?.unwrap_or(1))
 }
 
 /// The maximum number of tokens, by its new name or its old one.

@@ -2,26 +2,25 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, oneshot},
     task::JoinSet,
-    time::Instant,
 };
 
 use super::{
     ServeError,
     handlers::{self, Server},
-    patience::Patience,
+    heads::Heads,
+    patience::{Patience, after, left},
 };
 
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
 /// answered.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
+/// How long a connection is kept whose client sends no more: other clients than those that have gone wait for an answer.
+const ALMOST_READY: Duration = Duration::from_millis(500);
 /// How long clients may take to read why the engine failed.
 const FAILURE_GRACE: Duration = Duration::from_secs(2);
 
@@ -36,7 +35,9 @@ pub(super) async fn accept(
     let service = TowerToHyperService::new(handlers::router(server));
     let options = &server.options;
     let (receive, send, grace) = (options.receive, options.send, options.grace);
-    let permits = Arc::new(Semaphore::new(options.connections));
+    let permits = Arc::new(Semaphore::new(
+        options.connections.min(Semaphore::MAX_PERMITS),
+    ));
     // Connections accepted before the stop, and those accepted after it, whose requests get 503.
     let (mut open, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::pin!(shutdown);
@@ -61,13 +62,13 @@ pub(super) async fn accept(
             Some(_) = late.join_next(), if !late.is_empty() => continue,
             () = &mut shutdown, if !stopping => {
                 server.stopping.send_replace(true);
-                end.as_mut().reset(Instant::now() + grace);
+                end.as_mut().reset(after(grace));
                 continue;
             }
             Ok(error) = &mut failure, if failed.is_none() => {
                 failed = Some(error);
                 server.stopping.send_replace(true);
-                end.as_mut().reset(Instant::now() + grace.min(FAILURE_GRACE));
+                end.as_mut().reset(after(grace.min(FAILURE_GRACE)));
                 continue;
             }
             () = &mut end, if stopping => break,
@@ -79,33 +80,42 @@ pub(super) async fn accept(
         };
         let _ = stream.set_nodelay(true);
         let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(receive)
+        let reads = Arc::default();
+        http.timer(Heads::new(Arc::clone(&reads), receive, options.idle))
+            // The timer knows the limits.
+            .header_read_timeout(Duration::ZERO)
             .keep_alive(!stopping)
             .max_buf_size(64 << 10);
-        let connection =
-            http.serve_connection(TokioIo::new(Patience::new(stream, send)), service.clone());
+        let stream = Patience::new(stream, send, reads);
+        let incoming = stream.incoming();
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let mut stops = server.stopping.subscribe();
         let connections = if stopping { &mut late } else { &mut open };
         connections.spawn(async move {
-            tokio::pin!(connection);
-            // A client that goes away is not an error of the server.
-            let mut ended = false;
-            if !stopping {
-                let stopped = async { drop(stops.wait_for(|stopping| *stopping).await) };
-                tokio::select! {
-                    _ = &mut connection => ended = true,
-                    () = stopped => {
-                        ended = tokio::time::timeout(ON_ITS_WAY, &mut connection).await.is_ok();
-                        // This closes a connection whose client has sent nothing.
-                        if !ended {
-                            connection.as_mut().graceful_shutdown();
+            let served = async {
+                tokio::pin!(connection);
+                // A client that goes away is not an error of the server.
+                let mut ended = false;
+                if !stopping {
+                    let stopped = async { drop(stops.wait_for(|stopping| *stopping).await) };
+                    tokio::select! {
+                        _ = &mut connection => ended = true,
+                        () = stopped => {
+                            ended = tokio::time::timeout(ON_ITS_WAY, &mut connection).await.is_ok();
+                            // This closes a connection whose client has sent nothing.
+                            if !ended {
+                                connection.as_mut().graceful_shutdown();
+                            }
                         }
                     }
                 }
-            }
-            if !ended {
-                let _ = connection.await;
+                if !ended {
+                    let _ = connection.await;
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                () = left(&incoming, ALMOST_READY) => {}
             }
             drop(permit);
         });

@@ -117,23 +117,23 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 /// Fields that do not affect the text.
-const BESIDE_THE_TEXT: [&str; 6] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "safety_identifier",
-];
+const BESIDE_THE_TEXT: [&str; 4] = ["user", "metadata", "prompt_cache_key", "safety_identifier"];
 
 /// The values without effect of a request's field that is not read.
 pub(super) fn idle(kind: Kind, name: &str) -> Idle {
     let value = match name {
         "best_of" | "length_penalty" => json!(1),
         "top_logprobs" => json!(0),
-        "echo" | "use_beam_search" | "include_stop_str_in_output" | "continue_final_message" => {
+        "echo"
+        | "use_beam_search"
+        | "include_stop_str_in_output"
+        | "continue_final_message"
+        // Nothing is stored.
+        | "store" => {
             json!(false)
         }
+        // There is one.
+        "service_tier" => return Idle::Values(vec![json!("auto"), json!("default")]),
         "add_generation_prompt" => json!(true),
         // The template of a chat writes them; those of a completion are added.
         "add_special_tokens" => json!(kind == Kind::Completion),
@@ -166,6 +166,12 @@ pub(super) fn integer(value: &Value) -> Option<i64> {
         fits.then_some(number as i64)
     };
     value.as_i64().or_else(number)
+}
+
+/// A whole number of 64 bits, with or without a sign.
+pub(super) fn bits(value: &Value) -> Option<u64> {
+    let signed = || integer(value).map(i64::cast_unsigned);
+    value.as_u64().or_else(signed)
 }
 
 /// A whole number that is not negative.

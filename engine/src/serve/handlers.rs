@@ -13,22 +13,20 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use tokio::{
-    net::TcpListener,
-    sync::{oneshot, watch},
-};
+use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     ServeError, ServeOptions, access, answer,
     answer::{Answer, Choice, Labels},
     api::{self, Kind, Most},
     assembly::Assembly,
+    clients::Wanted,
     lanes::Lanes,
     metrics::Metrics,
     places::Places,
-    receive,
+    receive::{self, Bodies},
     refusal::{Refusal, respond},
-    runner::Runner,
+    runner::{Runner, Running},
 };
 use crate::{Engine, Text, TextStream};
 
@@ -41,10 +39,13 @@ pub(super) struct Server {
     text: Arc<Text>,
     pub options: ServeOptions,
     metrics: Arc<Metrics>,
+    bodies: Bodies,
     places: Places,
     lanes: Lanes,
     most: Most,
     answers: AtomicU64,
+    /// Begins the ids of its answers, so that no other start of a server has the same.
+    ids: u64,
     /// Whether the server begins to stop.
     pub stopping: watch::Sender<bool>,
     /// When it started, in seconds since 1970.
@@ -54,13 +55,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts the engine. The receiver gets the reason if it fails.
+    /// Starts the engine.
     pub(super) fn start(
         listener: &TcpListener,
         engine: Engine,
         text: Text,
         options: ServeOptions,
-    ) -> (Arc<Self>, oneshot::Receiver<ServeError>) {
+    ) -> Result<(Arc<Self>, Running), ServeError> {
         let metrics = Arc::new(Metrics::new(engine.cache_type()));
         let composer = engine.composer();
         let (places, pool) = (Places::new(composer.limits()), composer.pool());
@@ -74,21 +75,23 @@ impl Server {
             answer_tokens: options.answer_tokens.unwrap_or(usual),
         };
         let address = listener.local_addr();
-        let (runner, failure) = Runner::start(engine, Arc::clone(&metrics));
+        let (runner, running) = Runner::start(engine, Arc::clone(&metrics), options.warn)?;
         let server = Self {
             runner,
             text: Arc::new(text),
+            bodies: Bodies::new(options.body_bytes),
             options,
             metrics,
             lanes: Lanes::new(places.all()),
             places,
             most,
             answers: AtomicU64::new(0),
+            ids: fastrand::u64(..),
             stopping: watch::Sender::new(false),
             started: answer::seconds(),
             loopback: address.is_ok_and(|address| address.ip().is_loopback()),
         };
-        (Arc::new(server), failure)
+        Ok((Arc::new(server), running))
     }
 
     /// The model in OpenAI's format.
@@ -118,10 +121,10 @@ pub(super) fn router(server: &Arc<Server>) -> Router {
         .route("/v1/models/{*name}", get(model))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .method_not_allowed_fallback(|request: Request| {
-            nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
+        .method_not_allowed_fallback(|state, request| {
+            nowhere(state, StatusCode::METHOD_NOT_ALLOWED, request)
         })
-        .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
+        .fallback(|state, request| nowhere(state, StatusCode::NOT_FOUND, request))
         .layer(from_fn_with_state(Arc::clone(server), allowed))
         .with_state(Arc::clone(server))
 }
@@ -136,13 +139,17 @@ async fn allowed(State(server): State<Arc<Server>>, request: Request, next: Next
 }
 
 /// Answers requests for an unknown path or method.
-async fn nowhere(status: StatusCode, request: Request) -> Response {
+async fn nowhere(
+    State(server): State<Arc<Server>>,
+    status: StatusCode,
+    request: Request,
+) -> Response {
     let (method, path) = (request.method(), request.uri().path());
     let message = format!(
         "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, GET /health \
          and GET /metrics"
     );
-    Refusal::new(status, message).into_response()
+    server.refused(Refusal::new(status, message))
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Response {
@@ -153,7 +160,7 @@ async fn models(State(server): State<Arc<Server>>) -> Response {
 async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Response {
     match name == server.options.name {
         true => respond(StatusCode::OK, &server.model()),
-        false => Refusal::no_model(&name, &server.options.name).into_response(),
+        false => server.refused(Refusal::no_model(&name, &server.options.name)),
     }
 }
 
@@ -173,11 +180,29 @@ async fn metrics(State(server): State<Arc<Server>>) -> Response {
 
 /// Answers a request with a text or an error.
 async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request) -> Response {
-    let begun = begin(&server, kind, request).await;
+    let mut arriving = Arriving(Some(&server.metrics));
+    let begun = begin(&server, kind, request, &mut arriving).await;
+    arriving.0 = None;
     begun.unwrap_or_else(|refusal| server.refused(refusal))
 }
 
-async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
+/// Counts a request whose client goes away meanwhile.
+struct Arriving<'a>(Option<&'a Metrics>);
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.left();
+        }
+    }
+}
+
+async fn begin(
+    server: &Arc<Server>,
+    kind: Kind,
+    request: Request,
+    arriving: &mut Arriving<'_>,
+) -> Result<Response, Refusal> {
     if let Some(why) = server.runner.failure() {
         return Err(Refusal::failed(why));
     }
@@ -190,22 +215,24 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let options = &server.options;
     let (head, body) = request.into_parts();
     receive::json_only(&head.headers)?;
-    // A slow client takes no place. The body is received first also because its client reads no answer before it is sent.
-    let body = receive::whole(body, options).await?;
+    // A slow client takes no place.
+    let room = server.places.check();
+    let body = receive::whole(body, options, &server.bodies, room).await?;
     let begun = std::time::Instant::now();
     let mut place = server.places.take()?;
-    let (at, bytes) = (Arc::clone(server), body.len());
-    let parse = move || api::parse(kind, &body, &at.options.name);
+    let (at, bytes) = (Arc::clone(server), body.bytes.len());
+    let parse = move || api::parse(kind, &body.bytes, &at.options.name);
     let asked = server.lanes.parse(bytes, parse).await??;
     server.places.extend(&mut place, asked.choices())?;
     // Tokenizing a long prompt takes a while; other requests must not wait for it.
     let prompts = server.lanes.tokenize(&server.text, asked.prompts).await?;
+    let prompts: Vec<Arc<[u32]>> = prompts.into_iter().map(Arc::from).collect();
     let parameters = asked.parameters;
     for prompt in &prompts {
         parameters.check(prompt.len(), &server.most)?;
     }
     let each = parameters.choices as usize;
-    let (mut generations, mut assemblies) = (Vec::new(), Vec::new());
+    let (mut choices, mut assemblies) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         let stream = match kind {
             Kind::Completion => TextStream::after(&server.text, prompt)?,
@@ -219,21 +246,26 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
             let (text, stops) = (Arc::clone(&server.text), Arc::clone(&parameters.stop));
             let stream = stream.clone();
             assemblies.push(Assembly::new(text, stream, stops, parameters.min_tokens));
-            let choice = generations.len();
-            let generation = parameters.generation(choice, prompt.clone(), &server.most);
+            let wanted = Wanted {
+                prompt: Arc::clone(prompt),
+                beside: parameters.generation(choices.len(), prompt.len(), &server.most),
+            };
             let place = place.split(1).expect("there is one for each choice");
-            generations.push((generation, place));
+            choices.push((wanted, place));
         }
     }
-    let taken = server.runner.submit(generations, begun).await?;
+    // From here on the engine's thread counts it.
+    arriving.0 = None;
+    let taken = server.runner.submit(choices, begun).await?;
     let choices = taken.into_iter().zip(assemblies);
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
+    let id = format!("{:016x}-{index}", server.ids);
     let answer = Answer {
         choices: choices
             .map(|(taken, text)| Choice::new(taken, text, kind))
             .collect(),
-        labels: Labels::new(kind, index, &options.name, parameters.log_probs.is_some()),
-        prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        labels: Labels::new(kind, &id, &options.name, parameters.log_probs.is_some()),
+        prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         each,
         turn: 0,
     };

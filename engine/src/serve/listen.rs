@@ -10,7 +10,8 @@ const SEND_BUFFER: u32 = 64 << 10;
 /// Connections that may wait to be accepted: tokio's default.
 const BACKLOG: u32 = 1024;
 
-pub(super) fn on(address: SocketAddr) -> io::Result<TcpListener> {
+/// Takes an address, on which [`listen`] then listens. It fails if another program does.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -20,5 +21,9 @@ pub(super) fn on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(address)?;
+    Ok(socket)
+}
+
+pub(super) fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -23,6 +23,7 @@ pub(super) struct Metrics {
     failed: AtomicU64,
     refused_busy: AtomicU64,
     refused: AtomicU64,
+    left: AtomicU64,
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     steps: AtomicU64,
@@ -41,22 +42,41 @@ pub(super) struct Metrics {
     whole: Histogram,
 }
 
+/// The time from a request to the end of its answer, which is added once: when the engine has drawn its last token, or when a stop
+/// text is found before. Its client may read the answer much later.
+#[derive(Debug)]
+pub(super) struct Whole {
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    is_added: AtomicBool,
+}
+
+impl Whole {
+    pub(super) fn new(metrics: &Arc<Metrics>, begun: Instant) -> Self {
+        Self {
+            metrics: Arc::clone(metrics),
+            begun,
+            is_added: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn ends(&self) {
+        if !self.is_added.swap(true, Relaxed) {
+            self.metrics.whole.add(self.begun.elapsed());
+        }
+    }
+}
+
 /// The counts of a request that the engine accepted. Dropping it before its end counts it as cancelled.
 #[derive(Debug)]
 pub(super) struct Counted {
-    metrics: Arc<Metrics>,
-    begun: Instant,
+    whole: Arc<Whole>,
     ended: bool,
 }
 
 impl Counted {
-    /// Counts one more token of its answer.
-    pub(super) fn token(&self) {
-        self.metrics.generated_tokens.fetch_add(1, Relaxed);
-    }
-
     pub(super) fn completed(&mut self) {
-        self.metrics.whole.add(self.begun.elapsed());
+        self.whole.ends();
         self.end(|metrics| &metrics.completed);
     }
 
@@ -66,7 +86,7 @@ impl Counted {
 
     fn end(&mut self, counter: impl FnOnce(&Metrics) -> &AtomicU64) {
         if !std::mem::replace(&mut self.ended, true) {
-            counter(&self.metrics).fetch_add(1, Relaxed);
+            counter(&self.whole.metrics).fetch_add(1, Relaxed);
         }
     }
 }
@@ -119,14 +139,11 @@ impl Metrics {
         }
     }
 
-    pub(super) fn submitted(self: &Arc<Self>, prompt: usize, begun: Instant) -> Counted {
+    pub(super) fn submitted(&self, prompt: usize, whole: Arc<Whole>) -> Counted {
         self.submitted.fetch_add(1, Relaxed);
         self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
-        Counted {
-            metrics: Arc::clone(self),
-            begun,
-            ended: false,
-        }
+        let ended = false;
+        Counted { whole, ended }
     }
 
     pub(super) fn started(&self, time: Duration) {
@@ -136,6 +153,11 @@ impl Metrics {
     pub(super) fn step(&self, step: &StepReport) {
         self.step_requests.fetch_add(step.requests.into(), Relaxed);
         self.preemptions.fetch_add(step.preempted.into(), Relaxed);
+    }
+
+    /// Counts a token of an answer.
+    pub(super) fn token(&self) {
+        self.generated_tokens.fetch_add(1, Relaxed);
     }
 
     pub(super) fn first_token(&self, time: Duration) {
@@ -155,6 +177,11 @@ impl Metrics {
             _ => &self.refused,
         };
         counter.fetch_add(1, Relaxed);
+    }
+
+    /// A client has gone before the engine took its request.
+    pub(super) fn left(&self) {
+        self.left.fetch_add(1, Relaxed);
     }
 
     /// Updates the values that the engine itself knows, after each step.
@@ -229,6 +256,11 @@ impl Metrics {
                 &self.refused,
             ),
             (
+                "tandem_requests_left_total",
+                "Requests for a text whose client had gone before the engine took them.",
+                &self.left,
+            ),
+            (
                 "tandem_prompt_tokens_total",
                 "Tokens of prompts, once for each choice.",
                 &self.prompt_tokens,
@@ -245,7 +277,7 @@ impl Metrics {
             ),
             (
                 "tandem_generated_tokens_total",
-                "Tokens of answers, as their usage says.",
+                "Tokens drawn for answers, those behind a stop text included.",
                 &self.generated_tokens,
             ),
             ("tandem_steps_total", "Steps of the engine.", &self.steps),
@@ -331,7 +363,7 @@ impl Metrics {
             (
                 &self.whole,
                 "tandem_request_seconds",
-                "Time from a request to the end of its answer.",
+                "Time from a request to the end of its answer, whether or not its client has read it.",
             ),
         ] {
             histogram.write(f, name, help)?;

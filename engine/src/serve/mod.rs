@@ -21,6 +21,7 @@ mod clients;
 mod connections;
 mod fields;
 mod handlers;
+mod heads;
 mod json;
 mod lanes;
 mod listen;
@@ -33,9 +34,9 @@ mod receive;
 mod refusal;
 mod runner;
 
-use std::{future::Future, io, net::SocketAddr};
+use std::{future::Future, io, net::SocketAddr, time::Duration};
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::{Engine, Error, Text};
 pub use options::{ApiKey, ServeOptions};
@@ -63,11 +64,60 @@ pub enum ServeError {
     Panic(String),
 }
 
-/// Serves on an address until `shutdown`; then as [`serve`] does. It has its own runtime. `ready` receives the address; for
-/// port 0 it has the port that the system chose.
+/// An address that a server is going to listen on. Until it [runs](Self::run), connections are refused.
+#[derive(Debug)]
+pub struct Bound {
+    socket: TcpSocket,
+    address: SocketAddr,
+}
+
+/// Takes an address for a server, before a model is loaded for minutes.
 ///
 /// # Errors
-/// [`ServeError::Runtime`], [`ServeError::Listen`]; those of [`serve`].
+/// [`ServeError::Listen`], also if another program listens on it.
+pub fn bind(address: SocketAddr) -> Result<Bound, ServeError> {
+    match listen::bind(address) {
+        Ok(socket) => Ok(Bound { socket, address }),
+        Err(error) => Err(ServeError::Listen { address, error }),
+    }
+}
+
+impl Bound {
+    /// Serves until `shutdown`; then as [`serve`] does. It has its own runtime. `ready` receives the address; for port 0 it has the
+    /// port that the system chose.
+    ///
+    /// # Errors
+    /// [`ServeError::Runtime`], [`ServeError::Listen`]; those of [`serve`].
+    pub fn run(
+        self,
+        engine: Engine,
+        text: Text,
+        options: ServeOptions,
+        shutdown: impl Future<Output = ()>,
+        ready: impl FnOnce(SocketAddr),
+    ) -> Result<(), ServeError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(ServeError::Runtime)?;
+        let Self { socket, address } = self;
+        let served = runtime.block_on(async {
+            let listening = |error| ServeError::Listen { address, error };
+            let listener = listen::listen(socket).map_err(listening)?;
+            ready(listener.local_addr().map_err(listening)?);
+            serve(listener, engine, text, options, shutdown).await
+        });
+        // Prompts may still be tokenized: their clients are gone.
+        runtime.shutdown_background();
+        served
+    }
+}
+
+/// [Binds](bind) an address and [serves](Bound::run) on it.
+///
+/// # Errors
+/// Those of both.
 pub fn run(
     address: SocketAddr,
     engine: Engine,
@@ -76,27 +126,18 @@ pub fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(ServeError::Runtime)?;
-    let served = runtime.block_on(async {
-        let listening = |error| ServeError::Listen { address, error };
-        let listener = listen::on(address).map_err(listening)?;
-        ready(listener.local_addr().map_err(listening)?);
-        serve(listener, engine, text, options, shutdown).await
-    });
-    // Prompts may still be tokenized: their clients are gone.
-    runtime.shutdown_background();
-    served
+    bind(address)?.run(engine, text, options, shutdown, ready)
 }
 
-/// Serves on a listener until `shutdown`. After that, answers under way have the [grace period](ServeOptions::grace) to end.
+/// How long an engine may take to end behind the last answer.
+const ENGINE_ENDS: Duration = Duration::from_secs(5);
+
+/// Serves on a listener until `shutdown`. The first requests find a device that has not run a step, unless its backend was
+/// [warmed up](crate::calibrate::warm_up). After that, answers under way have the [grace period](ServeOptions::grace) to end.
 /// Until the last of them has ended, the server refuses new requests with 503 and says so in `/health`.
 ///
 /// # Errors
-/// [`ServeError::Engine`] and [`ServeError::Panic`], at once. All requests get the reason, and so does `/health`.
+/// [`ServeError::Runtime`]; [`ServeError::Engine`] and [`ServeError::Panic`], at once. All requests get the reason, and so does `/health`.
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -104,6 +145,10 @@ pub async fn serve(
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let (server, failure) = handlers::Server::start(&listener, engine, text, options);
-    connections::accept(listener, &server, shutdown, failure).await
+    let (server, running) = handlers::Server::start(&listener, engine, text, options)?;
+    let served = connections::accept(listener, &server, shutdown, running.failure).await;
+    drop(server);
+    // No request is left, and the step under way ends before the device's memory is freed.
+    let _ = tokio::time::timeout(ENGINE_ENDS, running.ended).await;
+    served
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, hint::black_box, time::Duration};
 
+#[cfg(doc)]
+use crate::Engine;
 use crate::SamplingOptions;
 
 /// Limits of a server, and who may use it.
@@ -18,6 +20,9 @@ pub struct ServeOptions {
     pub body_bytes: usize,
     /// Maximum time in which a client must send its request.
     pub receive: Duration,
+    /// How long a connection may have no request after an answer, before it is closed. It is longer than proxies keep connections
+    /// that they use again.
+    pub idle: Duration,
     /// How long a client may accept no byte that is sent to it. After that its connection is closed and its request
     /// cancelled.
     pub send: Duration,
@@ -33,6 +38,8 @@ pub struct ServeOptions {
     pub hosts: Vec<String>,
     /// The key that requests to `/v1` must bring; if none, all are taken.
     pub api_key: Option<ApiKey>,
+    /// Gets [what made steps slower](Engine::warnings): a line for a user. By default nobody does.
+    pub warn: fn(&str),
 }
 
 impl ServeOptions {
@@ -42,6 +49,8 @@ impl ServeOptions {
     pub const BODY_BYTES: u32 = 4 << 20;
     /// Default of [`receive`](Self::receive), in seconds.
     pub const RECEIVE_SECONDS: u32 = 30;
+    /// Default of [`idle`](Self::idle), in seconds.
+    pub const IDLE_SECONDS: u32 = 75;
     /// Default of [`send`](Self::send), in seconds.
     pub const SEND_SECONDS: u32 = 60;
     /// Default of [`grace`](Self::grace), in seconds.
@@ -57,12 +66,14 @@ impl ServeOptions {
             connections: Self::CONNECTIONS as usize,
             body_bytes: Self::BODY_BYTES as usize,
             receive: seconds(Self::RECEIVE_SECONDS),
+            idle: seconds(Self::IDLE_SECONDS),
             send: seconds(Self::SEND_SECONDS),
             grace: seconds(Self::GRACE_SECONDS),
             answer_tokens: None,
             keep_alive: Duration::from_secs(15),
             hosts: Vec::new(),
             api_key: None,
+            warn: |_| (),
         }
     }
 }

@@ -10,6 +10,9 @@ use super::refusal::Refusal;
 /// A place for each choice of a request, from its arrival until the engine has dropped it.
 pub(super) type Place = OwnedSemaphorePermit;
 
+/// Choices of a request, however many places there are: each costs memory before the engine has it.
+const MOST_CHOICES: usize = 1024;
+
 pub(super) struct Places {
     free: Arc<Semaphore>,
     all: usize,
@@ -42,6 +45,14 @@ impl Places {
         self.all - self.free.available_permits()
     }
 
+    /// Whether there is a place.
+    pub(super) fn check(&self) -> Result<(), Refusal> {
+        match self.free.available_permits() {
+            0 => Err(self.full()),
+            _ => Ok(()),
+        }
+    }
+
     /// A place for one choice.
     pub(super) fn take(&self) -> Result<Place, Refusal> {
         let place = Arc::clone(&self.free).try_acquire_owned();
@@ -50,9 +61,14 @@ impl Places {
 
     /// Extends a place for one choice to one for so many.
     pub(super) fn extend(&self, place: &mut Place, choices: usize) -> Result<(), Refusal> {
-        let more = match u32::try_from(choices) {
-            Ok(choices) if choices as usize <= self.all => choices.saturating_sub(1),
-            _ => {
+        if choices > MOST_CHOICES {
+            return Err(Refusal::wrong(format!(
+                "{choices} choices are asked for (n for each prompt), and a request has at most {MOST_CHOICES}: ask for fewer"
+            )));
+        }
+        let more = match choices <= self.all {
+            true => choices.saturating_sub(1) as u32,
+            false => {
                 let all = self.all;
                 return Err(Refusal::wrong(format!(
                     "{choices} choices are asked for (n for each prompt), and this server runs and queues {all} in all: ask for \

@@ -79,6 +79,8 @@ impl From<Error> for Refusal {
             Error::Attention(tandem_attn::Error::Step(StepError::Sampling { what, .. })) => {
                 Self::wrong(error.to_string()).in_field(what.trim_start_matches("the "))
             }
+            // The client cannot change it, and may send the same request to another server.
+            Error::BrokenTemplate { .. } => Self::failed(error.to_string()),
             Error::MinTokens { min, max } => Self::of(
                 "min_tokens",
                 format!(

@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     ServeError,
-    clients::{Client, Clients},
-    metrics::{Counted, Metrics},
+    clients::{Client, Clients, Wanted},
+    metrics::{Counted, Metrics, Whole},
     places::{Place, Places},
     refusal::Refusal,
 };
-use crate::{Engine, Error, Event, Finish, Generation, LogProbs};
+use crate::{Engine, Error, Event, Finish, LogProbs};
 
 /// What a client receives.
 #[derive(Debug)]
@@ -41,11 +41,6 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// Counts one more token of its answer.
-    pub(super) fn token(&self) {
-        self.counted.token();
-    }
-
     /// Its answer has come to its end. The engine drops the request, if it still has it.
     pub(super) fn completed(&mut self) {
         self.counted.completed();
@@ -65,41 +60,58 @@ pub(super) struct Runner {
     failure: Arc<OnceLock<String>>,
 }
 
+/// What the thread of an engine says.
+pub(super) struct Running {
+    /// Why the engine failed, if it does.
+    pub failure: oneshot::Receiver<ServeError>,
+    /// Ends when the engine has been dropped.
+    pub ended: oneshot::Receiver<()>,
+}
+
 /// The choices of a request, and a place for each.
 struct Submission {
-    generations: Vec<(Generation, Place)>,
+    choices: Vec<(Wanted, Place)>,
     taken: oneshot::Sender<Result<Vec<Taken>, Refusal>>,
     begun: Instant,
 }
 
 impl Runner {
-    /// Starts the thread. The receiver gets the reason if the engine fails.
+    /// Starts the thread.
     pub(super) fn start(
         mut engine: Engine,
         metrics: Arc<Metrics>,
-    ) -> (Self, oneshot::Receiver<ServeError>) {
+        warn: fn(&str),
+    ) -> Result<(Self, Running), ServeError> {
         let (submissions, mut arriving) = mpsc::unbounded_channel();
-        let (failed, fails) = oneshot::channel();
-        let failure = Arc::new(OnceLock::new());
-        let reason = Arc::clone(&failure);
-        thread::spawn(move || {
-            let mut clients = Clients::default();
-            let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics);
-            let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => ServeError::Engine(error),
-                Err(panic) => ServeError::Panic(message(&*panic)),
-            };
-            // The server says so before anyone hears of it.
-            let why = reason.get_or_init(|| error.to_string());
-            clients.failed(why);
-            let _ = failed.send(error);
-        });
+        let (failed, failure) = oneshot::channel();
+        let (ending, ended) = oneshot::channel();
+        let why = Arc::new(OnceLock::new());
         let runner = Self {
             submissions,
-            failure,
+            failure: Arc::clone(&why),
         };
-        (runner, fails)
+        let thread = thread::Builder::new().name("engine".to_owned());
+        let spawned = thread.spawn(move || {
+            let _ending: oneshot::Sender<()> = ending;
+            let mut clients = Clients::default();
+            let mut work = || run(&mut engine, &mut clients, &mut arriving, &metrics, warn);
+            let error = match catch_unwind(AssertUnwindSafe(&mut work)) {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(ServeError::Engine(error)),
+                Err(panic) => Some(ServeError::Panic(message(&*panic))),
+            };
+            if let Some(error) = error {
+                // The server says so before anyone hears of it.
+                let why = why.get_or_init(|| error.to_string());
+                clients.failed(why);
+                let _ = failed.send(error);
+            }
+            drop((clients, arriving));
+            // This frees the memory of the device, and may take a while.
+            drop(engine);
+        });
+        spawned.map_err(ServeError::Runtime)?;
+        Ok((runner, Running { failure, ended }))
     }
 
     /// Why the engine failed, if it did.
@@ -115,12 +127,12 @@ impl Runner {
     /// counts from `begun`.
     pub(super) async fn submit(
         &self,
-        generations: Vec<(Generation, Place)>,
+        choices: Vec<(Wanted, Place)>,
         begun: Instant,
     ) -> Result<Vec<Taken>, Refusal> {
         let (taken, answer) = oneshot::channel();
         let submission = Submission {
-            generations,
+            choices,
             taken,
             begun,
         };
@@ -142,6 +154,7 @@ fn run(
     clients: &mut Clients,
     arriving: &mut mpsc::UnboundedReceiver<Submission>,
     metrics: &Arc<Metrics>,
+    warn: fn(&str),
 ) -> Result<(), Error> {
     loop {
         if engine.is_idle() {
@@ -163,12 +176,13 @@ fn run(
             engine.cancel(request);
         }
         let step = engine.step(&mut |event| deliver(clients, event, metrics))?;
+        engine.warnings().iter().for_each(|what| warn(what));
         let composer = engine.composer();
         let all = Places::of(composer.limits());
         let room = all.saturating_sub(composer.running() + composer.waiting());
         for _ in 0..room.min(clients.ready.len()) {
-            let (generation, client) = clients.ready.remove(0);
-            follow(engine, clients, generation, client);
+            let (wanted, client) = clients.ready.remove(0);
+            follow(engine, clients, wanted, client);
         }
         metrics.step(&step);
         metrics.engine(engine);
@@ -182,39 +196,42 @@ fn take(
     metrics: &Arc<Metrics>,
 ) {
     let Submission {
-        generations,
+        choices,
         taken,
         begun,
     } = submission;
     if taken.is_closed() {
+        metrics.left();
         return;
     }
-    let (mut first, mut all) = (Vec::<(RequestId, Vec<u32>, Client)>::new(), Vec::new());
+    let (mut first, mut all) = (Vec::<(RequestId, Arc<[u32]>, Client)>::new(), Vec::new());
     // Only whole pages are shared.
     let page = engine
         .composer()
         .prefix_cache()
         .map(|_| engine.composer().pool().page_size());
-    for (generation, place) in generations {
+    for (wanted, place) in choices {
         let (pieces, receiver) = mpsc::unbounded_channel();
+        let whole = Arc::new(Whole::new(metrics, begun));
         let client = Client {
             pieces,
             begun,
+            whole: Arc::clone(&whole),
             last: None,
             place,
             behind: Vec::new(),
         };
-        all.push((receiver, generation.prompt.len()));
-        if let Some((_, prompt, before)) = first.last_mut()
-            && *prompt == generation.prompt
-            && page.is_some_and(|page| generation.prompt.len() > page as usize)
+        let prompt = Arc::clone(&wanted.prompt);
+        all.push((receiver, prompt.len(), whole));
+        if let Some((_, same, before)) = first.last_mut()
+            && (Arc::ptr_eq(same, &prompt) || *same == prompt)
+            && page.is_some_and(|page| prompt.len() > page as usize)
         {
             // The engine takes it, as it took the first: only their seeds differ.
-            before.behind.push((generation, client));
+            before.behind.push((wanted, client));
             continue;
         }
-        let prompt = generation.prompt.clone();
-        match engine.submit(generation) {
+        match engine.submit(wanted.whole()) {
             Ok(request) => first.push((request, prompt, client)),
             Err(error) => {
                 for (request, ..) in first {
@@ -236,19 +253,19 @@ fn take(
         .into_iter()
         .map(|(request, _, client)| (request, client));
     clients.by_request.extend(first);
-    let all = all.into_iter().map(|(pieces, prompt)| Taken {
+    let all = all.into_iter().map(|(pieces, prompt, whole)| Taken {
         pieces,
-        counted: metrics.submitted(prompt, begun),
+        counted: metrics.submitted(prompt, whole),
     });
     let _ = taken.send(Ok(all.collect()));
 }
 
 /// Submits a choice whose prompt another one has computed.
-fn follow(engine: &mut Engine, clients: &mut Clients, generation: Generation, client: Client) {
+fn follow(engine: &mut Engine, clients: &mut Clients, wanted: Wanted, client: Client) {
     if client.pieces.is_closed() {
         return;
     }
-    match engine.submit(generation) {
+    match engine.submit(wanted.whole()) {
         Ok(request) => drop(clients.by_request.insert(request, client)),
         Err(error) => drop(client.pieces.send(Piece::Failed(error.to_string()))),
     }
@@ -276,6 +293,7 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
                 return;
             };
             ready.append(&mut client.behind);
+            metrics.token();
             let now = Instant::now();
             match client.last.replace(now) {
                 None => metrics.first_token(now - client.begun),
@@ -286,6 +304,10 @@ fn deliver(clients: &mut Clients, event: Event, metrics: &Metrics) {
         Event::Finished { request, reason } => {
             if let Some(mut client) = by_request.remove(&request) {
                 ready.append(&mut client.behind);
+                // A cancelled one may have ended with a stop text.
+                if reason != Finish::Cancelled {
+                    client.whole.ends();
+                }
                 let _ = client.pieces.send(Piece::Finished(reason));
             }
         }

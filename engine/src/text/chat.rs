@@ -17,7 +17,7 @@ use serde_json::Map;
 use super::{
     date::strftime,
     float::float,
-    limit::{Beyond, Limited, most_of},
+    limit::{Beyond, Limited, cause, most_of},
     methods::method,
     tojson::tojson,
 };
@@ -101,7 +101,8 @@ impl ChatTemplate {
             _ => escape_formatter(out, state, value),
         });
         environment.add_function("raise_exception", |reason: String| {
-            Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+            let error = minijinja::Error::new(ErrorKind::InvalidOperation, reason);
+            Err::<String, _>(error.with_source(Raised))
         });
         // Templates that write today's date call it.
         environment.add_function("strftime_now", |format: &str| {
@@ -242,6 +243,11 @@ impl Object for Context {
     }
 }
 
+/// A template called `raise_exception`.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the template refuses the conversation")]
+struct Raised;
+
 fn left_out<T>(what: String) -> Result<T, Error> {
     Err(Error::NotInTemplate { what })
 }
@@ -298,11 +304,14 @@ fn without_marks(source: &str) -> String {
 }
 
 fn refused(error: &minijinja::Error) -> Error {
-    if let Some(Beyond { limit }) = Beyond::of(error) {
+    if let Some(Beyond { limit }) = cause(error) {
         return Error::ChatTooLong { limit };
     }
     let reason = error
         .detail()
         .map_or_else(|| error.to_string(), str::to_owned);
-    Error::ChatTemplate { reason }
+    match cause::<Raised>(error) {
+        Some(Raised) => Error::ChatTemplate { reason },
+        None => Error::BrokenTemplate { reason },
+    }
 }

@@ -45,18 +45,16 @@ impl fmt::Display for Beyond {
 
 impl Error for Beyond {}
 
-impl Beyond {
-    /// Whether this is why a rendering ended.
-    pub(super) fn of(error: &minijinja::Error) -> Option<Self> {
-        let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-        while let Some(error) = cause {
-            if let Some(beyond) = error.downcast_ref::<Self>() {
-                return Some(*beyond);
-            }
-            cause = error.source();
+/// The error of this type because of which a rendering ended.
+pub(super) fn cause<T: Error + Copy + 'static>(error: &minijinja::Error) -> Option<T> {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref::<T>() {
+            return Some(*found);
         }
-        None
+        cause = error.source();
     }
+    None
 }
 
 /// Text up to a number of bytes.

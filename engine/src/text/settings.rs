@@ -1,4 +1,5 @@
-//! `tokenizer_config.json`: special tokens, whether they are put around a text, and the chat template.
+//! `tokenizer_config.json`: special tokens, whether they are put around a text, and the chat template. `special_tokens_map.json`:
+//! special tokens that the other file does not have.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,13 @@ pub(super) struct Settings {
     add_eos_token: Option<bool>,
     added_tokens_decoder: Option<BTreeMap<u32, Added>>,
     pub chat_template: Option<Value>,
+}
+
+/// The special tokens of `special_tokens_map.json`.
+#[derive(Deserialize)]
+pub(super) struct SpecialTokens {
+    bos_token: Option<Value>,
+    eos_token: Option<Value>,
 }
 
 /// A token that the file gives an id.
@@ -62,6 +70,15 @@ fn name(token: Option<&Value>) -> Option<&str> {
 }
 
 impl Settings {
+    /// Takes what it lacks from the other file.
+    pub(super) fn or(self, others: SpecialTokens) -> Self {
+        Self {
+            bos_token: self.bos_token.or(others.bos_token),
+            eos_token: self.eos_token.or(others.eos_token),
+            ..self
+        }
+    }
+
     /// Name of the token at the beginning of a text; empty if there is none.
     pub(super) fn bos(&self) -> &str {
         name(self.bos_token.as_ref()).unwrap_or_default()

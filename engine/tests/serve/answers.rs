@@ -150,6 +150,18 @@ fn special_tokens_are_text_where_a_client_needs_them() {
     }
 }
 
+/// Also those of a server that was started again: clients and logs keep them.
+#[test]
+fn answers_have_ids_of_their_own() {
+    let asked = json!({"prompt": "a", "max_tokens": 1});
+    let id = |server: &Server| server.complete(&asked).1["id"].as_str().unwrap().to_owned();
+    let (one, again) = (Server::of("qwen2"), Server::of("qwen2"));
+    let ids = [id(&one), id(&one), id(&again)];
+    assert!(ids.iter().all(|id| id.starts_with("cmpl-")), "{ids:?}");
+    let different: std::collections::BTreeSet<_> = ids.iter().collect();
+    assert_eq!(different.len(), 3, "{ids:?}");
+}
+
 /// Python's requests, for one, reads texts of no encoding as Latin-1.
 #[test]
 fn streams_name_their_encoding() {
@@ -213,7 +225,7 @@ fn a_request_has_no_more_tokens_than_the_caches_hold() {
     assert!(asked(5).is_ok() && asked(6).is_err());
 }
 
-/// After a stop text, tokens are not counted, and the request does not count as cancelled.
+/// After a stop text the request does not count as cancelled. Tokens behind it are drawn until it is found.
 #[test]
 fn metrics_count_what_clients_had() {
     let server = Server::of("qwen2");
@@ -237,6 +249,8 @@ fn metrics_count_what_clients_had() {
         ("requests_completed_total", 3),
         ("requests_cancelled_total", 0),
         ("requests_failed_total", 0),
-        ("generated_tokens_total", tokens),
+        ("request_seconds_count", 3),
     ]);
+    let drawn = server.metric("tandem_generated_tokens_total");
+    assert!((tokens..=3 * 400).contains(&drawn), "{drawn}, not {tokens}");
 }

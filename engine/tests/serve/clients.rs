@@ -12,7 +12,7 @@ use tandem_engine::Limits;
 
 use crate::{
     common::PAGES,
-    server::{Server, WAIT, response, streamed},
+    server::{GET_HEALTH, Server, WAIT, response, streamed},
 };
 
 /// A request for an answer of so many tokens, the most likely ones.
@@ -88,6 +88,45 @@ fn a_request_whose_client_has_gone_is_cancelled() {
     }
 }
 
+/// A byte behind the request, such as the line end that some clients send, waits to be read until the answer is sent. It hid
+/// the end of the connection behind it.
+#[test]
+fn a_request_with_something_behind_it_is_cancelled_too() {
+    let limits = Limits {
+        running: 1,
+        ..Limits::default()
+    };
+    let server = Server::start("llama3", limits, |_| ());
+    let asked = json!({"prompt": "Prompts", "max_tokens": 490, "ignore_eos": true, "n": 30});
+    for (count, behind) in [(30, "\n"), (60, GET_HEALTH)] {
+        let mut client = server.ask(&asked);
+        client.write_all(behind.as_bytes()).unwrap();
+        server.wait_for("tandem_requests_total", count);
+        drop(client);
+        let ended = || {
+            ["cancelled", "completed"]
+                .map(|end| server.metric(&format!("tandem_requests_{end}_total")))
+        };
+        server.wait_until(|| ended().iter().sum::<u64>() == count);
+        let [cancelled, _] = ended();
+        assert!(cancelled > count / 3, "{cancelled} of {count}");
+    }
+}
+
+/// They have sent all that they have to say, and read on. Only the last of their answers is lost.
+#[test]
+fn half_closed_clients_have_quick_answers() {
+    let server = Server::of("llama3");
+    let mut client = server.connect();
+    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(20) + GET_HEALTH;
+    client.write_all(asked.as_bytes()).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    let answers = said.matches("HTTP/1.1 200 OK").count();
+    assert!(answers >= 20, "{answers}");
+}
+
 /// Each event contains the model's name. A name of 64 KiB fills the connection's buffers within a hundred tokens.
 #[test]
 fn clients_that_never_read_hold_no_connection_and_no_page() {
@@ -123,6 +162,26 @@ fn clients_that_never_read_hold_no_connection_and_no_page() {
     assert_eq!(server.get("/health").0, 200);
 }
 
+/// Times and tokens are those of the engine. Its client reads nothing, and has room for the events of a hundred tokens.
+#[test]
+fn metrics_do_not_wait_for_clients_that_read_slowly() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+    });
+    let mut asked = streamed(&greedy(490));
+    asked["ignore_eos"] = json!(true);
+    let client = server.ask(&asked);
+    server.wait_for("tandem_generated_tokens_total", 490);
+    server.wait_for("tandem_request_seconds_count", 1);
+    server.has_metrics(&[("requests_completed_total", 0)]);
+    assert_eq!(response(client).0, 200);
+    server.wait_for("tandem_requests_completed_total", 1);
+    server.has_metrics(&[
+        ("request_seconds_count", 1),
+        ("generated_tokens_total", 490),
+    ]);
+}
+
 /// The send limit applies to time without progress, not to a whole answer.
 #[test]
 fn a_client_that_reads_slowly_has_its_answer() {
@@ -140,6 +199,50 @@ fn a_client_that_reads_slowly_has_its_answer() {
     );
     let end = &text[text.len() - 100..];
     assert!(end.contains("data: [DONE]"), "{end}");
+}
+
+/// Proxies keep connections for a minute, and send the next request just before it is over.
+#[test]
+fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.receive = Duration::from_millis(300);
+        options.idle = Duration::from_millis(1500);
+    });
+    let mut stream = server.connect();
+    let head = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut ask = || {
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut said = Vec::new();
+        while !said.ends_with(b"\r\n\r\nok\n") {
+            let mut some = [0; 500];
+            let read = stream.read(&mut some).unwrap();
+            assert!(read > 0, "the connection is closed");
+            said.extend_from_slice(&some[..read]);
+        }
+    };
+    for _ in 0..3 {
+        ask();
+        thread::sleep(Duration::from_millis(700));
+    }
+    // A head that has begun has less time.
+    ask();
+    let begin = Instant::now();
+    stream.write_all(&head.as_bytes()[..9]).unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    let took = begin.elapsed();
+    assert!(
+        rest.is_empty() && took < Duration::from_millis(1400),
+        "{took:?}"
+    );
+    // And so does the first of a connection.
+    let begin = Instant::now();
+    server.connect().read_to_end(&mut rest).unwrap();
+    let took = begin.elapsed();
+    assert!(
+        rest.is_empty() && took < Duration::from_millis(1400),
+        "{took:?}"
+    );
 }
 
 #[test]

@@ -2,6 +2,10 @@
 
 use std::{
     io::{Read, Write},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -94,6 +98,83 @@ fn an_engine_that_fails_ends_its_server() {
         assert_eq!(ended.to_string(), why);
         assert!(begin.elapsed() < WAIT / 2);
     }
+}
+
+/// A backend that takes a moment to free its memory.
+struct Slow(CpuBackend, Arc<AtomicBool>);
+
+impl Backend for Slow {
+    common::of_the_backend_within!();
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        self.0.begin(work)
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        thread::sleep(Duration::from_millis(300));
+        self.1.store(true, Relaxed);
+    }
+}
+
+/// A backend that warns of its second step.
+struct Warning(CpuBackend, u32);
+
+impl Backend for Warning {
+    common::of_the_backend_within!();
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        self.1 += 1;
+        self.0.begin(work)
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        match std::mem::replace(&mut self.1, 10) {
+            2 => vec!["no memory for graphs".to_owned()],
+            steps => {
+                self.1 = steps;
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// A library writes nothing to standard error.
+#[test]
+fn warnings_of_the_backend_are_given_to_the_program() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend =
+        CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
+    let engine = Engine::new(Box::new(Warning(backend, 0)), Limits::default()).unwrap();
+    let server = Server::with_engine(engine, "llama3", |options| {
+        options.warn = |what| SAID.lock().unwrap().push(what.to_owned());
+    });
+    let asked = json!({"prompt": "a", "max_tokens": 5, "ignore_eos": true});
+    assert_eq!(server.complete(&asked).0, 200);
+    assert_eq!(*SAID.lock().unwrap(), ["no memory for graphs"]);
+}
+
+/// A process that ends while the engine uses its device leaves that to the driver.
+#[test]
+fn a_server_ends_after_its_engine() {
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend =
+        CpuBackend::load(architecture, &weights, &options(PAGES, 16), &mut |_| ()).unwrap();
+    let freed = Arc::new(AtomicBool::new(false));
+    let slow = Slow(backend, Arc::clone(&freed));
+    let engine = Engine::new(Box::new(slow), Limits::default()).unwrap();
+    let mut server = Server::with_engine(engine, "llama3", |options| {
+        options.grace = Duration::from_millis(1);
+    });
+    let _under_way = server.ask(&json!({"prompt": "a", "max_tokens": 490, "ignore_eos": true}));
+    server.wait_for("tandem_requests_total", 1);
+    server.stop();
+    server.ended().unwrap();
+    assert!(freed.load(Relaxed));
 }
 
 /// The answer under way ends, other requests are refused, and a connection without a request does not delay the end.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Text, Weights};
 
 use crate::{
-    common::{folder, options},
+    common::{folder, options, with_template},
     server::{Server, body, raw, response},
 };
 
@@ -66,6 +66,22 @@ fn large_prompts_are_refused_before_work_and_leave_places_for_others() {
     ]);
 }
 
+/// It waits behind others that are tokenized, or is tokenized itself.
+#[test]
+fn clients_that_leave_before_the_engine_has_their_requests_are_counted() {
+    let server = Server::of("llama3");
+    let long = json!({"prompt": "The planner ".repeat(20_000), "max_tokens": 1});
+    let clients: Vec<_> = (0..5).map(|_| server.ask(&long)).collect();
+    server.wait_for("tandem_lane_waiting_requests", 3);
+    drop(clients);
+    server.wait_until(|| {
+        let left = server.metric("tandem_requests_left_total");
+        left + server.metric("tandem_requests_refused_total") == 5 && left >= 3
+    });
+    server.wait_for("tandem_taken_places", 0);
+    server.has_metrics(&[("requests_total", 0), ("requests_cancelled_total", 0)]);
+}
+
 /// Those that are tokenized have places already.
 #[test]
 fn requests_without_a_place_are_refused() {
@@ -95,6 +111,25 @@ fn requests_without_a_place_are_refused() {
     drop(client);
     server.wait_for("tandem_running_requests", 0);
     server.wait_until(|| server.complete(&json!({"prompt": "a", "max_tokens": 1})).0 == 200);
+}
+
+/// However many requests may wait.
+#[test]
+fn choices_of_a_request_are_limited() {
+    let server = Server::of("llama3");
+    let asked = |prompts: usize| {
+        let prompts = vec![[1]; prompts];
+        server.complete(&json!({"prompt": prompts, "n": 100, "max_tokens": 1}))
+    };
+    let (status, answer) = asked(11);
+    let message = "1100 choices are asked for (n for each prompt), and a request has at most 1024: ask for fewer";
+    assert_eq!(
+        (status, &answer["error"]["message"]),
+        (400, &json!(message))
+    );
+    let (status, answer) = asked(10);
+    assert_eq!(status, 200);
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 1000);
 }
 
 /// Lists within lists are indented by the square of their depth: 3 MB would become 600.
@@ -127,6 +162,62 @@ fn a_conversation_that_its_template_would_blow_up_is_refused() {
         said.contains("the chat template writes more than"),
         "{said}"
     );
+}
+
+/// A client can change what the template refuses, and not what is wrong with the template.
+#[test]
+fn faults_of_a_template_are_those_of_the_server() {
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (template, status, failed, said) in [
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            400,
+            0,
+            "roles must alternate: change the messages, or give a plain prompt",
+        ),
+        (
+            "{{ messages[0].content | no_such_filter }}",
+            500,
+            1,
+            "the chat template fails: filter no_such_filter is unknown: correct the template in the model's folder, or give a \
+             plain prompt",
+        ),
+    ] {
+        let (_folder, text) = with_template(template, |_| ());
+        let engine = crate::common::engine("qwen2", Limits::default());
+        let server = Server::with(engine, text, |_| ());
+        let (got, answer) = server.chat(&json!({"messages": messages, "max_tokens": 1}));
+        assert_eq!(got, status, "{answer}");
+        let error = &body(&answer)["error"]["message"];
+        assert!(error.as_str().unwrap().ends_with(said), "{answer}");
+        server.has_metrics(&[
+            ("requests_failed_total", failed),
+            ("requests_refused_total", 1 - failed),
+        ]);
+    }
+}
+
+/// Programs give the largest numbers for no limit.
+#[test]
+fn a_server_may_have_no_limits() {
+    let mut server = Server::start("llama3", Limits::default(), |options| {
+        options.connections = usize::MAX;
+        options.body_bytes = usize::MAX;
+        [
+            options.receive,
+            options.idle,
+            options.send,
+            options.grace,
+            options.keep_alive,
+        ] = [Duration::MAX; 5];
+    });
+    let asked = json!({"prompt": "a", "max_tokens": 300, "ignore_eos": true});
+    assert_eq!(server.complete(&asked).0, 200);
+    let under_way = server.ask(&asked);
+    server.wait_for("tandem_requests_total", 2);
+    server.stop();
+    assert_eq!(response(under_way).0, 200);
+    server.ended().unwrap();
 }
 
 /// 64 pages of 16 tokens: a quarter of them are 256.

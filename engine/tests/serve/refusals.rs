@@ -9,7 +9,8 @@ use crate::server::{MODEL, Server, body, response};
 
 /// A field of a completion, and the status and message that its value is refused with.
 const REFUSED: &str = r#"
-n: 100000 => 400 100000 choices are asked for (n for each prompt), and this server runs and queues 10 in all: ask for fewer, or start it with a larger --waiting
+n: 4294967295 => 400 n is 4294967295: give a whole number from 1 to 128
+n: 100 => 400 100 choices are asked for (n for each prompt), and this server runs and queues 10 in all: ask for fewer, or start it with a larger --waiting
 best_of: 2 => 400 best_of is 2, and only 1 is implemented
 min_tokens: 2 => 400 min_tokens is 2, and the answer may have 1 tokens: give a smaller min_tokens or a larger max_tokens
 stop_token_ids: [999999] => 400 token 999999 is outside the model's vocabulary of 384 tokens: give ids below that, from the model's own tokenizer
@@ -89,7 +90,7 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(&body(&server.get("/v1/models/tiny").1), model);
     assert_eq!(server.get("/v1/models/other").0, 404);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 22, "each refusal of the handlers is counted");
+    assert_eq!(refused, 26, "each refusal is counted");
 }
 
 /// Their ranges are known to the engine alone.

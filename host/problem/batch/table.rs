@@ -29,7 +29,7 @@ const CONTIGUOUS: u32 = 128;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PageTable {
-    /// Tokens in a page (the column block size): 1 (token-level sparsity, tree masks) to 128.
+    /// Tokens in a page (the column block size): 1 (token-level sparsity, tree masks) to 4096.
     pub page_size: u32,
     /// Pages in the pool; every index is below it.
     pub pool_pages: u32,

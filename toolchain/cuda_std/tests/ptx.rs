@@ -17,7 +17,7 @@ fn gpu_crate() -> PathBuf {
 }
 
 /// The modules for an A100 and for Hopper; `None` if there is no compiler for the GPU. The target
-/// directory is shared with the kernels' own build, so that `core` is compiled once.
+/// directory is shared with the kernels' own build, so that `core` is compiled once for each architecture and version.
 fn modules() -> Option<&'static [CudaModule; 2]> {
     static MODULES: OnceLock<Option<[CudaModule; 2]>> = OnceLock::new();
     let modules = MODULES.get_or_init(|| {
@@ -25,10 +25,12 @@ fn modules() -> Option<&'static [CudaModule; 2]> {
             eprintln!("skipped, no compiler for the GPU: {error}");
             return None;
         }
-        let built = build_all([NvvmArch::Compute80, NvvmArch::Compute90a].map(|arch| {
+        // `st.async` is of PTX 8.1.
+        let archs = [(NvvmArch::Compute80, 0), (NvvmArch::Compute90a, 1)];
+        let built = build_all(archs.map(|(arch, minor)| {
             CudaBuilder::new(gpu_crate())
                 .arch(arch)
-                .ptx_version(8, 1)
+                .ptx_version(8, minor)
                 .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
         }))
         .unwrap_or_else(|error| panic!("{error}"));

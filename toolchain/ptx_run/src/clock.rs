@@ -39,6 +39,12 @@ impl Clock {
         let Some(times) = self.times(block) else {
             return false;
         };
+        if members == u32::MAX {
+            // Compared side by side.
+            let all = times.get(agent * MEMBERS..(agent + 1) * MEMBERS);
+            return all
+                .is_some_and(|all| all.iter().fold(true, |all, &known| all & (known >= time)));
+        }
         let mut rest = members;
         while rest != 0 {
             let member = agent * MEMBERS + rest.trailing_zeros() as usize;

@@ -7,6 +7,8 @@ use crate::{
 
 /// Number of granules whose shadow is allocated together.
 const PAGE: usize = 256;
+/// The mark of a granule of which every byte is written.
+const WHOLE: u8 = (1 << GRANULE) - 1;
 /// Unused bytes between allocations.
 const RED_ZONE: u64 = 4096;
 const FIRST: u64 = 0x7_0000_0000;
@@ -69,6 +71,11 @@ impl Bytes {
     }
 
     pub fn set_written(&mut self, at: usize, len: usize, written: bool) {
+        if (at | len).is_multiple_of(GRANULE) {
+            let all = if written { WHOLE } else { 0 };
+            self.written[at / GRANULE..(at + len) / GRANULE].fill(all);
+            return;
+        }
         let (first, last) = (at / GRANULE, (at + len).div_ceil(GRANULE));
         for granule in first..last {
             let bytes = crate::shadow::bytes_of(granule, at, at + len) as u8;
@@ -81,6 +88,10 @@ impl Bytes {
     }
 
     pub fn is_written(&self, at: usize, len: usize) -> bool {
+        if (at | len).is_multiple_of(GRANULE) {
+            let granules = &self.written[at / GRANULE..(at + len) / GRANULE];
+            return granules.iter().all(|&granule| granule == WHOLE);
+        }
         let (first, last) = (at / GRANULE, (at + len).div_ceil(GRANULE));
         (first..last).all(|granule| {
             let bytes = crate::shadow::bytes_of(granule, at, at + len) as u8;

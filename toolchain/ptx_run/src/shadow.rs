@@ -1,12 +1,14 @@
 //! Race detection: the last accesses to each four bytes of memory, and whether the next access is ordered after them.
 
+use std::cell::Cell;
+
 use crate::clock::{Clock, MEMBERS};
 
 /// Number of bytes of a [`Granule`].
 pub const GRANULE: usize = 4;
 
 /// A recorded access.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Block and agent: see [`who`].
     pub who: u32,
@@ -130,6 +132,9 @@ pub struct Accessor<'a> {
     pub waited: bool,
     /// Whether the asynchronous proxy may read or overwrite a generic write; `None` for a generic access.
     pub fenced: Option<&'a dyn Fn(&Record) -> bool>,
+    /// The last access that was found to be ordered before, of those that only read and of those that wrote. Neighbouring
+    /// bytes often have the same.
+    pub ordered: [Cell<Record>; 2],
 }
 
 /// Maximum number of mbarriers of a block. 8-bit decode has more than 128.
@@ -223,6 +228,10 @@ impl Accessor<'_> {
         if record.members == 0 || record.bytes() & bytes == 0 || record.both_atomic(new) {
             return None;
         }
+        let ordered = &self.ordered[usize::from(wrote)];
+        if ordered.get() == *record {
+            return None;
+        }
         if record.launch() != self.launch % LAUNCHES {
             let previous = record.launch() == self.launch.wrapping_sub(1) % LAUNCHES;
             return (previous && !self.waited).then_some(Conflict::NoGridWait { before: *record });
@@ -243,6 +252,7 @@ impl Accessor<'_> {
         {
             return Some(Conflict::NoProxyFence { before: *record });
         }
+        ordered.set(*record);
         None
     }
 }
@@ -384,6 +394,7 @@ impl Granule {
 }
 
 /// The bytes of a granule that are in `first..last`, one bit each; `first` is in the granule.
+#[inline]
 pub fn bytes_of(granule: usize, first: usize, last: usize) -> u32 {
     let start = first.max(granule * GRANULE) - granule * GRANULE;
     let end = last.min((granule + 1) * GRANULE) - granule * GRANULE;
@@ -407,6 +418,7 @@ mod tests {
             launch: 0,
             waited: true,
             fenced: None,
+            ordered: Default::default(),
         }
     }
 

@@ -86,19 +86,43 @@ impl Layout {
     }
 }
 
+/// Elements that each token has in the buffers: `residual`, `normed`, `qkv`, `attention`, `gate_up`, `gated` and `branch`.
+fn widths(a: &Architecture) -> [usize; 7] {
+    let (hidden, intermediate) = (a.hidden, a.intermediate);
+    [
+        hidden,
+        hidden,
+        a.qkv_width(),
+        a.q_width(),
+        2 * intermediate,
+        intermediate,
+        hidden,
+    ]
+}
+
+/// Bytes of all buffers.
+pub(super) fn bytes(a: &Architecture, options: &GpuOptions) -> u64 {
+    let (tokens, rows) = (options.step_tokens as usize, options.step_requests as usize);
+    let of_token = widths(a).iter().sum::<usize>() * size_of::<bf16>();
+    let of_row = (logits::stride(a.vocabulary) + 1) * size_of::<u32>();
+    let inputs = Layout { tokens, rows }.words() * size_of::<u32>();
+    (tokens * of_token + rows * of_row + inputs) as u64
+}
+
 impl Buffers {
     pub(super) fn new(gpu: &Gpu, a: &Architecture, options: &GpuOptions) -> Result<Self, Error> {
         let (tokens, rows) = (options.step_tokens as usize, options.step_requests as usize);
         let of_tokens = |width: usize| DeviceBuffer::zeroed(gpu, tokens * width);
         let layout = Layout { tokens, rows };
+        let [residual, normed, qkv, attention, gate_up, gated, branch] = widths(a);
         Ok(Self {
-            residual: of_tokens(a.hidden)?,
-            normed: of_tokens(a.hidden)?,
-            qkv: of_tokens(a.qkv_width())?,
-            attention: of_tokens(a.q_width())?,
-            gate_up: of_tokens(2 * a.intermediate)?,
-            gated: of_tokens(a.intermediate)?,
-            branch: of_tokens(a.hidden)?,
+            residual: of_tokens(residual)?,
+            normed: of_tokens(normed)?,
+            qkv: of_tokens(qkv)?,
+            attention: of_tokens(attention)?,
+            gate_up: of_tokens(gate_up)?,
+            gated: of_tokens(gated)?,
+            branch: of_tokens(branch)?,
             logits: DeviceBuffer::zeroed(gpu, rows * logits::stride(a.vocabulary))?,
             sampled: DeviceBuffer::zeroed(gpu, rows)?,
             inputs: DeviceBuffer::zeroed(gpu, layout.words())?,

@@ -3,7 +3,11 @@
 use cudarc::driver::result::mem_get_info;
 use tandem_attn::{Error as AttentionError, exec::gpu::Gpu, problem::Dtype};
 
-use super::{GpuOptions, buffers::cuda, logit_buffers};
+use super::{
+    GpuOptions,
+    buffers::{self, cuda},
+    logit_buffers,
+};
 use crate::{Architecture, Error};
 
 /// Of this many parts of the free memory, caches leave one: for CUDA graphs, and for the device's other programs.
@@ -24,21 +28,45 @@ fn bytes_per_token(a: &Architecture, options: &GpuOptions) -> u64 {
     a.kv_bytes_per_token(options.cache_type, Dtype::BF16)
 }
 
-/// Refuses caches that are asked for and do not fit beside the weights.
+/// Refuses what does not fit beside the weights: buffers of steps, and caches that are asked for, or those of one step.
 pub(super) fn check(
     a: &Architecture,
     options: &GpuOptions,
     [free, total]: [u64; 2],
 ) -> Result<(), Error> {
-    let tokens = u64::from(options.cache_tokens.unwrap_or(0));
-    let caches = tokens.saturating_mul(bytes_per_token(a, options));
-    let logits = logit_buffers::most_bytes(a, options.step_requests);
-    let bytes = caches.saturating_add((2 * a.weights()).saturating_add(logits));
+    let caches = match options.cache_tokens {
+        Some(tokens) => {
+            let caches = u64::from(tokens).saturating_mul(bytes_per_token(a, options));
+            caches.saturating_add(logit_buffers::most_bytes(a, options.step_requests))
+        }
+        None => least_bytes(a, options),
+    };
+    let steps = buffers::bytes(a, options);
+    let bytes = caches.saturating_add((2 * a.weights()).saturating_add(steps));
     let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
     match bytes <= free {
         true => Ok(()),
         false => Err(AttentionError::OutOfMemory { bytes, free, total }.into()),
     }
+}
+
+/// Memory that caches leave beside themselves.
+fn beside(a: &Architecture, options: &GpuOptions) -> u64 {
+    let rounding = 4 * PIECE * a.layers.len() as u64;
+    rounding.saturating_add(logit_buffers::most_bytes(a, options.step_requests))
+}
+
+/// The fewest tokens that caches have by default.
+fn least(a: &Architecture, options: &GpuOptions) -> u64 {
+    let tokens = u64::from(a.positions.min(options.step_tokens));
+    tokens.next_multiple_of(options.page_size.into())
+}
+
+/// Free memory with which caches have so many.
+fn least_bytes(a: &Architecture, options: &GpuOptions) -> u64 {
+    let caches = least(a, options).saturating_mul(bytes_per_token(a, options));
+    let parts = caches.div_ceil(PARTS - 1).saturating_mul(PARTS);
+    parts.saturating_add(beside(a, options))
 }
 
 /// The tokens that are asked for, or as many as fit most of the memory that is free after everything else is loaded,
@@ -53,14 +81,11 @@ pub(super) fn tokens(
         return Ok(tokens);
     }
     let page = u64::from(options.page_size);
-    let rounding = 4 * PIECE * a.layers.len() as u64;
-    let beside = rounding.saturating_add(logit_buffers::most_bytes(a, options.step_requests));
     let each = bytes_per_token(a, options);
-    let fit = free.saturating_sub(beside) / PARTS * (PARTS - 1) / each;
-    let least = u64::from(a.positions.min(options.step_tokens)).next_multiple_of(page);
-    if fit < least {
-        let bytes = (least * each).div_ceil(PARTS - 1) * PARTS + beside;
-        let [bytes, free, total] = [bytes, free, total].map(|bytes| bytes as usize);
+    let fit = free.saturating_sub(beside(a, options)) / PARTS * (PARTS - 1) / each;
+    if fit < least(a, options) {
+        let bytes = [least_bytes(a, options), free, total];
+        let [bytes, free, total] = bytes.map(|bytes| bytes as usize);
         return Err(AttentionError::OutOfMemory { bytes, free, total }.into());
     }
     let longest = u64::from(a.positions).next_multiple_of(page);
@@ -149,13 +174,37 @@ mod tests {
         options.cache_tokens = Some(90_000);
         let refused = check(&a, &options, memory).unwrap_err().to_string();
         let logits = logit_buffers::most_bytes(&a, options.step_requests);
-        let bytes = 2 * a.weights() + (90_000 << 17) + logits;
+        let steps = buffers::bytes(&a, &options);
+        let bytes = 2 * a.weights() + (90_000 << 17) + logits + steps;
         assert!(
             refused.starts_with(&format!("{bytes} bytes do not fit")),
             "{refused}"
         );
         options.cache_tokens = Some(u32::MAX);
         assert!(check(&a, &options, memory).is_err());
+    }
+
+    /// A large --budget ended with an error after the weights had been read.
+    #[test]
+    fn buffers_of_steps_are_counted_before_the_weights_are_read() {
+        let (a, mut options) = (llama(), GpuOptions::default());
+        let memory = [24 * GIB, 24 * GIB];
+        check(&a, &options, memory).expect("24 GB hold 16 GB of weights");
+        // 4096 and more numbers of 16 bits for each token: 12 GB, and as many for the caches of a step.
+        for cache_tokens in [Some(1000), None] {
+            options.step_tokens = 100_000;
+            options.cache_tokens = cache_tokens;
+            let refused = check(&a, &options, memory).unwrap_err().to_string();
+            assert!(refused.contains("bytes do not fit"), "{refused}");
+        }
+        options.step_tokens = 60_000;
+        options.cache_tokens = Some(1000);
+        let with = |free: u64| check(&a, &options, [free, 24 * GIB]).is_ok();
+        let needed = 2 * a.weights()
+            + (1000 << 17)
+            + buffers::bytes(&a, &options)
+            + logit_buffers::most_bytes(&a, options.step_requests);
+        assert!(with(needed) && !with(needed - 1));
     }
 
     /// The server ended when the logits of a step with repetition penalties found no memory beside the caches.
@@ -176,7 +225,7 @@ mod tests {
             );
         }
         options.cache_tokens = Some(1000);
-        let without = 2 * a.weights() + (1000 << 17);
+        let without = 2 * a.weights() + (1000 << 17) + buffers::bytes(&a, &options);
         let free = without + 64 * 16 * a.vocabulary as u64;
         check(&a, &options, [free, free]).unwrap_err();
         check(&a, &options, [free + (1 << 20), free]).expect("a little more for rows");

@@ -15,6 +15,8 @@ pub(super) fn bucket(requests: usize, most: usize) -> usize {
 /// Graphs by their bucket, the number of decodes that a step is padded to.
 pub(super) struct Graphs<G> {
     buckets: BTreeMap<usize, Captured<G>>,
+    /// Why captures failed.
+    failures: Vec<String>,
 }
 
 /// The graphs of a bucket. The bucket ran once, so libraries have loaded what they load on first use.
@@ -29,15 +31,16 @@ struct Captured<G> {
 
 impl<G> Default for Graphs<G> {
     fn default() -> Self {
-        let buckets = BTreeMap::new();
-        Self { buckets }
+        Self {
+            buckets: BTreeMap::new(),
+            failures: Vec::new(),
+        }
     }
 }
 
 impl<G> Graphs<G> {
     /// Captures a graph for plans that need these launches, unless the bucket has one for them, did not run before, or
-    /// could not be captured. `capture` receives whether the graph contains only these launches. If it fails, one line on
-    /// standard error says so.
+    /// could not be captured. `capture` receives whether the graph contains only these launches.
     pub(super) fn prepare<E: fmt::Display>(
         &mut self,
         bucket: usize,
@@ -61,10 +64,16 @@ impl<G> Graphs<G> {
             Ok(graph) if only_needed => drop(known.needed.insert(needed.to_vec(), graph)),
             Ok(graph) => known.whole = Some(graph),
             Err(error) => {
-                eprintln!("steps of {bucket} decodes run without a new graph: {error}");
+                let failure = format!("steps of {bucket} decodes run without a new graph: {error}");
+                self.failures.push(failure);
                 known.failed = true;
             }
         }
+    }
+
+    /// Why captures failed since this was last asked.
+    pub(super) fn failures(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.failures)
     }
 
     /// The graph for plans that need these launches.
@@ -136,5 +145,8 @@ mod tests {
         assert_eq!(graphs.get(4, &[2]), None, "such a step is launched");
         assert_eq!(captured(&mut graphs, 4, 2), None);
         assert_eq!(graphs.get(4, &[1]), Some(&true), "the others are kept");
+        let said = "steps of 4 decodes run without a new graph: no memory";
+        assert_eq!(graphs.failures(), [said]);
+        assert_eq!(graphs.failures(), [""; 0], "said once");
     }
 }

@@ -14,6 +14,13 @@ use crate::{
 pub(super) fn options(fields: &mut Fields) -> Result<ChatOptions, Refusal> {
     let rule = "give a list of {\"type\": \"function\", \"function\": {\"name\": …}}";
     let tools = fields.take("tools", rule, tools)?.unwrap_or_default();
+    // A template may write it, but no call is forced into its schema.
+    let strict = |tool: &Value| tool["function"]["strict"] == true;
+    if let Some(index) = tools.iter().position(strict) {
+        let name = format!("tools[{index}].function.strict");
+        let message = format!("{name} is true, and only false is implemented");
+        return Err(Refusal::of(name, message));
+    }
     let rule = "give \"auto\" or \"none\": a model's calls are its text here, and none is forced";
     let choice = fields.take("tool_choice", rule, |value| match value.as_str()? {
         "auto" => Some(true),
@@ -142,6 +149,22 @@ mod tests {
         let mut none = body.clone();
         none["tool_choice"] = json!("none");
         assert!(matches!(parsed(&none), Ok(Prompt::Chat(_, options)) if options.tools.is_empty()));
+    }
+
+    /// What a model writes is not forced into a schema.
+    #[test]
+    fn strict_schemas_are_refused() {
+        let with = |strict: Value| {
+            let function = |strict: &Value| json!({"name": "b", "strict": strict});
+            let tools = [Value::Null, strict]
+                .map(|strict| json!({"type": "function", "function": function(&strict)}));
+            parsed(&json!({"messages": [{"role": "user", "content": "a"}], "tools": tools}))
+        };
+        assert!(with(json!(false)).is_ok());
+        let error = with(json!(true)).unwrap_err();
+        assert_eq!(error["param"], "tools[1].function.strict");
+        let message = "tools[1].function.strict is true, and only false is implemented";
+        assert_eq!(error["message"], message);
     }
 
     #[test]

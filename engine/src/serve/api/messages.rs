@@ -53,8 +53,9 @@ pub(super) fn parse(index: usize, value: Value) -> Result<Value, Refusal> {
         Value::String(text) => text.into(),
         Value::Array(parts) => {
             let parts = parts.into_iter().enumerate();
-            let text = parts.map(|(at, part)| text_of(&format!("{name}.content[{at}]"), part));
-            text.collect::<Result<String, _>>()?.into()
+            let texts = parts.map(|(at, part)| text_of(&format!("{name}.content[{at}]"), part));
+            // As vLLM joins them: parts are often texts of their own.
+            texts.collect::<Result<Vec<_>, _>>()?.join("\n").into()
         }
         other => {
             let (name, other) = (fields.full("content"), fields::shown(&other));
@@ -120,6 +121,19 @@ mod tests {
         };
         let roles: Vec<_> = messages.iter().map(|message| &message["role"]).collect();
         assert_eq!(roles, ["system", "system", "user", "assistant"]);
+    }
+
+    /// As in vLLM. A part is often a whole document.
+    #[test]
+    fn parts_of_a_message_are_lines() {
+        let part = |text: &str| json!({"type": "text", "text": text});
+        let content = json!([part("one"), part(""), part("two")]);
+        let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
+        let asked = api::parse(Kind::Chat, body.as_bytes(), "tiny").unwrap();
+        let [Prompt::Chat(messages, _)] = &asked.prompts[..] else {
+            panic!("a chat");
+        };
+        assert_eq!(messages[0]["content"], "one\n\ntwo");
     }
 
     /// Templates of tools and of several speakers write it.

@@ -59,6 +59,18 @@ fn fields_that_are_switched_off_are_not_ignored() {
     );
 }
 
+/// Nothing is stored here, and there is one tier.
+#[test]
+fn services_that_are_not_there_are_refused() {
+    for (field, value, rule) in [
+        ("store", json!(true), "false"),
+        ("service_tier", json!("priority"), "\"auto\" or \"default\""),
+    ] {
+        let message = format!("{field} is {value}, and only {rule} is implemented");
+        assert_eq!(refused(Kind::Chat, field, value), message);
+    }
+}
+
 /// Clients send defaults of OpenAI's interface and of other servers.
 #[test]
 fn values_without_effect_are_taken() {
@@ -81,9 +93,23 @@ fn values_without_effect_are_taken() {
         (Kind::Chat, "logit_bias", json!({})),
         (Kind::Chat, "response_format", json!({"type": "text"})),
         (Kind::Chat, "unknown", Value::Null),
+        (Kind::Chat, "store", json!(false)),
+        (Kind::Chat, "service_tier", json!("auto")),
+        (Kind::Chat, "service_tier", json!("default")),
     ] {
         let taken = parsed(kind, field, value.clone());
         assert!(taken.is_ok(), "{field} {value}: {:?}", taken.err());
+    }
+}
+
+/// A request could ask for choices until the memory was full.
+#[test]
+fn choices_of_a_prompt_are_limited() {
+    let choices = |n: u32| parsed(Kind::Completion, "n", json!(n)).map(|asked| asked.choices());
+    assert_eq!(choices(128), Ok(128));
+    for more in [129, u32::MAX] {
+        let message = format!("n is {more}: give a whole number from 1 to 128");
+        assert_eq!(choices(more), Err(message));
     }
 }
 
@@ -133,12 +159,12 @@ const MOST: Most = Most {
 fn choices_have_seeds_of_their_own() {
     let most = MOST;
     let asked = parsed(Kind::Chat, "seed", json!(-3)).unwrap().parameters;
-    let of = |choice| asked.generation(choice, vec![1], &most);
+    let of = |choice| asked.generation(choice, 1, &most);
     assert_eq!(of(0).sampling.seed, (-3_i64).cast_unsigned());
     let seeds: std::collections::BTreeSet<_> = (0..1000).map(|at| of(at).sampling.seed).collect();
     assert_eq!(seeds.len(), 1000);
     assert_eq!(of(0).max_new_tokens, 10);
-    assert_eq!(asked.generation(0, vec![1; 95], &most).max_new_tokens, 5);
+    assert_eq!(asked.generation(0, 95, &most).max_new_tokens, 5);
 }
 
 /// The engine would refuse each choice, with a copy of its prompt.
@@ -178,7 +204,7 @@ fn whole_numbers_may_have_a_point() {
     let parameters = asked.parameters;
     assert_eq!((parameters.choices, parameters.min_tokens), (2, 10));
     assert_eq!(parameters.log_probs, Some(2));
-    let first = parameters.generation(0, vec![7, 8], &MOST);
+    let first = parameters.generation(0, 2, &MOST);
     assert_eq!(first.max_new_tokens, 16);
     assert_eq!(first.sampling.seed, (-3_i64).cast_unsigned());
     assert_eq!(first.sampling.top_k, 0);
@@ -199,6 +225,25 @@ fn whole_numbers_may_have_a_point() {
     }
     let least = json!(-9_223_372_036_854_775_808.0);
     assert!(parsed(Kind::Completion, "seed", least).is_ok());
+}
+
+/// Clients draw them from all numbers of 64 bits, with or without a sign.
+#[test]
+fn seeds_are_numbers_of_64_bits() {
+    let seed = |value: Value| {
+        let asked = parsed(Kind::Chat, "seed", value)?.parameters;
+        Ok::<_, String>(asked.generation(0, 1, &MOST).sampling.seed)
+    };
+    for (given, expected) in [
+        (json!(u64::MAX), u64::MAX),
+        (json!(-1), u64::MAX),
+        (json!(1_u64 << 63), 1 << 63),
+        (json!(i64::MIN), 1 << 63),
+        (json!(7), 7),
+    ] {
+        assert_eq!(seed(given.clone()), Ok(expected), "{given}");
+    }
+    assert!(seed(json!(-1e19)).is_err());
 }
 
 #[test]
@@ -324,7 +369,7 @@ fn who_says_how_a_token_is_drawn_gets_one_drawn() {
     };
     let drawn = |field: &str, value: Value, most: &Most| {
         let parameters = parsed(Kind::Completion, field, value).unwrap().parameters;
-        parameters.generation(0, vec![1], most).sampling
+        parameters.generation(0, 1, most).sampling
     };
     for (field, value) in [
         ("max_tokens", json!(3)),
@@ -478,7 +523,7 @@ fn errors_have_the_field_and_its_value() {
             Kind::Completion,
             "n",
             json!(0),
-            "n is 0: give a whole number from 1 to 4294967295",
+            "n is 0: give a whole number from 1 to 128",
         ),
         (
             Kind::Completion,

@@ -5,7 +5,7 @@ mod memory;
 mod scalar;
 mod warp;
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use crate::{
     ParseError,
@@ -210,16 +210,16 @@ impl<'a> Decoder<'a> {
 
     fn statement(&mut self, statement: &Statement) -> Result<Op, ParseError> {
         let parts: Vec<&str> = statement.opcode.split('.').collect();
-        let mut operands = statement.operands.clone();
+        let mut operands = Cow::Borrowed(statement.operands.as_slice());
         // Registers hold values of 16 bits without their sign, and constants may be written with it.
         if matches!(parts.last(), Some(&("b16" | "u16" | "s16"))) {
-            for operand in &mut operands {
+            for operand in operands.to_mut() {
                 if let Operand::Immediate(value) = operand {
                     *value &= 0xFFFF;
                 }
             }
         }
-        let operands = operands.as_slice();
+        let operands = &*operands;
         let decoded = self
             .scalar(&parts, operands)
             .or_else(|| self.memory(&parts, operands))

@@ -220,11 +220,16 @@ impl Run<'_> {
 
     /// Checks an access for conflicts and records it.
     pub fn touch(&mut self, block: &mut Block, warp: &Warp, touch: Touch) -> Step {
-        let conflict = self.conflict(block, warp, &touch)?;
-        let Some((conflict, granule)) = conflict else {
+        self.touch_all(block, warp, touch, &[touch.at])
+    }
+
+    /// As [`touch`](Self::touch), at each of these places, which are in one memory.
+    fn touch_all(&mut self, block: &mut Block, warp: &Warp, touch: Touch, places: &[At]) -> Step {
+        let conflict = self.conflict(block, warp, &touch, places)?;
+        let Some((conflict, at, granule)) = conflict else {
             return Ok(());
         };
-        let address = match touch.at {
+        let address = match at {
             At::Shared(_) => name(At::Shared((granule * GRANULE) as u32)),
             At::Peer(rank, _) => name(At::Peer(rank, (granule * GRANULE) as u32)),
             at => name(at),
@@ -263,14 +268,9 @@ impl Run<'_> {
         block: &mut Block,
         warp: &Warp,
         touch: &Touch,
-    ) -> Step<Option<(Conflict, usize)>> {
-        let Touch {
-            lane,
-            len,
-            record,
-            member,
-            ..
-        } = *touch;
+        places: &[At],
+    ) -> Step<Option<(Conflict, At, usize)>> {
+        let Touch { lane, len, .. } = *touch;
         let kind = if matches!(touch.at, At::Shared(_) | At::Peer(..)) {
             FENCE_SHARED
         } else {
@@ -310,37 +310,62 @@ impl Run<'_> {
             launch,
             waited: !overlaps || clock.get(self.blocks, 0) != 0,
             fenced: touch.asynchronous.then_some(&fenced),
+            ordered: Default::default(),
         };
-        if touch.asynchronous
-            && touch.write
-            && let At::Shared(offset) = touch.at
-            && let Some(late) = late_read(block, &by, offset as usize, len)
-        {
-            block.fences = fences;
-            return Ok(Some(late));
-        }
-        let found = match self.bytes(block, touch.at, len) {
-            Ok((bytes, at)) => {
-                let granules = at / GRANULE..(at + len).div_ceil(GRANULE);
-                let mut found = None;
-                for granule in granules {
-                    let part = bytes_of(granule, at, at + len);
-                    let one = bytes.granule(granule);
-                    let conflict = match touch.write {
-                        true => one.write(&by, record, member as u32, part, touch.same_value),
-                        false => one.read(&by, record, member as u32, part),
-                    };
-                    if let Some(conflict) = conflict {
-                        found = Some((conflict, granule));
-                        break;
-                    }
+        let mut found = Ok(None);
+        for &place in places {
+            let late = match place {
+                At::Shared(offset) if touch.asynchronous && touch.write => {
+                    late_read(block, &by, offset as usize, len)
                 }
-                Ok(found)
+                _ => None,
+            };
+            let conflict = match late {
+                Some(late) => Ok(Some(late)),
+                None => {
+                    let bytes = self.bytes(block, place, len);
+                    bytes.map(|(bytes, at)| in_granules(bytes, at, &by, touch))
+                }
+            };
+            found = conflict.map(|one| one.map(|(conflict, granule)| (conflict, place, granule)));
+            if !matches!(found, Ok(None)) {
+                break;
             }
-            Err(fault) => Err(fault),
-        };
+        }
         block.fences = fences;
         found
+    }
+
+    /// Reads 16 bytes of shared memory at each offset, as a product does.
+    pub fn read_units(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        record: Record,
+        offsets: impl Iterator<Item = u32>,
+    ) -> Step<Vec<([u8; 16], u32)>> {
+        let places: Vec<At> = offsets.map(At::Shared).collect();
+        let Some(&at) = places.first() else {
+            return Ok(Vec::new());
+        };
+        let touch = Touch {
+            lane: 0,
+            at,
+            len: 16,
+            record,
+            member: warp.index,
+            write: false,
+            asynchronous: true,
+            same_value: false,
+            what: "a product reads",
+        };
+        self.touch_all(block, warp, touch, &places)?;
+        let read = |at| {
+            let mut data = [0; 16];
+            let written = self.contents(block, warp, Touch { at, ..touch }, &mut data)?;
+            Ok((data, written))
+        };
+        places.into_iter().map(read).collect()
     }
 
     /// Reads a lane's bytes into `out`. Returns a bit for each byte that was written before.
@@ -380,6 +405,17 @@ impl Run<'_> {
             _ => {}
         }
         self.touch(block, warp, touch)?;
+        self.contents(block, warp, touch, out)
+    }
+
+    /// The bytes of an access that was checked, into `out`. Returns a bit for each byte that was written before.
+    fn contents(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        touch: Touch,
+        out: &mut [u8],
+    ) -> Step<u32> {
         let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
         out.copy_from_slice(&bytes.data[at..at + touch.len]);
         if bytes.is_written(at, touch.len) {
@@ -445,6 +481,25 @@ impl Run<'_> {
         self.progress += u64::from(!touch.same_value);
         Ok(())
     }
+}
+
+/// Checks an access in each granule, and records it there. Returns the first conflict.
+fn in_granules(
+    bytes: &mut Bytes,
+    at: usize,
+    by: &Accessor<'_>,
+    touch: &Touch,
+) -> Option<(Conflict, usize)> {
+    let (record, member, end) = (touch.record, touch.member as u32, at + touch.len);
+    (at / GRANULE..end.div_ceil(GRANULE)).find_map(|granule| {
+        let part = bytes_of(granule, at, end);
+        let one = bytes.granule(granule);
+        let conflict = match touch.write {
+            true => one.write(by, record, member, part, touch.same_value),
+            false => one.read(by, record, member, part),
+        };
+        conflict.map(|conflict| (conflict, granule))
+    })
 }
 
 /// A read of these bytes of shared memory that a load in flight may not have done when the thread writes them. Forgets those

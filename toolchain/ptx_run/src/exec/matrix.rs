@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use super::{
     Flow, Run,
@@ -33,12 +33,26 @@ fn float(element: Element, bits: u16) -> f32 {
     }
 }
 
-/// The elements that follow each other in memory.
-fn floats(element: Element, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(element.bytes()).map(move |bytes| {
-        let high = bytes.get(1).copied().unwrap_or(0);
-        float(element, u16::from_le_bytes([bytes[0], high]))
-    })
+/// The elements of 16 bytes: 8 or 16.
+fn floats(element: Element, bytes: &[u8; 16]) -> [f32; 16] {
+    let mut values = [0.0; 16];
+    let halves = bytes.as_chunks::<2>().0;
+    match element {
+        Element::F16 => {
+            let halves: [f16; 8] = std::array::from_fn(|at| f16::from_le_bytes(halves[at]));
+            halves.convert_to_f32_slice(&mut values[..8]);
+        }
+        Element::Bf16 => {
+            for (value, half) in values.iter_mut().zip(halves) {
+                *value = bf16::from_le_bytes(*half).to_f32();
+            }
+        }
+        Element::E4m3 => {
+            let table = &*E4M3;
+            values = bytes.map(|byte| table[usize::from(byte)]);
+        }
+    }
+    values
 }
 
 fn pair(element: Element, bits: u32) -> [f32; 2] {
@@ -271,21 +285,24 @@ impl Run<'_> {
         let b = self.descriptor(warp, product.b)?;
         let mut columns = vec![[0_f32; 32]; n];
         let mut columns_valid = vec![true; n];
-        let lines = if product.transposed_b { depth } else { n };
-        let per_line = if product.transposed_b { n } else { depth };
-        for line in 0..lines {
-            for unit in 0..per_line / per_unit {
-                let (bytes, written) =
-                    self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
-                for (at, value) in floats(element, &bytes).enumerate() {
-                    let (column, k) = if product.transposed_b {
-                        (unit * per_unit + at, line)
-                    } else {
-                        (line, unit * per_unit + at)
-                    };
-                    columns[column][k] = value;
-                    columns_valid[column] &= of_element(written, at);
+        let transposed = product.transposed_b;
+        let (lines, per_line) = if transposed { (depth, n) } else { (n, depth) };
+        let per_line = per_line / per_unit;
+        let offsets =
+            (0..lines * per_line).map(|at| b.place(transposed, at / per_line, at % per_line));
+        let units = self.read_units(block, warp, record, offsets)?;
+        for (at, (bytes, written)) in units.iter().enumerate() {
+            let (line, first) = (at / per_line, at % per_line * per_unit);
+            let values = floats(element, bytes);
+            let values = &values[..per_unit];
+            if transposed {
+                for (at, &value) in values.iter().enumerate() {
+                    columns[first + at][line] = value;
+                    columns_valid[first + at] &= of_element(*written, at);
                 }
+            } else {
+                columns[line][first..first + per_unit].copy_from_slice(values);
+                columns_valid[line] &= written & 0xFFFF == 0xFFFF;
             }
         }
         // The rows of this warp: 16 of the 64.
@@ -295,28 +312,24 @@ impl Run<'_> {
             OperandA::Shared(row, transposed) => {
                 let a = self.descriptor(warp, *row)?;
                 let first = warp.index % 4 * 16;
-                if *transposed {
-                    #[allow(clippy::needless_range_loop)]
-                    for k in 0..depth {
-                        for unit in 0..2 {
-                            let (bytes, written) =
-                                self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
-                            for (at, value) in floats(element, &bytes).enumerate() {
-                                rows[unit * 8 + at][k] = value;
-                                rows_valid[unit * 8 + at] &= of_element(written, at);
-                            }
+                let lines = if *transposed { depth } else { rows.len() };
+                let offsets = (0..2 * lines).map(|at| match transposed {
+                    true => a.place(true, at / 2, first / 8 + at % 2),
+                    false => a.place(false, first + at / 2, at % 2),
+                });
+                let units = self.read_units(block, warp, record, offsets)?;
+                for (at, (bytes, written)) in units.iter().enumerate() {
+                    let (line, unit) = (at / 2, at % 2);
+                    let values = floats(element, bytes);
+                    if *transposed {
+                        for (at, &value) in values[..8].iter().enumerate() {
+                            rows[unit * 8 + at][line] = value;
+                            rows_valid[unit * 8 + at] &= of_element(*written, at);
                         }
-                    }
-                } else {
-                    for (line, row) in rows.iter_mut().enumerate() {
-                        for unit in 0..2 {
-                            let (bytes, written) =
-                                self.unit(block, warp, record, &a, false, first + line, unit)?;
-                            rows_valid[line] &= written & 0xFFFF == 0xFFFF;
-                            for (at, value) in floats(element, &bytes).enumerate() {
-                                row[unit * per_unit + at] = value;
-                            }
-                        }
+                    } else {
+                        rows[line][unit * per_unit..][..per_unit]
+                            .copy_from_slice(&values[..per_unit]);
+                        rows_valid[line] &= written & 0xFFFF == 0xFFFF;
                     }
                 }
             }
@@ -329,10 +342,14 @@ impl Run<'_> {
                     }
                     for lane in 0..32 {
                         let (g, t) = (lane / 4, lane % 4 * in_word);
-                        let bytes = warp.word(row)[lane].to_le_bytes();
+                        let word = warp.word(row)[lane];
                         let (line, k) = (g + at % 2 * 8, t + at / 2 * (depth / 2));
-                        for (value, to) in floats(element, &bytes).zip(&mut rows[line][k..]) {
-                            *to = value;
+                        match element {
+                            Element::E4m3 => {
+                                let four = word.to_le_bytes().map(|byte| E4M3[usize::from(byte)]);
+                                rows[line][k..k + 4].copy_from_slice(&four);
+                            }
+                            _ => rows[line][k..k + 2].copy_from_slice(&pair(element, word)),
                         }
                         rows_valid[line] &= valid >> lane & 1 != 0;
                     }
@@ -367,10 +384,10 @@ impl Run<'_> {
             for (lane, value) in d.iter_mut().enumerate() {
                 let (line, column) = (lane / 4 + high, column + lane % 4 * 2);
                 let before = if adds { f32::from_bits(*value) } else { 0.0 };
-                let (a, b) = (&rows[line][..depth], &columns[column][..depth]);
+                let (a, b) = (&rows[line], &columns[column]);
                 let sum = match element {
                     Element::E4m3 => dot_of_8_bits(before, a, b),
-                    _ => before + dot(a, b),
+                    _ => before + dot(first_16(a), first_16(b)),
                 };
                 *value = sum.to_bits();
                 valid &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
@@ -397,35 +414,6 @@ impl Run<'_> {
         }
         Descriptor::new(values[0])
     }
-
-    /// 16 bytes of adjacent elements: along K, or along M or N if the operand is transposed.
-    #[allow(clippy::too_many_arguments)]
-    fn unit(
-        &mut self,
-        block: &mut Block,
-        warp: &mut Warp,
-        record: Record,
-        descriptor: &Descriptor,
-        transposed: bool,
-        line: usize,
-        unit: usize,
-    ) -> Step<([u8; 16], u32)> {
-        let offset = descriptor.place(transposed, line, unit);
-        let mut data = [0; 16];
-        let touch = Touch {
-            lane: 0,
-            at: At::Shared(offset),
-            len: 16,
-            record,
-            member: warp.index,
-            write: false,
-            asynchronous: true,
-            same_value: false,
-            what: "a product reads",
-        };
-        let written = self.read(block, warp, touch, &mut data)?;
-        Ok((data, written))
-    }
 }
 
 fn touch(lane: usize, at: At, record: Record, write: bool) -> Touch {
@@ -443,10 +431,19 @@ fn touch(lane: usize, at: At, record: Record, write: bool) -> Touch {
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+/// A step of the contraction in 16-bit elements.
+fn first_16(of: &[f32; 32]) -> &[f32; 16] {
+    of.first_chunk().expect("there are 32")
+}
+
+fn dot(a: &[f32; 16], b: &[f32; 16]) -> f32 {
     let mut parts = [0_f32; 4];
-    for at in 0..a.len() {
-        parts[at % 4] += a[at] * b[at];
+    // Four at a time, side by side.
+    let (a, b) = (a.as_chunks::<4>().0, b.as_chunks::<4>().0);
+    for (a, b) in a.iter().zip(b) {
+        for (part, (a, b)) in parts.iter_mut().zip(a.iter().zip(b)) {
+            *part += a * b;
+        }
     }
     parts[0] + parts[1] + (parts[2] + parts[3])
 }
@@ -456,18 +453,19 @@ const KEPT: i32 = 13;
 
 /// A·B + C with 8-bit products as on Hopper: every term and the sum are truncated [`KEPT`] bits below the largest term.
 /// (The report on DeepSeek-V3 describes this; sums of 16-bit products are f32.)
-fn dot_of_8_bits(c: f32, a: &[f32], b: &[f32]) -> f32 {
+fn dot_of_8_bits(c: f32, a: &[f32; 32], b: &[f32; 32]) -> f32 {
     let mut products = [0_f32; 32];
-    let mut most = c.abs();
+    // Magnitudes are ordered as their bits are: NaN is above infinity, which is above all others.
+    let magnitude = |x: f32| (x.to_bits() & (u32::MAX >> 1)) as i32;
+    let mut most = magnitude(c);
     for (product, (a, b)) in products.iter_mut().zip(a.iter().zip(b)) {
         *product = a * b;
-        most = most.max(product.abs());
+        most = most.max(magnitude(*product));
     }
-    let exponent = (most.to_bits() >> 23) as i32;
-    // Infinities and NaN, which `max` ignores, and exponents at the ends of the range.
-    let plain = c + products.iter().sum::<f32>();
-    if !plain.is_finite() || exponent <= KEPT || exponent >= 254 - KEPT {
-        return plain;
+    let exponent = most >> 23;
+    // Infinities, NaN, and exponents at the ends of the range. All other sums are finite.
+    if exponent <= KEPT || exponent >= 254 - KEPT {
+        return c + products.iter().sum::<f32>();
     }
     let power = |exponent: i32| f32::from_bits((exponent as u32) << 23);
     let (unit, units) = (power(exponent - KEPT), power(254 - exponent + KEPT));

@@ -69,7 +69,30 @@ pub struct Body {
     pub local: Vec<(String, usize, usize)>,
 }
 
-type Scope = HashMap<String, (Class, u32)>;
+/// Registers that are declared together: `%r<9>` for `%r0` to `%r8`, or one.
+struct Registers<'a> {
+    name: &'a str,
+    /// `None` for one register, whose name has no number.
+    count: Option<u32>,
+    class: Class,
+    first: u32,
+}
+
+impl Registers<'_> {
+    /// The register with this name. An entry has thousands, so their names are not listed.
+    fn find(&self, name: &str) -> Option<(Class, u32)> {
+        let number = name.strip_prefix(self.name)?;
+        let Some(count) = self.count else {
+            return number.is_empty().then_some((self.class, self.first));
+        };
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit())
+            && (number == "0" || !number.starts_with('0'));
+        let index: u32 = number.parse().ok().filter(|_| is_number)?;
+        (index < count).then_some((self.class, self.first + index))
+    }
+}
+
+type Scope<'a> = Vec<Registers<'a>>;
 type Tokens<'a> = Peekable<Lexer<'a>>;
 
 struct Parser<'a> {
@@ -77,9 +100,9 @@ struct Parser<'a> {
     line: u32,
     body: Body,
     /// Names of registers in each open or closed scope, with its parent.
-    scopes: Vec<(Scope, usize)>,
+    scopes: Vec<(Scope<'a>, usize)>,
     scope: usize,
-    labels: HashMap<(usize, String), usize>,
+    labels: HashMap<(usize, &'a str), usize>,
     /// Label lists from which `brx.idx` selects.
     tables: HashMap<String, Vec<String>>,
     /// The scope of each statement, to resolve its labels.
@@ -93,7 +116,7 @@ pub fn parse_body(text: &str, line: u32) -> Result<Body, ParseError> {
         tokens: Lexer::new(text, line).peekable(),
         line,
         body: Body::default(),
-        scopes: vec![(HashMap::new(), 0)],
+        scopes: vec![(Vec::new(), 0)],
         scope: 0,
         labels: HashMap::new(),
         tables: HashMap::new(),
@@ -104,7 +127,7 @@ pub fn parse_body(text: &str, line: u32) -> Result<Body, ParseError> {
         parser.line = line;
         match token {
             Token::Mark(b'{') => {
-                parser.scopes.push((HashMap::new(), parser.scope));
+                parser.scopes.push((Vec::new(), parser.scope));
                 parser.scope = parser.scopes.len() - 1;
             }
             Token::Mark(b'}') => parser.scope = parser.scopes[parser.scope].1,
@@ -207,26 +230,24 @@ impl<'a> Parser<'a> {
             _ => return Err(self.fail("registers of an unknown type", kind)),
         };
         loop {
-            let name = self.word()?.to_owned();
+            let name = self.word()?;
+            let mut count = None;
             if self.accept(b'<') {
-                let count: u32 = self.number()?;
+                count = Some(self.number()?);
                 self.expect(b'>')?;
-                for index in 0..count {
-                    self.declare(format!("{name}{index}"), class);
-                }
-            } else {
-                self.declare(name, class);
             }
+            let declared = &mut self.body.registers[class as usize];
+            self.scopes[self.scope].0.push(Registers {
+                name,
+                count,
+                class,
+                first: *declared,
+            });
+            *declared += count.unwrap_or(1);
             if !self.accept(b',') {
                 return self.expect(b';');
             }
         }
-    }
-
-    fn declare(&mut self, name: String, class: Class) {
-        let count = &mut self.body.registers[class as usize];
-        self.scopes[self.scope].0.insert(name, (class, *count));
-        *count += 1;
     }
 
     fn array(&mut self, shared: bool) -> Result<(), ParseError> {
@@ -256,7 +277,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn label(&mut self, name: &str) -> Result<(), ParseError> {
+    fn label(&mut self, name: &'a str) -> Result<(), ParseError> {
         if let Some(&(_, Token::Word(".branchtargets"))) = self.tokens.peek() {
             self.tokens.next();
             let mut targets = Vec::new();
@@ -268,7 +289,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         let here = self.body.statements.len();
-        self.labels.insert((self.scope, name.to_owned()), here);
+        self.labels.insert((self.scope, name), here);
         Ok(())
     }
 
@@ -303,7 +324,8 @@ impl<'a> Parser<'a> {
     fn register(&self, name: &str) -> Option<(Class, u32)> {
         let mut scope = self.scope;
         loop {
-            if let Some(&found) = self.scopes[scope].0.get(name) {
+            let mut declared = self.scopes[scope].0.iter().rev();
+            if let Some(found) = declared.find_map(|one| one.find(name)) {
                 return Some(found);
             }
             if scope == 0 {
@@ -402,7 +424,7 @@ impl<'a> Parser<'a> {
     fn target(&self, scope: usize, line: u32, name: &str) -> Result<Operand, ParseError> {
         let mut scope = scope;
         loop {
-            if let Some(&target) = self.labels.get(&(scope, name.to_owned())) {
+            if let Some(&target) = self.labels.get(&(scope, name)) {
                 return Ok(Operand::Target(target));
             }
             if scope == 0 {

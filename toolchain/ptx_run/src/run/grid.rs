@@ -200,22 +200,16 @@ impl Grid<'_> {
             Schedule::Late(_) if self.run.random.below(16) == 0 => self.run.random.below(total),
             Schedule::Late(_) => self.turn,
         };
-        let places: Vec<(usize, usize)> = self
-            .residents
-            .iter()
-            .enumerate()
-            .flat_map(|(at, one)| (0..one.warps.len()).map(move |warp| (at, warp)))
-            .collect();
-        (0..total)
-            .map(|offset| (start + offset) % total)
-            .find_map(|index| {
-                let (at, warp) = places[index];
-                let resident = &self.residents[at];
-                Self::ready(&resident.block, &resident.warps[warp]).then(|| {
-                    self.turn = index;
-                    (at, warp)
-                })
-            })
+        // All blocks of a grid have as many warps.
+        let warps = self.residents[0].warps.len();
+        let found = (start..total + start)
+            .map(|index| index % total)
+            .find(|index| {
+                let resident = &self.residents[index / warps];
+                Self::ready(&resident.block, &resident.warps[index % warps])
+            })?;
+        self.turn = found;
+        Some((found / warps, found % warps))
     }
 
     /// No warp can run: complete a copy, else let tests of mbarriers fail, else report a deadlock.
