@@ -131,43 +131,6 @@ fn latent_attention_is_the_reference() {
         .unwrap();
 }
 
-/// Whichever piece ends last merges both from its registers. Rows of one piece and of three beside them.
-#[test]
-fn rows_of_two_pieces_are_the_reference() {
-    let Some(gpu) = common::gpu("rows_of_two_pieces_are_the_reference") else {
-        return;
-    };
-    let heads = [(64, 1), (16, 1), (128, 1), (16, 4), (32, 2), (8, 2), (8, 3)];
-    for (index, (heads, queries)) in (0_u64..).zip(heads) {
-        for (captured, sinks, page) in [(false, false, 64), (true, true, 64), (false, true, 1)] {
-            let mut spec = Spec::latent(heads, 512, 64);
-            spec.variant.sinks = sinks;
-            let request = |own, queries| Request {
-                parent: 0,
-                shared: 0,
-                own,
-                queries,
-            };
-            let case = Case {
-                spec,
-                requests: vec![
-                    request(230, queries),
-                    request(140, queries),
-                    request(257, 1),
-                    request(100, queries),
-                ],
-                page,
-                options: PlanOptions::default()
-                    .with_packing(PackRule::Off)
-                    .with_split(SplitMode::Fixed { tokens: 128 }),
-                captured,
-                seed: index,
-            };
-            check::<bf16, bf16>(gpu, &case).unwrap();
-        }
-    }
-}
-
 #[test]
 fn keys_of_656_bytes_are_the_reference() {
     let Some(gpu) = common::gpu("keys_of_656_bytes_are_the_reference") else {

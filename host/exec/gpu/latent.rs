@@ -1,10 +1,6 @@
 //! Latent attention on the GPU: one tile group of a plan. Values are a part of the keys.
 
-use kernels_gpu::{
-    abi::{LatentParams, PieceWords},
-    divisor::Divisor,
-    registry::Loads,
-};
+use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 
 use super::{
     DecodeCall, Gpu,
@@ -37,17 +33,13 @@ impl Gpu {
     ) -> Result<Step, Error> {
         let (row, spec) = (kernel.info, call.spec);
         call.pool.check_is_one()?;
+        if call.arrivals.is_some() {
+            let rule = format!("0: {} leaves merges to others", row.name);
+            return Err(extent("arrivals", "counters", call.merges.len, rule));
+        }
         // The same division as the planner's: equal tiles, as few as can hold all heads.
         let tiles = spec.q_heads.div_ceil(row.rows);
         let heads = spec.q_heads.div_ceil(tiles);
-        if let Some(arrivals) = call.arrivals {
-            let of_tile = (PieceWords::OF_TILE / 4) as usize;
-            let needed = call.merges.len * tiles as usize * of_tile;
-            if !row.merges_pieces || arrivals.len < needed {
-                let rule = format!("0, or {needed} where kernels merge pieces");
-                return Err(extent("arrivals", "counters", arrivals.len, rule));
-            }
-        }
         if call.tile.rows > row.rows {
             let rule = format!("at most {}, as in {}", row.rows, row.name);
             return Err(extent("the tile", "rows", call.tile.rows as usize, rule));

@@ -5,7 +5,7 @@ mod fingerprint;
 use std::ops::Range;
 
 use kernels_gpu::{
-    abi::{DIRECT, MergeRow, NO_MERGE, PieceOf, QueryRow, WorkItem},
+    abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem},
     registry::Op,
 };
 
@@ -95,8 +95,6 @@ pub(super) struct LaunchPlan {
     pub(super) padded: Option<Range<u32>>,
     /// Which merges are left to the merging kernel, if decodes do others.
     leaves: Vec<bool>,
-    /// For each row whose states the kernel merges from registers, what it is told.
-    pieces: Vec<Option<u32>>,
 }
 
 impl LaunchPlan {
@@ -212,10 +210,6 @@ impl LaunchPlan {
         // In one kernel with a prefill, decodes only stream keys and do not merge.
         let in_one = self.pod == PodMode::Tickets;
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
-        self.pieces.clear();
-        if merges_pieces(plan) {
-            self.leave_all_but_pieces(plan);
-        }
         if self.fused {
             self.leave_those_of_shared_sms(plan);
             let merges = plan.merges.iter().zip(&self.leaves);
@@ -248,88 +242,6 @@ impl LaunchPlan {
         }
     }
 
-    /// Leaves all merges to the merging kernel, except those of items that are one of two pieces of the same rows: the units
-    /// of the item that ends last merge them from registers.
-    fn leave_all_but_pieces(&mut self, plan: &Plan) {
-        self.leaves.fill(true);
-        self.pieces.resize(plan.rows.len(), None);
-        // By slot, the row and the item that write it.
-        let mut written = vec![None; plan.merge_slots.len()];
-        for (index, item) in plan.items.iter().enumerate() {
-            if item.is_gathered() && !item.is_joint() {
-                let rows = item.rows_begin..item.rows_begin + item.rows;
-                for (row, at) in plan.rows_of(item).iter().zip(rows) {
-                    if let Some(written) = written.get_mut(row.slot as usize) {
-                        *written = Some((at, index));
-                    }
-                }
-            }
-        }
-        for group in &plan.groups {
-            let Some(info) = group
-                .id
-                .map(|id| id.info())
-                .filter(|info| info.merges_pieces)
-            else {
-                continue;
-            };
-            let tiles = plan.spec.q_heads.div_ceil(info.rows);
-            let heads = plan.spec.q_heads.div_ceil(tiles);
-            if plan.spec.q_heads % heads != 0 {
-                continue;
-            }
-            for item in plan.items_of(group) {
-                // Whole groups of rows: a state has no room for others in the order of registers.
-                let whole = (item.rows * heads).is_multiple_of(16);
-                if !item.is_gathered() || !whole || (tiles > 1 && item.rows > 1) {
-                    continue;
-                }
-                let rows = plan.rows_of(item);
-                let Some(first) = rows.first().filter(|row| row.merge < PieceOf::MERGES) else {
-                    continue;
-                };
-                // The item begins its rows' lists of two slots, and the other item's slots follow its own.
-                let slot_of = |row: &QueryRow, piece: u32| {
-                    let merge = plan.merges.get(row.merge as usize)?;
-                    let list = plan.merge_slots.get(merge.slots_begin as usize..)?;
-                    (merge.slots == 2).then_some(list[piece as usize])
-                };
-                let mut same = (0..).zip(rows).map(|(at, row)| {
-                    let slots = [slot_of(row, 0)?, slot_of(row, 1)?];
-                    let other = written.get(slots[1] as usize).copied()??;
-                    let fits = row.slot == slots[0]
-                        && row.slot == first.slot + at
-                        && slots[1] == row.slot + item.rows;
-                    let of_other = plan.items[other.1];
-                    let same = of_other.rows == item.rows && of_other.rows_begin + at == other.0;
-                    (fits && same).then_some(other.1)
-                });
-                let Some(Some(other)) = same.next() else {
-                    continue;
-                };
-                let in_group = group.items.contains(&(other as u32));
-                if !in_group || !same.all(|of| of == Some(other)) {
-                    continue;
-                }
-                let begins = [item.rows_begin, plan.items[other].rows_begin];
-                for (piece, begin) in (0..).zip(begins) {
-                    for at in begin..begin + item.rows {
-                        let word = PieceOf {
-                            merge: first.merge,
-                            pieces: 2,
-                            piece,
-                        };
-                        self.pieces[at as usize] = Some(word.word());
-                    }
-                }
-                for row in rows {
-                    self.leaves[row.merge as usize] = false;
-                }
-                self.fused = true;
-            }
-        }
-    }
-
     /// The rows whose merges are left to the merging kernel, without these merges, and their indices. Decodes that count
     /// arrivals must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
     pub(super) fn rows_of_left_merges<'a>(
@@ -340,14 +252,9 @@ impl LaunchPlan {
         let left =
             move |row: &QueryRow| row.merge != NO_MERGE && (!self.fused || leaves(row.merge));
         let rows = plan.rows.iter().enumerate();
-        rows.filter_map(move |(index, row)| {
-            let piece = self.pieces.get(index).copied().flatten();
-            let merge = match piece {
-                Some(word) => word,
-                None if left(row) => NO_MERGE,
-                None => return None,
-            };
-            Some((index, QueryRow { merge, ..*row }))
+        rows.filter(move |(_, row)| left(row)).map(|(index, row)| {
+            let merge = NO_MERGE;
+            (index, QueryRow { merge, ..*row })
         })
     }
 
@@ -391,16 +298,6 @@ impl LaunchPlan {
             &plan.merges
         }
     }
-}
-
-/// Whether kernels may merge two pieces of the same rows from registers. An experiment: `TANDEM_MLA_PIECES=0` says no.
-fn merges_pieces(plan: &Plan) -> bool {
-    plan.spec.latent && !plan.spec.has_f32_outputs() && merges_pieces_of_latent()
-}
-
-/// As the environment says.
-pub(super) fn merges_pieces_of_latent() -> bool {
-    std::env::var_os("TANDEM_MLA_PIECES").is_none_or(|value| value != "0")
 }
 
 fn launch(

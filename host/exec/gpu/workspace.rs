@@ -11,7 +11,7 @@ use super::{
     DeviceArray, Gpu,
     captured::Uploaded,
     inspect::Known,
-    launch_plan::{LaunchPlan, merges_pieces_of_latent},
+    launch_plan::LaunchPlan,
     launch_set::LaunchSubset,
     maps::Maps,
     registry::has_own_heads,
@@ -149,7 +149,6 @@ impl Workspace {
     /// Whether decodes merge their states where they can.
     pub(super) fn decode_merges(&self) -> bool {
         match &self.options.launches {
-            Some(_) if self.spec.latent => merges_pieces_of_latent(),
             Some(set) => set.merge_mode == MergeMode::Fused,
             None => self.launch_plan.fused,
         }

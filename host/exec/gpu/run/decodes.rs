@@ -55,10 +55,7 @@ impl Making<'_> {
         let co_resident = kernel.info().co_resident;
         // If the plan names a kernel that shares SMs, the decode leaves merges to the merging kernel, also if another
         // kernel runs it.
-        let info = kernel.info();
-        let merges = workspace.decode_merges()
-            && !planned.info().co_resident
-            && (!info.leaves_merges || info.merges_pieces);
+        let merges = workspace.decode_merges() && !planned.info().co_resident;
         // A CTA claims several units at a time only if there are enough for all CTAs.
         let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;

@@ -229,7 +229,6 @@ pub(super) unsafe fn normalise<S: Swapped, const H: usize>(
     thread: u32,
     sums: &[f32; H],
     barrier: u32,
-    is_piece: bool,
 ) {
     let a = &p.attention;
     let (warp, lane) = (thread / 32, thread % 32);
@@ -253,7 +252,11 @@ pub(super) unsafe fn normalise<S: Swapped, const H: usize>(
         meet(BOTH, 8);
         if thread < S::ROWS {
             let row = thread;
-            let total = total_of(s, slot, row);
+            let of = |of: u32, warp: u32| shared::load_f32(s.said(slot, of, warp, row));
+            let of_all =
+                |of_one: u32| (of(of_one, 0) + of(of_one, 1)) + (of(of_one, 2) + of(of_one, 3));
+            // The same order in both consumers, for bit-identical totals.
+            let total = of_all(0) + of_all(1);
             // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
             let (mut inverse, mut lse) = if total != 0.0 {
                 (
@@ -277,7 +280,7 @@ pub(super) unsafe fn normalise<S: Swapped, const H: usize>(
                         let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);
                         ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
                     }
-                } else if consumer == 0 && !is_piece {
+                } else if consumer == 0 {
                     let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
@@ -286,16 +289,4 @@ pub(super) unsafe fn normalise<S: Swapped, const H: usize>(
         }
         barrier::bar_sync(barrier, 128);
     }
-}
-
-/// The sum of a row's weights, in the same order in both consumers.
-///
-/// # Safety
-/// Both have stored their sums, and met at a barrier.
-#[inline(always)]
-pub(super) unsafe fn total_of<S: Swapped>(s: S, slot: u32, row: u32) -> f32 {
-    // SAFETY: the caller's promise.
-    let of = |of: u32, warp: u32| unsafe { shared::load_f32(s.said(slot, of, warp, row)) };
-    let of_all = |of_one: u32| (of(of_one, 0) + of(of_one, 1)) + (of(of_one, 2) + of(of_one, 3));
-    of_all(0) + of_all(1)
 }

@@ -34,7 +34,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
     let (warp, lane) = (thread / 32, thread % 32);
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
-        normalise(p, s, consumer, slot, thread, sums, barrier, false);
+        normalise(p, s, consumer, slot, thread, sums, barrier);
         let unit = Unit::load(s.unit(slot));
         let column = consumer * (VALUE_DIM / 2) + warp * 16 + lane / 4 * 2;
         let mut at = 0;
