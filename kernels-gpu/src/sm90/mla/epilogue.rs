@@ -77,24 +77,26 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32, const P
         // Two barriers because of racecheck of CUDA 13.0: see `sm90::meet`.
         meet(c, 0);
         meet(c, 1);
-        // The normalisation factor and the LSE of a row.
-        let sums_of = |h: usize, row: u32| {
-            // The same order in both consumers, for bit-identical totals.
-            let total =
-                shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
-            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
-            if total != 0.0 {
-                (rcp(total), rows.reference[h] * scale + lg2(total))
-            } else {
-                (0.0, f32::NEG_INFINITY)
-            }
-        };
+        // The normalisation factor and the LSE of a row. With a closure the machine code of other kernels changes.
+        macro_rules! sums_of {
+            ($h:expr, $row:expr) => {{
+                // The same order in both consumers, for bit-identical totals.
+                let total = shared::load_f32(s.total(slot, 0, $row))
+                    + shared::load_f32(s.total(slot, 1, $row));
+                // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
+                if total != 0.0 {
+                    (rcp(total), rows.reference[$h] * scale + lg2(total))
+                } else {
+                    (0.0, f32::NEG_INFINITY)
+                }
+            }};
+        }
         let (mut merged, mut inverses, mut lses) = (false, [0.0; 2], [0.0; 2]);
         if let Some(piece) = piece {
             h = 0;
             while h < 2 {
                 let row = first_row + lane / 4 + 8 * h as u32;
-                (inverses[h], lses[h]) = sums_of(h, row);
+                (inverses[h], lses[h]) = sums_of!(h, row);
                 h += 1;
             }
             if piece.is_piece() {
@@ -113,11 +115,14 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32, const P
             let head = unit.head + in_tile;
             let (mut inverse, mut lse) = match PIECES {
                 true => (inverses[h], lses[h]),
-                false => sums_of(h, row),
+                false => sums_of!(h, row),
             };
             let there = token < unit.tokens && head < a.q_heads;
             let row = s.load_row(slot, token.min(unit.tokens - 1));
-            let direct = there && (row.slot == DIRECT || merged);
+            let direct = match PIECES {
+                true => there && (row.slot == DIRECT || merged),
+                false => there && row.slot == DIRECT,
+            };
             if a.sinks != 0 && direct {
                 let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
                 (inverse, lse) = (inverse * factor, with);
