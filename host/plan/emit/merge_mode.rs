@@ -9,9 +9,21 @@ use crate::plan::{
 pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> MergeMode {
     match options.merge_mode {
         MergeMode::Auto if merges_in_passing(device, options, plan) => MergeMode::Fused,
+        MergeMode::Auto if merges_pieces(options, plan) => MergeMode::Fused,
         MergeMode::Auto => MergeMode::Kernel,
         mode => mode,
     }
+}
+
+/// Whether kernels of latent attention may merge rows of exactly two items. All other rows are left to the kernel. Not with fixed
+/// splits: where the second item is, and so who merges, may depend on the batch.
+fn merges_pieces(options: &PlanOptions, plan: &Plan) -> bool {
+    let can = |group: &TileGroup| group.id.is_some_and(|id| id.with_pieces().is_some());
+    plan.spec.latent
+        && !options.split.is_fixed()
+        && !plan.spec.has_f32_outputs()
+        && plan.merges.iter().any(|merge| merge.slots == 2)
+        && plan.groups.iter().any(can)
 }
 
 /// Whether the CTAs of a plan merge faster than a separate kernel. In tiles of few rows, all warps merge at once; wider

@@ -93,8 +93,7 @@ impl Piece {
         let (tile, _) = p.heads.div_rem(unit.head);
         let of_tile = u64::from(merge) * u64::from(p.tiles.get()) + u64::from(tile);
         let warp = c * 4 + first_row / 16;
-        let counter =
-            a.arrivals + (of_tile * u64::from(PieceOf::COUNTERS) + u64::from(warp)) * 4;
+        let counter = a.arrivals + (of_tile * u64::from(PieceOf::COUNTERS) + u64::from(warp)) * 4;
         let mut before = 0;
         if is_piece && lane == 0 {
             // SAFETY: the counter is this warp's and that of the same warp in the other unit. If that one's state is written, what

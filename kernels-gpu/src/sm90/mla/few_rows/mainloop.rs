@@ -50,7 +50,12 @@ pub(super) unsafe fn consume<
     [f32; N]: wgmma::Accumulator,
 {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS && V::SOFTMAX) };
-    const { assert!(!PIECES, "units of few rows are merged by the merging kernel") };
+    const {
+        assert!(
+            !PIECES,
+            "units of few rows are merged by the merging kernel"
+        )
+    };
     const { assert!(N as u32 == ROWS / 2 && H == N / 2 && HALF_SLABS[0] == 4) };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() - FEEDERS;
