@@ -117,8 +117,8 @@ pub struct PlannedRowBlock {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MergeMode {
     /// The faster one: fused where decodes of few rows have few merges of at most 512 elements for each KV head (new tokens of
-    /// the longest row block × query heads × head dimension), and on Hopper where rows of latent attention have two partial states and
-    /// splits are not fixed; otherwise the kernel. For options only: a plan has one of the other two.
+    /// the longest row block × query heads × head dimension), and on Hopper where half or more of the merges of latent attention are of
+    /// two states and splits are not fixed; otherwise the kernel. For options only: a plan has one of the other two.
     #[default]
     Auto,
     /// In a kernel after the others.
