@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use kernels_gpu::{
-    abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem},
+    abi::{ConvertedPage, LaunchRecord, MergeRow, PieceOf, QueryRow, WorkItem},
     registry::Arch,
     sm80::pod::COUNTERS,
 };
@@ -169,7 +169,7 @@ pub struct WorkspaceLayout {
     pub partial_out: Range<u64>,
     /// `[slots, q_heads]` f32.
     pub partial_lse: Range<u64>,
-    /// `[merges, kv_heads]` u32.
+    /// `[merges, kv_heads]` u32; of latent heads `[merges, tiles of 64 heads, 8]`.
     pub arrivals: Range<u64>,
     /// `[launches]` u32; room for `MAX_LAUNCHES`.
     pub tickets: Range<u64>,
@@ -262,7 +262,11 @@ impl WorkspaceLayout {
         let states = u64::from(slots) * q_heads;
         let partial_out = section(states * u64::from(spec.head_dim_v), size_of::<f32>());
         let partial_lse = section(states, size_of::<f32>());
-        let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
+        let of_merge = match spec.latent {
+            true => u64::from(spec.q_heads.div_ceil(64) * PieceOf::COUNTERS),
+            false => kv_heads,
+        };
+        let arrivals = section(u64::from(merges) * of_merge, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
         let counters = section(COUNTERS.into(), size_of::<u32>());
         let padded_rows = u64::from(padded_tokens) * q_heads;

@@ -58,6 +58,7 @@ fn planned(head_dim: u32, seed: u64) -> Planned {
             .with_pod(PodMode::Serial)
             .with_split(split),
         trees,
+        pieces: false,
         by_token: spec.kv_dtype.bytes() == 1 && pick(&[0, 0, 1]) == 1,
         arch: None,
         page: pick(&[16, 1, 5, 48]),

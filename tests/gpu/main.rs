@@ -20,6 +20,7 @@ mod heads_512;
 mod latent_scales;
 mod merge;
 mod mla;
+mod mla_pieces;
 mod prefill;
 mod ranks;
 mod run;

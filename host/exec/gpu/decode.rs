@@ -54,7 +54,8 @@ pub struct DecodeCall<'a> {
     /// Where partial states go. Without slots, no row may have one.
     pub partials: &'a PartialStates,
     /// One counter for each merge and KV head, zero before and after the launch: the last item to arrive does the
-    /// merge. None: another call merges ([`Gpu::merge_states`]).
+    /// merge. None: another call merges ([`Gpu::merge_states`]). Kernels of latent heads have none, except those that
+    /// [merge pieces](KernelInfo::merges_pieces): [`PieceOf::COUNTERS`](kernels_gpu::abi::PieceOf::COUNTERS) for each merge and tile.
     pub arrivals: Option<DeviceArray<u32>>,
     /// One word, zero before and after the launch. No other launch may use it at the same time.
     pub ticket: DeviceArray<u32>,

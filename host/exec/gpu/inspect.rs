@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use kernels_gpu::abi::{ConvertedPage, DIRECT, NO_MERGE, QueryRow, WorkItem};
+use kernels_gpu::abi::{ConvertedPage, DIRECT, NO_MERGE, PieceOf, QueryRow, WorkItem};
 
-use super::launch_plan::LaunchPlan;
+use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
     plan::{Plan, WorkspaceLayout, conversion::converted_pages},
@@ -118,7 +118,7 @@ pub(super) fn inspect(
                 return broken("its part", item.part, launch.key.part);
             }
             if !launch.converted.is_empty() {
-                check_rows(bytes, layout, known, &item, [tokens, launch.key.heads])
+                check_rows(bytes, layout, known, &item, launch, tokens)
                     .or_else(|(what, got, limit)| broken(what, got, limit))?;
                 for page in converted_pages(&(item.kv_begin..item.kv_end)) {
                     let entry = item.table.wrapping_add(page);
@@ -148,7 +148,7 @@ pub(super) fn inspect(
             }
             let pages = keys.start / page_size..keys.end.div_ceil(page_size);
             check_pages(bytes, layout, table, item.table, pages, pool_pages)?;
-            check_rows(bytes, layout, known, &item, [tokens, launch.key.heads])
+            check_rows(bytes, layout, known, &item, launch, tokens)
                 .or_else(|(what, got, limit)| broken(what, got, limit))?;
         }
     }
@@ -197,8 +197,10 @@ fn check_rows(
     layout: &WorkspaceLayout,
     known: &Known,
     item: &WorkItem,
-    [tokens, heads]: [u32; 2],
+    launch: &GroupLaunch,
+    tokens: u32,
 ) -> Result<(), (&'static str, u32, u32)> {
+    let heads = launch.key.heads;
     let below = |what, got: u32, limit: u32| match got < limit {
         true => Ok(()),
         false => Err((what, got, limit)),
@@ -231,7 +233,11 @@ fn check_rows(
             below("a partial state", row.slot, known.slots)?;
         }
         if row.merge != NO_MERGE {
-            below("a merge", row.merge, known.merges)?;
+            let merge = match launch.pieces {
+                true => PieceOf::of_word(row.merge).merge,
+                false => row.merge,
+            };
+            below("a merge", merge, known.merges)?;
         }
     }
     Ok(())

@@ -1,6 +1,10 @@
 //! Latent attention on the GPU: one tile group of a plan. Values are a part of the keys.
 
-use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
+use kernels_gpu::{
+    abi::{LatentParams, PieceOf},
+    divisor::Divisor,
+    registry::Loads,
+};
 
 use super::{
     DecodeCall, Gpu,
@@ -33,13 +37,23 @@ impl Gpu {
     ) -> Result<Step, Error> {
         let (row, spec) = (kernel.info, call.spec);
         call.pool.check_is_one()?;
-        if call.arrivals.is_some() {
-            let rule = format!("0: {} leaves merges to others", row.name);
-            return Err(extent("arrivals", "counters", call.merges.len, rule));
-        }
         // The same division as the planner's: equal tiles, as few as can hold all heads.
         let tiles = spec.q_heads.div_ceil(row.rows);
         let heads = spec.q_heads.div_ceil(tiles);
+        let counters = call.arrivals.map(|arrivals| arrivals.len);
+        let of_merge = (tiles * PieceOf::COUNTERS) as usize;
+        match (row.merges_pieces, counters) {
+            (true, Some(counters)) if counters >= call.merges.len * of_merge => {}
+            (false, None) => {}
+            (true, counters) => {
+                let rule = format!("{of_merge} for each merge, as {} counts", row.name);
+                return Err(extent("arrivals", "counters", counters.unwrap_or(0), rule));
+            }
+            (false, Some(_)) => {
+                let rule = format!("0: {} leaves merges to others", row.name);
+                return Err(extent("arrivals", "counters", call.merges.len, rule));
+            }
+        }
         if call.tile.rows > row.rows {
             let rule = format!("at most {}, as in {}", row.rows, row.name);
             return Err(extent("the tile", "rows", call.tile.rows as usize, rule));

@@ -1,6 +1,7 @@
 //! The launches of a run and their order: a plan as the GPU executor sees it. Needs no GPU.
 
 mod fingerprint;
+mod pieces;
 
 use std::{cmp::Reverse, ops::Range};
 
@@ -9,6 +10,7 @@ use kernels_gpu::{
     registry::Op,
 };
 
+use self::pieces::Pieces;
 use super::{
     conversion::Conversion,
     launch_key::{LaunchKey, pairs},
@@ -37,6 +39,8 @@ pub(super) struct GroupLaunch {
     pub(super) long: bool,
     /// Whether it has joint items.
     pub(super) joint: bool,
+    /// Whether it has rows of two items, [which its kernel merges](kernels_gpu::registry::KernelInfo::merges_pieces).
+    pub(super) pieces: bool,
     /// As [`TileGroup::kv_heads_together`].
     pub(super) kv_heads_together: u32,
     /// Pages that it converts, as a range of the launch plan's converted pages.
@@ -99,6 +103,7 @@ pub(super) struct LaunchPlan {
     leaves: Vec<bool>,
     /// See [`lengths_of`](Self::lengths_of).
     lengths: Vec<u32>,
+    pieces: Pieces,
 }
 
 impl LaunchPlan {
@@ -215,6 +220,15 @@ impl LaunchPlan {
         // In one kernel with a prefill, decodes only stream keys and do not merge.
         let in_one = self.pod == PodMode::Tickets;
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
+        self.pieces.clear();
+        if self.fused && plan.spec.latent {
+            self.fused = self.pieces.find(plan, &mut self.leaves);
+            let items = self.items.as_ref().unwrap_or(&plan.items);
+            for launch in &mut self.launches {
+                let range = launch.first as usize..(launch.first + launch.items) as usize;
+                launch.pieces = self.pieces.are_among(&items[range]);
+            }
+        }
         if self.fused {
             self.leave_those_of_shared_sms(plan);
             let merges = plan.merges.iter().zip(&self.leaves);
@@ -247,7 +261,8 @@ impl LaunchPlan {
         }
     }
 
-    /// The rows whose merges are left to the merging kernel, without these merges, and their indices. Decodes that count
+    /// The rows whose merges are left to the merging kernel, without these merges, and rows that are pieces, with the word that says so;
+    /// and their indices. Decodes that count
     /// arrivals must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
     pub(super) fn rows_of_left_merges<'a>(
         &'a self,
@@ -257,9 +272,13 @@ impl LaunchPlan {
         let left =
             move |row: &QueryRow| row.merge != NO_MERGE && (!self.fused || leaves(row.merge));
         let rows = plan.rows.iter().enumerate();
-        rows.filter(move |(_, row)| left(row)).map(|(index, row)| {
-            let merge = NO_MERGE;
-            (index, QueryRow { merge, ..*row })
+        rows.filter_map(move |(index, row)| {
+            let merge = match self.pieces.word(index) {
+                Some(word) => word,
+                None if left(row) => NO_MERGE,
+                None => return None,
+            };
+            Some((index, QueryRow { merge, ..*row }))
         })
     }
 
@@ -349,6 +368,7 @@ fn launch(
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() * u64::from(group.heads) >= LONG,
         joint: items.iter().any(WorkItem::is_joint),
+        pieces: false,
         kv_heads_together: group.kv_heads_together,
         converted: 0..0,
         few_rows: false,

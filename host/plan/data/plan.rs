@@ -117,12 +117,14 @@ pub struct PlannedRowBlock {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MergeMode {
     /// The faster one: fused where decodes of few rows have few merges of at most 512 elements for each KV head (new tokens of
-    /// the longest row block × query heads × head dimension), otherwise the kernel. For options only: a plan has one of the other two.
+    /// the longest row block × query heads × head dimension), and on Hopper where half or more of the merges of latent attention are of
+    /// two states and splits are not fixed; otherwise the kernel. For options only: a plan has one of the other two.
     #[default]
     Auto,
     /// In a kernel after the others.
     Kernel,
-    /// In the last CTA that arrives at a merge.
+    /// In the last CTA that arrives at a merge. Rows of latent attention that have more than two states, or whose tiles have fewer than
+    /// 64 rows, are left to a kernel even so.
     Fused,
 }
 

@@ -9,9 +9,24 @@ use crate::plan::{
 pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> MergeMode {
     match options.merge_mode {
         MergeMode::Auto if merges_in_passing(device, options, plan) => MergeMode::Fused,
+        MergeMode::Auto if merges_pieces(options, plan) => MergeMode::Fused,
         MergeMode::Auto => MergeMode::Kernel,
         mode => mode,
     }
+}
+
+/// Whether kernels of latent attention merge rows of exactly two items; all other rows are left to the kernel. These kernels have more
+/// code, which costs short steps 1 to 2 %, so at least half of the merges must be such. That is a choice: batches in between were not
+/// measured. Not with fixed splits: that would let results depend on the other merges of the batch.
+fn merges_pieces(options: &PlanOptions, plan: &Plan) -> bool {
+    let can = |group: &TileGroup| group.id.is_some_and(|id| id.with_pieces().is_some());
+    let pieces = || plan.merges.iter().filter(|merge| merge.slots == 2).count();
+    plan.spec.latent
+        && !options.split.is_fixed()
+        && !plan.spec.has_f32_outputs()
+        && !plan.merges.is_empty()
+        && 2 * pieces() >= plan.merges.len()
+        && plan.groups.iter().any(can)
 }
 
 /// Whether the CTAs of a plan merge faster than a separate kernel. In tiles of few rows, all warps merge at once; wider

@@ -35,7 +35,8 @@ pub struct AttentionParams {
     pub partial_out: u64,
     /// `[slots, q_heads]` f32, base 2.
     pub partial_lse: u64,
-    /// `[merges, kv_heads]` u32, zero before and after every run: arrivals at a merge.
+    /// `[merges, kv_heads]` u32, zero before and after every run: arrivals at a merge. Of latent heads `[merges, tiles, 8]`, where
+    /// kernels merge [pieces](super::PieceOf).
     pub arrivals: u64,
     /// One u32 per launch of a run, zero before and after: the next unit to claim.
     pub ticket: u64,

@@ -84,8 +84,8 @@ pub struct LatentParams {
     pub right_map: [u64; 16],
     /// The pool of the part that only keys have, if it is `apart`: as above, one slab. A box has 8 tokens.
     pub rope_map: [u64; 16],
-    /// Everything else about the launch. Its units are items × `tiles`. `arrivals` is unused, and so are the strides if
-    /// keys are loaded with TMA.
+    /// Everything else about the launch. Its units are items × `tiles`. Only kernels that merge pieces use `arrivals`; the
+    /// strides are unused if keys are loaded with TMA.
     pub attention: AttentionParams,
     /// The part that only keys have, if it is `apart`: the address of the first key's. Kernels that load with TMA use
     /// neither this nor the strides.

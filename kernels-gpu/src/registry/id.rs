@@ -54,7 +54,17 @@ impl KernelId {
     pub fn by_rows(self) -> Option<Self> {
         self.counterpart(|row, other| {
             (other.latent && other.stands_in && other.loads == Loads::Rows)
-                && (other.rows, other.keys) == (row.rows, row.keys)
+                && (other.rows, other.keys, other.merges_pieces)
+                    == (row.rows, row.keys, row.merges_pieces)
+        })
+    }
+
+    /// The kernel of latent attention that does the same and [merges pieces](KernelInfo::merges_pieces).
+    #[must_use]
+    pub fn with_pieces(self) -> Option<Self> {
+        self.counterpart(|row, other| {
+            other.merges_pieces
+                && (other.loads, other.rows, other.keys) == (row.loads, row.rows, row.keys)
         })
     }
 

@@ -47,8 +47,8 @@ pub struct KernelInfo {
     /// It supports sinks that all tokens share. Kernels with [`extras`](Self::extras) support all sinks.
     pub sinks: bool,
     /// No plan names it. It is launched instead of a planned kernel with the same tile: one without
-    /// [`extras`](Self::extras), one that is not [`general`](Self::general), one for latent heads that loads pages, or one
-    /// for single KV heads.
+    /// [`extras`](Self::extras), one that is not [`general`](Self::general), one for latent heads that loads pages or does not
+    /// [merge pieces](Self::merges_pieces), or one for single KV heads.
     pub stands_in: bool,
     /// Co-resident: it leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
@@ -56,6 +56,9 @@ pub struct KernelInfo {
     pub multi_table: bool,
     /// Its partial states are merged by a following kernel, never by its own CTAs (no fused merge).
     pub leaves_merges: bool,
+    /// It [merges](crate::abi::PieceOf) two pieces of the same rows from registers, where the host says so. Its other partial states
+    /// are merged by a following kernel.
+    pub merges_pieces: bool,
     /// A decode that is also used for prompts, since its head dimension has no prefill.
     pub takes_prompts: bool,
     /// It takes less shared memory than [another kernel that does the same](super::KernelId::is_replaced), which is faster
@@ -108,6 +111,7 @@ impl KernelInfo {
             co_resident: false,
             multi_table: false,
             leaves_merges: false,
+            merges_pieces: false,
             takes_prompts: false,
             smaller: false,
             boxes: None,

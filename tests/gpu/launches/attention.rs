@@ -1,7 +1,7 @@
 //! Kernels that plans launch.
 
 use half::{bf16, f16};
-use kernels_gpu::registry::{Element as Cache, Op};
+use kernels_gpu::registry::{Element as Cache, Loads, Op};
 use tandem_attn::{
     Error, Hooks,
     abi::KvStrides,
@@ -35,6 +35,8 @@ pub struct Planned {
     pub options: PlanOptions,
     /// Query tokens see but some of the last keys.
     pub trees: bool,
+    /// Kernels merge rows of two items, although splits are fixed.
+    pub pieces: bool,
     /// Each token of a cache of 8 bits has scales of its own.
     pub by_token: bool,
     pub arch: Option<Arch>,
@@ -88,6 +90,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         device: gpu.device(),
         options,
         trees: false,
+        pieces: row.merges_pieces,
         by_token: row.by_token,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
         page: 16,
@@ -153,7 +156,15 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 planned.options = options.with_decode_tile(tile);
             }
             planned.requests = vec![(150, 1), (33, 2), (1, 1)];
-            planned.page = if row.stands_in { 4 } else { 16 };
+            planned.page = match (row.stands_in, row.loads) {
+                (true, Loads::Rows) => 4,
+                _ => 16,
+            };
+            if row.merges_pieces {
+                // Whole groups of 16 rows.
+                planned.spec = spec(row, if heads == 100 { 96 } else { 64 });
+                planned.options.split = SplitMode::Fixed { tokens: 96 };
+            }
         }
         Op::Decode => {
             planned.spec = spec(row, row.rows.min(100));
@@ -225,7 +236,9 @@ fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
     if rng.below(2) == 0 && row.kv_heads == 1 {
         planned.layout = KvLayout::Hnd;
     }
-    if row.latent {
+    if row.merges_pieces {
+        planned.requests[0].0 = 97 + rng.below(96) as u32;
+    } else if row.latent {
         // Few keys are seen, so that each counts, from anywhere in a block on.
         if rng.below(2) == 0 {
             planned.spec.variant.window_left = Some(rng.below(6) as u32);
@@ -469,9 +482,12 @@ fn run_with<T: Element, K: Element>(
         let ancestors = (0..batch.total_q()).map(some).collect();
         batch = batch.with_ancestors(ancestors);
     }
-    let plan = Planner::new()
+    let mut plan = Planner::new()
         .plan(&spec, &batch, &planned.device, &planned.options)
         .map_err(|error| error.to_string())?;
+    if planned.pieces {
+        plan.merge_mode = MergeMode::Fused;
+    }
     let mut options = WorkspaceOptions::default();
     options.arch = planned.arch;
     let mut workspace = gpu

@@ -11,7 +11,7 @@ impl LaunchPlan {
         let mut hash = DefaultHasher::new();
         self.launches.len().hash(&mut hash);
         for launch in &self.launches {
-            let items = (launch.first, launch.items, launch.joint);
+            let items = (launch.first, launch.items, launch.joint, launch.pieces);
             (launch.key, items, &launch.converted, launch.few_rows).hash(&mut hash);
         }
         let merges = (self.fused, self.prefill_merges, self.left, self.most_slots);

@@ -35,6 +35,14 @@ impl Making<'_> {
                 }
             }
         };
+        let kernel = match launch.pieces {
+            true => kernel.with_pieces().ok_or_else(|| Error::NoInstance {
+                kernel: "decode",
+                asked: format!("rows of two items that {kernel} would merge"),
+                there: "plans with MergeMode::Kernel",
+            })?,
+            false => kernel,
+        };
         self.pads_by(kernel)?;
         let own_heads = has_own_heads(kernel, &workspace.spec);
         if own_heads {
@@ -54,7 +62,9 @@ impl Making<'_> {
         let co_resident = kernel.info().co_resident;
         // If the plan names a kernel that shares SMs, the decode leaves merges to the merging kernel, also if another
         // kernel runs it.
-        let merges = workspace.decode_merges() && !planned.info().co_resident;
+        let merges = workspace.decode_merges()
+            && !planned.info().co_resident
+            && (!spec.latent || launch.pieces);
         // A CTA claims several units at a time only if there are enough for all CTAs.
         let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;

@@ -61,6 +61,8 @@ impl Making<'_> {
             long: false,
             // Plans give joint tiles only to these kernels.
             joint: joint && key.kernel.info().multi_table,
+            // These leave all merges to the merging kernel.
+            pieces: false,
             // The launch reads it from its record.
             kv_heads_together: 0,
             converted: 0..0,

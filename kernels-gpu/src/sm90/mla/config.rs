@@ -1,15 +1,20 @@
 //! The table of MLA kernels, and the shared memory, threads and registers of each.
 
-/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read the
+/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>`, `mla_rows_…`, and both with
+/// `pieces_`. Blocks of 48 keys read the
 /// queries less often and serve tokens of several tiles; blocks of 32 have the lower latency.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Prefix in the name, rows × keys, stages, how keys are loaded.
+            // Prefix in the name, rows × keys, stages, how keys are loaded, whether units may be pieces of the same rows.
             "" 64 x 32 in 4 Pages;
             "rows_" 64 x 32 in 4 Rows;
             "" 64 x 48 in 3 Pages;
             "rows_" 64 x 48 in 3 Rows;
+            "pieces_" 64 x 32 in 4 Pages pieces;
+            "rows_pieces_" 64 x 32 in 4 Rows pieces;
+            "pieces_" 64 x 48 in 3 Pages pieces;
+            "rows_pieces_" 64 x 48 in 3 Rows pieces;
         }}
     };
 }

@@ -5,12 +5,13 @@ use core::f32::consts::LN_2;
 use cuda_std::{
     barrier,
     math::{lg2, rcp},
-    ptr, shared, warp, wgmma,
+    misc, ptr, shared, warp, wgmma,
 };
 
 use super::{
     super::mma::{first_float, store_floats, store_halves},
     config::VALUE_DIM,
+    pieces::Piece,
     products::O,
     shared::{BOTH, Shared, Unit, Units},
 };
@@ -38,18 +39,19 @@ unsafe fn meet(c: u32, time: u32) {
     }
 }
 
-/// Writes half of the columns of the warp's 16 rows, to the output or to partial states.
+/// Writes half of the columns of the warp's 16 rows, to the output or to partial states. With `PIECES` units may be pieces of
+/// the same rows, and of these the last writes the output.
 ///
 /// # Safety
 /// Both consumers come here for every unit, each with its half `c` of the columns; their products are done.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32, const PIECES: bool>(
     p: &LatentParams,
     s: Shared<KEYS, STAGES>,
     c: u32,
     slot: u32,
     unit: &Unit,
-    o: &[f32; O],
+    o: &mut [f32; O],
     rows: &Rows,
     scale: f32,
     first_row: u32,
@@ -62,6 +64,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
     let [lane, first_row, c] = here;
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
+        let piece = PIECES.then(|| Piece::claim(p, s, slot, unit, c, first_row));
         let own = rows.totals();
         let mut h = 0;
         while h < 2 {
@@ -74,23 +77,52 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32>(
         // Two barriers because of racecheck of CUDA 13.0: see `sm90::meet`.
         meet(c, 0);
         meet(c, 1);
+        // The normalisation factor and the LSE of a row. With a closure the machine code of other kernels changes.
+        macro_rules! sums_of {
+            ($h:expr, $row:expr) => {{
+                // The same order in both consumers, for bit-identical totals.
+                let total = shared::load_f32(s.total(slot, 0, $row))
+                    + shared::load_f32(s.total(slot, 1, $row));
+                // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
+                if total != 0.0 {
+                    (rcp(total), rows.reference[$h] * scale + lg2(total))
+                } else {
+                    (0.0, f32::NEG_INFINITY)
+                }
+            }};
+        }
+        let (mut merged, mut inverses, mut lses) = (false, [0.0; 2], [0.0; 2]);
+        if let Some(piece) = piece {
+            h = 0;
+            while h < 2 {
+                let row = first_row + lane / 4 + 8 * h as u32;
+                (inverses[h], lses[h]) = sums_of!(h, row);
+                h += 1;
+            }
+            if piece.is_piece() {
+                if !piece.settle(lane, o, inverses, &mut lses) {
+                    return;
+                }
+                (merged, inverses) = (true, [1.0; 2]);
+            }
+            // Opaque: otherwise the stores below are compiled twice.
+            merged = misc::opaque(u32::from(merged)) != 0;
+        }
         h = 0;
         while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;
             let (token, in_tile) = p.heads.div_rem(row);
             let head = unit.head + in_tile;
-            // The same order in both consumers, for bit-identical totals.
-            let total =
-                shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
-            // `!= 0.0` keeps NaN: with an LSE of −∞ a merge would drop the state.
-            let (mut inverse, mut lse) = if total != 0.0 {
-                (rcp(total), rows.reference[h] * scale + lg2(total))
-            } else {
-                (0.0, f32::NEG_INFINITY)
+            let (mut inverse, mut lse) = match PIECES {
+                true => (inverses[h], lses[h]),
+                false => sums_of!(h, row),
             };
             let there = token < unit.tokens && head < a.q_heads;
             let row = s.load_row(slot, token.min(unit.tokens - 1));
-            let direct = there && row.slot == DIRECT;
+            let direct = match PIECES {
+                true => there && (row.slot == DIRECT || merged),
+                false => there && row.slot == DIRECT,
+            };
             if a.sinks != 0 && direct {
                 let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
                 (inverse, lse) = (inverse * factor, with);

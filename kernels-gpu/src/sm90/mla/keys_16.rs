@@ -15,11 +15,13 @@ pub(super) enum Keys {
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! rows {
     ($half:ident $element:literal {
-        $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
+        $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident $($pieces:ident)?;)*
     }) => {
         &[$($crate::registry::KernelInfo {
             loads: $crate::registry::Loads::$loads,
-            stands_in: matches!($crate::registry::Loads::$loads, $crate::registry::Loads::Rows),
+            stands_in: matches!($crate::registry::Loads::$loads, $crate::registry::Loads::Rows)
+                || !concat!($(stringify!($pieces))?).is_empty(),
+            merges_pieces: !concat!($(stringify!($pieces))?).is_empty(),
             element: $crate::registry::Element::$half,
             rows: $rows,
             keys: $keys,
@@ -40,11 +42,12 @@ pub(super) use rows;
 #[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
     ($half:ident $element:literal {
-        $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
+        $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident $($pieces:ident)?;)*
     }) => { $( const _: () = {
         /// Logits per consumer thread and block.
         const LOGITS: usize = $rows * $keys / 128;
         const KEYS: $crate::sm90::mla::keys_16::Keys = $crate::sm90::mla::keys_16::Keys::$loads;
+        const PIECES: bool = !concat!($(stringify!($pieces))?).is_empty();
         const BY_ROWS: bool = matches!(KEYS, $crate::sm90::mla::keys_16::Keys::Rows);
         /// See the module's documentation.
         ///
@@ -82,7 +85,7 @@ macro_rules! entries {
                 if thread < FEEDERS {
                     produce!(thread / 32, KEYS, $keys; p, variant, maps, s, first);
                 } else {
-                    consume::<half::$half, _, _, _, LOGITS, { LOGITS / 2 }, BY_ROWS>(
+                    consume::<half::$half, _, _, _, LOGITS, { LOGITS / 2 }, BY_ROWS, PIECES>(
                         &p, &variant, s,
                     );
                     // A grid that waits for the end of this one also relies on the end of the grid before it.

@@ -35,6 +35,7 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block. `S` and `P` are a
 /// thread's logits and packed weight words of a block. `BY_ROWS`: keys were copied one by one, with zeros outside of items.
+/// `PIECES`: units may be pieces of the same rows.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.
@@ -47,6 +48,7 @@ pub(super) unsafe fn consume<
     const S: usize,
     const P: usize,
     const BY_ROWS: bool,
+    const PIECES: bool,
 >(
     p: &LatentParams,
     variant: &V,
@@ -265,7 +267,7 @@ pub(super) unsafe fn consume<
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, _, _>(p, s, c, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, _, _, PIECES>(p, s, c, slot, &unit, &mut o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

@@ -27,6 +27,7 @@
 //! follows the values, or it has a pool of its own (`apart` in the parameters). Only loaders see the difference.
 //!
 //! Pages of a multiple of 8 tokens are loaded by TMA; for others a second kernel copies key by key with `cp.async`.
+//! Where a launch has rows of two items, each with a part of their keys, kernels stand in that merge these from registers: `pieces.rs`.
 //! Tiles of up to 32 rows have kernels of their own: [`few_rows`]; their entries are made as those here, in `keys_16.rs`.
 //! So do keys of 656 bytes (8-bit numbers with scales): [`swap_ab`], and [`narrow`] for few rows, with shared parts in
 //! `keys_656.rs`. What [`few_rows`] and [`swap_ab`] share is in `swapped.rs`.
@@ -42,6 +43,8 @@ mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 pub mod narrow;
+#[cfg(target_arch = "nvptx64")]
+mod pieces;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]

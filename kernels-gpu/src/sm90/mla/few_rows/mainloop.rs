@@ -41,6 +41,7 @@ pub(super) unsafe fn consume<
     const N: usize,
     const H: usize,
     const BY_ROWS: bool,
+    const PIECES: bool,
 >(
     p: &LatentParams,
     variant: &V,
@@ -49,6 +50,12 @@ pub(super) unsafe fn consume<
     [f32; N]: wgmma::Accumulator,
 {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS && V::SOFTMAX) };
+    const {
+        assert!(
+            !PIECES,
+            "units of few rows are merged by the merging kernel"
+        )
+    };
     const { assert!(N as u32 == ROWS / 2 && H == N / 2 && HALF_SLABS[0] == 4) };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() - FEEDERS;
