@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            29837560,
+            29855295,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            13111184,
+            13109136,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            17871826,
+            17875002,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9505368,
+            9504344,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11444138,
+            11418158,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5426416,
+            5416176,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            2506803,
+            4242839,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1104208,
+            1799248,
         )),
     },
     Module {

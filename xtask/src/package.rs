@@ -25,9 +25,9 @@ const TABLE: &str = "src/table.rs";
 /// zstd's highest level. Its window of 128 MiB covers a whole module.
 const LEVEL: i32 = 22;
 
-/// Maximum size of all packed images: 9.875 MiB. Registries accept packages of 10 MiB, and the rest of this one takes 16
+/// Maximum size of all packed images: 9.94 MiB. Registries accept packages of 10 MiB, and the rest of this one takes 16
 /// KiB.
-const LIMIT: usize = 79 << 17;
+const LIMIT: usize = 159 << 16;
 
 /// Builds all kernels and writes the package, or checks that the existing one was made from these sources.
 pub fn run(only_check: bool) -> Result<(), Error> {
