@@ -1,8 +1,12 @@
 //! Receives the bodies of requests.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    error::Error,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use axum::{
@@ -114,8 +118,7 @@ pub(super) async fn whole(
             held: 0,
         };
         while let Some(part) = parts.next().await {
-            let part =
-                part.map_err(|_| Refusal::wrong("the body did not arrive whole: send it again"))?;
+            let part = part.map_err(|error| broken(&error))?;
             length = length.saturating_add(part.len());
             if length > most {
                 return Err(too_large());
@@ -136,6 +139,22 @@ pub(super) async fn whole(
     };
     let read = tokio::time::timeout(options.receive, read).await;
     read.map_err(timed_out)?
+}
+
+/// A body that is malformed, or whose client has gone.
+fn broken(error: &(dyn Error + 'static)) -> Refusal {
+    let mut refusal = Refusal::wrong("the body did not arrive whole: send it again");
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let mut kinds = causes.filter_map(|error| Some(error.downcast_ref::<io::Error>()?.kind()));
+    // Other kinds are those of parts with a wrong length.
+    refusal.has_left = kinds.any(|kind| {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        matches!(
+            kind,
+            BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+        )
+    });
+    refusal
 }
 
 #[cfg(test)]

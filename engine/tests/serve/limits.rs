@@ -1,6 +1,6 @@
 //! What a server takes at once and of one request.
 
-use std::{thread, time::Duration};
+use std::{io::Write as _, thread, time::Duration};
 
 use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Text, Weights};
@@ -226,6 +226,18 @@ fn faults_of_a_template_are_those_of_the_server() {
             ("requests_refused_total", 1 - failed),
         ]);
     }
+}
+
+#[test]
+fn clients_that_leave_within_a_body_are_counted() {
+    let server = Server::of("llama3");
+    let mut client = server.connect();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    write!(client, "{head}content-length: 90\r\n\r\n{{").unwrap();
+    drop(client);
+    server.wait_for("tandem_requests_left_total", 1);
+    server.has_metrics(&[("requests_refused_total", 0), ("requests_failed_total", 0)]);
 }
 
 /// Programs give the largest numbers for no limit.
