@@ -113,18 +113,21 @@ fn a_request_with_something_behind_it_is_cancelled_too() {
     }
 }
 
-/// They have sent all that they have to say, and read on. Only the last of their answers is lost.
+/// They have sent all that they have to say, and read on. Only the last of their answers is lost. They are many, because each may
+/// be quick enough by chance, and ask for little, because the machine may be busy.
 #[test]
 fn half_closed_clients_have_quick_answers() {
     let server = Server::of("llama3");
-    let mut client = server.connect();
     let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(4) + GET_HEALTH;
-    client.write_all(asked.as_bytes()).unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    let mut said = String::new();
-    client.read_to_string(&mut said).unwrap();
-    let answers = said.matches("HTTP/1.1 200 OK").count();
-    assert!(answers >= 4, "{answers}");
+    for _ in 0..20 {
+        let mut client = server.connect();
+        client.write_all(asked.as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        let answers = said.matches("HTTP/1.1 200 OK").count();
+        assert!(answers >= 4, "{answers}");
+    }
 }
 
 /// Each event contains the model's name. A name of 64 KiB fills the connection's buffers within a hundred tokens.
