@@ -769,6 +769,7 @@ fn groups_that_cannot_be_are_refused() {
         matches!(error, Error::Shard(ShardError::NoSoftmax { keys: 2 })),
         "{error}"
     );
+    assert!(Gpu::ranks(&[gpu], &sums, 4, &options).is_ok());
 }
 
 #[test]

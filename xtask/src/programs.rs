@@ -114,6 +114,7 @@ impl Program {
     /// Returns the output, which is also shown.
     fn run(&mut self) -> Result<String, Error> {
         let begin = Instant::now();
+        println!("     Starting {}", self.shown);
         let run = self.command.stdin(Stdio::null()).output()?;
         let took = begin.elapsed().as_secs_f64();
         let text = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
@@ -134,13 +135,16 @@ fn compile(test: &[&str]) -> Result<Vec<Program>, Error> {
         .args(test)
         .args(["--no-run", "--message-format=json-render-diagnostics"]);
     let messages = output(&mut command)?;
-    // Programs that link against the compiler's libraries, or against libraries of the workspace, find them there.
+    // Programs that link against the compiler's libraries, or against libraries of the workspace, find them there. As with cargo, the
+    // caller's folders are behind these.
     let libraries = [
         target_dir()?.join("debug/deps"),
         target_dir()?.join("debug"),
         PathBuf::from(output(Command::new("rustc").arg("--print=target-libdir"))?.trim()),
     ];
-    let libraries = env::join_paths(libraries)?;
+    let given = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let given = env::split_paths(&given).filter(|folder| !folder.as_os_str().is_empty());
+    let libraries = env::join_paths(libraries.into_iter().chain(given))?;
     let mut programs = Vec::new();
     for message in messages.lines() {
         let message: Value = serde_json::from_str(message)?;

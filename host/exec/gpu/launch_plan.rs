@@ -13,6 +13,7 @@ use kernels_gpu::{
 use self::pieces::Pieces;
 use super::{
     conversion::Conversion,
+    decode::MOST_LENGTHS,
     launch_key::{LaunchKey, pairs},
     registry::has_own_heads,
 };
@@ -261,10 +262,10 @@ impl LaunchPlan {
         }
     }
 
-    /// The rows whose merges are left to the merging kernel, without these merges, and rows that are pieces, with the word that says so;
-    /// and their indices. Decodes that count
-    /// arrivals must not count those of these rows: kernels that share SMs count none, and a counter would not return to zero.
-    pub(super) fn rows_of_left_merges<'a>(
+    /// Rows that are uploaded otherwise than the plan has them, and their indices. Pieces have the word that says so. Merges that are
+    /// left to the merging kernel are taken away: decodes that count arrivals must not count theirs, because kernels that share SMs count
+    /// none, and a counter would not return to zero.
+    pub(super) fn changed_rows<'a>(
         &'a self,
         plan: &'a Plan,
     ) -> impl Iterator<Item = (usize, QueryRow)> + 'a {
@@ -303,7 +304,8 @@ impl LaunchPlan {
     }
 
     /// Keys of the items that a launch computes, the longest first, also if the launch is captured and has room for more. Nothing
-    /// where no kernel has [pairs](KernelId::of_pairs) of KV heads.
+    /// where no kernel has [pairs](kernels_gpu::registry::KernelId::of_pairs) of KV heads, or splits are fixed. More than
+    /// [`MOST_LENGTHS`] are in no order.
     pub(super) fn lengths_of(&self, launch: &GroupLaunch) -> &[u32] {
         let own = self.launches.iter().find(|own| own.key == launch.key);
         own.map_or(&[], |own| {
@@ -318,10 +320,12 @@ impl LaunchPlan {
         for launch in &mut self.launches {
             let first = self.lengths.len();
             let kernel = launch.key.kernel;
-            if kernel.of_pairs(plan.spec.head_dim_qk).is_some() {
+            if !plan.fixed_splits && kernel.of_pairs(plan.spec.head_dim_qk).is_some() {
                 let items = &items[launch.first as usize..(launch.first + launch.items) as usize];
                 self.lengths.extend(items.iter().map(WorkItem::kv_len));
-                self.lengths[first..].sort_unstable_by_key(|&keys| Reverse(keys));
+                if items.len() <= MOST_LENGTHS {
+                    self.lengths[first..].sort_unstable_by_key(|&keys| Reverse(keys));
+                }
             }
             launch.lengths = first as u32..self.lengths.len() as u32;
         }

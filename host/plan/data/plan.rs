@@ -123,8 +123,8 @@ pub enum MergeMode {
     Auto,
     /// In a kernel after the others.
     Kernel,
-    /// In the last CTA that arrives at a merge. Rows of latent attention that have more than two states, or whose tiles have fewer than
-    /// 64 rows, are left to a kernel even so.
+    /// In the last CTA that arrives at a merge. A plan of latent attention may have it for rows of two states in tiles of 64 rows; a
+    /// kernel merges all its other rows. As an option it is refused there.
     Fused,
 }
 

@@ -25,7 +25,12 @@ pub type Shift = Option<[f32; 2]>;
 /// The sinks of a lane's two rows, in base 2; −∞ without one.
 pub type Sinks = Option<[f32; 2]>;
 
-/// The largest sink in the unit of the accumulator by which references are set: added to [`f32::MAX`] it is not ∞.
+/// How far a sink may lie above the reference that it sets, in base 2. Weights of keys are relative to the reference, so in f16 those
+/// of keys far below their sink would lose their bits; and no sum of powers up to 2⁶⁴ overflows.
+const SINK_ABOVE: f32 = 64.0;
+
+/// The largest sink in the unit of the accumulator by which references are set: added to [`f32::MAX`] it is not ∞. A row with a
+/// larger one gets the output 0, as it must, and ∞ as its LSE.
 const LARGEST_SINK: f32 = (1_u128 << 100) as f32;
 
 /// The online softmax of a thread's two rows. Sums cover only the thread's own columns; a row's sum is that of its four
@@ -259,7 +264,7 @@ impl Rows {
             let mut h = 0;
             while h < 2 {
                 // Clamped: with a tiny scale it is infinite. The reference remains finite where it is set further above.
-                let sink = (sinks[h] * rcp(scale[h])).min(const { LARGEST_SINK });
+                let sink = ((sinks[h] - SINK_ABOVE) * rcp(scale[h])).min(const { LARGEST_SINK });
                 maximum[h] = maximum[h].max(sink);
                 h += 1;
             }
@@ -299,7 +304,7 @@ impl Rows {
     pub fn add_sinks(&mut self, sinks: [f32; 2], scale: [f32; 2]) {
         let mut h = 0;
         while h < 2 {
-            // Without a reference the sink is −∞, too, and −∞ − (−∞) must not become NaN.
+            // Without a reference the sink is −∞, too, or infinite in the unit of the accumulator; −∞ − (−∞) must not become NaN.
             let reference = self.reference[h].max(f32::MIN);
             self.sums[h] += ex2(fma(-reference, scale[h], sinks[h] - 2.0));
             h += 1;

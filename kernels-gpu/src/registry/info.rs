@@ -54,7 +54,7 @@ pub struct KernelInfo {
     pub co_resident: bool,
     /// Rows of a tile may have page tables of their own ([joint](crate::abi::WorkItem::JOINT) items).
     pub multi_table: bool,
-    /// Its partial states are merged by a following kernel, never by its own CTAs (no fused merge).
+    /// Its partial states are merged by a following kernel, and not by its own CTAs, except for [pieces](Self::merges_pieces).
     pub leaves_merges: bool,
     /// It [merges](crate::abi::PieceOf) two pieces of the same rows from registers, where the host says so. Its other partial states
     /// are merged by a following kernel.

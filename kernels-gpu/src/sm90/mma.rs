@@ -88,7 +88,8 @@ pub unsafe fn queries_keys_with_bias<T: Half, const S: usize>(
 }
 
 /// The slopes of a lane's two rows as an A fragment, whose rows are a slope in three parts and otherwise 0. Together the parts
-/// have all bits of an f32, and each is exact in bf16, in f16 kernels, too: so the product with a small integer is exact.
+/// have all bits of an f32, and each is exact in bf16, in f16 kernels, too. So each part's product with a small integer is exact, and
+/// their sum is rounded as the sum of any product.
 #[inline(always)]
 pub fn slopes(of_rows: [f32; 2]) -> [u32; 4] {
     const UPPER: u32 = 0xffff_0000;

@@ -1,10 +1,10 @@
 //! Sinks in each place where kernels add them, by the kernels of both architectures.
 
-use half::bf16;
+use half::{bf16, f16};
 use tandem_attn::{
     exec::gpu::Arch,
     plan::PlanOptions,
-    problem::{Batch, KvLayout, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 use super::{
@@ -80,5 +80,43 @@ fn sinks_of_long_prompts_are_the_reference() {
         let (out, lse) = device.run(gpu, &mut workspace, &stream);
         let results = (bytemuck::cast_slice(&out), bytemuck::cast_slice(&lse));
         check(&case.spec, &case.batch, &tensors, results);
+    }
+}
+
+/// Weights of keys far below their sink lost their bits in f16: outputs of large values were 0.
+#[test]
+fn keys_far_below_their_sink_count_in_f16() {
+    let Some(gpu) = gpu("keys_far_below_their_sink_count_in_f16") else {
+        return;
+    };
+    let mut table = PageTable::new(16, 290);
+    table.push(&(0..290).rev().collect::<Vec<_>>(), 4600);
+    for dim in [64, 128] {
+        let case = Case {
+            spec: Spec::new(3, 1, dim).with_dtype(Dtype::F16).with_sinks(),
+            batch: Batch::new(vec![0, 600], table.clone()),
+            layout: KvLayout::Nhd,
+            options: PlanOptions::default(),
+            arch: None,
+            sms: 132,
+            in_set: false,
+            seed: 3,
+        };
+        let (mut workspace, stream) = case.uploaded(gpu);
+        let mut tensors = Tensors::<f16, f16>::random(&case.spec, &case.batch, case.layout, 5);
+        // Equal logits: the weights are those of a sink alone.
+        tensors.q.fill(f16::ZERO);
+        tensors.parts[0].v.fill(f16::from_f32(1000.0));
+        let sinks = [17.0_f32, 12.0, 20.0];
+        let device = OnDevice::new(&case.spec, &case.batch, &tensors).with_sinks(&sinks);
+        let (out, _) = device.run(gpu, &mut workspace, &stream);
+        let out: &[f16] = bytemuck::cast_slice(&out);
+        // The last token sees all 4,600 keys.
+        let last = &out[out.len() - 3 * dim as usize..];
+        for (head, sink) in last.chunks(dim as usize).zip(sinks) {
+            let right = 1000.0 * 4600.0 / (4600.0 + f64::from(sink).exp());
+            let near = |x: &f16| (x.to_f64() - right).abs() < 5e-3 * right;
+            assert!(head.iter().all(near), "{} instead of {right}", head[0]);
+        }
     }
 }

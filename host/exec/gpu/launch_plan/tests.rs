@@ -154,7 +154,7 @@ fn arrivals_at_merges_are_counted_by_all_kernels_or_by_none() {
     let mut launch_plan = LaunchPlan::default();
     launch_plan.fill(&plan, MergeMode::Fused).unwrap();
     let mut rows = plan.rows.clone();
-    for (index, row) in launch_plan.rows_of_left_merges(&plan) {
+    for (index, row) in launch_plan.changed_rows(&plan) {
         rows[index] = row;
     }
     let mut arrivals = vec![0; plan.merges.len()];
@@ -222,7 +222,7 @@ fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
 
     // Each row says which of its two pieces it is of, by the same counters.
     let mut said = vec![Vec::new(); plan.merges.len()];
-    for (index, row) in launches.rows_of_left_merges(&plan) {
+    for (index, row) in launches.changed_rows(&plan) {
         if row.merge != NO_MERGE {
             let of = PieceOf::of_word(row.merge);
             said[plan.rows[index].merge as usize].push((of.piece, of.merge, plan.rows[index].slot));

@@ -116,7 +116,7 @@ impl Workspace {
             put(items, &layout.items, bytes);
         }
         if decode_merges {
-            for (index, row) in self.launch_plan.rows_of_left_merges(plan) {
+            for (index, row) in self.launch_plan.changed_rows(plan) {
                 let at = layout.rows.start + (index * size_of::<QueryRow>()) as u64;
                 put(&[row], &(at..layout.rows.end), bytes);
             }

@@ -16,7 +16,8 @@
 //! The two consumers have places of their own for LSEs because they may not agree on which unit is last.
 //!
 //! **Order.** The first stores, meets its own lanes, and adds to the high half with release; the last reads that with acquire, and
-//! meets its lanes. The counter is zero again before the launch ends, and a launch that follows waits for that end.
+//! meets its lanes. The last sets the counter to zero when both have counted themselves, so it is zero again before the launch ends. A launch
+//! that runs beside this one has merges, and so counters, of its own.
 //!
 //! **No deadlock.** A warp counts itself before it meets the other consumer (`finish`), so all warps of a CTA have counted
 //! themselves for a unit before any of them counts itself for the next. A warp that waits, waits for one that counted itself earlier.

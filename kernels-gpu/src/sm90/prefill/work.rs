@@ -67,7 +67,8 @@ impl Work {
 
 /// Turns accumulators of `$keys` keys into logits: applies the variant and the mask. `$scaled` says whether products
 /// are multiplied by `$of_products` first; `$of` holds the queries of the thread's `$rows`. `$mixes` says whether the
-/// variant transforms four keys together, `$multiplied` whether the products have added a linear bias. Whole consumer warps come here, and the stage holds their tile.
+/// variant transforms four keys together, `$multiplied` whether the products have added a linear bias. Whole consumer warps come
+/// here, and the stage holds their tile.
 ///
 /// A macro and not a function: a call, even an inlined one, changed the register allocation of the main loops.
 macro_rules! logits_of_block {
