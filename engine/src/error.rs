@@ -124,13 +124,13 @@ pub enum Error {
     /// A conversation for a model without a chat template.
     #[error("the model has no chat template: give a plain prompt")]
     NoChatTemplate,
-    /// A conversation that the model's chat template rejects (`raise_exception`).
+    /// A conversation that the model's chat template rejects (`raise_exception`), or for which it fails.
     #[error("the chat template: {reason}: change the messages, or give a plain prompt")]
     ChatTemplate {
         /// What the template says.
         reason: String,
     },
-    /// A chat template that is invalid, or fails for a conversation that it does not reject.
+    /// A chat template that is invalid, or calls a function, a filter or a test that there is not.
     #[error(
         "the chat template fails: {reason}: correct the template in the model's folder, or give a plain prompt"
     )]

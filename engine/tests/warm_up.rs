@@ -110,6 +110,14 @@ fn each_usual_step_runs_three_times() {
             );
         }
     }
+    let hybrid = Seen {
+        decodes: 5,
+        chunk: 43,
+        keys: 192,
+        common: 0,
+        with_rules: false,
+    };
+    assert_eq!(counts(hybrid), 3, "{hybrid:?}");
     let chunks: BTreeSet<_> = seen.iter().map(|step| step.chunk).collect();
-    assert_eq!(chunks.into_iter().collect::<Vec<_>>(), [0, 16, 32, 48]);
+    assert_eq!(chunks.into_iter().collect::<Vec<_>>(), [0, 16, 32, 43, 48]);
 }

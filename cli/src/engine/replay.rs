@@ -103,10 +103,12 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
         },
         None => {
             bar.set_message("calibrating");
-            calibrate(&mut *backend, &cost, room.step_tokens, &mut |done, all| {
+            let measured = calibrate(&mut *backend, &cost, room.step_tokens, &mut |done, all| {
                 bar.set_length(all as u64);
                 bar.set_position(done as u64);
-            })?
+            });
+            warn(&bar, backend.warnings());
+            measured?
         }
     };
     let corrected = cost.clone().with_correction(&calibration.correction);
@@ -211,6 +213,13 @@ fn bar() -> ProgressBar {
     bar
 }
 
+/// Says what the backend warns of.
+fn warn(bar: &ProgressBar, warnings: Vec<String>) {
+    for what in warnings {
+        bar.suspend(|| eprintln!("{what}"));
+    }
+}
+
 /// A model by name, from its description, or from its folder.
 fn model(name: &str, longest: u32) -> Result<(ModelDescription, Architecture), Failure> {
     let folder = Path::new(name);
@@ -277,7 +286,9 @@ fn serve(
     backend.plan_with(planning(&choices))?;
     // Only devices load kernels and capture graphs.
     if backend.is_asynchronous() {
-        warm_up(&mut *backend)?;
+        let warm = warm_up(&mut *backend);
+        warn(bar, backend.warnings());
+        warm?;
     }
     let policy = args.policy(&choices, &priced(&choices, cost), trace)?;
     let ahead = args.ahead(&*backend);
@@ -286,9 +297,7 @@ fn serve(
     let progress = &mut |left| bar.set_position(left as u64);
     let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
     name.clone_into(&mut replayed.report.policy);
-    for what in engine.warnings() {
-        bar.suspend(|| eprintln!("{what}"));
-    }
+    warn(bar, engine.warnings());
     Ok((engine.into_backend()?, replayed))
 }
 

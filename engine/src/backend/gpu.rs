@@ -345,7 +345,8 @@ impl Backend for GpuBackend {
             return Err(Error::TooManySteps);
         }
         // Graphs contain addresses of the workspaces. They are captured again, and those that failed may fail again.
-        (self.graphs, self.undrawn) = (Graphs::default(), Graphs::default());
+        self.graphs.clear();
+        self.undrawn.clear();
         let (parts, present) = (&mut self.kinds, &mut self.planning);
         replan(parts, present, options, |options| {
             kinds(&self.gpu, &self.architecture, &self.options, options)

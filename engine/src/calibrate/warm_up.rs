@@ -41,7 +41,7 @@ pub fn warm_up(backend: &mut dyn Backend) -> Result<(), Error> {
     let chunks = (4..u32::BITS).map(|bit| 1 << bit);
     let chunks = chunks.take_while(|&tokens| tokens < full).chain([full]);
     let chunks = chunks.map(|tokens| chunk(tokens, tokens));
-    for lengths in chunks.chain(HYBRID) {
+    for lengths in chunks.chain(HYBRID).chain(full_step(backend)) {
         if lengths.fits(backend, u32::MAX) {
             run(backend, lengths, WARM)?;
         }
@@ -85,6 +85,24 @@ fn of_size(backend: &dyn Backend, size: u32) -> Vec<(StepLengths, u32)> {
     }
     all.retain(|(lengths, common)| *common > 0 || lengths.fits(backend, u32::MAX));
     all
+}
+
+/// Long decodes, and a chunk in the rest of a full step: as many decodes as fit beside a chunk, if the chunk is longer than they
+/// are many. Other hybrids need more room than many backends have.
+fn full_step(backend: &dyn Backend) -> Option<StepLengths> {
+    let (page, tokens) = (backend.page_size(), backend.step_tokens());
+    let positions = backend.architecture().positions;
+    let size = backend.step_requests().saturating_sub(1).min(tokens / 2);
+    let chunk = (tokens - size).min(positions);
+    let room = backend.pages().saturating_sub(chunk.div_ceil(page));
+    let keys = room.checked_div(size)?.saturating_mul(page);
+    let keys = keys.min(LONG).min(positions);
+    (keys > 0).then_some(StepLengths {
+        decodes: size,
+        keys,
+        chunk,
+        chunk_keys: chunk,
+    })
 }
 
 /// Rules and log-probabilities for each row of so many decodes.

@@ -19,7 +19,7 @@ use super::{
 /// How long connections are read once the server begins to stop, so that a request which its client sent before that is
 /// answered.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
-/// How long a connection is kept whose client sends no more: other clients than those that have gone wait for an answer.
+/// How long a connection is kept whose client sends no more. A client that only closed its sending side still waits for its answer.
 const ALMOST_READY: Duration = Duration::from_millis(500);
 /// How long clients may take to read why the engine failed.
 const FAILURE_GRACE: Duration = Duration::from_secs(2);

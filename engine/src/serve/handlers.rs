@@ -102,7 +102,10 @@ impl Server {
 
     /// A request that gets no answer.
     fn refused(&self, refusal: Refusal) -> Response {
-        self.metrics.refused(refusal.status);
+        match refusal.has_left {
+            true => self.metrics.left(),
+            false => self.metrics.refused(refusal.status),
+        }
         refusal.into_response()
     }
 }
@@ -186,13 +189,15 @@ async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request)
     begun.unwrap_or_else(|refusal| server.refused(refusal))
 }
 
-/// Counts a request whose client goes away meanwhile.
+/// Counts a request whose client goes away meanwhile, or for which the server panics.
 struct Arriving<'a>(Option<&'a Metrics>);
 
 impl Drop for Arriving<'_> {
     fn drop(&mut self) {
-        if let Some(metrics) = self.0 {
-            metrics.left();
+        let Some(metrics) = self.0 else { return };
+        match std::thread::panicking() {
+            true => metrics.refused(StatusCode::INTERNAL_SERVER_ERROR),
+            false => metrics.left(),
         }
     }
 }
@@ -272,5 +277,31 @@ async fn begin(
     match parameters.stream {
         true => Ok(answer.streamed(parameters.include_usage, options.keep_alive)),
         false => Ok(answer.whole().await),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::Limits;
+
+    #[test]
+    fn a_request_for_which_the_server_panics_has_failed() {
+        let metrics = Metrics::default();
+        drop(Arriving(Some(&metrics)));
+        let panics = || {
+            let _arriving = Arriving(Some(&metrics));
+            panic!("on purpose");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        let text = metrics.text(&Lanes::new(1), &Places::new(&Limits::default()));
+        for line in [
+            "tandem_requests_left_total 1",
+            "tandem_requests_failed_total 1",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} in {text}");
+        }
     }
 }

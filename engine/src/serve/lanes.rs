@@ -11,7 +11,7 @@ use super::{api::Prompt, refusal::Refusal};
 use crate::Text;
 
 /// Prompts up to this number of bytes are short; they do not wait behind long ones.
-const SHORT: usize = 64 << 10;
+pub(super) const SHORT: usize = 64 << 10;
 /// A tokenizer takes about 250 bytes of memory and 10 µs per byte of text. For the longest body that is a gigabyte and
 /// most of a minute, whether or not the model has positions for the prompt.
 const LONG_AT_ONCE: usize = 2;

@@ -247,7 +247,7 @@ impl Metrics {
             ),
             (
                 "tandem_requests_busy_total",
-                "Requests refused because too many waited.",
+                "Requests refused because too many waited or arrived at once.",
                 &self.refused_busy,
             ),
             (

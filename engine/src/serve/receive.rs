@@ -1,8 +1,12 @@
 //! Receives the bodies of requests.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    error::Error,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use axum::{
@@ -12,7 +16,7 @@ use axum::{
 use futures_util::StreamExt as _;
 use hyper::body::Body as _;
 
-use super::{options::ServeOptions, refusal::Refusal};
+use super::{lanes::SHORT, options::ServeOptions, refusal::Refusal};
 
 /// A web page can send other content types to a loopback address without a CORS preflight.
 pub(super) fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
@@ -31,7 +35,8 @@ pub(super) fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Bytes of bodies that are being received or parsed, all together: connections are many, and have no places yet.
+/// Bytes of bodies that are being received or parsed, all together: connections are many, and have no places yet. The first
+/// [`SHORT`] bytes of each do not count: clients that send most of a large body and stop must not keep short ones out.
 const MOST_BYTES: u64 = 256 << 20;
 
 /// Room for bodies.
@@ -62,7 +67,9 @@ pub(super) struct Received {
 impl Received {
     /// Appends a part of a body. Returns false if there is no room.
     fn push(&mut self, part: &[u8]) -> bool {
-        let more = part.len() as u64;
+        let counted = |length: usize| length.saturating_sub(SHORT) as u64;
+        let length = self.bytes.len();
+        let more = counted(length.saturating_add(part.len())) - counted(length);
         let take = |free: u64| free.checked_sub(more);
         if self.free.fetch_update(Relaxed, Relaxed, take).is_err() {
             return false;
@@ -111,8 +118,7 @@ pub(super) async fn whole(
             held: 0,
         };
         while let Some(part) = parts.next().await {
-            let part =
-                part.map_err(|_| Refusal::wrong("the body did not arrive whole: send it again"))?;
+            let part = part.map_err(|error| broken(&error))?;
             length = length.saturating_add(part.len());
             if length > most {
                 return Err(too_large());
@@ -133,6 +139,22 @@ pub(super) async fn whole(
     };
     let read = tokio::time::timeout(options.receive, read).await;
     read.map_err(timed_out)?
+}
+
+/// A body that is malformed, or whose client has gone.
+fn broken(error: &(dyn Error + 'static)) -> Refusal {
+    let mut refusal = Refusal::wrong("the body did not arrive whole: send it again");
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let mut kinds = causes.filter_map(|error| Some(error.downcast_ref::<io::Error>()?.kind()));
+    // Other kinds are those of parts with a wrong length.
+    refusal.has_left = kinds.any(|kind| {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        matches!(
+            kind,
+            BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+        )
+    });
+    refusal
 }
 
 #[cfg(test)]
@@ -160,7 +182,7 @@ mod tests {
             .build();
         runtime.unwrap().block_on(async {
             let mut options = ServeOptions::new("tiny".to_owned());
-            options.body_bytes = 90;
+            options.body_bytes = SHORT + 90;
             let bodies = Arc::new(Bodies::of(100));
             let free = |bytes| bodies.free.load(Relaxed) == bytes;
             let receive = |body| {
@@ -169,30 +191,34 @@ mod tests {
             };
             let (slow, one) = body();
             let one = receive(one);
-            for _ in 0..2 {
-                slow.send(40).unwrap();
+            for bytes in [SHORT - 10, 50, 40] {
+                slow.send(bytes).unwrap();
             }
             while !free(20) {
                 tokio::task::yield_now().await;
             }
-            let short = receive(Body::from("a".repeat(20))).await.unwrap().unwrap();
-            assert!(short.bytes.len() == 20 && free(0));
-            drop(short);
-            let refused = receive(Body::from("a".repeat(21))).await.unwrap();
+            let text = |more| Body::from("a".repeat(SHORT + more));
+            let large = receive(text(20)).await.unwrap().unwrap();
+            assert!(large.bytes.len() == SHORT + 20 && free(0));
+            // Short ones need no room.
+            let short = receive(text(0)).await.unwrap().unwrap();
+            assert!(short.bytes.len() == SHORT && free(0));
+            drop((large, short));
+            let refused = receive(text(21)).await.unwrap();
             assert_eq!(refused.err().unwrap().status, 429);
             // One that leaves gives its room back, and so does one that is parsed.
             one.abort();
             assert!(one.await.is_err() && free(100));
             let (parts, two) = body();
             let two = receive(two);
-            parts.send(90).unwrap();
+            parts.send(SHORT + 90).unwrap();
             drop(parts);
             drop(two.await.unwrap().unwrap());
             assert!(free(100));
             // Beyond the size of one body it is too large, also if it is not kept.
             let (parts, large) = body();
             let full = Err(Refusal::busy("full"));
-            parts.send(91).unwrap();
+            parts.send(SHORT + 91).unwrap();
             let refused = whole(large, &options, &bodies, full).await;
             assert_eq!(refused.err().unwrap().status, 413);
         });

@@ -17,6 +17,8 @@ pub(super) struct Refusal {
     pub message: String,
     /// The field that is wrong, if it is one.
     param: Option<String>,
+    /// Whether the client has gone, so that nobody reads this.
+    pub has_left: bool,
 }
 
 impl Refusal {
@@ -25,6 +27,7 @@ impl Refusal {
             status,
             message: message.into(),
             param: None,
+            has_left: false,
         }
     }
 

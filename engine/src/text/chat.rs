@@ -109,7 +109,7 @@ impl ChatTemplate {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             strftime(format, now.map_or(0, |now| now.as_secs())).map_err(|wrong| {
                 let reason = format!("strftime_now knows no {wrong}");
-                minijinja::Error::new(ErrorKind::InvalidOperation, reason)
+                minijinja::Error::new(ErrorKind::InvalidOperation, reason).with_source(Fault)
             })
         });
         environment
@@ -248,6 +248,11 @@ impl Object for Context {
 #[error("the template refuses the conversation")]
 struct Raised;
 
+/// A template asks for what there is not.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no conversation changes this")]
+struct Fault;
+
 fn left_out<T>(what: String) -> Result<T, Error> {
     Err(Error::NotInTemplate { what })
 }
@@ -310,8 +315,30 @@ fn refused(error: &minijinja::Error) -> Error {
     let reason = error
         .detail()
         .map_or_else(|| error.to_string(), str::to_owned);
-    match cause::<Raised>(error) {
-        Some(Raised) => Error::ChatTemplate { reason },
-        None => Error::BrokenTemplate { reason },
+    match is_fault(error) && cause::<Raised>(error).is_none() {
+        true => Error::BrokenTemplate { reason },
+        false => Error::ChatTemplate { reason },
     }
+}
+
+/// Whether a template is wrong for all conversations. A sound one fails for some: it joins the content of messages, which may be
+/// null, or reads what a tool lacks. A method may be unknown because a value is null, and a long conversation takes much fuel.
+fn is_fault(error: &minijinja::Error) -> bool {
+    use ErrorKind::{
+        BadEscape, InvalidDelimiter, MissingArgument, SyntaxError, TemplateNotFound,
+        TooManyArguments, UnknownFilter, UnknownFunction, UnknownTest,
+    };
+    let of_kind = matches!(
+        error.kind(),
+        BadEscape
+            | InvalidDelimiter
+            | MissingArgument
+            | SyntaxError
+            | TemplateNotFound
+            | TooManyArguments
+            | UnknownFilter
+            | UnknownFunction
+            | UnknownTest
+    );
+    of_kind || cause::<Fault>(error).is_some()
 }

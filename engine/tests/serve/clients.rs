@@ -98,33 +98,36 @@ fn a_request_with_something_behind_it_is_cancelled_too() {
     };
     let server = Server::start("llama3", limits, |_| ());
     let asked = json!({"prompt": "Prompts", "max_tokens": 490, "ignore_eos": true, "n": 30});
+    let ended = || {
+        ["cancelled", "completed"].map(|end| server.metric(&format!("tandem_requests_{end}_total")))
+    };
     for (count, behind) in [(30, "\n"), (60, GET_HEALTH)] {
+        let [before, _] = ended();
         let mut client = server.ask(&asked);
         client.write_all(behind.as_bytes()).unwrap();
         server.wait_for("tandem_requests_total", count);
         drop(client);
-        let ended = || {
-            ["cancelled", "completed"]
-                .map(|end| server.metric(&format!("tandem_requests_{end}_total")))
-        };
         server.wait_until(|| ended().iter().sum::<u64>() == count);
-        let [cancelled, _] = ended();
-        assert!(cancelled > count / 3, "{cancelled} of {count}");
+        let cancelled = ended()[0] - before;
+        assert!(cancelled > 10, "{cancelled} of 30");
     }
 }
 
-/// They have sent all that they have to say, and read on. Only the last of their answers is lost.
+/// They have sent all that they have to say, and read on. Only the last of their answers is lost. They are many, because each may
+/// be quick enough by chance, and ask for little, because the machine may be busy.
 #[test]
 fn half_closed_clients_have_quick_answers() {
     let server = Server::of("llama3");
-    let mut client = server.connect();
-    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(20) + GET_HEALTH;
-    client.write_all(asked.as_bytes()).unwrap();
-    client.shutdown(Shutdown::Write).unwrap();
-    let mut said = String::new();
-    client.read_to_string(&mut said).unwrap();
-    let answers = said.matches("HTTP/1.1 200 OK").count();
-    assert!(answers >= 20, "{answers}");
+    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(4) + GET_HEALTH;
+    for _ in 0..20 {
+        let mut client = server.connect();
+        client.write_all(asked.as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).unwrap();
+        let answers = said.matches("HTTP/1.1 200 OK").count();
+        assert!(answers >= 4, "{answers}");
+    }
 }
 
 /// Each event contains the model's name. A name of 64 KiB fills the connection's buffers within a hundred tokens.
@@ -201,12 +204,13 @@ fn a_client_that_reads_slowly_has_its_answer() {
     assert!(end.contains("data: [DONE]"), "{end}");
 }
 
-/// Proxies keep connections for a minute, and send the next request just before it is over.
+/// Proxies keep connections for a minute, and send the next request just before it is over. The limits are far apart, because other
+/// programs may delay the test by a second.
 #[test]
 fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     let server = Server::start("llama3", Limits::default(), |options| {
-        options.receive = Duration::from_millis(300);
-        options.idle = Duration::from_millis(1500);
+        options.receive = Duration::from_millis(1200);
+        options.idle = Duration::from_millis(6000);
     });
     let mut stream = server.connect();
     let head = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -220,9 +224,9 @@ fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
             said.extend_from_slice(&some[..read]);
         }
     };
-    for _ in 0..3 {
+    for _ in 0..2 {
         ask();
-        thread::sleep(Duration::from_millis(700));
+        thread::sleep(Duration::from_millis(2000));
     }
     // A head that has begun has less time.
     ask();
@@ -232,7 +236,7 @@ fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     stream.read_to_end(&mut rest).unwrap();
     let took = begin.elapsed();
     assert!(
-        rest.is_empty() && took < Duration::from_millis(1400),
+        rest.is_empty() && took < Duration::from_millis(5600),
         "{took:?}"
     );
     // And so does the first of a connection.
@@ -240,7 +244,7 @@ fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     server.connect().read_to_end(&mut rest).unwrap();
     let took = begin.elapsed();
     assert!(
-        rest.is_empty() && took < Duration::from_millis(1400),
+        rest.is_empty() && took < Duration::from_millis(5600),
         "{took:?}"
     );
 }

@@ -1,6 +1,6 @@
 //! What a server takes at once and of one request.
 
-use std::{thread, time::Duration};
+use std::{io::Write as _, thread, time::Duration};
 
 use serde_json::{Value, json};
 use tandem_engine::{Architecture, CpuBackend, Engine, Limits, Text, Weights};
@@ -164,19 +164,49 @@ fn a_conversation_that_its_template_would_blow_up_is_refused() {
     );
 }
 
-/// A client can change what the template refuses, and not what is wrong with the template.
+/// A client can change what the template refuses or cannot write, and not what is wrong with the template.
 #[test]
 fn faults_of_a_template_are_those_of_the_server() {
-    let messages = json!([{"role": "user", "content": "a"}]);
+    let call = json!([{"type": "function", "function": {"name": "a", "arguments": "{}"}}]);
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": call},
+        {"role": "tool", "content": "b"},
+    ]);
+    let tools = json!([{"type": "function", "function": {"name": "a"}}]);
     for (template, status, failed, said) in [
         (
-            "{{ raise_exception('roles must alternate') }}",
+            "{{ tools }}{{ raise_exception('roles must alternate') }}",
             400,
             0,
             "roles must alternate: change the messages, or give a plain prompt",
         ),
         (
-            "{{ messages[0].content | no_such_filter }}",
+            "{{ tools }}{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}",
+            400,
+            0,
+            "change the messages, or give a plain prompt",
+        ),
+        (
+            "{{ messages[1].content.strip() }}{{ tools }}",
+            400,
+            0,
+            "none has no method named strip: change the messages, or give a plain prompt",
+        ),
+        (
+            "{% for t in tools %}{{ t.function.parameters.properties.a }}{% endfor %}",
+            400,
+            0,
+            "change the messages, or give a plain prompt",
+        ),
+        (
+            "{{ tools }}{{ strftime_now('%!') }}",
+            500,
+            1,
+            "correct the template in the model's folder, or give a plain prompt",
+        ),
+        (
+            "{{ tools }}{{ messages[0].content | no_such_filter }}",
             500,
             1,
             "the chat template fails: filter no_such_filter is unknown: correct the template in the model's folder, or give a \
@@ -186,7 +216,8 @@ fn faults_of_a_template_are_those_of_the_server() {
         let (_folder, text) = with_template(template, |_| ());
         let engine = crate::common::engine("qwen2", Limits::default());
         let server = Server::with(engine, text, |_| ());
-        let (got, answer) = server.chat(&json!({"messages": messages, "max_tokens": 1}));
+        let asked = json!({"messages": messages, "tools": tools, "max_tokens": 1});
+        let (got, answer) = server.chat(&asked);
         assert_eq!(got, status, "{answer}");
         let error = &body(&answer)["error"]["message"];
         assert!(error.as_str().unwrap().ends_with(said), "{answer}");
@@ -195,6 +226,18 @@ fn faults_of_a_template_are_those_of_the_server() {
             ("requests_refused_total", 1 - failed),
         ]);
     }
+}
+
+#[test]
+fn clients_that_leave_within_a_body_are_counted() {
+    let server = Server::of("llama3");
+    let mut client = server.connect();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    write!(client, "{head}content-length: 90\r\n\r\n{{").unwrap();
+    drop(client);
+    server.wait_for("tandem_requests_left_total", 1);
+    server.has_metrics(&[("requests_refused_total", 0), ("requests_failed_total", 0)]);
 }
 
 /// Programs give the largest numbers for no limit.

@@ -71,6 +71,11 @@ impl<G> Graphs<G> {
         }
     }
 
+    /// Forgets all graphs, and which sizes of steps ran. Failures that nobody has asked for stay.
+    pub(super) fn clear(&mut self) {
+        self.buckets.clear();
+    }
+
     /// Why captures failed since this was last asked.
     pub(super) fn failures(&mut self) -> Vec<String> {
         std::mem::take(&mut self.failures)
@@ -146,7 +151,11 @@ mod tests {
         assert_eq!(captured(&mut graphs, 4, 2), None);
         assert_eq!(graphs.get(4, &[1]), Some(&true), "the others are kept");
         let said = "steps of 4 decodes run without a new graph: no memory";
-        assert_eq!(graphs.failures(), [said]);
+        graphs.clear();
+        assert_eq!(graphs.get(4, &[1]), None, "all are forgotten");
+        assert_eq!(captured(&mut graphs, 4, 1), None, "a first step");
+        assert_eq!(captured(&mut graphs, 4, 1), Some(true), "tried again");
+        assert_eq!(graphs.failures(), [said], "it was not asked for before");
         assert_eq!(graphs.failures(), [""; 0], "said once");
     }
 }
