@@ -14,14 +14,17 @@ use crate::{
     problem::{OnDevice, Request, batch_of, check_results, uploaded},
 };
 
-/// How often the unit of the first keys wrote its state for the other, how often that of the last keys did, and how often both left
-/// theirs to a merging kernel.
+/// How often a warp of the unit of the first keys wrote its share of the state for that of the other unit, how often that of the last
+/// keys did, and how often both left theirs to a merging kernel.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Wrote {
     first: u32,
     second: u32,
     both: u32,
 }
+
+/// Words of a warp's share of a state: 16 rows, half of the columns.
+const SHARE: usize = 16 * 512 / 2;
 
 fn read<T: bytemuck::Pod>(workspace: &Workspace, place: &std::ops::Range<u64>) -> Vec<T> {
     let mut values = vec![T::zeroed(); (place.end - place.start) as usize / size_of::<T>()];
@@ -43,15 +46,18 @@ fn wrote(workspace: &Workspace, plan: &Plan) -> Wrote {
     let mut wrote = Wrote::default();
     for merge in plan.merges.iter().filter(|merge| merge.slots == 2) {
         let slots = &plan.merge_slots[merge.slots_begin as usize..][..2];
-        let is_written = |slot: u32| {
-            let state = &states[slot as usize * of_slot..][..of_slot];
-            state.iter().any(|&word| word != 0)
-        };
-        match [is_written(slots[0]), is_written(slots[1])] {
-            [true, false] => wrote.first += 1,
-            [false, true] => wrote.second += 1,
-            [true, true] => wrote.both += 1,
-            [false, false] => panic!("no state was written for the other unit"),
+        // Warps do not wait for each other, so each has its own answer.
+        for share in (0..of_slot).step_by(SHARE) {
+            let is_written = |slot: u32| {
+                let share = &states[slot as usize * of_slot + share..][..SHARE];
+                share.iter().any(|&word| word != 0)
+            };
+            match [is_written(slots[0]), is_written(slots[1])] {
+                [true, false] => wrote.first += 1,
+                [false, true] => wrote.second += 1,
+                [true, true] => wrote.both += 1,
+                [false, false] => panic!("no state was written for the other unit"),
+            }
         }
     }
     wrote

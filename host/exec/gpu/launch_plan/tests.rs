@@ -245,8 +245,8 @@ fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
     };
     launches.fill(&plan, MergeMode::Kernel).unwrap();
     all_left(&plan, &launches);
-    let fixed = auto.clone().with_split(SplitMode::Fixed { tokens: 4096 });
-    let by_kernel = auto.clone().with_merge_mode(MergeMode::Kernel);
+    let fixed = auto.with_split(SplitMode::Fixed { tokens: 4096 });
+    let by_kernel = auto.with_merge_mode(MergeMode::Kernel);
     for (heads, options) in [(64, fixed), (64, by_kernel), (16, auto)] {
         let plan = with(heads, &options);
         assert!(

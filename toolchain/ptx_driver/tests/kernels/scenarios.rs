@@ -449,6 +449,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         page: scenario.page,
         layout: KvLayout::Nhd,
         seed: scenario.seed,
+        pieces: false,
     };
     launches::attention::run(gpu, &planned, true).map(|_| ())
 }
