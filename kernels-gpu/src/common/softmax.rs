@@ -22,17 +22,6 @@ const WARP: u32 = warp::FULL_MASK;
 /// A number still to be added to all logits of a block, for each of a lane's two rows.
 pub type Shift = Option<[f32; 2]>;
 
-/// The sinks of a lane's two rows, in base 2; −∞ without one.
-pub type Sinks = Option<[f32; 2]>;
-
-/// How far a sink may lie above the reference that it sets, in base 2. Weights of keys are relative to the reference, so in f16 those
-/// of keys far below their sink would lose their bits; and no sum of powers up to 2⁶⁴ overflows.
-const SINK_ABOVE: f32 = 64.0;
-
-/// The largest sink in the unit of the accumulator by which references are set: added to [`f32::MAX`] it is not ∞. A row with a
-/// larger one gets the output 0, as it must, and ∞ as its LSE.
-const LARGEST_SINK: f32 = (1_u128 << 100) as f32;
-
 /// The online softmax of a thread's two rows. Sums cover only the thread's own columns; a row's sum is that of its four
 /// lanes. Each sum is kept as two partial sums, which halves the chain of dependent additions.
 #[derive(Clone, Copy)]
@@ -235,9 +224,9 @@ impl Rows {
         }
     }
 
-    /// Sets new references for rows that have none, or have a logit that is too large for theirs; a row's [sink](Self::add_sinks)
-    /// is one of its logits. Returns the factors for the outputs accumulated so far, and whether any are needed: whether
-    /// a row that changed had a reference before.
+    /// Sets new references for rows that have none, or have a logit that is too large for theirs. Returns the factors
+    /// for the outputs accumulated so far, and whether any are needed: whether a row that changed had a reference
+    /// before.
     ///
     /// Only a row's own logits decide, even if another row caused the call: so a row's bits do not depend on its
     /// neighbours.
@@ -250,7 +239,6 @@ impl Rows {
         s: &[f32; S],
         shift: Shift,
         scale: [f32; 2],
-        sinks: Sinks,
     ) -> ([f32; 2], bool) {
         let mut maximum = maxima(s);
         if let Some(shift) = shift {
@@ -259,16 +247,7 @@ impl Rows {
         // Both rows at once and without branches: a shuffle takes about 24 cycles, in which the first weights are
         // computed.
         // SAFETY: the caller's promise.
-        let mut maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
-        if let Some(sinks) = sinks {
-            let mut h = 0;
-            while h < 2 {
-                // Clamped: with a tiny scale it is infinite. The reference remains finite where it is set further above.
-                let sink = ((sinks[h] - SINK_ABOVE) * rcp(scale[h])).min(const { LARGEST_SINK });
-                maximum[h] = maximum[h].max(sink);
-                h += 1;
-            }
-        }
+        let maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
         let mut factors = [1.0; 2];
         let mut needs_rescale = false;
         let mut h = 0;
@@ -296,19 +275,6 @@ impl Rows {
             h += 1;
         }
         (factors, needs_rescale)
-    }
-
-    /// Adds sinks to the sums, after [`Self::rescale_late`] with the same sinks: each is a key with the value 0. Every one of
-    /// the four lanes of a row adds a quarter.
-    #[inline(always)]
-    pub fn add_sinks(&mut self, sinks: [f32; 2], scale: [f32; 2]) {
-        let mut h = 0;
-        while h < 2 {
-            // Without a reference the sink is −∞, too, or infinite in the unit of the accumulator; −∞ − (−∞) must not become NaN.
-            let reference = self.reference[h].max(f32::MIN);
-            self.sums[h] += ex2(fma(-reference, scale[h], sinks[h] - 2.0));
-            h += 1;
-        }
     }
 
     /// The sums of whole rows, over their four lanes.

@@ -196,7 +196,7 @@ pub(super) unsafe fn consume<
                         taken!(block - 1);
                     }
                     if !good {
-                        let (factors, _) = rows.rescale_late::<T, _>(&logits, None, [scale; 2], None);
+                        let (factors, _) = rows.rescale_late::<T, _>(&logits, None, [scale; 2]);
                         if !$first {
                             scale_by(&mut o, factors);
                         }

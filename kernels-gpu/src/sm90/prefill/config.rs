@@ -14,8 +14,8 @@
 ///   embeddings to queries. It is a separate kernel because the mask code in the main loop costs 1.2 % on average at
 ///   head dimension 128. Like `co_resident` it supports scales of 8-bit keys. Without masks its results are
 ///   bit-identical.
-/// - Sinks that all tokens share are added by all kernels but those with `co_resident` alone. They are in the weights of
-///   a tile's first block, and cost the main loop nothing.
+/// - Sinks that all tokens share are added by all kernels but those with `co_resident` alone. They are in the epilogue,
+///   behind a branch, and cost the main loop nothing.
 /// - From head dimension 192 on, two stages of queries would take more than half of the shared memory.
 /// - Head dimensions that are no multiple of 64 are stored as whole slabs of 64 columns; no product reads the surplus
 ///   columns. Other dimensions, and these with a soft cap, are padded and run by the kernels of the next larger one.
@@ -279,7 +279,8 @@ impl Shape {
         self.head_dim == self.value_dim && !self.is_cut()
     }
 
-    /// Whether kernels without `extras` add sinks, too: those of one token. Beside decodes a CTA has fewer registers.
+    /// Whether kernels without `extras` add sinks, too: those of one token, in their epilogue. Beside decodes a CTA has
+    /// fewer registers.
     pub(super) const fn adds_sinks(&self) -> bool {
         !self.co_resident
     }

@@ -32,8 +32,7 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 
 /// Normalises the warp's 16 rows. Stores them over its queries, for the [store warp](write), and, if the tile is partial,
-/// from there to memory; directly to memory, with one stage of queries; or as a partial state of split-KV. `SINKS`: whether
-/// sinks are still to be added.
+/// from there to memory; directly to memory, with one stage of queries; or as a partial state of split-KV.
 ///
 /// # Safety
 /// A whole warp comes here, after the last product with its queries; the stage holds its tile.
@@ -42,7 +41,6 @@ pub(super) unsafe fn finish_tile<
     T: Half,
     const EXTRAS: bool,
     const SCALED: bool,
-    const SINKS: bool,
     const O: usize,
 >(
     p: &PrefillParams,
@@ -62,7 +60,7 @@ pub(super) unsafe fn finish_tile<
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let partial = tile.rows != rows_of_whole(p, s);
     // A branch around the code of sinks: launches without sinks skip it.
-    let sunk = SINKS && (EXTRAS || s.shape.adds_sinks()) && a.sinks != 0 && tile.slot == DIRECT;
+    let sunk = (EXTRAS || s.shape.adds_sinks()) && a.sinks != 0 && tile.slot == DIRECT;
     // Loaded early, to hide the latency. Rows past the tile's end have a valid head, too.
     let mut sinks = [0.0; 2];
     if sunk {

@@ -1,7 +1,5 @@
 //! The consumer warpgroups: the order of products, masks, softmax and rescaling.
 
-use core::f32::consts::LOG2_E;
-
 use cuda_std::{barrier, mbarrier, misc, prelude::*, wgmma};
 
 use super::{
@@ -16,7 +14,7 @@ use super::{
     work::{Work, logits_of_block},
 };
 use crate::{
-    abi::{DIRECT, PrefillParams},
+    abi::PrefillParams,
     common::cache::factor_of_products,
     common::half::Half,
     common::logits::{
@@ -24,7 +22,6 @@ use crate::{
     },
     common::prefill_tile::Tile,
     common::softmax::{Rows, largest_sum, weights_as_they_are},
-    common::state::natural_sink,
     common::variant::{Hook, Pair, Query, Variant},
 };
 
@@ -76,10 +73,6 @@ pub(super) unsafe fn consume<
     // tile being opened.
     let mut scale = [of_logits; 2];
     let mut of_products = [1.0; 2];
-    // The sinks of the thread's rows in the tile being opened: natural logits; −∞ without sinks, and for partial states.
-    // Kernels with extras have no registers for them, and add them in the epilogue.
-    let has_sinks = V::SOFTMAX && !EXTRAS && s.shape.adds_sinks();
-    let mut sinks = [f32::NEG_INFINITY; 2];
     // The queries of the rows; used only by variants with a transform or a mask.
     let nobody = Query {
         token: 0,
@@ -143,22 +136,6 @@ pub(super) unsafe fn consume<
                 // Opaque: otherwise it is computed before the main loop and occupies registers there.
                 let first = misc::opaque(first_row) + lane / 4;
                 of_products = [first, first + 8].map(|row| scales_of_row(p, &tile, row)[0]);
-            }
-            if has_sinks {
-                sinks = [f32::NEG_INFINITY; 2];
-                // Loaded early, to hide the latency.
-                if p.attention.sinks != 0 {
-                    let tile = Tile::load(s.tile(tiles.stage));
-                    if tile.slot == DIRECT {
-                        // Opaque: otherwise it is computed before the main loop and occupies registers there.
-                        let first = misc::opaque(first_row) + lane / 4;
-                        // Rows past the tile's end have a valid head, too.
-                        sinks = [first, first + 8].map(|row| {
-                            let (_, head) = tile.place(&p.pack, row);
-                            natural_sink(&p.attention, 0, head)
-                        });
-                    }
-                }
             }
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 let tile = Tile::load(s.tile(tiles.stage));
@@ -253,22 +230,15 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut $now);
         };
     }
-    // Weights of a tile's first block: the rows have no references yet, so maxima come first. Sinks are keys of this block.
-    // In the epilogue nothing would overlap with their load and power of two.
+    // Weights of a tile's first block: the rows have no references yet, so maxima come first.
     macro_rules! first_weights {
         ($work:ident, $next:ident) => {
             take_scale!();
             finish_logits!($work);
             if V::SOFTMAX {
-                // Opaque: otherwise the branch around the load would wait for the sink in order to multiply it.
-                let sinks = sinks.map(|sink| f32::from_bits(misc::opaque(sink.to_bits())) * LOG2_E);
-                let of_block = has_sinks.then_some(sinks);
-                rows.rescale_late::<T, _>(&logits, shift, scale, of_block);
+                rows.rescale_late::<T, _>(&logits, shift, scale);
                 let sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 rows.add(&sums);
-                if has_sinks {
-                    rows.add_sinks(sinks, scale);
-                }
             } else {
                 weights_as_they_are(&logits, &mut $next, T::pack);
             }
@@ -309,7 +279,7 @@ pub(super) unsafe fn consume<
                 }
                 // This overlaps with P·V as well: it does not touch the accumulator.
                 if !good {
-                    (factors, needs_rescale) = rows.rescale_late::<T, _>(&logits, shift, scale, None);
+                    (factors, needs_rescale) = rows.rescale_late::<T, _>(&logits, shift, scale);
                     needs_rescale = all_agree!(needs_rescale);
                     sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 }
@@ -374,7 +344,7 @@ pub(super) unsafe fn consume<
         () => {
             release!(s.values_free(v.stage));
             v.advance();
-            finish_tile::<T, EXTRAS, SCALED, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+            finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
         };
     }
 

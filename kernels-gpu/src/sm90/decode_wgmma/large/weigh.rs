@@ -345,7 +345,7 @@ pub(super) unsafe fn weigh<T, V, const DIM: u32, const STAGES: u32, const HELD: 
                     });
                     let needs_rescale = warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
                     if needs_rescale {
-                        let (factors, _) = rows.rescale_late::<T, _>(&$logits, None, [scale; 2], None);
+                        let (factors, _) = rows.rescale_late::<T, _>(&$logits, None, [scale; 2]);
                         sums = [0.0; 4];
                         each_step(&$logits, |step, logits| {
                             let mut weights = [0; 4];

@@ -320,14 +320,7 @@ pub(super) unsafe fn consume<
             wgmma::wait_group::<0>();
             logits_of_half!(lower, work, 0);
             if turn {
-                finish_tile::<T, EXTRAS, true, true, O>(
-                    p,
-                    s,
-                    tiles.stage ^ 1,
-                    &o,
-                    &state.rows(),
-                    scale,
-                );
+                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
                 o = [0.0; O];
                 take_scale!();
                 state = State::EMPTY;
@@ -343,7 +336,7 @@ pub(super) unsafe fn consume<
         mbarrier::wait(s.values_full(v.stage), v.parity);
         let values = [uniform(s.values(v.stage)), uniform(s.values(first.stage))];
         weights_times_values!(values, {});
-        finish_tile::<T, EXTRAS, true, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+        finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
         // The other consumer passed one turn more than this one took.
         if consumer == 0 {
             await_turn!();
