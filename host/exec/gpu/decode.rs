@@ -3,8 +3,6 @@
 mod mapped;
 mod pairs;
 
-pub(super) use pairs::MOST_LENGTHS;
-
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
     common::decode::output_columns,

@@ -13,7 +13,6 @@ use kernels_gpu::{
 use self::pieces::Pieces;
 use super::{
     conversion::Conversion,
-    decode::MOST_LENGTHS,
     launch_key::{LaunchKey, pairs},
     registry::has_own_heads,
 };
@@ -392,6 +391,9 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let first = tokens.clone().min().unwrap_or(0);
     first..tokens.max().map_or(first, |last| last + 1)
 }
+
+/// The most items whose [lengths](LaunchPlan::lengths_of) are sorted.
+pub(super) const MOST_LENGTHS: usize = 4096;
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
 /// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys

@@ -2,6 +2,8 @@
 
 use kernels_gpu::registry::KernelInfo;
 
+use crate::exec::gpu::launch_plan::MOST_LENGTHS;
+
 /// What units cost, in the time of a key of one KV head.
 #[derive(Clone, Copy)]
 struct Cost {
@@ -33,9 +35,6 @@ const OF_OTHERS: Cost = Cost {
     gain: 1.1,
 };
 
-/// Above this number of items, units fill all SMs evenly, whatever their lengths.
-pub(in crate::exec::gpu) const MOST_LENGTHS: usize = 4096;
-
 /// Whether a launch of these items is faster with two KV heads at a time. `lengths` are the keys of its items, the longest first.
 pub(in crate::exec::gpu) fn gain_by_pairs(
     pair: &KernelInfo,
@@ -47,6 +46,7 @@ pub(in crate::exec::gpu) fn gain_by_pairs(
         0..=64 => OF_64_BYTES,
         _ => OF_OTHERS,
     };
+    // So many fill all SMs evenly, whatever their lengths.
     if lengths.len() > MOST_LENGTHS {
         return true;
     }
