@@ -304,6 +304,47 @@ fn a_graph_serves_plans_over_pages_of_one_token() {
     serves_by::<bf16, Option<Graph>>(gpu, [96, 1], &modes, |_| None);
 }
 
+/// The launches of a set without a graph, as an emulated GPU has them too.
+struct Direct;
+
+impl Replay for Direct {
+    const KEEPS_MEMORY: bool = false;
+
+    fn replay(
+        &mut self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        _: (usize, &[&Memory]),
+        stream: &Stream,
+    ) {
+        // SAFETY: everything on the device lives until it was waited for.
+        unsafe { gpu.run_with(workspace, tensors, stream.0) }.unwrap();
+        stream.wait();
+    }
+
+    fn end(&self, _: usize) {}
+}
+
+/// Kernels with room for trees must add sinks as those without.
+#[test]
+fn a_launch_set_gives_the_bits_of_a_plan_with_sinks() {
+    let Some(gpu) = hopper("a_launch_set_gives_the_bits_of_a_plan_with_sinks") else {
+        return;
+    };
+    for (head_dim, pod) in [
+        (112, PodMode::Auto),
+        (96, PodMode::Auto),
+        (128, PodMode::Serial),
+    ] {
+        let modes = [
+            (MergeMode::Kernel, true, pod, true),
+            (MergeMode::Fused, true, pod, true),
+        ];
+        serves_by::<bf16, Direct>(gpu, [head_dim, PAGE], &modes, |_| Direct);
+    }
+}
+
 /// Its decodes pad the heads, its prefills do not.
 #[test]
 fn a_graph_serves_plans_of_heads_that_decodes_pad() {
