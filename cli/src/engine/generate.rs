@@ -8,7 +8,7 @@ use tandem_engine::{
     ChatOptions, Error, Event, Finish, Generation, LogitRules, Message, Text, TextStream,
 };
 
-use super::{ModelArgs, SamplingArgs, warn_of_no_end};
+use super::{ModelArgs, SamplingArgs, warn, warn_of_no_end};
 use crate::{Failure, cache_type::mention, input, output::print_prose, serve_sim::at_least_1};
 
 const EXAMPLES: &str = "\
@@ -94,10 +94,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;
         bar.inc(u64::from(step.tokens));
-        engine
-            .warnings()
-            .iter()
-            .for_each(|what| eprintln!("{what}"));
+        warn(&bar, engine.warnings());
         for event in events {
             match event {
                 Event::Started { .. } => {}

@@ -148,6 +148,13 @@ impl ModelArgs {
     }
 }
 
+/// Says what the backend warns of.
+fn warn(bar: &ProgressBar, warnings: Vec<String>) {
+    for what in warnings {
+        bar.suspend(|| eprintln!("{what}"));
+    }
+}
+
 /// Says that texts only end at their maximum length, if no file of the model names a token that ends them.
 fn warn_of_no_end(architecture: &Architecture) {
     if architecture.ends.is_empty() {

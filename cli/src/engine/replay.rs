@@ -29,7 +29,7 @@ use self::{
     policies::planning,
     requests::{check_lengths, longest, trace},
 };
-use super::Room;
+use super::{Room, warn};
 use crate::{
     Failure,
     backend::Place,
@@ -211,13 +211,6 @@ fn bar() -> ProgressBar {
     let bar = ProgressBar::new(1).with_style(style.expect("the template is sound"));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
-}
-
-/// Says what the backend warns of.
-fn warn(bar: &ProgressBar, warnings: Vec<String>) {
-    for what in warnings {
-        bar.suspend(|| eprintln!("{what}"));
-    }
 }
 
 /// A model by name, from its description, or from its folder.

@@ -19,7 +19,7 @@ const LONG: u32 = 8192;
 const PREFIX: u32 = 2048;
 
 /// Runs decodes of each size for which a backend has graphs, prompt chunks and hybrid steps, so that requests later wait for no
-/// capture and no first load of a usual kernel. Decodes are short, long, and behind a common prefix, with rules of logits and
+/// capture of a usual graph, and rarely for the choice of an algorithm. Decodes are short, long, and behind a common prefix, with rules of logits and
 /// log-probabilities, and without.
 ///
 /// A backend on the CPU needs none of it.

@@ -9,6 +9,7 @@ use kernels_gpu::{
 use super::{
     DecodeCall, Gpu,
     decode::attention,
+    launch_plan::tiles_of,
     maps::{MapShape, Maps},
     module::Kernel,
     steps::{LatentShapes, Parameters, Step},
@@ -37,9 +38,7 @@ impl Gpu {
     ) -> Result<Step, Error> {
         let (row, spec) = (kernel.info, call.spec);
         call.pool.check_is_one()?;
-        // The same division as the planner's: equal tiles, as few as can hold all heads.
-        let tiles = spec.q_heads.div_ceil(row.rows);
-        let heads = spec.q_heads.div_ceil(tiles);
+        let [tiles, heads] = tiles_of(spec.q_heads, row.rows);
         let counters = call.arrivals.map(|arrivals| arrivals.len);
         let of_merge = (tiles * PieceOf::COUNTERS) as usize;
         match (row.merges_pieces, counters) {

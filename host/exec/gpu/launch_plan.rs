@@ -11,6 +11,7 @@ use kernels_gpu::{
 };
 
 use self::pieces::Pieces;
+pub(super) use self::pieces::tiles_of;
 use super::{
     conversion::Conversion,
     launch_key::{LaunchKey, pairs},

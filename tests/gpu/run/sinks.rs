@@ -54,25 +54,33 @@ fn large_and_small_sinks_are_the_reference() {
     }
 }
 
+/// A prompt of so many new tokens behind others, 4,600 in all.
+fn prompt(spec: Spec, new: u32) -> Case {
+    let mut table = PageTable::new(16, 290);
+    table.push(&(0..290).rev().collect::<Vec<_>>(), 4600);
+    Case {
+        spec,
+        batch: Batch::new(vec![0, new], table),
+        layout: KvLayout::Nhd,
+        options: PlanOptions::default(),
+        arch: None,
+        sms: 132,
+        in_set: false,
+        seed: 3,
+    }
+}
+
 /// Long prompts have tiles of 192 rows. The window leaves few keys to compute; some rows see none of a tile's first block.
 #[test]
 fn sinks_of_long_prompts_are_the_reference() {
     let Some(gpu) = gpu("sinks_of_long_prompts_are_the_reference") else {
         return;
     };
-    let mut table = PageTable::new(16, 290);
-    table.push(&(0..290).rev().collect::<Vec<_>>(), 4600);
     for dim in [64, 128] {
-        let case = Case {
-            spec: Spec::new(3, 1, dim).with_sinks().with_window_left(100),
-            batch: Batch::new(vec![0, 4500], table.clone()),
-            layout: KvLayout::Nhd,
-            options: PlanOptions::default(),
-            arch: None,
-            sms: 132,
-            in_set: false,
-            seed: 3,
-        };
+        let case = prompt(
+            Spec::new(3, 1, dim).with_sinks().with_window_left(100),
+            4500,
+        );
         let (mut workspace, stream) = case.uploaded(gpu);
         let tensors = Tensors::<bf16, bf16>::random(&case.spec, &case.batch, case.layout, 5);
         let device =
@@ -83,25 +91,18 @@ fn sinks_of_long_prompts_are_the_reference() {
     }
 }
 
-/// Weights of keys far below their sink lost their bits in f16: outputs of large values were 0.
+/// Weights are relative to those of other keys, and not to the sink: far below it they would lose their bits in f16, and outputs
+/// of large values would be 0.
 #[test]
 fn keys_far_below_their_sink_count_in_f16() {
     let Some(gpu) = gpu("keys_far_below_their_sink_count_in_f16") else {
         return;
     };
-    let mut table = PageTable::new(16, 290);
-    table.push(&(0..290).rev().collect::<Vec<_>>(), 4600);
     for dim in [64, 128] {
-        let case = Case {
-            spec: Spec::new(3, 1, dim).with_dtype(Dtype::F16).with_sinks(),
-            batch: Batch::new(vec![0, 600], table.clone()),
-            layout: KvLayout::Nhd,
-            options: PlanOptions::default(),
-            arch: None,
-            sms: 132,
-            in_set: false,
-            seed: 3,
-        };
+        let case = prompt(
+            Spec::new(3, 1, dim).with_dtype(Dtype::F16).with_sinks(),
+            600,
+        );
         let (mut workspace, stream) = case.uploaded(gpu);
         let mut tensors = Tensors::<f16, f16>::random(&case.spec, &case.batch, case.layout, 5);
         // Equal logits: the weights are those of a sink alone.

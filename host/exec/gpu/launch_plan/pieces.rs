@@ -8,6 +8,13 @@ use crate::plan::{Plan, TileGroup};
 /// Rows of a tile whose outputs a warp has. A partial state has no room for more in the order of registers.
 const OF_WARP: u32 = 16;
 
+/// The tiles of a token of latent attention, as the planner divides its heads: as few as can hold all, and of equal size. How many, and
+/// the heads of each.
+pub(in crate::exec::gpu) const fn tiles_of(q_heads: u32, rows: u32) -> [u32; 2] {
+    let tiles = q_heads.div_ceil(rows);
+    [tiles, q_heads.div_ceil(tiles)]
+}
+
 /// Which rows of a plan are such. Keeps its memory from plan to plan.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
@@ -63,9 +70,7 @@ impl Pieces {
             let Some(info) = merges.map(|id| id.info()) else {
                 continue;
             };
-            // As the launch divides heads.
-            let tiles = plan.spec.q_heads.div_ceil(info.rows);
-            let heads = plan.spec.q_heads.div_ceil(tiles);
+            let [tiles, heads] = tiles_of(plan.spec.q_heads, info.rows);
             if !plan.spec.q_heads.is_multiple_of(heads) {
                 continue;
             }
