@@ -9,6 +9,7 @@
 use std::{borrow::Cow, fmt, io::Read};
 
 mod registers;
+mod target;
 
 /// Bytes of a program for the GPU, compressed or as they are.
 #[derive(Clone)]
@@ -18,6 +19,8 @@ pub struct Image {
     unpacked: Option<usize>,
     /// Whether what is compressed is PTX with relative numbers of registers.
     relative: bool,
+    /// The architecture that PTX is for, where it was packed for another one.
+    target: Option<&'static str>,
 }
 
 impl Image {
@@ -28,6 +31,7 @@ impl Image {
             bytes: Cow::Borrowed(bytes),
             unpacked: None,
             relative: false,
+            target: None,
         }
     }
 
@@ -38,6 +42,7 @@ impl Image {
             bytes: Cow::Borrowed(bytes),
             unpacked: Some(unpacked),
             relative: false,
+            target: None,
         }
     }
 
@@ -49,6 +54,18 @@ impl Image {
             bytes: Cow::Borrowed(bytes),
             unpacked: Some(unpacked),
             relative: true,
+            target: None,
+        }
+    }
+
+    /// The same for another architecture than the PTX names: with `arch` in its line `.target`, it is `unpacked` bytes.
+    #[must_use]
+    pub const fn ptx_for(arch: &'static str, bytes: &'static [u8], unpacked: usize) -> Self {
+        Self {
+            bytes: Cow::Borrowed(bytes),
+            unpacked: Some(unpacked),
+            relative: true,
+            target: Some(arch),
         }
     }
 
@@ -59,6 +76,7 @@ impl Image {
             bytes: Cow::Owned(bytes),
             unpacked: None,
             relative: false,
+            target: None,
         }
     }
 
@@ -73,7 +91,8 @@ impl Image {
         let corrupt = |reason: String| Corrupt { expected, reason };
         let mut decoder = ruzstd::decoding::StreamingDecoder::new(&*self.bytes)
             .map_err(|error| corrupt(error.to_string()))?;
-        // A sign makes a register longer, and then all of it is no longer than twice the PTX.
+        // A sign makes a register longer, and then all of it is no longer than twice the PTX. The name of another target
+        // is within that too.
         let most = expected << u32::from(self.relative);
         let mut unpacked = Vec::with_capacity(expected);
         decoder
@@ -84,6 +103,10 @@ impl Image {
         if self.relative {
             unpacked = registers::absolute(&unpacked)
                 .ok_or_else(|| corrupt("a register has a negative number".to_owned()))?;
+        }
+        if let Some(arch) = self.target {
+            unpacked = target::for_target(&unpacked, arch)
+                .ok_or_else(|| corrupt("it names no target".to_owned()))?;
         }
         if unpacked.len() != expected {
             return Err(corrupt(format!("{} bytes came out", unpacked.len())));
@@ -172,5 +195,20 @@ mod tests {
         };
         let error = longer.unpack().unwrap_err();
         assert!(error.to_string().contains("bytes came out"), "{error}");
+    }
+
+    #[test]
+    fn ptx_that_is_for_two_architectures_is_stored_once() {
+        let of = |arch| {
+            let mut all = MODULES.iter();
+            let found = all.find(|it| it.family == "sm80_decode" && it.arch == arch);
+            found.expect("decodes have kernels for Ampere")
+        };
+        let (first, second) = (&of("sm_80").ptx, &of("sm_90a").ptx);
+        assert!(std::ptr::eq(&*first.bytes, &*second.bytes));
+        let [first, second] = [first, second].map(|it| it.unpack().unwrap());
+        let retargeted = target::for_target(&first, "sm_90a").unwrap();
+        assert_eq!(retargeted, *second);
+        assert_eq!(target::for_target(b"\n.version 8.0\n", "sm_90a"), None);
     }
 }

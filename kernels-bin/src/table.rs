@@ -87,8 +87,9 @@
     Module {
         arch: "sm_90a",
         family: "sm80_decode",
-        ptx: Image::ptx(
-            include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
+        ptx: Image::ptx_for(
+            "sm_90a",
+            include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
             7977241,
         ),
         cubin: Some(Image::zstd(
@@ -99,8 +100,9 @@
     Module {
         arch: "sm_90a",
         family: "pod",
-        ptx: Image::ptx(
-            include_bytes!("../data/sm_90a.pod.ptx.zst"),
+        ptx: Image::ptx_for(
+            "sm_90a",
+            include_bytes!("../data/sm_80.pod.ptx.zst"),
             1374720,
         ),
         cubin: Some(Image::zstd(
@@ -135,8 +137,9 @@
     Module {
         arch: "sm_90a",
         family: "sm80_prefill",
-        ptx: Image::ptx(
-            include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
+        ptx: Image::ptx_for(
+            "sm_90a",
+            include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
             3738907,
         ),
         cubin: Some(Image::zstd(

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Limits of the outside program.
-const MAX_BYTES: u64 = 12 << 20;
+const MAX_BYTES: u64 = 12_000_000;
 const MAX_START: Duration = Duration::from_millis(5);
 const MAX_LOCKED: usize = 30;
 

@@ -17,6 +17,8 @@ mod registers;
 mod report;
 mod setup;
 mod sources;
+#[path = "../../kernels-bin/src/target.rs"]
+mod target;
 mod test;
 mod unchanged;
 

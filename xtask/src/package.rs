@@ -12,7 +12,7 @@ use cuda_builder::CudaModule;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use crate::{Error, kernels, registers, unchanged, workspace};
+use crate::{Error, kernels, registers, target, unchanged, workspace};
 
 const FOLDER: &str = "kernels-bin";
 
@@ -28,6 +28,9 @@ const LEVEL: i32 = 22;
 /// Maximum size of all packed images: 9.94 MiB. Registries accept packages of 10 MiB, and the rest of this one takes 16
 /// KiB.
 const LIMIT: usize = 159 << 16;
+
+/// The architecture whose PTX is also that of others if only the target differs: it is in the package once.
+const SHARED: &str = "sm_80";
 
 /// Builds all kernels and writes the package, or checks that the existing one was made from these sources.
 pub fn run(only_check: bool) -> Result<(), Error> {
@@ -46,23 +49,49 @@ pub fn check(modules: &[CudaModule]) -> Result<(), Error> {
 
 /// The bytes of an image in the package, such as `sm_90a.prefill.cubin`.
 pub fn committed(file: &str) -> Result<Vec<u8>, Error> {
-    let path = workspace().join(FOLDER).join("data").join(packed(file));
-    let bytes = zstd::stream::decode_all(fs::File::open(path)?)?;
+    let path = |file: &str| workspace().join(FOLDER).join("data").join(packed(file));
+    let read = |file: &str| -> Result<Vec<u8>, Error> {
+        Ok(zstd::stream::decode_all(fs::File::open(path(file))?)?)
+    };
     if !file.ends_with(".ptx") {
-        return Ok(bytes);
+        return read(file);
     }
-    Ok(registers::absolute(&bytes).ok_or_else(|| format!("{file}: a register has no number"))?)
+    let shared = shared(file).filter(|_| !path(file).exists());
+    let ptx = registers::absolute(&read(shared.as_deref().unwrap_or(file))?)
+        .ok_or_else(|| format!("{file}: a register has no number"))?;
+    match shared {
+        None => Ok(ptx),
+        Some(_) => retargeted(&ptx, file).ok_or_else(|| format!("{file}: no target").into()),
+    }
+}
+
+/// The file of the same family's PTX that other architectures may share; `None` for that file itself.
+fn shared(file: &str) -> Option<String> {
+    let (arch, family) = file.split_once('.')?;
+    (arch != SHARED).then(|| format!("{SHARED}.{family}"))
+}
+
+/// PTX for the architecture of a file.
+fn retargeted(ptx: &[u8], file: &str) -> Option<Vec<u8>> {
+    target::for_target(ptx, file.split_once('.')?.0)
 }
 
 /// An image of a module in the package.
 struct Image<'a> {
     file: String,
     bytes: Cow<'a, [u8]>,
+    /// The file of another architecture's PTX that differs in the target alone.
+    shared: Option<String>,
 }
 
 impl Image<'_> {
     fn is_ptx(&self) -> bool {
         self.file.ends_with(".ptx")
+    }
+
+    /// The file that holds it.
+    fn stored(&self) -> String {
+        packed(self.shared.as_ref().unwrap_or(&self.file))
     }
 
     /// The bytes of its file.
@@ -92,14 +121,30 @@ fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
             None => committed(&file)?.into(),
         };
         Ok([
-            Image { file, bytes: cubin },
+            Image {
+                file,
+                bytes: cubin,
+                shared: None,
+            },
             Image {
                 file: format!("{name}.ptx"),
                 bytes: without_comments(&module.ptx).into_bytes().into(),
+                shared: None,
             },
         ])
     }
-    modules.iter().map(pair).collect()
+    let mut images: Vec<_> = modules.iter().map(pair).collect::<Result<_, Error>>()?;
+    let same_as = |[_, ptx]: &[Image<'_>; 2]| {
+        let file = shared(&ptx.file)?;
+        let [_, other] = images.iter().find(|[_, other]| other.file == file)?;
+        let is_same = retargeted(&other.bytes, &ptx.file).is_some_and(|it| it == *ptx.bytes);
+        is_same.then_some(file)
+    };
+    let same: Vec<Option<String>> = images.iter().map(same_as).collect();
+    for ([_, ptx], same) in images.iter_mut().zip(same) {
+        ptx.shared = same;
+    }
+    Ok(images)
 }
 
 fn made_from(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> Result<String, Error> {
@@ -124,12 +169,15 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     };
     let (mut packed_bytes, mut bytes) = (0, 0);
     for image in images.iter().flatten() {
-        let path = data.join(packed(&image.file));
+        bytes += image.bytes.len();
+        if image.shared.is_some() {
+            continue;
+        }
+        let path = data.join(image.stored());
         if !unchanged(image) {
             fs::write(&path, image.packed()?)?;
         }
         packed_bytes += fs::metadata(&path)?.len() as usize;
-        bytes += image.bytes.len();
     }
     if packed_bytes > LIMIT {
         return Err(
@@ -139,7 +187,7 @@ fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     let wanted: Vec<PathBuf> = images
         .iter()
         .flatten()
-        .map(|image| data.join(packed(&image.file)))
+        .map(|image| data.join(image.stored()))
         .collect();
     for entry in fs::read_dir(&data)? {
         let path = entry?.path();
@@ -171,22 +219,27 @@ fn compress(bytes: &[u8]) -> Result<Vec<u8>, Error> {
 /// `kernels-bin/src/table.rs`: an expression of type `&[Module]`.
 fn table(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
     let mut text = String::from("// Written by `cargo xtask package`.\n&[\n");
-    let constructor = |image: &Image<'_>| {
+    let constructor = |image: &Image<'_>, arch: &str| {
+        let function = match (image.is_ptx(), image.shared.is_some()) {
+            (false, _) => "zstd(".to_owned(),
+            (true, false) => "ptx(".to_owned(),
+            (true, true) => format!("ptx_for(\n            {arch:?},"),
+        };
         format!(
-            "Image::{}(\n            include_bytes!(\"../data/{}\"),\n            {},\n        )",
-            if image.is_ptx() { "ptx" } else { "zstd" },
-            packed(&image.file),
+            "Image::{function}\n            include_bytes!(\"../data/{}\"),\n            {},\n        )",
+            image.stored(),
             image.bytes.len()
         )
     };
     for (module, [cubin, ptx]) in modules.iter().zip(images) {
+        let arch = module.arch.sm();
         write!(
             text,
             "    Module {{\n        arch: {:?},\n        family: {:?},\n        ptx: {},\n        cubin: Some({}),\n    }},\n",
-            module.arch.sm(),
+            arch,
             module.name,
-            constructor(ptx),
-            constructor(cubin)
+            constructor(ptx, arch),
+            constructor(cubin, arch)
         )
         .expect("a string takes all");
     }
@@ -237,7 +290,7 @@ fn compare(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
     if let Some(image) = images.par_iter().flatten_iter().find_any(stale) {
         return Err(format!(
             "{FOLDER}/data/{} is not what {MADE_FROM} says",
-            packed(&image.file)
+            image.stored()
         )
         .into());
     }
