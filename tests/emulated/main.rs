@@ -14,6 +14,8 @@ mod large_pages;
 mod latent_parts;
 mod layers;
 mod layers_of_8_bits;
+#[path = "../common/layouts.rs"]
+mod layouts;
 mod logits;
 mod masks;
 mod nan_rows;
