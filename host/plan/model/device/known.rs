@@ -179,6 +179,7 @@ fn h200() -> DeviceDescription {
                 },
             ],
         },
+        variants: None,
     }
 }
 
@@ -240,6 +241,7 @@ fn a100() -> DeviceDescription {
             }],
             ..PodDescription::default()
         },
+        variants: None,
     }
 }
 
@@ -305,6 +307,7 @@ fn cpu() -> DeviceDescription {
             unit_ns: 500.0,
         },
         pod: PodDescription::default(),
+        variants: None,
     }
 }
 
