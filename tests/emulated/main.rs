@@ -6,6 +6,7 @@ mod ampere;
 mod ampere_prompts;
 mod by_head;
 mod calls;
+mod converted;
 #[path = "../common/heads.rs"]
 mod heads;
 mod in_f32;
