@@ -240,6 +240,32 @@ fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     assert_eq!(of(&spec.with_kv_dtype(Dtype::BF16), 4, 16), [(true, 64)]);
 }
 
+/// Own keys of latent decodes behind a common prefix: whether they join its tiles of 64 rows is the device's.
+#[test]
+fn own_keys_join_the_tiles_of_a_prefix_up_to_so_many_launches() {
+    let mut table = PageTable::new(64, 64 + 2 * 96);
+    for i in 0..96 {
+        let own = [64 + 2 * i, 65 + 2 * i];
+        table.push(&(0..64).chain(own).collect::<Vec<_>>(), 66 * 64);
+    }
+    let batch = Batch::new((0..=96).collect(), table);
+    let rows = |joined| {
+        let mut device = DeviceDescription::named("h200").unwrap();
+        for tile in &mut device.decode.tiles {
+            tile.joined = joined;
+        }
+        let spec = Spec::latent(16, 512, 64);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        let of = |group: &TileGroup| (group.tile.m, group.items.len());
+        plan.groups.iter().map(of).collect::<Vec<_>>()
+    };
+    // The own keys alone, and their states, take 2.2 launches.
+    assert_eq!(rows(None), [(64, 192)]);
+    assert_eq!(rows(Some(2.5)), [(64, 192)]);
+    assert_eq!(rows(Some(2.0)), [(64, 96), (16, 96)]);
+}
+
 /// Latent heads that fill several tiles have blocks of 48 keys, few keys blocks of 32. Fixed splits do not look at the other
 /// requests.
 #[test]
