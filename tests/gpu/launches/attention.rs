@@ -165,7 +165,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             };
             if row.merges_pieces {
                 // Whole groups of 16 rows.
-                planned.spec = spec(row, if heads == 100 { 96 } else { 64 });
+                let whole = match heads {
+                    100 => 96,
+                    14 => 16,
+                    _ => 64,
+                };
+                planned.spec = spec(row, whole);
                 planned.options.split = SplitMode::Fixed { tokens: 96 };
             }
         }

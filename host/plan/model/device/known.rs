@@ -334,6 +334,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         wider: None,
         few_keys: None,
         smaller: None,
+        joined: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -352,6 +353,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         wider: None,
         few_keys: None,
         smaller: None,
+        joined: None,
     };
     // Measured with 1 to 256 requests of 512 to 8,192 keys, each in pieces of 96 to 1,024 (docs/notes/mla.md).
     let latent = TileCost {
