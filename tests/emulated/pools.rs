@@ -11,6 +11,7 @@ use tandem_attn::{
     kv::{KvScales, KvStrides, KvView, PageCopy},
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    step::Rope,
     tensor::{F8E4M3, TensorMut},
 };
 
@@ -118,7 +119,8 @@ fn keys_and_values_are_found_wherever_tensor_maps_describe_them() {
     let _others = no_failure();
     let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
     let (page, heads) = (16, 4);
-    for dims in [
+    let of = |[qk, v]: [u32; 2]| Spec::new(8, heads, qk).with_head_dim_v(v);
+    let specs = [
         [64, 64],
         [128, 128],
         [112, 112],
@@ -126,8 +128,11 @@ fn keys_and_values_are_found_wherever_tensor_maps_describe_them() {
         [192, 128],
         [512, 512],
         [64, 512],
-    ] {
-        let spec = Spec::new(8, heads, dims[0]).with_head_dim_v(dims[1]);
+    ];
+    // Prompts read values where they are, and keys that were rotated.
+    let rotary = of([128, 128]).with_rotary(Rope::new(128, 1e4));
+    for spec in specs.map(of).into_iter().chain([rotary]) {
+        let dims = [spec.head_dim_qk, spec.head_dim_v];
         let batch = prefixed(&[(70, 0, 40), (50, 2, 1), (30, 0, 1)], page, false, 3);
         let plan = Planner::new()
             .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
@@ -145,12 +150,16 @@ fn keys_and_values_are_found_wherever_tensor_maps_describe_them() {
             let mut out = vec![bf16::NAN; right.out.len()];
             emulated
                 .run(&plan, &tensors.q, &[relaid.view()], &mut out, None)
-                .unwrap_or_else(|error| panic!("{dims:?}, {way}: {error}"));
+                .unwrap_or_else(|error| panic!("{spec:?}, {way}: {error}"));
             let shape = [plan.total_q, 8, dims[1]].map(|extent| extent as usize);
             let mut tolerance = Tolerance::of(Dtype::BF16);
-            tolerance.absolute = 1.0 / 256.0;
+            tolerance.absolute = match spec.rotary {
+                None => 1.0 / 256.0,
+                // Queries and keys are rounded when they were rotated.
+                Some(_) => 4.0 / 256.0,
+            };
             let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
-            assert_eq!(differs, Ok(()), "{dims:?}, {way}");
+            assert_eq!(differs, Ok(()), "{spec:?}, {way}");
         }
     }
 }
