@@ -84,6 +84,8 @@ class Workloads(unittest.TestCase):
         self.assertIsNone(one(**few, requests=[plain]).refused)
         for fields, says in [
             ({"variant": {"sinks": True}, "requests": [plain]}, "variant.sinks"),
+            ({"variant": {"sinks": False, "sigmoid": 0.0}, "requests": [plain]}, "variant.sigmoid"),
+            ({"variant": {"distance_bias": 9}, "requests": [plain]}, "variant.distance_bias"),
             ({"variant": {"rotary": {"theta": 1e4}}, "requests": [plain]}, "variant.rotary"),
             ({"requests": [{**plain, "branches": 2}]}, "branches"),
             ({"requests": [{**plain, "one_block_in": 2}]}, "one_block_in"),

@@ -9,11 +9,14 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
-    variant::FromLaunch,
-    variants::{Alibi, Slopes},
 };
 
-use crate::{Failure, table::scaled};
+use crate::{
+    Failure,
+    hooks::{Numbers, Own},
+    table::scaled,
+    with_hooks,
+};
 
 /// A tensor of any element type.
 #[derive(Clone, Debug)]
@@ -174,22 +177,6 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.sinks.then(sinks)
 }
 
-/// Slopes, if the specification has linear biases: from 2^(−8/heads) down to 1/256, as in models.
-#[must_use]
-pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
-    let slope = |head: u32| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
-    let slopes = || (0..spec.q_heads).map(slope).collect();
-    spec.variant.hooks.map(|_| slopes())
-}
-
-/// ALiBi with these slopes, which outlive it.
-#[must_use]
-pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
-    let address = slopes.as_ptr() as u64;
-    // SAFETY: a slope for each head; callers keep them.
-    unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) }
-}
-
 /// The tensors per head that a run needs.
 #[must_use]
 pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
@@ -217,6 +204,8 @@ pub struct Tensors {
     pub indices: Option<Vec<i32>>,
     /// Numbers of heads in the place of those that this program chooses.
     pub given: Given,
+    /// The numbers that a workload gives for its hooks.
+    pub numbers: Numbers,
 }
 
 /// Numbers of heads that an input file has.
@@ -319,7 +308,15 @@ impl Tensors {
             token_scales: None,
             indices: None,
             given: Given::default(),
+            numbers: Numbers::default(),
         })
+    }
+
+    /// With the numbers that a workload gives for its hooks.
+    #[must_use]
+    pub const fn with_numbers(mut self, numbers: Numbers) -> Self {
+        self.numbers = numbers;
+        self
     }
 
     /// Adds random scales per token, for 8-bit keys and values: 1/4, 1/2 or 1. Prefills round the product of a key and its scale to
@@ -346,10 +343,11 @@ impl Tensors {
         self.given.sinks.clone().or_else(|| sinks(spec))
     }
 
-    /// Slopes, if the specification has linear biases, likewise.
+    /// The data of the specification's hooks, likewise.
     #[must_use]
-    pub fn slopes(&self, spec: &Spec) -> Option<Vec<f32>> {
-        self.given.slopes.clone().or_else(|| slopes(spec))
+    pub fn own(&self, spec: &Spec) -> Option<Own> {
+        let given = self.given.slopes.clone().map(Own::Slopes);
+        given.or_else(|| Own::of(spec, self.numbers))
     }
 
     /// The scales of keys and values.
@@ -399,12 +397,11 @@ impl Tensors {
                 .with_scales(self.scales(spec, page_size));
             let sinks = self.sinks(spec);
             let heads = heads(&sinks);
-            let slopes = self.slopes(spec);
-            with_tensor!(q, q => match &slopes {
-                Some(slopes) => {
-                    let alibi = alibi(spec, slopes);
-                    reference::attention_with(&alibi, spec, batch, q, &[view], &heads)
-                }
+            let own = self.own(spec);
+            with_tensor!(q, q => match &own {
+                Some(own) => with_hooks!(own, spec, variant => {
+                    reference::attention_with(variant, spec, batch, q, &[view], &heads)
+                }),
                 None => reference::attention_heads(spec, batch, q, &[view], &heads),
             })
             .map_err(|error| Failure::from(Error::from(error)))

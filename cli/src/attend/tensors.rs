@@ -13,6 +13,7 @@ use super::heads;
 use crate::{
     Failure,
     backend::Results,
+    hooks::Numbers,
     table::{shorten, visible},
     tensors::{Given, Tensor, Tensors},
 };
@@ -133,6 +134,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             token_scales: None,
             indices: None,
             given,
+            numbers: Numbers::default(),
         },
         unread: unread(&file),
         unread_metadata: metadata.unread(),

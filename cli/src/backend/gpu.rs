@@ -12,7 +12,6 @@ use tandem_attn::{
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
-    variants::Slopes,
 };
 
 use super::{Backend, Ceilings, Loaded, Machine, Results, meter::Meter, place::of_gpu};
@@ -258,6 +257,15 @@ impl Backend for GpuBackend {
         };
         let pools = plan.parts.iter().map(|part| pool(part.heads)).collect();
         let values = rows * spec.head_dim_v as usize;
+        let own = tensors.own(spec);
+        let of_hooks = own
+            .as_ref()
+            .map(|own| Memory::of(own.in_memory()))
+            .transpose()?;
+        let own = match (&own, &of_hooks) {
+            (Some(own), Some(memory)) => own.bytes(spec, memory.address())?,
+            _ => Vec::new(),
+        };
         Ok(Box::new(LoadedOnGpu {
             q: Memory::new(&tensors.q)?,
             out: Memory::of_bytes(values * spec.out_dtype.bytes() as usize)?,
@@ -272,10 +280,8 @@ impl Backend for GpuBackend {
                 Some(indices) => Some((Memory::of(indices)?, indices.len())),
                 None => None,
             },
-            slopes: tensors
-                .slopes(spec)
-                .map(|slopes| Memory::new(&Tensor::F32(slopes)))
-                .transpose()?,
+            own,
+            _of_hooks: of_hooks,
             pools,
             workspace,
             plan,
@@ -291,7 +297,9 @@ struct LoadedOnGpu<'a> {
     _pool_memory: [Memory; 2],
     _scales: Vec<Memory>,
     sinks: Option<Memory>,
-    slopes: Option<Memory>,
+    /// What the hooks are given; it names the address of their numbers.
+    own: Vec<u8>,
+    _of_hooks: Option<Memory>,
     /// The chosen keys, and their number.
     indices: Option<(Memory, usize)>,
     /// One for each part.
@@ -323,12 +331,7 @@ impl LoadedOnGpu<'_> {
         if let Some((indices, len)) = &self.indices {
             tensors = tensors.with_indices(DeviceArray::new(indices.address(), *len));
         }
-        let slopes = self.slopes.as_ref().map(|slopes| Slopes {
-            address: slopes.address(),
-        });
-        if let Some(slopes) = &slopes {
-            tensors = tensors.with_own(slopes);
-        }
+        tensors.own = &self.own;
         let GpuBackend { gpu, .. } = self.backend;
         // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
         unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(of_gpu)
