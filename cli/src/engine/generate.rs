@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let count = prompt.len();
     let cache = text_tokens(count, args.max_new_tokens, architecture.positions)?;
     let backend = args.model.backend(architecture, 1, Some(cache))?;
-    let mut engine = args.model.engine(backend, 1, 1, u32::MAX)?;
+    let mut engine = args.model.engine(backend, 1, 1, (u32::MAX, false))?;
     engine.submit(Generation {
         prompt,
         max_new_tokens: args.max_new_tokens,
