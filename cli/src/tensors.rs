@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
     Error,
-    kv::{KvScales, KvStrides, KvView, LATENT_656_BYTES},
+    kv::{KvScales, KvView, LATENT_656_BYTES},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
@@ -197,9 +197,8 @@ pub struct Tensors {
     pub v: Tensor,
     /// Layout of the pools.
     pub layout: KvLayout,
-    /// Scales of keys and of values, one for each token and KV head, in the layout of the pools; none if there are
-    /// none.
-    pub token_scales: Option<[Vec<f32>; 2]>,
+    /// Scales of 8-bit keys and values; none if all are 1.
+    pub scales: Option<Scales>,
     /// The keys of each query token as places in the pool, for a plan that does not name them; −1 is none.
     pub indices: Option<Vec<i32>>,
     /// Numbers of heads in the place of those that this program chooses.
@@ -215,8 +214,33 @@ pub struct Given {
     pub sinks: Option<Vec<f32>>,
     /// One for each query head.
     pub slopes: Option<Vec<f32>>,
-    /// Scales of 8-bit keys and of 8-bit values: one for all, or one for each KV head.
-    pub scales: Option<[Vec<f32>; 2]>,
+}
+
+/// What has a scale of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScaledBy {
+    /// All keys, and all values.
+    Tensor,
+    /// A KV head.
+    Head,
+    /// A request and KV head: `[requests, kv_heads]`.
+    Request {
+        /// The request of each query token.
+        of_token: Vec<u32>,
+    },
+    /// A token and KV head, in the layout of the pools.
+    Token,
+}
+
+/// Scales of 8-bit keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scales {
+    /// What has a scale.
+    pub by: ScaledBy,
+    /// Of keys.
+    pub k: Vec<f32>,
+    /// Of values, as many.
+    pub v: Vec<f32>,
 }
 
 /// A view of the pools of a specification: one pool if it is latent.
@@ -305,7 +329,7 @@ impl Tensors {
                 false => Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
             },
             layout,
-            token_scales: None,
+            scales: None,
             indices: None,
             given: Given::default(),
             numbers: Numbers::default(),
@@ -333,7 +357,11 @@ impl Tensors {
             scales.iter_mut().for_each(power);
             Ok(scales)
         };
-        self.token_scales = Some([random(seed)?, random(seed + 1)?]);
+        self.scales = Some(Scales {
+            by: ScaledBy::Token,
+            k: random(seed)?,
+            v: random(seed + 1)?,
+        });
         Ok(self)
     }
 
@@ -353,31 +381,25 @@ impl Tensors {
     /// The scales of keys and values.
     #[must_use]
     pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
-        let strides = self.layout.strides(page_size, spec.kv_heads, 1);
-        match (&self.given.scales, &self.token_scales) {
-            (Some([k, v]), _) => match (&k[..], &v[..]) {
-                (&[k], &[v]) => KvScales::Tensor { k, v },
-                (k, v) => KvScales::Head { k, v },
-            },
-            (None, token_scales) => self.scales_of_tokens(spec, token_scales, strides),
-        }
-    }
-
-    fn scales_of_tokens<'a>(
-        &self,
-        spec: &Spec,
-        token_scales: &'a Option<[Vec<f32>; 2]>,
-        strides: KvStrides,
-    ) -> KvScales<'a> {
-        match token_scales {
-            None if has_rows_656(spec) => KvScales::InRow,
-            None => KvScales::One,
-            Some([k, v]) => KvScales::Token {
-                k,
-                v,
-                k_strides: strides,
-                v_strides: strides,
-            },
+        let Some(Scales { by, k, v }) = &self.scales else {
+            return match has_rows_656(spec) {
+                true => KvScales::InRow,
+                false => KvScales::One,
+            };
+        };
+        match by {
+            ScaledBy::Tensor => KvScales::Tensor { k: k[0], v: v[0] },
+            ScaledBy::Head => KvScales::Head { k, v },
+            ScaledBy::Request { of_token } => KvScales::Request { k, v, of_token },
+            ScaledBy::Token => {
+                let strides = self.layout.strides(page_size, spec.kv_heads, 1);
+                KvScales::Token {
+                    k,
+                    v,
+                    k_strides: strides,
+                    v_strides: strides,
+                }
+            }
         }
     }
 

@@ -2,13 +2,14 @@
 
 mod handles;
 mod nvml;
+mod scales;
 
 use std::time::Duration;
 
 use tandem_attn::{
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Stream as StreamHandle,
-        Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, KvPool, RunTensors, Stream as StreamHandle, Workspace,
+        WorkspaceOptions,
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
@@ -22,6 +23,7 @@ use crate::{
 };
 pub(crate) use handles::{Event, ok};
 use handles::{Memory, Stream};
+use scales::OnGpu;
 
 /// Bytes written between repetitions to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -201,14 +203,7 @@ impl Backend for GpuBackend {
         let tokens = tensors.k.len() / (spec.kv_heads as usize * tensors::key_elements(spec));
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
         let pages = (tokens / page_size as usize) as u32;
-        let given = tensors.given.scales.as_ref();
-        let scales = match given.or(tensors.token_scales.as_ref()) {
-            None => Vec::new(),
-            Some(scales) => scales
-                .iter()
-                .map(|scales| Memory::new(&Tensor::F32(scales.clone())))
-                .collect::<Result<_, _>>()?,
-        };
+        let scales = OnGpu::of(tensors.scales.as_ref())?;
         // A page of a part with several heads is as many pages of others.
         let pool = |heads: u32| {
             let (spec, pages) = (&tensors::of_part(spec, heads), pages / heads);
@@ -226,33 +221,12 @@ impl Backend for GpuBackend {
                     v.address(),
                 ),
             };
-            match (&scales[..], given) {
-                ([k, v], Some([of_k, _])) => {
-                    let count = of_k.len();
-                    let tensor =
-                        |memory: &Memory| DeviceTensor::new(memory.address(), Dtype::F32, [count]);
-                    let (k, v) = (tensor(k), tensor(v));
-                    pool.with_scales(match count {
-                        1 => KvScales::Tensor { k, v },
-                        _ => KvScales::Head { k, v },
-                    })
+            match &scales {
+                Some(scales) => {
+                    let scales = scales.of_pool(spec, &pool, tensors.layout);
+                    pool.with_scales(scales)
                 }
-                ([k, v], None) => {
-                    let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
-                    let shape =
-                        [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
-                    let tensor = |memory: &Memory| {
-                        DeviceTensor::new(memory.address(), Dtype::F32, shape)
-                            .with_stride(0, strides.page as usize)
-                            .with_stride(1, strides.token as usize)
-                            .with_stride(2, strides.head as usize)
-                    };
-                    pool.with_scales(KvScales::Token {
-                        k: tensor(k),
-                        v: tensor(v),
-                    })
-                }
-                _ => pool,
+                None => pool,
             }
         };
         let pools = plan.parts.iter().map(|part| pool(part.heads)).collect();
@@ -295,7 +269,7 @@ struct LoadedOnGpu<'a> {
     plan: &'a Plan,
     q: Memory,
     _pool_memory: [Memory; 2],
-    _scales: Vec<Memory>,
+    _scales: Option<OnGpu>,
     sinks: Option<Memory>,
     /// What the hooks are given; it names the address of their numbers.
     own: Vec<u8>,
