@@ -120,7 +120,7 @@ impl Variant {
             ));
         }
         if let Some(bias) = sigmoid
-            && !(bias.abs() <= MOST_SIGMOID_BIAS)
+            && (bias.is_nan() || bias.abs() > MOST_SIGMOID_BIAS)
         {
             return Err(format!(
                 "variant.sigmoid is {bias}: give a bias of at most {MOST_SIGMOID_BIAS} and at least -{MOST_SIGMOID_BIAS}"
