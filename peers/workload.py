@@ -10,7 +10,7 @@ BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3": 1, "f8e5m2": 1}
 # A latent key of 576 elements with its scales.
 ROW_BYTES = 656
 # What no peer computes. Without the check they would compute something else.
-VARIANTS = ("sinks", "alibi", "rotary")
+VARIANTS = ("sinks", "alibi", "distance_bias", "sigmoid", "rotary")
 
 
 @dataclass
@@ -144,7 +144,8 @@ def _merged(file, case):
 def _refused(fields, requests):
     """Why no peer takes a case, or None."""
     variant = fields["variant"]
-    given = [f"variant.{name}" for name in VARIANTS if variant.get(name)]
+    # A sigmoid's bias may be 0, which is not false.
+    given = [f"variant.{name}" for name in VARIANTS if variant.get(name) is not None and variant[name] is not False]
     given += ["pages_by_head"] if fields.get("pages_by_head") else []
     given += [name for name in ("branches", "one_block_in") if any(request.get(name) for request in requests)]
     return f"no peer takes {', '.join(given)}" if given else None

@@ -65,6 +65,26 @@ fn a_model_writes_on_the_same_each_time() {
     assert_eq!(run(&here, &chat).code, 0);
 }
 
+#[test]
+fn fixed_splits_fall_between_pages() {
+    let here = std::env::temp_dir();
+    let line = |splits: &str| {
+        let folder = model("qwen2");
+        let more = ["--backend", "cpu", "--max-new-tokens", "9", "--ignore-end"];
+        let arguments = ["generate", &folder, "The planner", "--fixed-splits", splits];
+        run(&here, &[&arguments[..], &more].concat())
+    };
+    let Said { code, stderr, .. } = line("16");
+    assert!(code == 0 && stderr.contains("9 written"), "{stderr}");
+    for (splits, says) in [
+        ("20", "multiple of the page size 16"),
+        ("0", "--fixed-splits"),
+    ] {
+        let Said { code, stderr, .. } = line(splits);
+        assert!(code == 2 && stderr.contains(says), "{stderr}");
+    }
+}
+
 /// A file or a pipe gets the text as the model wrote it: indented code, right-to-left marks and all.
 #[test]
 fn a_text_that_is_not_shown_on_a_terminal_is_unchanged() {

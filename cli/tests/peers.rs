@@ -114,6 +114,23 @@ fn scripts_name_cases_as_the_command_does() {
     }
 }
 
+/// There are kernels for all shapes that the script draws.
+#[test]
+fn random_prompts_are_planned() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("random.json");
+    let script = root().join("peers/random_prompts.py");
+    let [script, path] = [&script, &path].map(|path| path.to_str().unwrap());
+    let arguments = [script, "--seed", "20261201", path];
+    let Some(python) = python("random_prompts_are_planned", &arguments) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&python.stderr);
+    assert!(said.contains("seed 20261201"), "{said}");
+    let said = run(directory.path(), &["plan", path, "--device", "h200"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+}
+
 #[test]
 fn tests_of_the_scripts_pass() {
     let peers = root().join("peers");

@@ -149,6 +149,13 @@ fn try_own_variant(built: Duration, driver: &Path) -> Result<(), Error> {
     ] {
         try_program("own-variant", libcuda, expected)?;
     }
+    // On a GPU host (`cargo xtask bundle`) a missing GPU is an error.
+    let program = target_dir()?.join("debug/own-variant");
+    let mut required = Command::new(program);
+    let required = required.env_clear().env("TANDEM_LIBCUDA", "/none");
+    if output(required.env("TANDEM_REQUIRE_GPU", "1")).is_ok() {
+        return Err("own-variant ends well where a GPU is required and there is none".into());
+    }
     println!(
         "adopt: a program with kernels of its own: built in {:.0} s beside the programs above, right on the CPU and the emulated GPU",
         built.as_secs_f64()

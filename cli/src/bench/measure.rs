@@ -98,7 +98,7 @@ fn measured(
     }
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
-    let mut tensors = Tensors::random(spec, batch, case.layout, SEED)?;
+    let mut tensors = Tensors::random(spec, batch, case.layout, SEED)?.with_numbers(case.numbers);
     if settings.token_scales {
         tensors = tensors.with_token_scales(spec, SEED)?;
     }

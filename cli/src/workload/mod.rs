@@ -21,7 +21,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
 };
 
-use crate::{Failure, input, memory, table::counted};
+use crate::{Failure, hooks::Numbers, input, memory, table::counted};
 
 /// Requests of equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +87,8 @@ pub struct Case {
     pub by_head: Option<ByHead>,
     /// If set, this number of keys is chosen for each query token, by indices in the memory of the GPU.
     pub top_k: Option<u32>,
+    /// The numbers of the hooks of `spec`.
+    pub numbers: Numbers,
 }
 
 /// How each head chooses its pages.
@@ -478,7 +480,7 @@ pub enum Suite {
     Pat,
     /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix, keys chosen by indices.
     Mla,
-    /// Sinks and windows as in gpt-oss, and trees and chains of drafted tokens.
+    /// Sinks and windows as in gpt-oss, biases, sigmoid weights, rotary embeddings, and trees and chains of drafted tokens.
     Variants,
     /// Batches for several GPUs: long contexts, large batches, long prompts, and a small batch.
     Ranks,

@@ -146,9 +146,10 @@ fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksRes
     case.refuse_chosen("leave --gpus out")?;
     let (spec, batch) = (&case.spec, case.batch()?);
     let halves = [spec.q_dtype, spec.kv_dtype, spec.out_dtype];
-    if spec.latent || spec.variant.sinks || halves.iter().any(|dtype| *dtype != Dtype::BF16) {
+    let more = spec.latent || spec.variant.sinks || spec.variant.hooks.is_some();
+    if more || halves.iter().any(|dtype| *dtype != Dtype::BF16) {
         return Err(Failure::Input(
-            "several GPUs are measured with bf16, and without sinks and latent heads".to_owned(),
+            "several GPUs are measured with bf16, and without sinks, biases, sigmoid weights and latent heads".to_owned(),
         ));
     }
     let shardings = args
