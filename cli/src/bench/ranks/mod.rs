@@ -72,7 +72,8 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     for case in cases {
         match measured(args, case, &devices) {
             Ok(measured) => results.extend(measured),
-            Err(Failure::Input(reason)) => {
+            // What was measured before is not lost if the GPUs have too little memory for a case.
+            Err(Failure::Input(reason) | Failure::GpuMemory(reason)) => {
                 left_out += &format!("left out: {}: {reason}\n", case.name)
             }
             Err(failure) => return Err(failure),
