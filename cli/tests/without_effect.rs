@@ -118,6 +118,14 @@ fn flags_of_serving_change_something() {
             "--policy orca+unpacked --no-prefix-cache",
             ["no request shares a prefix", "--no-prefix-cache"],
         ),
+        (
+            "--no-prefix-cache",
+            ["--no-prefix-cache: the requests have no blocks", "--prefix"],
+        ),
+        (
+            "--policy orca+unpacked",
+            ["orca+unpacked: the requests have no blocks", "hash_ids"],
+        ),
         ("--seed 2", ["--rate", "--load"]),
         ("--prefix 30", ["--prefix 30", "a multiple of 16"]),
         ("--backend cpu --wait", ["--wait", "--backend gpu"]),
