@@ -144,6 +144,24 @@ fn compiling_kernels_is_for_gpus() {
     refused("demo --backend cpu --compile-ptx", &texts);
 }
 
+/// Only `generate` and `serve` took the number of a GPU.
+#[test]
+fn numbers_are_of_gpus() {
+    for line in [
+        "demo",
+        "bench w.json --json r.json",
+        #[cfg(feature = "engine")]
+        "bench --serve",
+    ] {
+        let texts = ["--gpu is for GPUs", "--backend gpu"];
+        refused(&format!("{line} --backend cpu --gpu 1"), &texts);
+    }
+    refused(
+        "bench w.json --gpus 2 --gpu 1",
+        &["--gpu is for one GPU", "--gpus"],
+    );
+}
+
 #[test]
 fn several_gpus_are_gpus() {
     for backend in ["cpu", "emulated"] {

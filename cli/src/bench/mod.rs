@@ -361,6 +361,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             (args.check.is_some(), "--check"),
             (args.max_memory.is_some(), "--max-memory"),
             (args.energy, "--energy"),
+            (args.place.number.is_some(), "--gpu"),
         ];
         if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
             return Err(Failure::Input(format!(
