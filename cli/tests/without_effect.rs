@@ -295,7 +295,7 @@ fn chosen_keys_are_not_replaced_by_others() {
     let arguments = "bench w.json --backend cpu --seconds 0";
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     let said = run(directory.path(), &arguments);
-    assert_eq!(said.code, 1, "{}", said.stdout);
+    assert_eq!(said.code, 2, "{}", said.stdout);
     assert!(said.stderr.contains("top_k"), "{}", said.stderr);
     let arguments = ["plan", "w.json", "--device", "h200", "--gpus", "2"];
     let said = run(directory.path(), &arguments);

@@ -435,7 +435,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .results
             .iter()
             .find_map(|result| result.skipped.as_deref());
-        return Err(Failure::Wrong(format!(
+        return Err(Failure::Input(format!(
             "nothing was measured: {} left out; the first: {}",
             counted(file.results.len(), "case"),
             first.unwrap_or("not run")

@@ -101,7 +101,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
             "{}, {}: results differ from those of one GPU by {:.3}",
             wrong.case, wrong.deal, wrong.error
         ))),
-        None if file.results.is_empty() => Err(Failure::Wrong("nothing was measured".to_owned())),
+        None if file.results.is_empty() => Err(Failure::Input("nothing was measured".to_owned())),
         None => Ok(()),
     }
 }
