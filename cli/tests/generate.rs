@@ -278,6 +278,10 @@ fn a_trace_is_replayed_beside_its_simulation() {
         ];
         run(directory.path(), &[&arguments[..], more].concat())
     };
+    // It slept until they arrive.
+    let late = serve(&["--trace", "trace.csv", "--rate", "1e-12"]);
+    assert_eq!(late.code, 2, "{}", late.stderr);
+    assert!(late.stderr.contains("arrivals[1] is at"), "{}", late.stderr);
     let said = serve(&[
         "--trace",
         "trace.csv",
@@ -347,7 +351,7 @@ fn a_trace_is_replayed_beside_its_simulation() {
         "--window",
         "0.3",
         "--policy",
-        "sarathi-serve,sarathi-serve+unpacked",
+        "sarathi-serve,sarathi-serve+pod",
         "--json",
         "window.json",
     ]);

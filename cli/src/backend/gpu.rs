@@ -40,6 +40,28 @@ const AHEAD_ROUNDS: u32 = 100;
 /// Multiply rounds to measure the ceiling: some milliseconds.
 const CEILING_ROUNDS: u32 = 10_000;
 
+/// What keeps the GPU busy while the host queues the timed work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    /// The caches are flushed.
+    Flush,
+    /// Products that leave the caches as they are.
+    Products,
+    /// The caches are flushed, and the work itself warms them again. Nothing shorter than a flush surely lasts until the timed
+    /// work is queued, and all that moves memory changes the caches.
+    FlushAndWork,
+}
+
+impl Ahead {
+    const fn of(flush: bool, multiplies: bool) -> Self {
+        match (flush, multiplies) {
+            (true, _) => Self::Flush,
+            (false, true) => Self::Products,
+            (false, false) => Self::FlushAndWork,
+        }
+    }
+}
+
 /// A GPU with a stream and memory for measurements.
 pub struct GpuBackend {
     stream: Stream,
@@ -73,18 +95,22 @@ impl GpuBackend {
     fn time(
         &self,
         flush: bool,
-        work: impl FnOnce(StreamHandle) -> Result<(), Failure>,
+        mut work: impl FnMut(StreamHandle) -> Result<(), Failure>,
     ) -> Result<Duration, Failure> {
         let stream = self.stream.handle;
         let [begin, end] = [Event::new()?, Event::new()?];
+        let ahead = Ahead::of(flush, self.multiplies());
         // SAFETY: the memory has this many bytes, and the handles are alive.
         unsafe {
-            if flush {
-                let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
-                ok("cuMemsetD8Async", code)?;
-            } else if self.multiplies() {
+            if ahead == Ahead::Products {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
+            } else {
+                let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
+                ok("cuMemsetD8Async", code)?;
+            }
+            if ahead == Ahead::FlushAndWork {
+                work(stream)?;
             }
             begin.record(stream)?;
             work(stream)?;
@@ -376,5 +402,20 @@ impl Loaded for LoadedOnGpu<'_> {
         let mut lse = vec![0.0; rows];
         self.lse.read(&mut lse)?;
         Ok(Results { out, lse })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ahead;
+
+    /// On GPUs without Hopper's products nothing ran ahead of warm runs, and their times contained the queueing on the host.
+    #[test]
+    fn every_gpu_is_busy_while_work_is_queued_and_warm_runs_find_warm_caches() {
+        assert_eq!(Ahead::of(false, true), Ahead::Products);
+        assert_eq!(Ahead::of(false, false), Ahead::FlushAndWork);
+        for multiplies in [false, true] {
+            assert_eq!(Ahead::of(true, multiplies), Ahead::Flush);
+        }
     }
 }

@@ -38,9 +38,6 @@ pub struct ModelArgs {
     model: PathBuf,
     #[command(flatten)]
     place: Place,
-    /// Number of the GPU, as `nvidia-smi -L` and CUDA_VISIBLE_DEVICES count them [default: 0]
-    #[arg(long, value_name = "NUMBER")]
-    gpu: Option<u32>,
     /// Capacity of the KV cache in tokens, for all requests together [default: in `generate` those of the prompt and
     /// --max-new-tokens; in `serve` on a GPU 9/10 of the memory that is free after the weights, as far as the requests of a step
     /// can use it, on the CPU 4096]
@@ -138,7 +135,7 @@ impl ModelArgs {
             step_requests: batch,
         };
         let planned = self.planned()?;
-        let mut backend = room.backend(self.place.gpu_of(self.gpu)?, architecture, &weights)?;
+        let mut backend = room.backend(self.place.gpu()?, architecture, &weights)?;
         if let Some(planned) = planned {
             backend.plan_with(planned)?;
         }

@@ -8,7 +8,7 @@ use tandem_attn::{
     variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
 };
 
-use super::{ByHead, Case, DTYPES, Requests, Tree, chosen, json};
+use super::{ByHead, Case, DTYPES, Requests, Tree, chosen, json, levels};
 use crate::{Failure, hooks::Numbers, table::visible};
 
 /// Maximum number of query tokens of a batch with draft trees: each token needs a mask of 64 bits.
@@ -195,7 +195,8 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
     }
     if nodes[0] == 0 || !nodes.is_sorted() {
         return Err(format!(
-            "nodes_per_level is {nodes:?}: no level has fewer nodes than the one above it, nor none"
+            "nodes_per_level is [{}]: no level has fewer nodes than the one above it, nor none",
+            levels(nodes)
         ));
     }
     if tokens
@@ -204,7 +205,8 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
         .is_none()
     {
         return Err(format!(
-            "tokens_per_level {tokens:?} are more than 32 bits count"
+            "tokens_per_level [{}] are more than 32 bits count",
+            levels(tokens)
         ));
     }
     Ok(())

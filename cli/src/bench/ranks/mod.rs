@@ -72,7 +72,8 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     for case in cases {
         match measured(args, case, &devices) {
             Ok(measured) => results.extend(measured),
-            Err(Failure::Input(reason)) => {
+            // What was measured before is not lost if the GPUs have too little memory for a case.
+            Err(Failure::Input(reason) | Failure::GpuMemory(reason)) => {
                 left_out += &format!("left out: {}: {reason}\n", case.name)
             }
             Err(failure) => return Err(failure),
@@ -100,7 +101,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
             "{}, {}: results differ from those of one GPU by {:.3}",
             wrong.case, wrong.deal, wrong.error
         ))),
-        None if file.results.is_empty() => Err(Failure::Wrong("nothing was measured".to_owned())),
+        None if file.results.is_empty() => Err(Failure::Input("nothing was measured".to_owned())),
         None => Ok(()),
     }
 }
