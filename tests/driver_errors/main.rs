@@ -9,6 +9,9 @@ mod calls;
 mod driver;
 mod failing;
 mod graphs;
+mod layouts;
+#[path = "../common/layouts.rs"]
+mod layouts_of_pools;
 mod loading;
 mod misuse;
 mod needed;

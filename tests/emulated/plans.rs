@@ -131,6 +131,24 @@ fn plans_on_the_emulator_are_the_reference() {
     runner.run(&case(), small).unwrap();
 }
 
+/// Chunks of a latent prompt, which are longer than those of speculative decodes.
+#[test]
+fn long_chunks_of_latent_prompts_are_the_reference() {
+    for (seed, heads) in (0..).zip([16, 32, 64, 128]) {
+        let mut spec = Spec::latent(heads, 512, 64);
+        spec.variant.sinks = seed % 2 == 1;
+        let case = Case {
+            spec,
+            batch: prefixed(&[(70, 0, 44), (20, 0, 1)], 16, false, seed),
+            options: PlanOptions::default(),
+            layout: KvLayout::Nhd,
+            schedule: (seed % 3) as u8,
+            seed,
+        };
+        check::<bf16, bf16>(&case).unwrap_or_else(|error| panic!("{heads} heads: {error}"));
+    }
+}
+
 /// Bits hide any keys of prompts, decodes and both.
 #[test]
 fn plans_with_masks_of_any_keys_are_the_reference() {

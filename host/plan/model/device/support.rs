@@ -207,7 +207,7 @@ impl DeviceDescription {
             return Ok(());
         }
         if let Some(hooks) = spec.variant.hooks {
-            let rows = prefills.filter(|row| has_hooks(hooks, row));
+            let rows = prefills.filter(|row| has_hooks(self, hooks, row));
             let of = |row: &KernelInfo| (row.head_dim, row.value_dim, format!("{:?}", row.element));
             let there: BTreeSet<_> = rows.map(of).collect();
             let name = |(qk, v, element): &(u32, u32, String)| {
