@@ -7,6 +7,7 @@
 
 mod calls;
 mod driver;
+mod entries;
 mod failing;
 mod graphs;
 mod loading;

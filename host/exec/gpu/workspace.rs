@@ -74,7 +74,7 @@ impl Drop for Staging {
 fn check_launches(launches: usize) -> Result<(), Error> {
     if launches > MAX_LAUNCHES as usize {
         return Err(Error::LaunchLimit {
-            kernel: "a run",
+            kernel: "a run".into(),
             what: "launches",
             got: launches as u64,
             limit: MAX_LAUNCHES.into(),
