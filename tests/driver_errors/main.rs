@@ -10,6 +10,7 @@ mod driver;
 mod entries;
 mod failing;
 mod graphs;
+mod launched;
 mod loading;
 mod misuse;
 mod needed;

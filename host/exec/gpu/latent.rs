@@ -9,7 +9,6 @@ use kernels_gpu::{
 use super::{
     DecodeCall, Gpu,
     decode::attention,
-    launch_plan::tiles_of,
     maps::{MapShape, Maps},
     module::Kernel,
     steps::{LatentShapes, Parameters, Step},
@@ -22,6 +21,7 @@ use crate::{
     checks::extent,
     exec::apart::check_pool,
     kv::latent_parts::rope_dim,
+    plan::launched::pieces::tiles_of,
     problem::{Quantity, Spec},
 };
 

@@ -150,7 +150,7 @@ impl Workspace {
     pub(super) fn decode_merges(&self) -> bool {
         match &self.options.launches {
             Some(set) => set.merge_mode == MergeMode::Fused,
-            None => self.launch_plan.fused,
+            None => self.launch_plan.merging.fused,
         }
     }
 
