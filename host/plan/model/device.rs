@@ -153,6 +153,10 @@ pub struct TileCost {
     /// are at most so many units with at most so many keys in all. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smaller: Option<[f64; 2]>,
+    /// Decodes that fit a tile of fewer rows join this one if their units together take less than so many launches: SMs are idle for
+    /// a while when they change kernels. None: 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined: Option<f64>,
 }
 
 /// A wider tile for decodes that would fit a smaller one, and when it is faster.
