@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
     exec::emulated::{Emulated, Settings},
-    plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    plan::{DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, Masks, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };

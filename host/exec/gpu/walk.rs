@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn pages_that_break_a_group_of_8_are_refused() {
         for page_size in [1, 4, 12] {
-            let error = walk(KvLayout::Nhd, page_size).err().expect("is refused");
+            let error = walk(KvLayout::Nhd, page_size).expect_err("is refused");
             assert!(error.to_string().contains("a multiple of 8"), "{error}");
         }
     }
