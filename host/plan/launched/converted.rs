@@ -32,6 +32,7 @@ struct Table {
 }
 
 impl Conversion {
+    #[cfg(feature = "cuda")]
     pub(crate) fn clear(&mut self) {
         self.pages.clear();
         self.ids.clear();
