@@ -47,10 +47,6 @@ pub(super) fn co_resident_kernels(
     spec: &Spec,
     [prefill, decode]: [Tile; 2],
 ) -> Option<(KernelId, Vec<Choice>)> {
-    // A tile of 16 rows would be half empty.
-    if decode.m > 8 && spec.q_heads / spec.kv_heads <= decode.m / 2 {
-        return None;
-    }
     let sm = device.sm();
     let of_tile = |op, tile| {
         let of_tile = move |id: &KernelId| id.info().co_resident && Choice::of(*id).tile == tile;
