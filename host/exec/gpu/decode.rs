@@ -1,7 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
 mod mapped;
-mod pairs;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -22,6 +21,7 @@ use super::{
 use crate::{
     Error,
     checks::{check_dtype, check_same, extent},
+    plan::launched::pairs::gain_by_pairs,
     problem::{Dtype, Padding, Quantity, Spec},
 };
 use mapped::{Mapped, walks};
@@ -114,7 +114,7 @@ impl Gpu {
     }
 
     /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and items of these
-    /// lengths are [faster](pairs::gain_by_pairs) by it. Otherwise the given kernel.
+    /// lengths are [faster](gain_by_pairs) by it. Otherwise the given kernel.
     pub(super) fn of_pairs(
         &self,
         kernel: KernelId,
@@ -129,7 +129,7 @@ impl Gpu {
                 // They load by tensor maps only.
                 && walks(pair.info(), spec, pool).is_ok()
                 && pool.scales.come_in_pairs()
-                && pairs::gain_by_pairs(pair.info(), lengths, spec.kv_heads, sms)
+                && gain_by_pairs(pair.info(), lengths, spec.kv_heads, sms)
         });
         pair.unwrap_or(kernel)
     }

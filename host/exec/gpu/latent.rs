@@ -9,7 +9,6 @@ use kernels_gpu::{
 use super::{
     DecodeCall, Gpu,
     decode::attention,
-    launch_plan::tiles_of,
     maps::{MapShape, Maps},
     module::Kernel,
     steps::{LatentShapes, Parameters, Step},
@@ -18,7 +17,12 @@ use super::{
     walk::Walk,
 };
 use crate::{
-    Error, checks::extent, exec::apart::check_pool, kv::latent_parts::rope_dim, problem::Quantity,
+    Error,
+    checks::extent,
+    exec::apart::check_pool,
+    kv::latent_parts::rope_dim,
+    plan::launched::pieces::tiles_of,
+    problem::{Quantity, Spec},
 };
 
 /// Bytes of an element.

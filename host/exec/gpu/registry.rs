@@ -66,7 +66,10 @@ impl Kernels {
     ) -> Result<(), Error> {
         let rows = hooks.kernels().map(KernelId::info);
         for row in rows.filter(|row| runs_on(modules, row)) {
-            let kernel = modules.entry(row, family, &hooks.entry(row), max_shared)?;
+            let kernel = Kernel {
+                variant: Some(hooks.name),
+                ..modules.entry(row, family, &hooks.entry(row), max_shared)?
+            };
             let kernel = within(kernel).map(|kernel| (hooks.name, kernel));
             self.hooked.extend(kernel);
         }

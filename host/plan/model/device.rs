@@ -5,6 +5,7 @@
 
 mod check;
 mod known;
+mod named_tiles;
 mod support;
 
 use kernels_gpu::{Hooks, registry::Sm};
