@@ -21,7 +21,7 @@ use crate::{
     output::{self, Files, Force},
     picture,
     shards::Sharded,
-    table::{counted, digits, scaled, time},
+    table::{WIDTH, counted, digits, scaled, time, wrap},
     workload::{self, Case},
 };
 
@@ -214,7 +214,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
         "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n{}\
          moves {} of keys and values and {} of partial states, computes {}\n\
          takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
-        case.name,
+        wrap(&case.name, WIDTH, "  "),
         wrapped(&case.lengths()),
         case.heads(),
         case.page_size,

@@ -60,6 +60,21 @@ fn the_emulator_measures_nothing() {
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 
+/// It ended as if a result were not right.
+#[test]
+fn a_benchmark_without_a_case_that_fits_is_wrong_input() {
+    let directory = directory();
+    let line = "bench hybrid.json --backend cpu --max-memory 0.000000001";
+    let said = run(directory.path(), &line.split(' ').collect::<Vec<_>>());
+    assert_eq!(said.code, 2, "{}", said.stderr);
+    assert!(
+        said.stderr
+            .contains("nothing was measured: 1 case left out"),
+        "{}",
+        said.stderr
+    );
+}
+
 #[test]
 fn the_table_of_a_plan_has_its_form() {
     let directory = directory();

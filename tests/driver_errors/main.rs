@@ -11,6 +11,9 @@ mod entries;
 mod failing;
 mod graphs;
 mod launched;
+mod layouts;
+#[path = "../common/layouts.rs"]
+mod layouts_of_pools;
 mod loading;
 mod misuse;
 mod needed;

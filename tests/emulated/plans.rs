@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
     exec::emulated::{Emulated, Settings},
-    plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    plan::{DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, Masks, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };
@@ -129,6 +129,24 @@ fn plans_on_the_emulator_are_the_reference() {
         _ => check::<bf16, bf16>(&case),
     };
     runner.run(&case(), small).unwrap();
+}
+
+/// Chunks of a latent prompt, which are longer than those of speculative decodes.
+#[test]
+fn long_chunks_of_latent_prompts_are_the_reference() {
+    for (seed, heads) in (0..).zip([16, 32, 64, 128]) {
+        let mut spec = Spec::latent(heads, 512, 64);
+        spec.variant.sinks = seed % 2 == 1;
+        let case = Case {
+            spec,
+            batch: prefixed(&[(70, 0, 44), (20, 0, 1)], 16, false, seed),
+            options: PlanOptions::default(),
+            layout: KvLayout::Nhd,
+            schedule: (seed % 3) as u8,
+            seed,
+        };
+        check::<bf16, bf16>(&case).unwrap_or_else(|error| panic!("{heads} heads: {error}"));
+    }
 }
 
 /// Bits hide any keys of prompts, decodes and both.
@@ -296,6 +314,36 @@ fn groups_that_no_tile_of_decodes_holds_are_the_reference() {
     let mut bytes = large_group(32, 128, 1);
     bytes.spec = bytes.spec.with_sinks().with_window_left(30);
     check::<bf16, F8E5M2>(&bytes).unwrap();
+}
+
+/// Decodes of 9 to 16 query heads of a KV head share SMs with prefills in tiles of 16 rows, which are full or not.
+#[test]
+fn decodes_of_16_rows_that_share_sms_with_prefills_are_the_reference() {
+    for (q_heads, kv_heads, schedule) in [(16, 1, 0), (24, 2, 1), (9, 1, 2)] {
+        let mut spec = Spec::new(q_heads, kv_heads, 128);
+        spec.variant.window_left = (schedule == 1).then_some(150);
+        let requests = [(150, 0, 40), (333, 0, 1), (64, 0, 1), (1, 0, 1), (90, 2, 1)];
+        let case = Case {
+            spec,
+            batch: prefixed(&requests, 16, false, 3),
+            options: PlanOptions::default().with_pod(PodMode::Fused),
+            layout: KvLayout::Nhd,
+            schedule,
+            seed: 13,
+        };
+        let device = DeviceDescription::named("h200").unwrap();
+        let plan = Planner::new().plan(&spec, &case.batch, &device, &case.options);
+        let plan = plan.unwrap();
+        let kernels: Vec<_> = plan.groups.iter().flat_map(|group| group.id).collect();
+        assert!(
+            kernels
+                .iter()
+                .any(|id| id.info().name == "decode_16x64_d128_bf16_co_resident"),
+            "{kernels:?}"
+        );
+        check::<bf16, bf16>(&case).unwrap();
+        check::<f16, f16>(&case).unwrap();
+    }
 }
 
 /// An A100 has no prefills of heads of 256, and its decodes take the prompts.

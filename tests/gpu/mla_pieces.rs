@@ -23,8 +23,16 @@ struct Wrote {
     both: u32,
 }
 
-/// Words of a warp's share of a state: 16 rows, half of the columns.
-const SHARE: usize = 16 * 512 / 2;
+/// Words of a warp's share of a state, and how many of the first say nothing. It has half of the columns of 16 rows. In tiles of 16 rows
+/// each of eight warps has 64 columns, and LSEs are where the other unit's share would begin.
+fn share_of(plan: &Plan) -> (usize, usize) {
+    let of_16_rows = plan.groups.iter().all(|group| group.tile.m == 16);
+    if of_16_rows {
+        (16 * 512 / 8, 16)
+    } else {
+        (16 * 512 / 2, 0)
+    }
+}
 
 fn read<T: bytemuck::Pod>(workspace: &Workspace, place: &std::ops::Range<u64>) -> Vec<T> {
     let mut values = vec![T::zeroed(); (place.end - place.start) as usize / size_of::<T>()];
@@ -43,13 +51,13 @@ fn wrote(workspace: &Workspace, plan: &Plan) -> Wrote {
     assert!(arrivals.iter().all(|&count| count == 0), "counters stay");
     let states: Vec<u32> = read(workspace, &layout.partial_out);
     let of_slot = (plan.spec.q_heads * plan.spec.head_dim_v) as usize;
-    let mut wrote = Wrote::default();
+    let ((words, lses), mut wrote) = (share_of(plan), Wrote::default());
     for merge in plan.merges.iter().filter(|merge| merge.slots == 2) {
         let slots = &plan.merge_slots[merge.slots_begin as usize..][..2];
         // Warps do not wait for each other, so each has its own answer.
-        for share in (0..of_slot).step_by(SHARE) {
+        for share in (0..of_slot).step_by(words) {
             let is_written = |slot: u32| {
-                let share = &states[slot as usize * of_slot + share..][..SHARE];
+                let share = &states[slot as usize * of_slot + share..][lses..words];
                 share.iter().any(|&word| word != 0)
             };
             match [is_written(slots[0]), is_written(slots[1])] {
@@ -123,7 +131,11 @@ fn rows_of_two_pieces_are_merged_from_registers() {
         (16, 4, true),
         (96, 1, true),
         (60, 1, false),
-        (16, 1, false),
+        (16, 1, true),
+        (16, 1, true),
+        (8, 2, true),
+        (16, 2, false),
+        (12, 1, false),
     ];
     for (index, (heads, queries, merged)) in cases.into_iter().enumerate() {
         let (window, page) = (index % 2 == 0, if index % 3 == 2 { 1 } else { 64 });

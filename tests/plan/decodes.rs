@@ -33,8 +33,13 @@ fn few_new_tokens_run_in_decode_tiles_where_a_tile_holds_their_rows() {
 fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
     let spec = |heads, dim| Spec::new(heads, 8, dim).with_kv_dtype(Dtype::F8E4M3);
     let options = PlanOptions::default();
-    for (heads, dim, most) in [(32, 128, 64), (40, 64, 51), (16, 256, 128)] {
-        let spec = spec(heads, dim);
+    for (heads, dim, most, dtype) in [
+        (32, 128, 64, Dtype::F8E4M3),
+        (40, 64, 51, Dtype::F8E4M3),
+        (16, 256, 128, Dtype::F8E4M3),
+        (32, 128, 64, Dtype::F8E5M2),
+    ] {
+        let spec = spec(heads, dim).with_kv_dtype(dtype);
         for requests in [
             vec![(most, 4096); 4],
             vec![(1, 4096), (most / 4, 4096), (9, 50)],
@@ -65,10 +70,6 @@ fn few_new_tokens_on_8_bit_keys_are_decodes_in_several_tiles() {
             .iter()
             .all(|group| group.kernel == Kernel::Prefill)
     );
-    // The widest tile of e5m2 has 16 rows.
-    let e5m2 = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E5M2);
-    assert_eq!(kernels(&e5m2, &[(16, 4096); 4], &options), [(true, 16)]);
-    assert!(!kernels(&e5m2, &[(17, 4096); 4], &options)[0].0);
     // Beside a prompt they are prefills, and all share SMs.
     let beside = kernels(&spec(32, 128), &[(16, 4096), (500, 500)], &options);
     assert!(beside.iter().all(|&(decode, _)| !decode));
@@ -236,8 +237,34 @@ fn few_decodes_of_8_bit_keys_have_several_tiles_of_16_rows() {
     // The rows fit one such tile anyway, or there is no other.
     assert_eq!(of(&spec, 4, 4), [(true, 16)]);
     let e5m2 = spec.with_kv_dtype(Dtype::F8E5M2);
-    assert_eq!(of(&e5m2, 16, 16), [(true, 16)]);
+    assert_eq!(of(&e5m2, 16, 16), [(true, 64)]);
     assert_eq!(of(&spec.with_kv_dtype(Dtype::BF16), 4, 16), [(true, 64)]);
+}
+
+/// Own keys of latent decodes behind a common prefix: whether they join its tiles of 64 rows is the device's.
+#[test]
+fn own_keys_join_the_tiles_of_a_prefix_up_to_so_many_launches() {
+    let mut table = PageTable::new(64, 64 + 2 * 96);
+    for i in 0..96 {
+        let own = [64 + 2 * i, 65 + 2 * i];
+        table.push(&(0..64).chain(own).collect::<Vec<_>>(), 66 * 64);
+    }
+    let batch = Batch::new((0..=96).collect(), table);
+    let rows = |joined| {
+        let mut device = DeviceDescription::named("h200").unwrap();
+        for tile in &mut device.decode.tiles {
+            tile.joined = joined;
+        }
+        let spec = Spec::latent(16, 512, 64);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        let of = |group: &TileGroup| (group.tile.m, group.items.len());
+        plan.groups.iter().map(of).collect::<Vec<_>>()
+    };
+    // The own keys alone, and their states, take 2.2 launches.
+    assert_eq!(rows(None), [(64, 192)]);
+    assert_eq!(rows(Some(2.5)), [(64, 192)]);
+    assert_eq!(rows(Some(2.0)), [(64, 96), (16, 96)]);
 }
 
 /// Latent heads that fill several tiles have blocks of 48 keys, few keys blocks of 32. Fixed splits do not look at the other

@@ -38,8 +38,8 @@ fn groups() -> Vec<(&'static str, Spec, u32)> {
         ("h200", bytes(71, 256, e4m3), 65),
         ("h200", bytes(131, 128, e4m3), 129),
         ("h200", bytes(131, 128, e4m3).with_compute(Compute::F8), 129),
-        ("h200", bytes(32, 64, e5m2), 17),
-        ("h200", bytes(71, 128, e5m2), 17),
+        ("h200", bytes(71, 64, e5m2), 65),
+        ("h200", bytes(131, 128, e5m2), 129),
         ("a100", Spec::new(71, 1, 64), 17),
         ("rtx4090", Spec::new(32, 1, 128), 17),
     ]

@@ -1,11 +1,11 @@
 //! One decode step of three requests with a paged cache, through candle:
-//! `cargo run -p tandem-candle --example paged_decode`.
+//! `cargo run -p tandem-candle --example paged_decode`, on a GPU with `--features cuda`.
 
 use candle_core::{DType, Device, Result, Tensor};
 use tandem_candle::{Attention, Layer, paged_attention, reshape_and_cache};
 
 fn main() -> Result<()> {
-    let device = Device::Cpu;
+    let device = Device::cuda_if_available(0)?;
     let attention = Attention::new(&device)?;
     let layer = Layer::new(1.0 / 128_f32.sqrt());
     // 64 blocks of 16 tokens, 8 KV heads of 128 elements.

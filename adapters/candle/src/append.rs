@@ -8,7 +8,7 @@ use crate::tables::check_integers;
 use crate::{
     cpu,
     layer::Layer,
-    ops::{by_token, check_scales},
+    ops::{by_token, check_same_gpu, check_scales},
     step::{Attention, Backend},
     tables::integers,
 };
@@ -97,13 +97,19 @@ fn append(
             );
         }
     }
-    // Candle compares the devices of cache and rows only. A kernel that reads memory of another GPU would destroy its
-    // context.
-    let (of_slots, of_rows) = (slots.device().location(), k.device().location());
-    if of_slots != of_rows && slots.device().is_cuda() {
-        bail!(
-            "the slots are on {of_slots:?} and the rows on {of_rows:?}: bring them to one device"
-        );
+    // Candle compares the devices of each cache and its rows only. A kernel that reads memory of another GPU would destroy
+    // its context.
+    for (name, tensor) in [
+        ("v", v),
+        ("k_cache", &k_cache),
+        ("v_cache", &v_cache),
+        ("slots", slots),
+    ] {
+        check_same_gpu(("k", k), (name, tensor))?;
+    }
+    // The driver neither allocates nor launches nothing.
+    if slots.elem_count() == 0 {
+        return Ok(());
     }
     let op = |slots, scale| {
         let attention = Attention::new(k.device())?;
@@ -115,29 +121,31 @@ fn append(
     };
     let [of_k, of_v] = [0, 1].map(|side| scales.map(|scales| scales[side]));
     // The copy itself checks strides and types. With none of the tokens of v, it checks them before keys are written.
-    let nothing = Slots::new(&slots.narrow(0, 0, 0)?)?;
-    v_cache.inplace_op2(&v.narrow(0, 0, 0)?, &op(nothing, of_v)?)?;
-    let mut op = op(Slots::new(slots)?, of_k)?;
+    let slots = Slots::new(slots)?;
+    v_cache.inplace_op2(&v.narrow(0, 0, 0)?, &op(slots.none()?, of_v)?)?;
+    let mut op = op(slots, of_k)?;
     k_cache.inplace_op2(k, &op)?;
     op.scale = of_v;
     v_cache.inplace_op2(v, &op)
 }
 
-/// Slots in 32 bits. Those that do not fit and −1 become numbers beyond any pool.
+/// Slots in 32 bits. Read without a sign, those that do not fit and −1 are numbers beyond any pool. So I32 stays as it is;
+/// candle has no conversion of it to U32 on GPUs.
 #[cfg(any(feature = "cuda", test))]
 fn in_32_bits(slots: &Tensor) -> Result<Tensor> {
     check_integers(slots)?;
     match slots.dtype() {
-        DType::I64 => slots.clamp(-1_i64, i64::from(u32::MAX))?,
-        _ => slots.clone(),
+        DType::I64 => slots
+            .clamp(-1_i64, i64::from(u32::MAX))?
+            .to_dtype(DType::U32),
+        _ => Ok(slots.clone()),
     }
-    .to_dtype(DType::U32)
 }
 
 /// Slots of new tokens.
 enum Slots {
     Host(Vec<i64>),
-    /// U32, dense.
+    /// U32 or I32, dense.
     #[cfg(feature = "cuda")]
     Device(Tensor),
 }
@@ -149,6 +157,15 @@ impl Slots {
             return Ok(Self::Device(in_32_bits(slots)?.contiguous()?));
         }
         integers(slots).map(Self::Host)
+    }
+
+    /// Those of none of the tokens.
+    fn none(&self) -> Result<Self> {
+        match self {
+            Self::Host(_) => Ok(Self::Host(Vec::new())),
+            #[cfg(feature = "cuda")]
+            Self::Device(slots) => slots.narrow(0, 0, 0).map(Self::Device),
+        }
     }
 }
 
@@ -219,7 +236,7 @@ mod tests {
         let got = in_32_bits(&slots)?.to_vec1::<u32>()?;
         assert_eq!(got, [5, most, most, most, most]);
         let slots = Tensor::new(&[7_i32, -1], &Device::Cpu)?;
-        assert_eq!(in_32_bits(&slots)?.to_vec1::<u32>()?, [7, most]);
+        assert_eq!(in_32_bits(&slots)?.to_vec1::<i32>()?, [7, -1]);
         let error = in_32_bits(&Tensor::new(&[1.5_f32], &Device::Cpu)?).unwrap_err();
         assert!(
             error.to_string().contains("give U32, I32 or I64"),

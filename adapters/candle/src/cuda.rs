@@ -1,9 +1,9 @@
 //! GPU backend: uses candle's memory and stream, and keeps the workspaces.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use candle_core::{
-    CudaDevice, CudaStorage, Layout, Result, Shape, Storage, Tensor, bail,
+    CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor, bail,
     cuda_backend::{
         CudaDType, CudaStorageSlice,
         cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop},
@@ -49,6 +49,11 @@ macro_rules! in_storage {
         }
     };
 }
+thread_local! {
+    /// Ends with the thread.
+    static THREAD: Arc<()> = Arc::default();
+}
+
 /// A GPU, and a workspace for each class of layers on each stream.
 #[derive(Debug)]
 pub struct Backend {
@@ -63,6 +68,8 @@ pub struct Backend {
 struct Class {
     spec: Spec,
     stream: Stream,
+    /// The thread. Candle's streams are those of a thread: all have the same handle, which is another stream in each thread.
+    thread: Weak<()>,
     bound: Bound,
     workspace: Workspace,
     /// The plan in the workspace.
@@ -106,9 +113,10 @@ impl Backend {
         larger: fn(&Bound, &Bound) -> Bound,
     ) -> Result<&'a mut Class> {
         let stream = raw(on);
-        let known = classes
-            .iter()
-            .position(|class| (&class.spec, class.stream) == (spec, stream));
+        let thread = THREAD.with(Arc::downgrade);
+        let known = classes.iter().position(|class| {
+            (&class.spec, class.stream) == (spec, stream) && class.thread.ptr_eq(&thread)
+        });
         if let Some(index) = known.filter(|&index| classes[index].bound.check(bound).is_ok()) {
             return Ok(&mut classes[index]);
         }
@@ -119,12 +127,21 @@ impl Backend {
             on.synchronize().map_err(candle_core::Error::wrap)?;
             classes.remove(index);
         }
+        let of_ended = |class: &Class| class.thread.strong_count() == 0;
+        if classes.iter().any(of_ended) {
+            // Their work may still be under way.
+            on.context()
+                .synchronize()
+                .map_err(candle_core::Error::wrap)?;
+            classes.retain(|class| !of_ended(class));
+        }
         let workspace = self
             .gpu
             .workspace(spec, &bound, WorkspaceOptions::default());
         classes.push(Class {
             spec: *spec,
             stream,
+            thread,
             bound,
             workspace: workspace.map_err(wrap)?,
             uploaded: None,
@@ -190,7 +207,8 @@ impl Backend {
                 .is_some_and(|uploaded| Arc::ptr_eq(uploaded, plan))
             {
                 class.uploaded = None;
-                // SAFETY: the stream is candle's, of the primary context, and all runs of this workspace are on it.
+                // SAFETY: the stream is candle's, of the primary context, and all runs of this workspace are on it: the
+                // workspace is this thread's alone.
                 unsafe { class.workspace.upload(plan, raw(&stream)) }.map_err(wrap)?;
                 class.uploaded = Some(plan.clone());
             }
@@ -244,8 +262,15 @@ impl Backend {
         let axes = Axes::<4>::of(cache_layout)?;
         let (address, dtype, _cache) = in_storage!(&mut cache.slice, device_ptr_mut, &stream);
         let pool = described(address, dtype, axes);
-        let (slots, slots_layout) = slots.storage_and_layout();
-        let (slots, _slots) = dense::<u32>("slots", &slots, slots_layout, &stream)?;
+        let ((storage, layout), of) = (slots.storage_and_layout(), slots.dtype());
+        let (slots, _slots) = match of {
+            // Negative ones are beyond any pool when they are read without a sign.
+            DType::I32 => {
+                let (slots, read) = dense::<i32>("slots", &storage, layout, &stream)?;
+                (DeviceArray::new(slots.address, slots.len), read)
+            }
+            _ => dense::<u32>("slots", &storage, layout, &stream)?,
+        };
         // SAFETY: candle's storages hold the tensors in memory of this device, and the guards order later work on them
         // after this copy. If two tokens have the same slot, one of the two rows remains.
         unsafe {

@@ -107,6 +107,15 @@ fn check_device(name: &str, of: DeviceLocation, step: DeviceLocation) -> Result<
     Ok(())
 }
 
+/// Checks that tensors are on one GPU if one of them is on a GPU.
+pub fn check_same_gpu((first, a): (&str, &Tensor), (second, b): (&str, &Tensor)) -> Result<()> {
+    let (of_a, of_b) = (a.device().location(), b.device().location());
+    if of_a != of_b && (a.device().is_cuda() || b.device().is_cuda()) {
+        bail!("{first} is on {of_a:?} and {second} on {of_b:?}: bring them to one device");
+    }
+    Ok(())
+}
+
 /// Other scales would make every key or value 0, infinite or NaN.
 pub fn check_scales(scales: Option<[f32; 2]>) -> Result<()> {
     match scales {

@@ -88,8 +88,8 @@ impl Attention {
         self.0.description.supports(spec).map_err(wrap)
     }
 
-    /// Allocates memory for all steps within these limits, so that none of them has to: on a GPU, for steps on the stream of
-    /// the `Device` that this process first used with that GPU. It is for layers of this specification, which
+    /// Allocates memory for all steps within these limits, so that none of them has to: on a GPU, for steps of this thread, on
+    /// the stream of the `Device` that this process first used with that GPU. It is for layers of this specification, which
     /// [`Layer::spec`](crate::Layer::spec) gives. On the CPU, nothing is allocated. A step beyond the limits is planned without
     /// them, allocates once more, and waits for the device.
     ///

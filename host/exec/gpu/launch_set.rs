@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     Error,
-    plan::{DeviceDescription, MergeMode, Plan, PlanOptions, SplitMode, tiles::TileTable},
+    plan::{
+        DeviceDescription, MergeMode, Plan, PlanOptions, SplitMode, pod::PodConfig,
+        tiles::TileTable,
+    },
     problem::Spec,
 };
 
@@ -85,7 +88,13 @@ impl LaunchSet {
         }
         if options.reads_prefixes_beside() {
             let configs = device.pod.configs.iter();
-            for config in configs.filter(|config| config.shares_sms()) {
+            // Prefixes are read beside decodes of one token, in tiles of the fewest rows that hold one.
+            let holds =
+                |config: &&PodConfig| config.decode.is_some_and(|tile| tile.m >= spec.group());
+            let rows = |config: &PodConfig| config.decode.map(|tile| tile.m);
+            let shared = configs.filter(|config| config.shares_sms()).filter(holds);
+            let fewest = shared.clone().map(rows).min();
+            for config in shared.filter(|config| Some(rows(config)) == fewest) {
                 if let Some(tiles) = TileTable::fused(device, spec, None, config) {
                     set.add_tiles(&tiles);
                 }

@@ -77,6 +77,12 @@ impl Kernels {
         Ok(())
     }
 
+    /// The variants that are not the library's.
+    pub(super) fn own_variants(&self) -> Vec<Hooks> {
+        let own = |hooks: &&Hooks| BUILT_IN.iter().all(|known| known.name != hooks.name);
+        self.hooks.iter().filter(own).copied().collect()
+    }
+
     pub(super) fn get(&self, id: KernelId) -> Option<&Kernel> {
         self.loaded.get(id.index())?.as_ref()
     }

@@ -75,6 +75,14 @@ pub fn choose(
         .any(|((tiles, config), _)| config.shares_sms() && tiles.as_ref().is_some_and(&fits));
     let may_be_apart = options.pod != PodMode::Auto || gains_apart(input, decodes);
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
+    // Tiles of more rows are for decodes that fewer rows would read again.
+    let others = fused.clone();
+    let gains_nothing = |config: &PodConfig, reread: f64| {
+        let before = (others.clone()).take_while(move |((_, other), _)| *other != config);
+        before
+            .filter(|((tiles, _), _)| tiles.is_some())
+            .any(|((_, other), of_other)| config.differs_in_decodes(other) && of_other <= reread)
+    };
     let fused = fused.map(|((tiles, config), reread)| {
         let wanted = if config.by_tickets {
             // Both are of one part then.
@@ -83,6 +91,7 @@ pub fn choose(
             !(by_tickets || config.is_apart() && (shares || !may_be_apart))
         };
         let wanted = wanted && (may_share || !config.shares_sms());
+        let wanted = wanted && !gains_nothing(config, reread);
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         // Kernels on SMs of their own convert beside the products: a launch before gained less, and not always.
         let (conversion, slowdown) = match config.shares_sms() {

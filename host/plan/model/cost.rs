@@ -14,6 +14,10 @@ fn f8_over_f16(head_dim: u32) -> f64 {
     if head_dim > 128 { 1.18 } else { 1.08 }
 }
 
+/// A row tile gets its own launch if its units take at least this many times as long as a launch: SMs are idle for a
+/// while when they change kernels.
+const WORTH_A_LAUNCH: f64 = 3.0;
+
 /// Number of tiles that are assumed to read the same keys at about the same time: those of a prompt. All but the first find
 /// them in L2.
 const fn readers(kernel: Kernel) -> f64 {
@@ -116,6 +120,7 @@ impl CostModel {
                 wider: None,
                 few_keys: None,
                 smaller: None,
+                joined: None,
             };
             reaching(kernel, &tile)
         };
@@ -177,6 +182,13 @@ impl CostModel {
     /// The most units for each SM, and their keys, with which decodes take smaller tiles than the one of `m` rows.
     pub fn smaller(&self, m: u32) -> Option<[f64; 2]> {
         self.of_rows(m)?.0.smaller
+    }
+
+    /// Decodes join a tile of `m` rows if their units take less than this in smaller tiles, all CTAs together.
+    pub fn joined_ps(&self, m: u32) -> u64 {
+        let launches = self.of_rows(m).and_then(|tile| tile.0.joined);
+        let ctas = self.resident_ctas(Kernel::Decode);
+        (launches.unwrap_or(WORTH_A_LAUNCH) * self.launch_ps as f64 * f64::from(ctas)) as u64
     }
 
     /// How CTAs of a tile slow each other down.

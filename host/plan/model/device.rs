@@ -8,7 +8,7 @@ mod known;
 mod named_tiles;
 mod support;
 
-use kernels_gpu::registry::Sm;
+use kernels_gpu::{Hooks, registry::Sm};
 use serde::{Deserialize, Serialize};
 
 use super::PodDescription;
@@ -78,6 +78,10 @@ pub struct DeviceDescription {
     /// Hybrid batches.
     #[serde(default)]
     pub pod: PodDescription,
+    /// The variants of the program whose kernels there are. Plans name no others of them. None: those of any name, each with all
+    /// kernels that variants can replace. It is no part of JSON; that of a GPU has the variants that it was opened with.
+    #[serde(skip)]
+    pub variants: Option<Vec<Hooks>>,
 }
 
 /// Costs of decodes.
@@ -154,6 +158,10 @@ pub struct TileCost {
     /// are at most so many units with at most so many keys in all. None: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smaller: Option<[f64; 2]>,
+    /// Decodes that fit a tile of fewer rows join this one if their units together take less than so many launches: SMs are idle for
+    /// a while when they change kernels. None: 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined: Option<f64>,
 }
 
 /// A wider tile for decodes that would fit a smaller one, and when it is faster.

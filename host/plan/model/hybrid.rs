@@ -85,6 +85,15 @@ impl PodConfig {
         !self.by_tickets && self.decode.is_some() && !self.shares.is_empty()
     }
 
+    /// Whether the same prefill shares SMs with decodes in tiles of other rows, too.
+    pub(in crate::plan) fn differs_in_decodes(&self, other: &Self) -> bool {
+        let rows = |config: &Self| config.decode.map(|tile| tile.m);
+        self.shares_sms()
+            && other.shares_sms()
+            && (self.prefill, self.kv_bits) == (other.prefill, other.kv_bits)
+            && rows(self) != rows(other)
+    }
+
     /// Time of prefills while decodes run beside them on such a share, relative to prefills alone in their best shape.
     pub(in crate::plan) const fn prefill_slower(&self, share: Share) -> f64 {
         self.prefill_slowdown * share.prefill

@@ -7,10 +7,6 @@ use crate::plan::{
     model::{Contention, CostModel},
 };
 
-/// A row tile gets its own launch if its units take at least this many times as long as a launch: SMs are idle for a
-/// while when they change kernels.
-const WORTH_A_LAUNCH: u64 = 3;
-
 /// The cost of a draft's units. Times are in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnitCost {
@@ -293,11 +289,10 @@ impl DraftClasses {
                 Err(at) => self.row_tiles.insert(at, (m, time)),
             }
         }
-        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let mut joined = false;
         for larger in 1..self.row_tiles.len() {
             let ((m, time), next) = (self.row_tiles[larger - 1], self.row_tiles[larger].0);
-            if time >= WORTH_A_LAUNCH * cost.launch_ps() * ctas {
+            if time >= cost.joined_ps(next) {
                 continue;
             }
             joined = true;

@@ -106,17 +106,20 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
     }
     match row.op {
         _ if row.op == Op::Pod || row.co_resident => {
-            planned.spec = spec(row, 4);
+            let decode = row.op == Op::Decode;
+            planned.spec = spec(row, if decode && row.rows > 8 { 12 } else { 4 });
             planned.requests = vec![(70, 40), (60, 1), (90, 1)];
             planned.options = options.with_pod(PodMode::Fused);
-            let decode = row.op == Op::Decode;
             let configs = &mut planned.device.pod.configs;
             let bits = 8 * planned.spec.kv_dtype.bytes();
             configs.retain(|config| config.kv_bits.is_none_or(|of| of == bits));
-            // The decode that goes with a prefill is found by the prefill.
-            configs.retain(|config| match row.co_resident {
-                true => !config.by_tickets && (decode || config.prefill == tile),
-                false => config.by_tickets,
+            // The decode that goes with a prefill is found by the prefill; only tiles of 16 rows are not for these heads.
+            configs.retain(|config| match (row.co_resident, decode) {
+                (true, true) => config.decode == Some(tile),
+                (true, false) => {
+                    config.prefill == tile && config.decode.is_some_and(|decode| decode.m == 8)
+                }
+                (false, _) => config.by_tickets,
             });
             if decode && row.name.ends_with("stages2") {
                 configs.remove(0);
@@ -162,7 +165,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             };
             if row.merges_pieces {
                 // Whole groups of 16 rows.
-                planned.spec = spec(row, if heads == 100 { 96 } else { 64 });
+                let whole = match heads {
+                    100 => 96,
+                    14 => 16,
+                    _ => 64,
+                };
+                planned.spec = spec(row, whole);
                 planned.options.split = SplitMode::Fixed { tokens: 96 };
             }
         }

@@ -117,6 +117,7 @@ impl DeviceDescription {
                 ("cut_ns", tile.cut_ns.unwrap_or(0.0), 0.0, 1e9),
                 ("spread_states", tile.spread_states.unwrap_or(0.0), 0.0, 1e3),
                 ("few_keys", tile.few_keys.unwrap_or(0.0), 0.0, 1e9),
+                ("joined", tile.joined.unwrap_or(0.0), 0.0, 1e3),
                 (
                     "smaller units",
                     tile.smaller.map_or(0.0, |[units, _]| units),

@@ -27,6 +27,20 @@ pub(super) const KNOWN: [Known; 6] = [
 ];
 
 fn h200() -> DeviceDescription {
+    // Of a prefill of 128 × 80 beside decodes.
+    let of_80 = shares(&[
+        (0.326, 1.472, 0.125),
+        (0.394, 1.504, 0.053),
+        (0.485, 1.556, 0.003),
+        (0.561, 1.496, 0.001),
+        (0.652, 1.453, 0.001),
+        (0.727, 1.401, 0.005),
+        (0.780, 1.372, 0.020),
+        (0.833, 1.343, 0.045),
+        (0.909, 1.312, 0.110),
+        (0.970, 1.347, 0.182),
+        (1.0, 1.362, 0.204),
+    ]);
     DeviceDescription {
         name: "h200".into(),
         compute_capability: (9, 0),
@@ -85,19 +99,7 @@ fn h200() -> DeviceDescription {
             tile_ns: 2500.0,
             configs: vec![
                 PodConfig {
-                    shares: shares(&[
-                        (0.326, 1.472, 0.125),
-                        (0.394, 1.504, 0.053),
-                        (0.485, 1.556, 0.003),
-                        (0.561, 1.496, 0.001),
-                        (0.652, 1.453, 0.001),
-                        (0.727, 1.401, 0.005),
-                        (0.780, 1.372, 0.020),
-                        (0.833, 1.343, 0.045),
-                        (0.909, 1.312, 0.110),
-                        (0.970, 1.347, 0.182),
-                        (1.0, 1.362, 0.204),
-                    ]),
+                    shares: of_80.clone(),
                     kv_bits: Some(16),
                     ..two_kernels("two kernels, prefill 128 × 80", 80, (1.05, 0.989))
                 },
@@ -117,6 +119,12 @@ fn h200() -> DeviceDescription {
                     ]),
                     kv_bits: Some(16),
                     ..two_kernels("two kernels, prefill 128 × 64", 64, (1.1, 0.970))
+                },
+                PodConfig {
+                    decode: Some(Tile { m: 16, n: 64 }),
+                    shares: of_80,
+                    kv_bits: Some(16),
+                    ..two_kernels("two kernels, 9 to 16 rows", 80, (1.05, 0.989))
                 },
                 PodConfig {
                     decode: Some(Tile { m: 8, n: 128 }),
@@ -179,6 +187,7 @@ fn h200() -> DeviceDescription {
                 },
             ],
         },
+        variants: None,
     }
 }
 
@@ -240,6 +249,7 @@ fn a100() -> DeviceDescription {
             }],
             ..PodDescription::default()
         },
+        variants: None,
     }
 }
 
@@ -305,6 +315,7 @@ fn cpu() -> DeviceDescription {
             unit_ns: 500.0,
         },
         pod: PodDescription::default(),
+        variants: None,
     }
 }
 
@@ -326,6 +337,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         wider: None,
         few_keys: None,
         smaller: None,
+        joined: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -344,6 +356,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         wider: None,
         few_keys: None,
         smaller: None,
+        joined: None,
     };
     // Measured with 1 to 256 requests of 512 to 8,192 keys, each in pieces of 96 to 1,024 (docs/notes/mla.md).
     let latent = TileCost {

@@ -11,7 +11,7 @@ use cuda_std::{
 use super::{
     super::mma::{first_float, store_floats, store_halves},
     config::VALUE_DIM,
-    pieces::Piece,
+    pieces::{Piece, Share},
     products::O,
     shared::{BOTH, Shared, Unit, Units},
 };
@@ -64,7 +64,7 @@ pub(super) unsafe fn finish<T: Half, const KEYS: u32, const STAGES: u32, const P
     let [lane, first_row, c] = here;
     // SAFETY: whole warps; the unit stays until this warp has arrived; only this thread writes its elements.
     unsafe {
-        let piece = PIECES.then(|| Piece::claim(p, s, slot, unit, c, first_row));
+        let piece = PIECES.then(|| Piece::claim(p, s, slot, unit, Share::of_rows(c, first_row)));
         let own = rows.totals();
         let mut h = 0;
         while h < 2 {

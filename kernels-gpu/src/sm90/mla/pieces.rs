@@ -4,7 +4,8 @@
 //! such units. The host says which these are, by the word [`PieceOf`] in place of their rows' merges. Both have the same rows in
 //! the same order and whole groups of 16 rows, and the second's slots follow the first's.
 //!
-//! Warps do it on their own: a warp's rows and columns are those of the same warp in the other unit. What they share:
+//! Warps do it on their own: a warp's rows and columns are those of the same warp in the other unit. What they share in tiles of 64 rows
+//! (`few_rows/pieces.rs` has those of 16):
 //!
 //! | | written by | read by |
 //! |---|---|---|
@@ -46,14 +47,39 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 /// Bytes of a head's state.
-const OF_HEAD: u64 = VALUE_DIM as u64 * 4;
+pub(super) const OF_HEAD: u64 = VALUE_DIM as u64 * 4;
 /// Bytes of a warp's share of a state: 16 rows, half of the columns.
 const SHARE: u64 = 16 * OF_HEAD / 2;
 /// What the high half of a counter counts in.
 const WRITTEN: u32 = 1 << 16;
 /// Outputs of a lane that are stored together, and bytes that a warp stores together.
-const VECTOR: usize = 4;
-const STRIDE: u64 = 512;
+pub(super) const VECTOR: usize = 4;
+pub(super) const STRIDE: u64 = 512;
+
+/// The share of a unit that a warp has.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// The warp among [`PieceOf::COUNTERS`].
+    pub warp: u32,
+    /// Where its share of a state begins, in bytes.
+    pub at: u64,
+    /// The first row of the warp, and its consumer.
+    pub first_row: u32,
+    pub consumer: u32,
+}
+
+impl Share {
+    /// Half of the columns of 16 rows.
+    #[inline(always)]
+    pub fn of_rows(consumer: u32, first_row: u32) -> Self {
+        Self {
+            warp: consumer * 4 + first_row / 16,
+            at: u64::from(first_row / 16 * 2 + consumer) * SHARE,
+            first_row,
+            consumer,
+        }
+    }
+}
 
 /// A warp's share of a unit that may be a piece.
 #[derive(Clone, Copy)]
@@ -63,15 +89,14 @@ pub(super) struct Piece {
     /// In lane 0: the counter before this unit.
     before: u32,
     /// Where this unit's state begins for this lane, and where the other's does.
-    own: u64,
-    other: u64,
+    pub own: u64,
+    pub other: u64,
     /// Where the first unit writes the LSE of the warp's first row.
     lse: u64,
 }
 
 impl Piece {
-    /// Counts the warp as one that has its products, if the unit is a piece and has rows of this warp. `first_row` is its first, `c`
-    /// its consumer.
+    /// Counts the warp as one that has its products, if the unit is a piece and has rows of this warp.
     ///
     /// # Safety
     /// A whole warp comes here once for a unit, whose rows are written.
@@ -81,10 +106,15 @@ impl Piece {
         s: U,
         slot: u32,
         unit: &Unit,
-        c: u32,
-        first_row: u32,
+        share: Share,
     ) -> Self {
         let (a, lane) = (&p.attention, warp::lane_id());
+        let Share {
+            warp,
+            first_row,
+            consumer: c,
+            ..
+        } = share;
         // SAFETY: a unit has at least one row.
         let row = unsafe { s.load_row(slot, 0) };
         let is_piece = unit.flags & WorkItem::GATHERED != 0
@@ -93,7 +123,6 @@ impl Piece {
         let PieceOf { merge, piece } = PieceOf::of_word(row.merge);
         let (tile, _) = p.heads.div_rem(unit.head);
         let of_tile = u64::from(merge) * u64::from(p.tiles.get()) + u64::from(tile);
-        let warp = c * 4 + first_row / 16;
         let counter = a.arrivals + (of_tile * u64::from(PieceOf::COUNTERS) + u64::from(warp)) * 4;
         let mut before = 0;
         if is_piece && lane == 0 {
@@ -107,8 +136,8 @@ impl Piece {
             let slot = first_slot.wrapping_add(piece * unit.tokens);
             u64::from(slot) * u64::from(a.q_heads) + u64::from(unit.head)
         };
-        let share = u64::from(first_row / 16 * 2 + c) * SHARE + u64::from(lane * 16);
-        let state = |piece: u32| a.partial_out + head_of(piece) * OF_HEAD + share;
+        let at = share.at + u64::from(lane * 16);
+        let state = |piece: u32| a.partial_out + head_of(piece) * OF_HEAD + at;
         Self {
             // Opaque: otherwise what follows is compiled twice.
             is_piece: misc::opaque(is_piece.into()),
@@ -131,7 +160,7 @@ impl Piece {
     /// # Safety
     /// A whole warp.
     #[inline(always)]
-    unsafe fn is_last(&self) -> bool {
+    pub unsafe fn is_last(&self) -> bool {
         let counter = self.counter as *mut u32;
         // SAFETY: the counter of the claim.
         unsafe {
@@ -155,7 +184,7 @@ impl Piece {
     /// # Safety
     /// A whole warp, which has written it.
     #[inline(always)]
-    unsafe fn written(&self) {
+    pub unsafe fn written(&self) {
         // SAFETY: as in `is_last`.
         unsafe {
             warp::sync_warp(WARP);
@@ -254,7 +283,7 @@ impl Piece {
 
 /// What two normalised states of a row are multiplied by, and the LSE of all keys.
 #[inline(always)]
-fn weigh(lses: [f32; 2]) -> ([f32; 2], f32) {
+pub(super) fn weigh(lses: [f32; 2]) -> ([f32; 2], f32) {
     let max = if lses[1] > lses[0] { lses[1] } else { lses[0] };
     // −∞ − (−∞) would be NaN.
     let offset = if max == f32::NEG_INFINITY { 0.0 } else { max };

@@ -11,6 +11,7 @@ macro_rules! table {
             // Rows × keys, head dimension, flags, stages of keys and of values.
             8 x  64, 128, [co_resident],          3;
             8 x  64, 128, [co_resident, stages2], 2;
+           16 x  64, 128, [co_resident],          2;
             8 x 128,  64, [co_resident],          3;
             8 x 128, 128, [e4m3, co_resident],      2;
             8 x 128, 128, [e4m3, co_resident, tok], 2;
@@ -144,12 +145,12 @@ impl Shape {
         by_token: bool,
     ) -> Self {
         assert!(
-            rows == 8 && keys.is_multiple_of(64) && head_dim.is_multiple_of(64),
-            "an accumulator is 64 keys or elements by 8 rows"
+            (rows == 8 || rows == 16) && keys.is_multiple_of(64) && head_dim.is_multiple_of(64),
+            "an accumulator is 64 keys or elements by 8 or 16 rows"
         );
         assert!(
-            bytes == 2 || head_dim == 128,
-            "a lane reads 32 elements of an 8-bit key"
+            bytes == 2 || head_dim == 128 && rows == 8,
+            "a lane reads 32 elements of an 8-bit key, and converts a part of one of 8 rows"
         );
         Self {
             rows,
@@ -217,6 +218,29 @@ impl Shape {
         BARRIERS + 2 * (self.stages + self.value_stages + self.scale_stages())
     }
 
+    /// Whether the output state takes the place of the weights, 8 rows at a time: otherwise 16 rows would leave no room for a
+    /// prefill.
+    pub(super) const fn state_over_weights(&self) -> bool {
+        self.rows > 8
+    }
+
+    /// Bytes of the weights of two blocks.
+    pub(super) const fn weights_bytes(&self) -> u32 {
+        2 * self.rows * self.keys * 2
+    }
+
+    /// Bytes of the weights and of the output state.
+    pub(super) const fn weights_and_state_bytes(&self) -> u32 {
+        let state = 8 * state_pitch(self) * 4;
+        if !self.state_over_weights() {
+            self.weights_bytes() + state
+        } else if state > self.weights_bytes() {
+            state
+        } else {
+            self.weights_bytes()
+        }
+    }
+
     /// Stages of the scales of a block's keys and values.
     pub(super) const fn scale_stages(&self) -> u32 {
         if self.by_token { SCALE_STAGES } else { 0 }
@@ -249,17 +273,15 @@ pub const REGISTERS: [u32; 3] = [64, 48, 80];
 #[cfg(target_arch = "nvptx64")]
 pub const REGISTERS_8: [u32; 3] = [64, 32, 96];
 
-/// Bytes of the weights of two blocks, a unit's output state, numbers that the warps exchange, the factors of two
+/// Bytes of the weights of two blocks, the output state of 8 rows, numbers that the warps exchange, the factors of two
 /// units' rows, and scales of tokens.
 const fn extra_bytes(shape: &Shape) -> u32 {
     let scales = if shape.scaled() { 2 * 2 * 4 } else { 0 };
     let of_tokens = shape.scale_stages() * shape.scale_bytes();
-    of_tokens
-        + 2 * shape.rows * shape.keys * 2
-        + shape.rows * (state_pitch(shape) * 4 + 9 * 4 + scales)
+    of_tokens + shape.weights_and_state_bytes() + shape.rows * (9 * 4 + scales)
 }
 
-/// f32 numbers between rows of a unit's output state; the padding spreads a fragment's columns over the banks.
+/// f32 numbers between rows of the output state; the padding spreads a fragment's columns over the banks.
 pub(super) const fn state_pitch(shape: &Shape) -> u32 {
     shape.head_dim + 4
 }

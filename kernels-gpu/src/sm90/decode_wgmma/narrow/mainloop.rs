@@ -1,12 +1,15 @@
 //! The main loop of the consumer warpgroup.
 
-use cuda_std::{barrier, fence, mbarrier, misc, shared, thread, warp, wgmma};
+use cuda_std::{
+    barrier, fence, mbarrier, misc, shared, thread, warp,
+    wgmma::{self, Accumulator},
+};
 
 use super::{
     super::super::{pipeline::Pipeline, uniform},
     config::{Config, SCALE_STAGES},
     epilogue::finish,
-    products::{Tile, keys_queries, values_weights},
+    products::{Tile, at, keys_queries, row_of, values_weights},
     products_8,
     scales::take_scales,
     shared::{CONSUMERS, Shared, THREADS, Unit},
@@ -17,7 +20,8 @@ use crate::{
     common::{softmax::SLACK, variant::Variant},
 };
 
-/// Works through all units: blocks of `KEYS` · 64 keys, head dimension `SLABS` · 64.
+/// Works through all units: blocks of `KEYS` · 64 keys, head dimension `SLABS` · 64, and `N` elements of an accumulator
+/// and `COLUMNS` rows in a thread.
 ///
 /// # Safety
 /// Whole warps come here, all consumers of the CTA; the barriers are initialised.
@@ -29,11 +33,15 @@ pub(super) unsafe fn consume<
     const VALUE_STAGES: u32,
     const KEYS: usize,
     const SLABS: usize,
+    const N: usize,
+    const COLUMNS: usize,
 >(
     p: &DecodeParams,
     variant: &V,
     s: Shared,
-) {
+) where
+    Tile<N>: Accumulator,
+{
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
@@ -79,15 +87,17 @@ pub(super) unsafe fn consume<
             };
             let all_to = least.min(unit.kv_end as i32 - 1);
             let scale = variant.params().scale_log2;
-            let scale = if C::SHAPE.scaled() {
-                let factors = shared::load_f32x2(s.factors(slot, 0, lane % 4 * 2));
-                factors.map(|factor| factor * scale)
-            } else {
-                [scale; 2]
-            };
-            let mut softmax = Softmax::EMPTY;
-            let mut logits: [Tile; KEYS] = [[0.0; 4]; KEYS];
-            let mut o: [Tile; SLABS] = [[0.0; 4]; SLABS];
+            let mut scale = [scale; COLUMNS];
+            let mut column = 0;
+            while C::SHAPE.scaled() && column < COLUMNS {
+                let factors = shared::load_f32x2(s.factors(slot, 0, row_of(lane, column)));
+                scale[column] *= factors[0];
+                scale[column + 1] *= factors[1];
+                column += 2;
+            }
+            let mut softmax = Softmax::<COLUMNS>::EMPTY;
+            let mut logits: [Tile<N>; KEYS] = [[0.0; N]; KEYS];
+            let mut o: [Tile<N>; SLABS] = [[0.0; N]; SLABS];
             let mut begin = unit.end as i32;
             let mut left = uniform(unit.blocks);
             let blocks = left;
@@ -100,7 +110,11 @@ pub(super) unsafe fn consume<
                     release!(s.keys_free(k.stage));
                     k.advance();
                 } else {
-                    keys_queries::<C, KEYS>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
+                    keys_queries::<C, KEYS, N>(
+                        &mut logits,
+                        uniform(s.keys(k.stage)),
+                        s.queries(slot),
+                    );
                 }
                 // P·V of the previous block runs together with Q·Kᵀ of this one; the first block has none before it.
                 let second = left < blocks;
@@ -109,14 +123,14 @@ pub(super) unsafe fn consume<
                     let weights = uniform(s.weights(parity ^ 1));
                     if C::SHAPE.scaled() {
                         let values = s.values(v.stage) + my_values;
-                        products_8::values_weights::<KEYS, SLABS>(
+                        products_8::values_weights::<KEYS, SLABS, N>(
                             &mut turns, &mut o, values, weights,
                         );
                         release!(s.values_free(v.stage));
                         v.advance();
                         wgmma::wait_group::<{ products_8::UNDER_WAY }>();
                     } else {
-                        values_weights::<C, SLABS>(&mut o, uniform(s.values(v.stage)), weights);
+                        values_weights::<C, SLABS, N>(&mut o, uniform(s.values(v.stage)), weights);
                         wgmma::wait_group::<1>();
                     }
                 } else {
@@ -129,8 +143,12 @@ pub(super) unsafe fn consume<
                 }
                 let mut tile = 0;
                 while tile < KEYS {
-                    let [a, b, c, d] = logits[tile];
-                    logits[tile] = [a * scale[0], b * scale[1], c * scale[0], d * scale[1]];
+                    let mut column = 0;
+                    while column < COLUMNS {
+                        logits[tile][at(0, column)] *= scale[column];
+                        logits[tile][at(1, column)] *= scale[column];
+                        column += 1;
+                    }
                     tile += 1;
                 }
                 let masked = begin + keys - 1 > all_to || begin < all_from;
@@ -146,11 +164,15 @@ pub(super) unsafe fn consume<
                 if masked {
                     hide(p, variant, s, slot, &unit, &mut logits, begin, lane, warp);
                 }
-                let most = largest(&logits);
-                let grew = most[0] > softmax.reference[0] + SLACK
-                    || most[1] > softmax.reference[1] + SLACK;
+                let most: [f32; COLUMNS] = largest(&logits);
+                let mut grew = false;
+                column = 0;
+                while column < COLUMNS {
+                    grew |= most[column] > softmax.reference[column] + SLACK;
+                    column += 1;
+                }
                 let target = s.weights(parity) + my_weights;
-                let mut sums = softmax.weigh::<C::Product, KEYS>(&logits, &inverses, target);
+                let mut sums = softmax.weigh::<C::Product, KEYS, N>(&logits, &inverses, target);
                 wgmma::wait_group::<0>();
                 fence_all(&mut o);
                 if C::SHAPE.scaled() {
@@ -163,12 +185,15 @@ pub(super) unsafe fn consume<
                 fence::proxy_async_shared();
                 if barrier::bar_any(CONSUMERS, THREADS, grew) {
                     rescale(s, &mut softmax, &mut o, most, lane, warp);
-                    sums = softmax.weigh::<C::Product, KEYS>(&logits, &inverses, target);
+                    sums = softmax.weigh::<C::Product, KEYS, N>(&logits, &inverses, target);
                     fence::proxy_async_shared();
                     barrier::bar_sync(CONSUMERS, THREADS);
                 }
-                softmax.sum[0] += sums[0];
-                softmax.sum[1] += sums[1];
+                column = 0;
+                while column < COLUMNS {
+                    softmax.sum[column] += sums[column];
+                    column += 1;
+                }
                 parity ^= 1;
                 left -= 1;
             }
@@ -176,9 +201,9 @@ pub(super) unsafe fn consume<
             let weights = uniform(s.weights(parity ^ 1));
             if C::SHAPE.scaled() {
                 let values = s.values(v.stage) + my_values;
-                products_8::values_weights::<KEYS, SLABS>(&mut turns, &mut o, values, weights);
+                products_8::values_weights::<KEYS, SLABS, N>(&mut turns, &mut o, values, weights);
             } else {
-                values_weights::<C, SLABS>(&mut o, uniform(s.values(v.stage)), weights);
+                values_weights::<C, SLABS, N>(&mut o, uniform(s.values(v.stage)), weights);
             }
             wgmma::wait_group::<0>();
             fence_all(&mut o);
@@ -187,7 +212,7 @@ pub(super) unsafe fn consume<
             }
             release!(s.values_free(v.stage));
             v.advance();
-            finish::<C::Half, SLABS>(
+            finish::<C::Half, SLABS, N, COLUMNS>(
                 p,
                 s,
                 slot,
@@ -204,9 +229,9 @@ pub(super) unsafe fn consume<
 
 /// Keeps the compiler from moving reads of the accumulators before this point.
 #[inline(always)]
-fn fence_all<const N: usize>(tiles: &mut [Tile; N]) {
+fn fence_all<const TILES: usize, const N: usize>(tiles: &mut [Tile<N>; TILES]) {
     let mut tile = 0;
-    while tile < N {
+    while tile < TILES {
         wgmma::fence_operand(&mut tiles[tile]);
         tile += 1;
     }

@@ -1,7 +1,7 @@
 //! Decode of few rows, co-resident with a prefill on the same SM: little shared memory, 64 registers per thread.
 //!
 //! Both products are transposed (`swap_ab`): Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ. Keys and elements of the head are on the
-//! 64-wide M side of `wgmma`, the few rows on the N side, which goes down to 8. The tensor cores read keys and values
+//! 64-wide M side of `wgmma`, the 8 or 16 rows on the N side, which goes down to 8. The tensor cores read keys and values
 //! directly from shared memory, and a thread holds 12 accumulators for 8 rows. So one warpgroup keeps up with memory
 //! while the prefill's products take most of the tensor cores' time.
 //!
@@ -113,9 +113,10 @@ mod entries {
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[2] }>();
-                        consume::<This, _, { SHAPE.stages }, { SHAPE.value_stages }, { $keys / 64 }, { $dim / 64 }>(
-                            &p, &variant, s,
-                        );
+                        consume::<
+                            This, _, { SHAPE.stages }, { SHAPE.value_stages }, { $keys / 64 }, { $dim / 64 }, { $rows / 2 },
+                            { $rows / 4 },
+                        >(&p, &variant, s);
                     }
                 }
             }

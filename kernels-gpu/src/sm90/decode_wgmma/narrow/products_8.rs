@@ -9,7 +9,7 @@
 
 use cuda_std::{
     convert, mma, shared,
-    wgmma::{self, Descriptor, F16, Swizzle},
+    wgmma::{self, Accumulator, Descriptor, F16, Swizzle},
 };
 
 use super::products::Tile;
@@ -79,12 +79,14 @@ pub(super) const fn values_of(warp: u32, lane: u32) -> u32 {
 /// Whole warpgroups come here; both operands have arrived, and the accumulator is waited for before it is read. All
 /// lanes have read the keys on return.
 #[inline(always)]
-pub(super) unsafe fn keys_queries<const KEYS: usize>(
+pub(super) unsafe fn keys_queries<const KEYS: usize, const N: usize>(
     turns: &mut Turns,
-    logits: &mut [Tile; KEYS],
+    logits: &mut [Tile<N>; KEYS],
     keys: u32,
     queries: u32,
-) {
+) where
+    Tile<N>: Accumulator,
+{
     // 16 bytes of two keys are four steps. The second 16 bytes of a lane are in the other half of 32, wherever the
     // swizzle puts these.
     let load = |four: usize| {
@@ -142,12 +144,14 @@ pub(super) unsafe fn keys_queries<const KEYS: usize>(
 /// # Safety
 /// As [`keys_queries`]'s.
 #[inline(always)]
-pub(super) unsafe fn values_weights<const KEYS: usize, const SLABS: usize>(
+pub(super) unsafe fn values_weights<const KEYS: usize, const SLABS: usize, const N: usize>(
     turns: &mut Turns,
-    o: &mut [Tile; SLABS],
+    o: &mut [Tile<N>; SLABS],
     values: u32,
     weights: u32,
-) {
+) where
+    Tile<N>: Accumulator,
+{
     // 32 keys of one slab are two steps. The second slab's elements are in the other half of a row, wherever the swizzle
     // puts these.
     let load = |two: usize| {

@@ -9,7 +9,7 @@ use cuda_std::{
 use super::{
     super::super::pipeline::Pipeline,
     config::SCALE_STAGES,
-    products::Tile,
+    products::{Tile, at},
     shared::{Shared, Unit},
 };
 use crate::{abi::DecodeParams, common::cache::scale_of_value};
@@ -70,10 +70,10 @@ pub(super) unsafe fn load_scales(p: &DecodeParams, s: Shared) {
 /// The scales at `scales` have arrived. The thread's keys are `mine` and every eighth up to two of each 64; the block
 /// begins with key `begin`, and if it is `masked`, some of its keys may have no scales.
 #[inline(always)]
-pub(super) unsafe fn take_scales<const KEYS: usize>(
+pub(super) unsafe fn take_scales<const KEYS: usize, const N: usize>(
     s: Shared,
     unit: &Unit,
-    logits: &mut [Tile; KEYS],
+    logits: &mut [Tile<N>; KEYS],
     scales: u32,
     mine: u32,
     begin: i32,
@@ -84,19 +84,19 @@ pub(super) unsafe fn take_scales<const KEYS: usize>(
     while i < 2 * KEYS {
         let (tile, half) = (i / 2, i % 2);
         let key = (tile * 64 + half * 8) as u32 + mine;
-        let at = begin + key as i32;
+        let position = begin + key as i32;
         // SAFETY: the caller's promise.
         let [mut k, mut v] =
             [0, s.shape.keys * 4].map(|part| unsafe { shared::load_f32(scales + part + key * 4) });
-        if masked && (at < unit.kv_begin as i32 || at >= unit.kv_end as i32) {
+        if masked && (position < unit.kv_begin as i32 || position >= unit.kv_end as i32) {
             [k, v] = [1.0; 2];
         }
         let v = scale_of_value(v);
         let log = lg2(v);
         inverses[tile][half] = rcp(v);
         let mut column = 0;
-        while column < 2 {
-            let logit = &mut logits[tile][2 * half + column];
+        while column < N / 2 {
+            let logit = &mut logits[tile][at(half, column)];
             *logit = *logit * k + log;
             column += 1;
         }

@@ -4,7 +4,7 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::rows::shared_with_queries;
 use super::PREFETCH_BYTES;
-use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
+use super::config::{BARRIERS, Shape, UNIT_BYTES};
 use crate::sm90::arrivals;
 
 /// The named barrier of the consumers, and its threads.
@@ -158,22 +158,23 @@ impl Shared {
     pub fn values_free(self, stage: u32) -> u32 {
         self.values_full(stage) + 8
     }
-    /// The weights of a block, double-buffered: 16 bytes per key, for 8 rows.
+    /// The weights of a block, double-buffered: for each 8 rows, 16 bytes per key.
     #[inline(always)]
     pub fn weights(self, parity: u32) -> u32 {
         let behind = self.shape.shared_bytes().next_multiple_of(16);
         self.base + behind + parity * self.shape.rows * self.shape.keys * 2
     }
-    /// The output of a unit's rows, in the epilogue.
+    /// The output of 8 of a unit's rows, in the epilogue.
     #[inline(always)]
     pub fn state(self) -> u32 {
-        self.weights(2)
+        let over = self.shape.state_over_weights();
+        self.weights(if over { 0 } else { 2 })
     }
     /// A number per row that the warps exchange: the largest logit of a block, or the sum of weights.
     #[inline(always)]
     pub fn exchange(self, warp: u32, row: u32) -> u32 {
-        let rows = self.shape.rows;
-        self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
+        let behind = self.weights(0) + self.shape.weights_and_state_bytes();
+        behind + (warp * self.shape.rows + row) * 4
     }
 
     /// The two factors of a unit's row, if keys have scales: of its logits, and of its output.
@@ -214,11 +215,13 @@ impl Shared {
             // SAFETY: no thread uses the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
-        if thread * 16 < 2 * self.shape.query_bytes() {
-            // SAFETY: inside the two slots; each thread stores to its own 16 bytes.
-            unsafe { shared::store_u32x4(self.queries(0) + thread * 16, [0; 4]) };
-            fence::proxy_async_shared();
+        let mut at = thread * 16;
+        while at < 2 * self.shape.query_bytes() {
+            // SAFETY: inside the two slots; each thread stores to bytes of its own.
+            unsafe { shared::store_u32x4(self.queries(0) + at, [0; 4]) };
+            at += self.shape.threads() * 16;
         }
+        fence::proxy_async_shared();
         fence::mbarrier_init();
     }
 }

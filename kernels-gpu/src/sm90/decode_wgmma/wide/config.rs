@@ -26,7 +26,7 @@ macro_rules! decode_wide_table {
     };
 }
 
-/// Those for 8-bit keys and values: `decode_<rows>x<keys>_d<head dimension>_<element>_e4m3[_cap|_tok]`.
+/// Those for 8-bit keys and values: `decode_<rows>x<keys>_d<head dimension>_<element>_e4m3[_cap|_tok]`, and `…_e5m2`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_wide_8_bit_table {
@@ -36,15 +36,19 @@ macro_rules! decode_wide_8_bit_table {
              64 x  64,  64, [e4m3],      3, 2;
              64 x  64,  64, [e4m3, cap], 3, 2;
              64 x  64,  64, [e4m3, tok], 3, 2;
+             64 x  64,  64, [e5m2],      3, 2;
              64 x  64, 128, [e4m3],      2, 2;
              64 x  64, 128, [e4m3, cap], 2, 2;
              64 x  64, 128, [e4m3, tok], 2, 2;
+             64 x  64, 128, [e5m2],      2, 2;
             128 x  64, 128, [e4m3],      4, 1;
             128 x  64, 128, [e4m3, cap], 4, 1;
             128 x  64, 128, [e4m3, tok], 4, 1;
+            128 x  64, 128, [e5m2],      4, 1;
              64 x  64, 256, [e4m3],      2, 1;
              64 x  64, 256, [e4m3, cap], 2, 1;
              64 x  64, 256, [e4m3, tok], 2, 1;
+             64 x  64, 256, [e5m2],      2, 1;
         }}
     };
 }
@@ -56,6 +60,8 @@ pub const fn of_flags(flags: &[&str]) -> u32 {
         cache::E4M3_BY_TOKEN
     } else if has(flags, "e4m3") {
         cache::E4M3
+    } else if has(flags, "e5m2") {
+        cache::E5M2
     } else {
         cache::BITS16
     }

@@ -5,15 +5,17 @@ use crate::sm90::{
     unit::UNIT_BYTES,
 };
 
-/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>` and `mla_rows_…`.
+/// The kernels: for each 16-bit float type `mla_<rows>x<keys>_<element>`, `mla_rows_…`, and for 16 rows both with `pieces_`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Prefix in the name, rows × keys, stages, how keys are loaded.
+            // Prefix in the name, rows × keys, stages, how keys are loaded, whether units may be pieces of the same rows.
             "" 16 x 64 in 8 Pages;
             "rows_" 16 x 64 in 8 Rows;
             "" 32 x 64 in 7 Pages;
             "rows_" 32 x 64 in 7 Rows;
+            "pieces_" 16 x 64 in 8 Pages pieces;
+            "rows_pieces_" 16 x 64 in 8 Rows pieces;
         }}
     };
 }

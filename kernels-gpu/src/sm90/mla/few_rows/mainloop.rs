@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Works through all units, as the consumer of half of the columns and the owner of every other block. `BY_ROWS`: keys were
-/// copied one by one, with zeros outside of items.
+/// copied one by one, with zeros outside of items. `PIECES`: units may be pieces of the same rows.
 ///
 /// # Safety
 /// All warps of both consumers come here; the barriers are initialised.
@@ -52,8 +52,8 @@ pub(super) unsafe fn consume<
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS && V::SOFTMAX) };
     const {
         assert!(
-            !PIECES,
-            "units of few rows are merged by the merging kernel"
+            !PIECES || ROWS == 16,
+            "a state has the order of registers for 16 rows"
         )
     };
     const { assert!(N as u32 == ROWS / 2 && H == N / 2 && HALF_SLABS[0] == 4) };
@@ -163,7 +163,16 @@ pub(super) unsafe fn consume<
                 }
                 block += 1;
             }
-            finish::<T, _, _, _, _>(p, s, consumer, slot, thread, &o, &sums, own_barrier);
+            finish::<T, _, _, _, _, PIECES>(
+                p,
+                s,
+                consumer,
+                slot,
+                thread,
+                &mut o,
+                &sums,
+                own_barrier,
+            );
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             before += blocks;

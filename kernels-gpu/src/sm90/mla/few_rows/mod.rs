@@ -17,7 +17,7 @@
 //! A block is loaded as three parts of 192 columns. Each has a stage of its own, and the logits begin with the first
 //! part that arrives. In the producer warpgroup one warp claims units and loads queries, and one loads keys by TMA. For
 //! pages that no tensor map describes, a second kernel has three loaders; each copies one part of every block key by
-//! key.
+//! key. Of 16 rows a third and a fourth merge pieces of the same rows from registers (`pieces.rs`).
 //!
 //! | shared memory | bytes, 16 rows | 32 rows |
 //! |---|---|---|
@@ -51,6 +51,8 @@ mod config;
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
+#[cfg(target_arch = "nvptx64")]
+mod pieces;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
