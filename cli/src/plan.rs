@@ -244,19 +244,17 @@ fn launches(plan: &Plan) -> String {
     if counts.is_empty() {
         return String::new();
     }
-    let words: Vec<_> = counts
-        .into_iter()
-        .map(|(name, count)| match count {
-            1 => name,
-            _ => format!("{name} ×{count}"),
-        })
-        .collect();
-    format!(
-        "launches {}\n\
-         on a pool in NHD, its keys and values in one layout, without scales of tokens; another pool may take other kernels\n",
-        words.join(", ")
-    )
+    let lines = counts.into_iter().map(|(name, count)| match count {
+        1 => format!("\n  {name}"),
+        _ => format!("\n  {name} ×{count}"),
+    });
+    let lines: String = lines.collect();
+    format!("{POOL}{lines}\n")
 }
+
+/// What [`Plan::launches`] takes a pool to be.
+const POOL: &str =
+    "launches for a pool in NHD, keys and values alike, no scales of tokens (others may differ):";
 
 /// How prefills and decodes run together, if there are both.
 pub(crate) fn form(plan: &Plan, device: &DeviceDescription) -> Option<&'static str> {

@@ -89,35 +89,18 @@ fn the_table_of_a_plan_has_its_form() {
 #[test]
 fn a_plan_names_what_is_launched() {
     let directory = directory();
-    let requests = |q_len: u32, kv_len: u32, count: usize| {
-        let request = format!(r#"{{"q_len": {q_len}, "kv_len": {kv_len}}}"#);
-        vec![request; count]
-    };
-    let workload = |dim: u32, dtype: &str, requests: &[String]| {
-        format!(
-            r#"{{"heads": 32, "kv_heads": 8, "head_dim": {dim}, "kv_dtype": "{dtype}", "requests": [{}]}}"#,
-            requests.join(", ")
-        )
+    let requests = |q_len: u32, kv_len: u32, count: u32| {
+        format!(r#"{{"q_len": {q_len}, "kv_len": {kv_len}, "count": {count}}}"#)
     };
     let decodes = requests(1, 8000, 64);
     let prompts = requests(700, 700, 2);
-    let hybrid = [requests(1024, 8192, 1), requests(1, 4096, 64)].concat();
+    let hybrid = format!("{}, {}", requests(1024, 8192, 1), requests(1, 4096, 64));
+    let general = "\n  sm80_prefill_128x64_d128_bf16_general\n  pad_heads ×2\n";
+    let widened = "\n  widen_bf16\n  sm80_prefill_128x64_d128_bf16\n";
     for (device, dim, dtype, requests, expected) in [
         ("h200", 80, "bf16", &decodes, "decode_8x32_d80_bf16_pair"),
-        (
-            "a100",
-            96,
-            "bf16",
-            &prompts,
-            "sm80_prefill_128x64_d128_bf16_general, pad_heads ×2",
-        ),
-        (
-            "a100",
-            128,
-            "f8e4m3",
-            &prompts,
-            "widen_bf16, sm80_prefill_128x64_d128_bf16",
-        ),
+        ("a100", 96, "bf16", &prompts, general),
+        ("a100", 128, "f8e4m3", &prompts, widened),
         (
             "h200",
             64,
@@ -125,20 +108,25 @@ fn a_plan_names_what_is_launched() {
             &hybrid,
             "\n  side by side, on SMs apart",
         ),
+        ("h200", 128, "bf16", &hybrid, "\n  side by side on every SM"),
     ] {
+        let heads = format!(r#""heads": 32, "kv_heads": 8, "head_dim": {dim}"#);
+        let rest = format!(r#""kv_dtype": "{dtype}", "requests": [{requests}]"#);
         std::fs::write(
             directory.path().join("w.json"),
-            workload(dim, dtype, requests),
+            format!("{{{heads}, {rest}}}"),
         )
         .unwrap();
-        let said = run(directory.path(), &["plan", "w.json", "--device", device]);
+        let form = if requests == &hybrid { "fused" } else { "auto" };
+        let arguments = ["plan", "w.json", "--device", device, "--pod", form];
+        let said = run(directory.path(), &arguments);
         assert_eq!(said.code, 0, "{}", said.stderr);
         assert!(
             said.stdout.contains(expected),
             "{expected}:\n{}",
             said.stdout
         );
-        let pool = "on a pool in NHD, its keys and values in one layout, without scales of tokens";
+        let pool = "\nlaunches for a pool in NHD, keys and values alike, no scales of tokens";
         assert!(said.stdout.contains(pool), "{}", said.stdout);
     }
     let said = run(directory.path(), &["plan", "w.json", "--device", "cpu"]);

@@ -63,7 +63,7 @@ fn cases(compute: u32) -> Vec<(Spec, Batch)> {
             add(Spec::new(128, 1, 192).with_head_dim_v(128), &prompt);
             add(Spec::latent(128, 512, 64), requests);
             add(Spec::latent(16, 512, 64), requests);
-            add(of_8_bits(64), &[(200, 9000), (1, 50)]);
+            add(of_8_bits(64), &[(200, 9000)]);
         }
     }
     add(Spec::new(32, 8, 80), &[(1, 3000); 64]);
@@ -180,14 +180,7 @@ fn plans_name_what_is_launched() {
                 compare(&said);
                 // Among the cases are those in which a run launches what no group names.
                 let rare: &[&str] = match compute {
-                    90 => &[
-                        "_pair",
-                        "_extras",
-                        "_alibi",
-                        "turn_rows_",
-                        "pieces",
-                        "sm80_",
-                    ],
+                    90 => &["_pair", "_extras", "_alibi", "turn_rows_", "pieces"],
                     _ => &["_general", "sm80_pod_"],
                 };
                 let always = ["widen_", "pad_heads", "narrow_rows_", "merge_few_"];

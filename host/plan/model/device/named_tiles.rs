@@ -142,7 +142,11 @@ mod tests {
             ),
             // A prefill of heads of 64, and decodes of heads of 128.
             (
-                |d| d.pod.configs[2].decode = Some(Tile { m: 8, n: 64 }),
+                |d| {
+                    let mut configs = d.pod.configs.iter_mut();
+                    let of_64 = configs.find(|config| config.name.ends_with("heads of 64"));
+                    of_64.unwrap().decode = Some(Tile { m: 8, n: 64 });
+                },
                 [
                     "heads of 64",
                     "128×112 with decodes of 8×64",
