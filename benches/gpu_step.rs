@@ -24,6 +24,7 @@ use tandem_attn::{
     step::{
         Activation, AdjustToken, LOG_PROBS, LogProb, LogProbRow, Penalties, RmsNorm, Rope, Sampling,
     },
+    tensor::Element,
 };
 
 const HIDDEN: usize = 4096;
@@ -99,11 +100,15 @@ fn main() {
         ),
     ] {
         for rows in [1, 16, 64, 256] {
-            bench.sample(what, sampling, rows, 6.0);
+            bench.sample::<bf16>(what, sampling, rows, 6.0);
+            // As the engine has them.
+            bench.sample::<f32>(&format!("{what}, f32"), sampling, rows, 6.0);
         }
     }
     // Logits that are nearly alike, as of random weights: most of the vocabulary stays.
-    bench.sample("top-p 0.9, flat", Sampling { top_p: 0.9, ..hot }, 64, 0.5);
+    let flat = Sampling { top_p: 0.9, ..hot };
+    bench.sample::<bf16>("top-p 0.9, flat", flat, 64, 0.5);
+    bench.sample::<f32>("top-p 0.9, flat, f32", flat, 64, 0.5);
     for rows in [1, 16, 64] {
         for top in [0, 5, 20] {
             bench.log_probs(rows, top);
@@ -347,17 +352,17 @@ impl Bench {
         });
     }
 
-    fn sample(&self, what: &str, sampling: Sampling, rows: usize, reach: f32) {
+    fn sample<T: Element>(&self, what: &str, sampling: Sampling, rows: usize, reach: f32) {
         let what = format!("sample, {rows} rows, {what}");
         if !self.wants(&what) {
             return;
         }
         // The lowest of a few, so that large ones are rare.
         let mut rng = Rng(7);
-        let logits: Vec<bf16> = (0..VOCABULARY + rows * 64)
-            .map(|_| bf16::from_f32((0..6).map(|_| rng.between(-reach, reach)).sum()))
+        let logits: Vec<T> = (0..VOCABULARY + rows * 64)
+            .map(|_| T::from_f32((0..6).map(|_| rng.between(-reach, reach)).sum()))
             .collect();
-        let bytes = rows * VOCABULARY * 2;
+        let bytes = rows * VOCABULARY * size_of::<T>();
         let sets = sets(bytes).min(8);
         let mut all = Vec::with_capacity(rows * sets * VOCABULARY);
         for row in 0..rows * sets {
@@ -370,7 +375,7 @@ impl Bench {
         let draws = Memory::new(&draws);
         self.report(&what, bytes, sets, |stream, set| {
             let logits = logits.address() + (bytes * set) as u64;
-            let logits = DeviceTensor::new(logits, DTYPE, [rows, VOCABULARY]);
+            let logits = DeviceTensor::new(logits, T::DTYPE, [rows, VOCABULARY]);
             // SAFETY: everything is there as described; `time` waits for it.
             unsafe { self.gpu.sample(&logits, draws.array(), ids.array(), stream) }
         });

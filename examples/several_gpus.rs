@@ -1,7 +1,8 @@
 //! Decodes whose keys are distributed over all GPUs of a host. Each GPU computes attention over its own pages, and the results are
 //! merged by direct reads of the other GPUs' memory.
 //!
-//! Run it with `cargo run --release --features cuda --example several_gpus`. With fewer than two GPUs it says so and ends.
+//! Run it with `cargo run --release --features cuda --example several_gpus`. With fewer than two GPUs, or if
+//! they cannot read each other's memory, it says what is missing and ends.
 //!
 //! To use this code in a program of your own, add the features `cuda` and `unstable`, and the crate `half`.
 
@@ -13,7 +14,7 @@ use tandem_attn::{
     plan::{Bound, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
     reference,
-    shard::{Keys, Sharding, Share},
+    shard::{Keys, RankError, Sharding, Share},
 };
 
 const LAYERS: usize = 4;
@@ -68,10 +69,23 @@ fn serve(
 
 /// Runs the example.
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let gpus: Vec<Gpu> = (0..8).map_while(|ordinal| Gpu::new(ordinal).ok()).collect();
-    if gpus.len() < 2 {
-        println!("this takes two GPUs, and there are {}", gpus.len());
-        return Ok(());
+    let open = |ordinal| {
+        let mut progress = |module| eprintln!("{module}");
+        Gpu::builder().compile_ptx(&mut progress).build(ordinal)
+    };
+    let mut gpus: Vec<Gpu> = Vec::new();
+    while gpus.len() < 8 {
+        match open(gpus.len() as u32) {
+            Ok(gpu) => gpus.push(gpu),
+            Err(_) if gpus.len() >= 2 => break,
+            Err(missing) => {
+                println!(
+                    "this takes two GPUs, and {} can be used: {missing}",
+                    gpus.len()
+                );
+                return Ok(());
+            }
+        }
     }
     let (spec, keys) = (Spec::new(8, 2, 128), 5000);
     let mut table = PageTable::new(16, 2 * keys / 16 + 2);
@@ -96,12 +110,15 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Pages alternate between the GPUs.
     let sharding = Sharding::one().over_keys(gpus.len() as u32, Keys::RoundRobin { pages: 1 });
     let shares = sharding.shares(&spec, &batch)?;
-    let ranks = Gpu::ranks(
-        &gpus.iter().collect::<Vec<_>>(),
-        &spec,
-        2,
-        &RankOptions::default(),
-    )?;
+    let together: Vec<_> = gpus.iter().collect();
+    let ranks = match Gpu::ranks(&together, &spec, 2, &RankOptions::default()) {
+        Ok(ranks) => ranks,
+        Err(missing @ Error::Rank(RankError::NoPeerAccess { .. })) => {
+            println!("this takes GPUs that read each other's memory: {missing}");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
     let results: Vec<_> = std::thread::scope(|scope| {
         let of = ranks.into_iter().zip(&gpus).zip(&shares);
         let of: Vec<_> = of

@@ -442,8 +442,8 @@ pub enum Error {
     /// A launch that the kernel or the GPU does not allow.
     #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]
     LaunchLimit {
-        /// The kernel.
-        kernel: &'static str,
+        /// The name of its entry.
+        kernel: String,
         /// What there is too much of.
         what: &'static str,
         /// How much was asked for.

@@ -20,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import common
 import implementations
+import random_prompts
 import run
 import workload
 from common import Absent, Unsupported
@@ -50,6 +51,39 @@ def refusal(name, case):
     except (Absent, ImportError, AttributeError):
         pass
     return None
+
+
+class RandomPrompts(unittest.TestCase):
+    def test_a_seed_gives_the_same_shapes_of_every_kind(self):
+        self.assertEqual(random_prompts.workload(7, 40), random_prompts.workload(7, 40))
+        self.assertNotEqual(random_prompts.workload(7, 40)["cases"], random_prompts.workload(8, 40)["cases"])
+        for seed in range(20):
+            found = cases(**random_prompts.workload(seed, 40))
+            self.assertEqual(len({case.name for case in found}), 40)
+            self.assertTrue(all(case.refused is None for case in found))
+            self.assertLessEqual(max(sum(case.q_lens) for case in found), 20000)
+            self.assertLessEqual(max(max(case.kv_lens) for case in found), 16384)
+            self.assertTrue(all(q <= kv for case in found for q, kv in zip(case.q_lens, case.kv_lens)))
+            self.assertEqual({(case.heads, case.kv_heads) for case in found}, set(random_prompts.HEADS))
+            self.assertEqual({case.head_dim for case in found}, {64, 128, 256})
+            for has in [
+                lambda case: case.window_left >= 0,
+                lambda case: case.soft_cap,
+                lambda case: not case.causal,
+                lambda case: case.q_lens != case.kv_lens,
+                lambda case: len(set(case.q_lens)) > 1,
+            ]:
+                self.assertTrue(any(map(has, found)) and not all(map(has, found)))
+
+    def test_the_seed_is_printed_and_stands_in_the_file(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "random.json")
+            says = io.StringIO()
+            with mock.patch.object(sys, "argv", ["random_prompts.py", path]), contextlib.redirect_stderr(says):
+                random_prompts.main()
+            seed = int(says.getvalue().split()[1].rstrip(":"))
+            with open(path, encoding="utf-8") as file:
+                self.assertEqual(json.load(file), random_prompts.workload(seed, 40))
 
 
 class Workloads(unittest.TestCase):
@@ -84,6 +118,8 @@ class Workloads(unittest.TestCase):
         self.assertIsNone(one(**few, requests=[plain]).refused)
         for fields, says in [
             ({"variant": {"sinks": True}, "requests": [plain]}, "variant.sinks"),
+            ({"variant": {"sinks": False, "sigmoid": 0.0}, "requests": [plain]}, "variant.sigmoid"),
+            ({"variant": {"distance_bias": 9}, "requests": [plain]}, "variant.distance_bias"),
             ({"variant": {"rotary": {"theta": 1e4}}, "requests": [plain]}, "variant.rotary"),
             ({"requests": [{**plain, "branches": 2}]}, "branches"),
             ({"requests": [{**plain, "one_block_in": 2}]}, "one_block_in"),

@@ -9,8 +9,10 @@ SEED = 1
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3": 1, "f8e5m2": 1}
 # A latent key of 576 elements with its scales.
 ROW_BYTES = 656
+# A name describes so many requests and levels of a tree.
+MOST_NAMED = 8
 # What no peer computes. Without the check they would compute something else.
-VARIANTS = ("sinks", "alibi", "rotary")
+VARIANTS = ("sinks", "alibi", "distance_bias", "sigmoid", "rotary")
 
 
 @dataclass
@@ -144,7 +146,8 @@ def _merged(file, case):
 def _refused(fields, requests):
     """Why no peer takes a case, or None."""
     variant = fields["variant"]
-    given = [f"variant.{name}" for name in VARIANTS if variant.get(name)]
+    # A sigmoid's bias may be 0, which is not false.
+    given = [f"variant.{name}" for name in VARIANTS if variant.get(name) is not None and variant[name] is not False]
     given += ["pages_by_head"] if fields.get("pages_by_head") else []
     given += [name for name in ("branches", "one_block_in") if any(request.get(name) for request in requests)]
     return f"no peer takes {', '.join(given)}" if given else None
@@ -154,10 +157,15 @@ def _counted(count, thing):
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def _levels(numbers):
+    words = [str(number) for number in numbers[:MOST_NAMED]]
+    return ",".join(words + [f"{len(numbers) - MOST_NAMED} more"] * (len(numbers) > MOST_NAMED))
+
+
 def _name(fields, requests):
     """The name that the command gives to a case without one: its lengths and heads."""
     words = []
-    for request in requests:
+    for request in requests[:MOST_NAMED]:
         count, q_len, kv_len = request.get("count", 1), request["q_len"], request["kv_len"]
         if request.get("branches"):
             words.append(f"{_counted(count, 'draft tree')} of {q_len} @ {kv_len}")
@@ -168,8 +176,10 @@ def _name(fields, requests):
             words.append(f"{_counted(count, 'decode')} × {kv_len}")
         else:
             words.append(f"{_counted(count, 'chunk')} of {q_len} @ {kv_len}")
+    if len(requests) > MOST_NAMED:
+        words.append(f"{len(requests) - MOST_NAMED} more")
     if tree := fields.get("tree"):
-        nodes, tokens = (",".join(map(str, tree[of])) for of in ("nodes_per_level", "tokens_per_level"))
+        nodes, tokens = (_levels(tree[of]) for of in ("nodes_per_level", "tokens_per_level"))
         words.append(f"tree {nodes} of {tokens} tokens")
     return f"{', '.join(words)} {fields['heads']}/{fields['kv_heads']}"
 

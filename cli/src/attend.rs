@@ -1,6 +1,7 @@
 //! `tandem attend`: reads the tensors of a batch from a file, computes attention, and writes the outputs to a file.
 
 mod heads;
+mod scales;
 mod tensors;
 
 use std::path::PathBuf;
@@ -33,6 +34,9 @@ Optional tensors, in f32, f16 or bf16:
   sinks             [heads]                        logits of sinks, natural (gpt-oss)
   alibi_slopes      [heads]                        a logit loses slope x distance (ALiBi)
   k_scale, v_scale  [1] or [kv_heads]              factors of 8-bit keys and values
+                    [requests, kv_heads]           those of the query's request
+                    [pages, page, kv_heads]        those of each token, layout NHD
+                    [pages, kv_heads, page]        those of each token, layout HND
 Metadata, all optional: layout (NHD), causal (true), sm_scale (1/sqrt(d)), window_left (-1: none),
 logits_soft_cap (0: none), k_scale and v_scale (1) for all heads.
 Output tensors: o [tokens, heads, d] as q, and lse [tokens, heads] in f32, natural log.";

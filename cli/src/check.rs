@@ -205,6 +205,9 @@ mod tests {
     fn prompts_without_a_causal_mask_are_exact() {
         for variant in [
             r#""alibi": true"#,
+            // Fewer entries than distances, also to the right.
+            r#""distance_bias": 12"#,
+            r#""sigmoid": -3"#,
             r#""rotary": {"theta": 1e4}"#,
             r#""window_left": 5"#,
         ] {
@@ -219,6 +222,7 @@ mod tests {
             let plan = Planner::new().plan(spec, &batch, &device, &PlanOptions::default());
             let plan = plan.unwrap();
             let tensors = Tensors::random(spec, &batch, case.layout, 1).unwrap();
+            let tensors = tensors.with_numbers(case.numbers);
             let mut loaded = backend.load(&plan, &tensors).unwrap();
             loaded.run(false).unwrap();
             let results = loaded.results().unwrap();

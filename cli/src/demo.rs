@@ -66,6 +66,7 @@ fn case() -> Case {
         }),
         by_head: None,
         top_k: None,
+        numbers: Default::default(),
     }
 }
 

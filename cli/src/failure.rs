@@ -23,6 +23,9 @@ pub enum Failure {
     /// The backend is not available.
     #[error("{0}")]
     Backend(String),
+    /// A GPU has too little memory for what was asked.
+    #[error("{0}")]
+    GpuMemory(String),
     /// A file that cannot be read.
     #[error("cannot read {}: {error}", visible(&path.display().to_string(), false))]
     Read {
@@ -48,7 +51,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Wrong(_) | Self::Write { .. } => 1,
             Self::Input(_) | Self::Read { .. } => 2,
-            Self::Backend(_) => 3,
+            Self::Backend(_) | Self::GpuMemory(_) => 3,
         })
     }
 }
@@ -84,13 +87,13 @@ impl From<Error> for Failure {
             | Error::Rank(RankError::NoPeerAccess { .. } | RankError::NoNccl { .. })
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
             Error::OutOfMemory { bytes, free, total } => {
-                too_little_memory([bytes, free, total], "a smaller case, or free memory")
+                too_little_memory([bytes, free, total], A_SMALLER_CASE)
             }
             // Memory of the host that the device reads.
             Error::Driver {
                 code: OUT_OF_MEMORY,
                 ..
-            } => Self::Backend(format!("{error}: give a smaller case, or free memory")),
+            } => Self::GpuMemory(format!("{error}: give {A_SMALLER_CASE}")),
             _ => Self::Wrong(error.to_string()),
         }
     }
@@ -99,9 +102,12 @@ impl From<Error> for Failure {
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
 
+/// What to give if a case does not fit.
+pub(crate) const A_SMALLER_CASE: &str = "a smaller case, or free memory";
+
 /// The failure of an allocation of so many bytes on a GPU with so many free ones of so many in all, and what to give instead.
 pub(crate) fn too_little_memory([bytes, free, total]: [usize; 3], instead: &str) -> Failure {
-    Failure::Backend(format!(
+    Failure::GpuMemory(format!(
         "{bytes} bytes do not fit in the GPU's memory: {free} of {total} are free; give {instead}"
     ))
 }
@@ -182,6 +188,11 @@ mod tests {
                 free: 1,
                 total: 3,
             },
+        ] {
+            let failure = Failure::from(error);
+            assert!(matches!(failure, Failure::GpuMemory(_)), "{failure:?}");
+        }
+        for error in [
             Error::ForeignContext { ordinal: 0 },
             RankError::NoPeerAccess { from, to }.into(),
         ] {

@@ -20,6 +20,7 @@ pub mod doctor;
 #[cfg(feature = "engine")]
 pub mod engine;
 mod failure;
+pub mod hooks;
 pub mod input;
 pub mod memory;
 pub mod output;

@@ -8,7 +8,7 @@ use std::{
 use tandem_attn::{
     plan::{
         DeviceDescription, Plan, PlanError,
-        pod::{PodMode, PodPlan},
+        pod::{PodConfig, PodMode, PodPlan},
     },
     problem::{Batch, Dtype},
 };
@@ -21,7 +21,7 @@ use crate::{
     output::{self, Files, Force},
     picture,
     shards::Sharded,
-    table::{counted, digits, scaled, time},
+    table::{WIDTH, counted, digits, scaled, time, wrap},
     workload::{self, Case},
 };
 
@@ -211,15 +211,16 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     let schedule = plan.schedule(device);
     let requests = counted(requests, "request");
     format!(
-        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\
+        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n{}\
          moves {} of keys and values and {} of partial states, computes {}\n\
          takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
-        case.name,
+        wrap(&case.name, WIDTH, "  "),
         wrapped(&case.lengths()),
         case.heads(),
         case.page_size,
         device.name,
         picture::processors(device),
+        launches(plan),
         scaled(traffic.kv_bytes as f64, "B"),
         scaled(traffic.partial_bytes as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),
@@ -231,16 +232,51 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     )
 }
 
-/// How prefills and decodes run together, if there are both.
-pub(crate) fn form(plan: &Plan) -> Option<&'static str> {
-    Some(in_words(plan.pod.as_ref()?.mode))
+/// What a run launches, with a line that says what the plan does not know of. Nothing on a CPU.
+fn launches(plan: &Plan) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for name in plan.launches() {
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    if counts.is_empty() {
+        return String::new();
+    }
+    let words: Vec<_> = counts
+        .into_iter()
+        .map(|(name, count)| match count {
+            1 => name,
+            _ => format!("{name} ×{count}"),
+        })
+        .collect();
+    format!(
+        "launches {}\n\
+         on a pool in NHD, its keys and values in one layout, without scales of tokens; another pool may take other kernels\n",
+        words.join(", ")
+    )
 }
 
-const fn in_words(mode: PodMode) -> &'static str {
-    match mode {
-        PodMode::Streams => "on two streams",
-        PodMode::Fused => "side by side on every SM",
-        PodMode::Tickets => "in one kernel, by tickets",
+/// How prefills and decodes run together, if there are both.
+pub(crate) fn form(plan: &Plan, device: &DeviceDescription) -> Option<&'static str> {
+    let pod = plan.pod.as_ref()?;
+    Some(in_words(pod.mode, config(pod, device)))
+}
+
+/// The configuration in which a plan's prefills and decodes run side by side.
+fn config<'a>(pod: &PodPlan, device: &'a DeviceDescription) -> Option<&'a PodConfig> {
+    device.pod.configs.get(pod.config? as usize)
+}
+
+/// A form that is not the plan's own has no configuration.
+fn in_words(mode: PodMode, config: Option<&PodConfig>) -> &'static str {
+    match (mode, config) {
+        (PodMode::Streams, _) => "on two streams",
+        (PodMode::Fused, None) => "side by side",
+        (PodMode::Fused, Some(PodConfig { decode: None, .. })) => "side by side, on SMs apart",
+        (PodMode::Fused, Some(_)) => "side by side on every SM",
+        (PodMode::Tickets, _) => "in one kernel, by tickets",
         _ => "one after the other",
     }
 }
@@ -261,7 +297,9 @@ fn hybrid(pod: &PodPlan, device: &DeviceDescription) -> String {
             } else {
                 ""
             };
-            text += &format!("\n  {:<26} {:>10}{chosen}", in_words(mode), time(ns));
+            let config = config(pod, device).filter(|_| mode == pod.mode);
+            let words = in_words(mode, config);
+            text += &format!("\n  {words:<26} {:>10}{chosen}", time(ns));
         }
     }
     text

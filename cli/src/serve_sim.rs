@@ -147,7 +147,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     args.check_effects()?;
     let cost = args.machine.cost()?;
     let trace = args.trace()?;
-    args.check_shared(&trace)?;
+    let instead = "a --trace with hash_ids";
+    args.policies().check_shared(&trace, instead)?;
     args.check_size(&cost, &trace)?;
     let mut reports = Vec::new();
     for name in &args.policy {
@@ -423,7 +424,7 @@ mod tests {
         std::fs::write(&trace, lines).unwrap();
         let args = parse(&format!("--plan --trace {}", trace.display()));
         let (cost, trace) = (args.machine.cost().unwrap(), args.trace().unwrap());
-        args.check_shared(&trace).unwrap();
+        args.policies().check_shared(&trace, "").unwrap();
         let tbt = |name: &str| args.simulate(name, &cost, &trace).unwrap().tbt.mean();
         let (packed, unpacked) = (tbt("sarathi-serve"), tbt("sarathi-serve+unpacked"));
         assert!(unpacked > packed, "{unpacked} {packed}");

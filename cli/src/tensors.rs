@@ -5,15 +5,18 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
     Error,
-    kv::{KvScales, KvStrides, KvView, LATENT_656_BYTES},
+    kv::{KvScales, KvView, LATENT_656_BYTES},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
-    variant::FromLaunch,
-    variants::{Alibi, Slopes},
 };
 
-use crate::{Failure, table::scaled};
+use crate::{
+    Failure,
+    hooks::{Numbers, Own},
+    table::scaled,
+    with_hooks,
+};
 
 /// A tensor of any element type.
 #[derive(Clone, Debug)]
@@ -174,22 +177,6 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.sinks.then(sinks)
 }
 
-/// Slopes, if the specification has linear biases: from 2^(−8/heads) down to 1/256, as in models.
-#[must_use]
-pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
-    let slope = |head: u32| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
-    let slopes = || (0..spec.q_heads).map(slope).collect();
-    spec.variant.hooks.map(|_| slopes())
-}
-
-/// ALiBi with these slopes, which outlive it.
-#[must_use]
-pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
-    let address = slopes.as_ptr() as u64;
-    // SAFETY: a slope for each head; callers keep them.
-    unsafe { Alibi::from_launch(spec.variant_params(), &Slopes { address }) }
-}
-
 /// The tensors per head that a run needs.
 #[must_use]
 pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
@@ -210,13 +197,14 @@ pub struct Tensors {
     pub v: Tensor,
     /// Layout of the pools.
     pub layout: KvLayout,
-    /// Scales of keys and of values, one for each token and KV head, in the layout of the pools; none if there are
-    /// none.
-    pub token_scales: Option<[Vec<f32>; 2]>,
+    /// Scales of 8-bit keys and values; none if all are 1.
+    pub scales: Option<Scales>,
     /// The keys of each query token as places in the pool, for a plan that does not name them; −1 is none.
     pub indices: Option<Vec<i32>>,
     /// Numbers of heads in the place of those that this program chooses.
     pub given: Given,
+    /// The numbers that a workload gives for its hooks.
+    pub numbers: Numbers,
 }
 
 /// Numbers of heads that an input file has.
@@ -226,8 +214,33 @@ pub struct Given {
     pub sinks: Option<Vec<f32>>,
     /// One for each query head.
     pub slopes: Option<Vec<f32>>,
-    /// Scales of 8-bit keys and of 8-bit values: one for all, or one for each KV head.
-    pub scales: Option<[Vec<f32>; 2]>,
+}
+
+/// What has a scale of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScaledBy {
+    /// All keys, and all values.
+    Tensor,
+    /// A KV head.
+    Head,
+    /// A request and KV head: `[requests, kv_heads]`.
+    Request {
+        /// The request of each query token.
+        of_token: Vec<u32>,
+    },
+    /// A token and KV head, in the layout of the pools.
+    Token,
+}
+
+/// Scales of 8-bit keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scales {
+    /// What has a scale.
+    pub by: ScaledBy,
+    /// Of keys.
+    pub k: Vec<f32>,
+    /// Of values, as many.
+    pub v: Vec<f32>,
 }
 
 /// A view of the pools of a specification: one pool if it is latent.
@@ -316,10 +329,18 @@ impl Tensors {
                 false => Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
             },
             layout,
-            token_scales: None,
+            scales: None,
             indices: None,
             given: Given::default(),
+            numbers: Numbers::default(),
         })
+    }
+
+    /// With the numbers that a workload gives for its hooks.
+    #[must_use]
+    pub const fn with_numbers(mut self, numbers: Numbers) -> Self {
+        self.numbers = numbers;
+        self
     }
 
     /// Adds random scales per token, for 8-bit keys and values: 1/4, 1/2 or 1. Prefills round the product of a key and its scale to
@@ -336,7 +357,11 @@ impl Tensors {
             scales.iter_mut().for_each(power);
             Ok(scales)
         };
-        self.token_scales = Some([random(seed)?, random(seed + 1)?]);
+        self.scales = Some(Scales {
+            by: ScaledBy::Token,
+            k: random(seed)?,
+            v: random(seed + 1)?,
+        });
         Ok(self)
     }
 
@@ -346,40 +371,35 @@ impl Tensors {
         self.given.sinks.clone().or_else(|| sinks(spec))
     }
 
-    /// Slopes, if the specification has linear biases, likewise.
+    /// The data of the specification's hooks, likewise.
     #[must_use]
-    pub fn slopes(&self, spec: &Spec) -> Option<Vec<f32>> {
-        self.given.slopes.clone().or_else(|| slopes(spec))
+    pub fn own(&self, spec: &Spec) -> Option<Own> {
+        let given = self.given.slopes.clone().map(Own::Slopes);
+        given.or_else(|| Own::of(spec, self.numbers))
     }
 
     /// The scales of keys and values.
     #[must_use]
     pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
-        let strides = self.layout.strides(page_size, spec.kv_heads, 1);
-        match (&self.given.scales, &self.token_scales) {
-            (Some([k, v]), _) => match (&k[..], &v[..]) {
-                (&[k], &[v]) => KvScales::Tensor { k, v },
-                (k, v) => KvScales::Head { k, v },
-            },
-            (None, token_scales) => self.scales_of_tokens(spec, token_scales, strides),
-        }
-    }
-
-    fn scales_of_tokens<'a>(
-        &self,
-        spec: &Spec,
-        token_scales: &'a Option<[Vec<f32>; 2]>,
-        strides: KvStrides,
-    ) -> KvScales<'a> {
-        match token_scales {
-            None if has_rows_656(spec) => KvScales::InRow,
-            None => KvScales::One,
-            Some([k, v]) => KvScales::Token {
-                k,
-                v,
-                k_strides: strides,
-                v_strides: strides,
-            },
+        let Some(Scales { by, k, v }) = &self.scales else {
+            return match has_rows_656(spec) {
+                true => KvScales::InRow,
+                false => KvScales::One,
+            };
+        };
+        match by {
+            ScaledBy::Tensor => KvScales::Tensor { k: k[0], v: v[0] },
+            ScaledBy::Head => KvScales::Head { k, v },
+            ScaledBy::Request { of_token } => KvScales::Request { k, v, of_token },
+            ScaledBy::Token => {
+                let strides = self.layout.strides(page_size, spec.kv_heads, 1);
+                KvScales::Token {
+                    k,
+                    v,
+                    k_strides: strides,
+                    v_strides: strides,
+                }
+            }
         }
     }
 
@@ -399,12 +419,11 @@ impl Tensors {
                 .with_scales(self.scales(spec, page_size));
             let sinks = self.sinks(spec);
             let heads = heads(&sinks);
-            let slopes = self.slopes(spec);
-            with_tensor!(q, q => match &slopes {
-                Some(slopes) => {
-                    let alibi = alibi(spec, slopes);
-                    reference::attention_with(&alibi, spec, batch, q, &[view], &heads)
-                }
+            let own = self.own(spec);
+            with_tensor!(q, q => match &own {
+                Some(own) => with_hooks!(own, spec, variant => {
+                    reference::attention_with(variant, spec, batch, q, &[view], &heads)
+                }),
                 None => reference::attention_heads(spec, batch, q, &[view], &heads),
             })
             .map_err(|error| Failure::from(Error::from(error)))

@@ -151,17 +151,20 @@ struct Variant {
     scale: f64,
     sinks: Option<[f64; HEADS]>,
     slopes: Option<[f64; HEADS]>,
+    /// Factors of keys and of values, by request.
+    by_request: [[[f64; KV_HEADS]; REQUESTS.len()]; 2],
 }
 
 /// Outputs and LSEs by the definition: plain loops over the numbers of the file.
 fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut lse) = (Vec::new(), Vec::new());
     let mut token = 0;
-    for (queries, keys, pages) in REQUESTS {
+    for (request, (queries, keys, pages)) in REQUESTS.into_iter().enumerate() {
         for query in 0..queries {
             let position = keys - queries + query;
             for head in 0..HEADS {
                 let kv_head = head / (HEADS / KV_HEADS);
+                let [of_keys, of_values] = variant.by_request.map(|of| of[request][kv_head]);
                 let row = |key: usize| {
                     let (page, offset) = (pages[key / PAGE], key % PAGE);
                     let index = match layout {
@@ -186,7 +189,7 @@ fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, 
                             .sum();
                         let distance = position as f64 - key as f64;
                         let bias = variant.slopes.map_or(0.0, |slopes| slopes[head] * distance);
-                        let logit = dot * variant.scale - bias;
+                        let logit = dot * of_keys * variant.scale - bias;
                         variant.cap.map_or(logit, |cap| cap * (logit / cap).tanh())
                     })
                     .collect();
@@ -197,7 +200,7 @@ fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, 
                     let total: f64 = terms
                         .map(|(&key, logit)| logit.exp() * f64::from(numbers.v[row(key)][dim]))
                         .sum();
-                    out.push(total / sum);
+                    out.push(of_values * total / sum);
                 }
                 lse.push(sum.ln());
             }
@@ -277,6 +280,7 @@ fn plain() -> Variant {
         scale: 1.0 / (DIM as f64).sqrt(),
         sinks: None,
         slopes: None,
+        by_request: [[[1.0; KV_HEADS]; REQUESTS.len()]; 2],
     }
 }
 
@@ -444,6 +448,66 @@ fn scales_are_heeded() {
     check_file(Layout::Nhd, Dtype::BF16, &file, &numbers, plain());
 }
 
+/// Scales of requests, which share pages, and of tokens, also beside fewer scales of the others.
+#[test]
+fn scales_of_requests_and_of_tokens_are_heeded() {
+    let powers = |count: usize, seed: u64| -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..count)
+            .map(|_| [0.25, 0.5, 1.0, 1.5][random.usize(..4)])
+            .collect()
+    };
+    let tensor = |shape: &[usize], values: &[f32]| {
+        (Dtype::F32, shape.to_vec(), bytes_of(values, Dtype::F32))
+    };
+    for layout in [Layout::Nhd, Layout::Hnd] {
+        let by_request = [REQUESTS.len(), KV_HEADS];
+        let of_requests = powers(REQUESTS.len() * KV_HEADS, 5);
+        let (mut file, numbers) = in_8_bits(layout);
+        file.tensors
+            .insert("k_scale", tensor(&by_request, &of_requests));
+        file.tensors.insert("v_scale", floats(&[0.5, 2.0]));
+        let mut variant = plain();
+        for request in 0..REQUESTS.len() {
+            for head in 0..KV_HEADS {
+                variant.by_request[0][request][head] =
+                    of_requests[request * KV_HEADS + head].into();
+                variant.by_request[1][request][head] = [0.5, 2.0][head];
+            }
+        }
+        check_file(layout, Dtype::F32, &file, &numbers, variant);
+
+        let by_token = match layout {
+            Layout::Nhd => [PAGES, PAGE, KV_HEADS],
+            Layout::Hnd => [PAGES, KV_HEADS, PAGE],
+        };
+        for of_keys in [true, false] {
+            let (mut file, mut numbers) = in_8_bits(layout);
+            let mut of_tokens = powers(PAGES * PAGE * KV_HEADS, 6);
+            let (by_token_name, by_head_name) = match of_keys {
+                true => ("k_scale", "v_scale"),
+                false => ("v_scale", "k_scale"),
+            };
+            let (by_token_numbers, by_head_numbers) = match of_keys {
+                true => (&mut numbers.k, &mut numbers.v),
+                false => (&mut numbers.v, &mut numbers.k),
+            };
+            for (row, scale) in by_token_numbers.chunks_exact_mut(DIM).zip(&of_tokens) {
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+            multiply(layout, by_head_numbers, [0.5, 2.0]);
+            // Page 1 is of no request, and of page 5 the last token is of none.
+            let of_page = PAGE * KV_HEADS;
+            of_tokens[of_page..2 * of_page].fill(f32::NAN);
+            of_tokens[5 * of_page + of_page - 1] = 0.0;
+            file.tensors
+                .insert(by_token_name, tensor(&by_token, &of_tokens));
+            file.tensors.insert(by_head_name, floats(&[0.5, 2.0]));
+            check_file(layout, Dtype::F32, &file, &numbers, plain());
+        }
+    }
+}
+
 /// Other programs keep their own results in the file.
 #[test]
 fn tensors_and_metadata_that_are_not_read_are_named() {
@@ -487,7 +551,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 42] = [
+    let slips: [Slip; 44] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -569,8 +633,30 @@ fn bad_files_get_one_line_and_write_nothing() {
             "k_scale is there as a tensor and in the metadata",
         ),
         (
+            |i| {
+                let by_request = (Dtype::F32, vec![4, 2], bytes_of(&[2.0; 8], Dtype::F32));
+                drop(i.tensors.insert("k_scale", by_request));
+                let bytes = bytes_of(&[2.0; PAGES * PAGE * 2], Dtype::F32);
+                let by_token = (Dtype::F32, vec![PAGES, PAGE, 2], bytes);
+                drop(i.tensors.insert("v_scale", by_token));
+                for name in ["k_cache", "v_cache"] {
+                    let (dtype, _, bytes) = i.tensors.get_mut(name).unwrap();
+                    (*dtype, *bytes) = (Dtype::F8_E4M3, vec![0; bytes.len() / 4]);
+                }
+            },
+            "give both alike",
+        ),
+        (
+            |i| {
+                let bytes = bytes_of(&[f32::INFINITY; PAGES * PAGE * 2], Dtype::F32);
+                let by_token = (Dtype::F32, vec![PAGES, PAGE, 2], bytes);
+                drop(i.tensors.insert("v_scale", by_token));
+            },
+            "v_scale has inf: give finite numbers",
+        ),
+        (
             |i| drop(i.tensors.insert("k_scale", floats(&[2.0; 3]))),
-            "k_scale has shape [3]: give one, or one for each KV head",
+            "k_scale has shape [3]: give one, or one for each KV head ([2]), for each request and head ([4, 2]) or for each token and head ([20, 4, 2])",
         ),
         (
             |i| drop(i.tensors.insert("sinks", floats(&[3e38; HEADS]))),

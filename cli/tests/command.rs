@@ -60,6 +60,21 @@ fn the_emulator_measures_nothing() {
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 
+/// It ended as if a result were not right.
+#[test]
+fn a_benchmark_without_a_case_that_fits_is_wrong_input() {
+    let directory = directory();
+    let line = "bench hybrid.json --backend cpu --max-memory 0.000000001";
+    let said = run(directory.path(), &line.split(' ').collect::<Vec<_>>());
+    assert_eq!(said.code, 2, "{}", said.stderr);
+    assert!(
+        said.stderr
+            .contains("nothing was measured: 1 case left out"),
+        "{}",
+        said.stderr
+    );
+}
+
 #[test]
 fn the_table_of_a_plan_has_its_form() {
     let directory = directory();
@@ -68,6 +83,66 @@ fn the_table_of_a_plan_has_its_form() {
     let said = run(directory.path(), &["plan", "one.json", "--split", "off"]);
     assert_eq!(said.code, 0, "{}", said.stderr);
     expect_file!["snapshots/plan.txt"].assert_eq(&shape_of(&said.stdout));
+}
+
+/// Not the kernels that groups name where a run takes others, nor only those.
+#[test]
+fn a_plan_names_what_is_launched() {
+    let directory = directory();
+    let requests = |q_len: u32, kv_len: u32, count: usize| {
+        let request = format!(r#"{{"q_len": {q_len}, "kv_len": {kv_len}}}"#);
+        vec![request; count]
+    };
+    let workload = |dim: u32, dtype: &str, requests: &[String]| {
+        format!(
+            r#"{{"heads": 32, "kv_heads": 8, "head_dim": {dim}, "kv_dtype": "{dtype}", "requests": [{}]}}"#,
+            requests.join(", ")
+        )
+    };
+    let decodes = requests(1, 8000, 64);
+    let prompts = requests(700, 700, 2);
+    let hybrid = [requests(1024, 8192, 1), requests(1, 4096, 64)].concat();
+    for (device, dim, dtype, requests, expected) in [
+        ("h200", 80, "bf16", &decodes, "decode_8x32_d80_bf16_pair"),
+        (
+            "a100",
+            96,
+            "bf16",
+            &prompts,
+            "sm80_prefill_128x64_d128_bf16_general, pad_heads ×2",
+        ),
+        (
+            "a100",
+            128,
+            "f8e4m3",
+            &prompts,
+            "widen_bf16, sm80_prefill_128x64_d128_bf16",
+        ),
+        (
+            "h200",
+            64,
+            "f8e4m3",
+            &hybrid,
+            "\n  side by side, on SMs apart",
+        ),
+    ] {
+        std::fs::write(
+            directory.path().join("w.json"),
+            workload(dim, dtype, requests),
+        )
+        .unwrap();
+        let said = run(directory.path(), &["plan", "w.json", "--device", device]);
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        assert!(
+            said.stdout.contains(expected),
+            "{expected}:\n{}",
+            said.stdout
+        );
+        let pool = "on a pool in NHD, its keys and values in one layout, without scales of tokens";
+        assert!(said.stdout.contains(pool), "{}", said.stdout);
+    }
+    let said = run(directory.path(), &["plan", "w.json", "--device", "cpu"]);
+    assert!(!said.stdout.contains("launches"), "{}", said.stdout);
 }
 
 /// One batch once had two times for the same form.

@@ -65,6 +65,26 @@ fn a_model_writes_on_the_same_each_time() {
     assert_eq!(run(&here, &chat).code, 0);
 }
 
+#[test]
+fn fixed_splits_fall_between_pages() {
+    let here = std::env::temp_dir();
+    let line = |splits: &str| {
+        let folder = model("qwen2");
+        let more = ["--backend", "cpu", "--max-new-tokens", "9", "--ignore-end"];
+        let arguments = ["generate", &folder, "The planner", "--fixed-splits", splits];
+        run(&here, &[&arguments[..], &more].concat())
+    };
+    let Said { code, stderr, .. } = line("16");
+    assert!(code == 0 && stderr.contains("9 written"), "{stderr}");
+    for (splits, says) in [
+        ("20", "multiple of the page size 16"),
+        ("0", "--fixed-splits"),
+    ] {
+        let Said { code, stderr, .. } = line(splits);
+        assert!(code == 2 && stderr.contains(says), "{stderr}");
+    }
+}
+
 /// A file or a pipe gets the text as the model wrote it: indented code, right-to-left marks and all.
 #[test]
 fn a_text_that_is_not_shown_on_a_terminal_is_unchanged() {
@@ -258,6 +278,10 @@ fn a_trace_is_replayed_beside_its_simulation() {
         ];
         run(directory.path(), &[&arguments[..], more].concat())
     };
+    // It slept until they arrive.
+    let late = serve(&["--trace", "trace.csv", "--rate", "1e-12"]);
+    assert_eq!(late.code, 2, "{}", late.stderr);
+    assert!(late.stderr.contains("arrivals[1] is at"), "{}", late.stderr);
     let said = serve(&[
         "--trace",
         "trace.csv",
@@ -327,7 +351,7 @@ fn a_trace_is_replayed_beside_its_simulation() {
         "--window",
         "0.3",
         "--policy",
-        "sarathi-serve,sarathi-serve+unpacked",
+        "sarathi-serve,sarathi-serve+pod",
         "--json",
         "window.json",
     ]);

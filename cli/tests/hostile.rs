@@ -33,6 +33,10 @@ fn batches_that_no_machine_holds_are_refused_before_they_are_made() {
             r#""requests": [{"q_len": 1, "kv_len": 4000000000, "count": 9}]"#,
             "2250000000 pages",
         ),
+        (
+            r#""requests": [{"q_len": 4194304, "kv_len": 4194304, "one_block_in": 1, "count": 2}]"#,
+            "2147483648 blocks of 128 queries × blocks of 128 keys",
+        ),
     ] {
         let said = plan(fields);
         assert_eq!(said.code, 2, "{fields}: {}", said.stderr);
@@ -40,12 +44,35 @@ fn batches_that_no_machine_holds_are_refused_before_they_are_made() {
     }
 }
 
-/// Each leaf of a tree lists the pages above it too.
+/// It took minutes before it was checked, or its name filled the screen.
+#[test]
+fn trees_of_very_many_levels_are_refused_and_long_ones_have_a_short_name() {
+    let tree = |nodes: u32, levels: usize| {
+        let nodes = vec![nodes.to_string(); levels].join(",");
+        let mut tokens = vec!["0"; levels];
+        tokens[levels - 1] = "1";
+        let tokens = tokens.join(",");
+        plan(&format!(
+            r#""tree": {{"nodes_per_level": [{nodes}], "tokens_per_level": [{tokens}]}}"#
+        ))
+    };
+    let said = tree(1 << 20, 17);
+    assert_eq!(said.code, 2, "{}", said.stderr);
+    let message = "17825792 nodes in all levels";
+    assert!(said.stderr.contains(message), "{}", said.stderr);
+    let said = tree(2, 300);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let name = "tree 2,2,2,2,2,2,2,2,292 more of 0,";
+    assert!(said.stdout.starts_with(name), "{}", said.stdout);
+}
+
+/// Each leaf of a tree lists the pages above it too, and each block of queries with a mask those that it sees.
 #[test]
 fn page_lists_that_no_machine_holds_are_refused_before_they_are_made() {
     for fields in [
         r#""tree": {"nodes_per_level": [1, 1000000], "tokens_per_level": [1000000000, 16]}"#,
         r#""tree": {"nodes_per_level": [1, 1000000, 1000000], "tokens_per_level": [1000000000, 0, 0]}"#,
+        r#""page_size": 1, "requests": [{"q_len": 4194304, "kv_len": 4194304, "one_block_in": 1}]"#,
     ] {
         let said = plan(fields);
         assert_eq!(said.code, 2, "{fields}: {}", said.stderr);

@@ -97,11 +97,16 @@ fn scripts_name_cases_as_the_command_does() {
     let path = path.to_str().unwrap();
     let peers = root().join("peers");
     let few = r#""heads": 4, "kv_heads": 2, "head_dim": 64"#;
+    let many = vec![r#"{"q_len": 1, "kv_len": 9}"#; 18].join(", ");
+    let levels = vec!["1"; 19].join(", ");
     for requests in [
-        r#"{"q_len": 7, "kv_len": 90, "branches": 2, "count": 2}"#,
-        r#"{"q_len": 64, "kv_len": 512, "one_block_in": 4}"#,
+        r#""requests": [{"q_len": 7, "kv_len": 90, "branches": 2, "count": 2}]"#,
+        r#""requests": [{"q_len": 64, "kv_len": 512, "one_block_in": 4}]"#,
+        &format!(
+            r#""requests": [{many}], "tree": {{"nodes_per_level": [{levels}], "tokens_per_level": [{levels}]}}"#
+        ),
     ] {
-        std::fs::write(path, format!("{{{few}, \"requests\": [{requests}]}}")).unwrap();
+        std::fs::write(path, format!("{{{few}, {requests}}}")).unwrap();
         let arguments = ["-c", SCRIPT, peers.to_str().unwrap(), path];
         let Some(python) = python("scripts_name_cases_as_the_command_does", &arguments) else {
             return;
@@ -112,6 +117,23 @@ fn scripts_name_cases_as_the_command_does() {
         let said = run(directory.path(), &arguments);
         assert_eq!(said.code, 0, "{name}: {}", said.stderr);
     }
+}
+
+/// There are kernels for all shapes that the script draws.
+#[test]
+fn random_prompts_are_planned() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("random.json");
+    let script = root().join("peers/random_prompts.py");
+    let [script, path] = [&script, &path].map(|path| path.to_str().unwrap());
+    let arguments = [script, "--seed", "20261201", path];
+    let Some(python) = python("random_prompts_are_planned", &arguments) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&python.stderr);
+    assert!(said.contains("seed 20261201"), "{said}");
+    let said = run(directory.path(), &["plan", path, "--device", "h200"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
 }
 
 #[test]

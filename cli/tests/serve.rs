@@ -290,6 +290,36 @@ fn limits_of_a_server_are_flags() {
     );
 }
 
+#[test]
+fn fixed_splits_and_the_prefix_cache_exclude_each_other() {
+    let folder = model("llama3");
+    let arguments = ["serve", &folder, "--fixed-splits", "32"];
+    let said = run(Path::new("."), &arguments);
+    let says = "--fixed-splits 32 is for texts that do not depend on other requests";
+    assert!(
+        said.code == 2 && said.stderr.contains(says) && said.stderr.contains("--no-prefix-cache"),
+        "{}",
+        said.stderr
+    );
+    // The second prompt finds pages of the first only in the cache.
+    let prompt = "The planner cuts the keys of each request. ".repeat(4);
+    let body = format!("{{\"prompt\": \"{prompt}\", \"max_tokens\": 5, \"temperature\": 0}}");
+    for (flags, finds) in [
+        (&[][..], true),
+        (&["--no-prefix-cache"], false),
+        (&["--no-prefix-cache", "--fixed-splits", "32"], false),
+    ] {
+        let server = Server::start(flags);
+        let [_, answer] = [(); 2].map(|()| server.ask("POST /v1/completions", &body));
+        assert!(answer.contains("\"completion_tokens\":5"), "{answer}");
+        assert_eq!(
+            !answer.contains("\"cached_tokens\":0"),
+            finds,
+            "{flags:?}: {answer}"
+        );
+    }
+}
+
 /// The key is in no argument, which other users of the machine could see.
 #[test]
 fn a_key_comes_from_a_file_or_the_environment() {

@@ -118,6 +118,14 @@ fn flags_of_serving_change_something() {
             "--policy orca+unpacked --no-prefix-cache",
             ["no request shares a prefix", "--no-prefix-cache"],
         ),
+        (
+            "--no-prefix-cache",
+            ["--no-prefix-cache: the requests have no blocks", "--prefix"],
+        ),
+        (
+            "--policy orca+unpacked",
+            ["orca+unpacked: the requests have no blocks", "hash_ids"],
+        ),
         ("--seed 2", ["--rate", "--load"]),
         ("--prefix 30", ["--prefix 30", "a multiple of 16"]),
         ("--backend cpu --wait", ["--wait", "--backend gpu"]),
@@ -134,6 +142,24 @@ fn compiling_kernels_is_for_gpus() {
         &texts,
     );
     refused("demo --backend cpu --compile-ptx", &texts);
+}
+
+/// Only `generate` and `serve` took the number of a GPU.
+#[test]
+fn numbers_are_of_gpus() {
+    for line in [
+        "demo",
+        "bench w.json --json r.json",
+        #[cfg(feature = "engine")]
+        "bench --serve",
+    ] {
+        let texts = ["--gpu is for GPUs", "--backend gpu"];
+        refused(&format!("{line} --backend cpu --gpu 1"), &texts);
+    }
+    refused(
+        "bench w.json --gpus 2 --gpu 1",
+        &["--gpu is for one GPU", "--gpus"],
+    );
 }
 
 #[test]
@@ -269,7 +295,7 @@ fn chosen_keys_are_not_replaced_by_others() {
     let arguments = "bench w.json --backend cpu --seconds 0";
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     let said = run(directory.path(), &arguments);
-    assert_eq!(said.code, 1, "{}", said.stdout);
+    assert_eq!(said.code, 2, "{}", said.stdout);
     assert!(said.stderr.contains("top_k"), "{}", said.stderr);
     let arguments = ["plan", "w.json", "--device", "h200", "--gpus", "2"];
     let said = run(directory.path(), &arguments);

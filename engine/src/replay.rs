@@ -40,7 +40,7 @@ const SPIN: Duration = Duration::from_millis(2);
 /// token ids of its own, but equal blocks get equal ids. `progress` receives the number of requests that have left.
 ///
 /// # Errors
-/// As [`Engine::step`]. Requests that the engine refuses are counted, not errors.
+/// As [`Engine::step`] and [`Trace::check_arrivals`]. Requests that the engine refuses are counted, not errors.
 pub fn replay(
     engine: &mut Engine,
     trace: &Trace,
@@ -48,6 +48,8 @@ pub fn replay(
     spans: u64,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Replay, Error> {
+    // The thread would sleep until they arrive.
+    trace.check_arrivals()?;
     let vocabulary = engine.architecture().vocabulary as u32;
     let end_s = until_s.unwrap_or(f64::INFINITY);
     let arrivals = &trace.arrivals[..trace.arrivals.partition_point(|a| a.at_s < end_s)];

@@ -31,6 +31,7 @@ pub struct SamplingOptions {
 
 impl SamplingOptions {
     /// Whether a rule is given that is not neutral: one that keeps fewer tokens than all, or is wrong.
+    #[cfg(feature = "serve")]
     pub(crate) fn has_rules(&self) -> bool {
         self.top_k.is_some_and(|k| k != 0)
             || self.top_p.is_some_and(|p| p != 1.0)

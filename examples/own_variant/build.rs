@@ -1,8 +1,8 @@
 use cuda_builder::{CudaBuilder, NvvmArch};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let module = CudaBuilder::new("kernels")
-        .arch(NvvmArch::Compute90a)
-        .build()?;
-    Ok(cuda_builder::embed(&[module])?)
+    // For Hopper, and for all other GPUs from Ampere on.
+    let build = |arch| CudaBuilder::new("kernels").arch(arch).build();
+    let modules = [build(NvvmArch::Compute90a)?, build(NvvmArch::Compute80)?];
+    Ok(cuda_builder::embed(&modules)?)
 }

@@ -29,6 +29,7 @@ mod data;
 mod draft;
 mod emit;
 mod hybrid;
+pub(crate) mod launched;
 mod model;
 mod planner;
 mod prefix;
@@ -92,6 +93,11 @@ impl PartialEq for Origin {
 }
 
 impl Origin {
+    /// The device.
+    fn device(&self) -> Option<&DeviceDescription> {
+        self.0.as_ref().map(|(device, _)| &**device)
+    }
+
     /// Whether the plan was made for these.
     fn is(&self, device: &DeviceDescription, options: &PlanOptions) -> bool {
         let Self(Some((of_device, of_options))) = self else {

@@ -1,6 +1,33 @@
 //! Head dimensions between those of the kernels of a GPU.
 
+use kernels_gpu::registry::{KERNELS, Op};
+
 use super::{Dtype, Spec};
+
+/// Head dimensions that are padded are multiples of this, up to the largest.
+const STEP: u32 = 16;
+const MOST: u32 = 256;
+
+/// By multiples of [`STEP`]: the least head dimension of decode kernels that holds so many elements. Kernels for two KV heads at a time
+/// read heads as they are, and those of larger heads take prompts, too.
+const KERNEL_DIMS: [u32; (MOST / STEP) as usize + 1] = {
+    let (mut dims, mut index) = ([MOST; _], 0);
+    while index < KERNELS.len() {
+        let row = &KERNELS[index];
+        let pads = matches!(row.op, Op::Decode) && !row.latent && !row.takes_prompts;
+        if pads && row.kv_heads == 1 && row.head_dim == row.value_dim {
+            let mut at = 0;
+            while at < dims.len() {
+                if at as u32 * STEP <= row.head_dim && row.head_dim < dims[at] {
+                    dims[at] = row.head_dim;
+                }
+                at += 1;
+            }
+        }
+        index += 1;
+    }
+    dims
+};
 
 /// How heads are padded to a head dimension that kernels have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +46,13 @@ impl Padding {
     /// None if kernels have this head dimension, or if it is no multiple of 16.
     pub(crate) const fn of(spec: &Spec) -> Option<Self> {
         let dim = spec.head_dim_qk;
-        if spec.head_dim_v != dim || dim == 0 || !dim.is_multiple_of(16) || dim > 256 {
+        if spec.head_dim_v != dim || dim == 0 || !dim.is_multiple_of(STEP) || dim > MOST {
             return None;
         }
-        let kernel_dim = match dim {
-            64 | 128 | 256 => return None,
-            1..64 => 64,
-            65..128 => 128,
-            _ => 256,
-        };
+        let kernel_dim = KERNEL_DIMS[(dim / STEP) as usize];
+        if kernel_dim == dim {
+            return None;
+        }
         match Self::of_row(dim) {
             Some(row) if spec.kv_dtype.bytes() > 1 => Some(Self { kernel_dim, ..row }),
             // Loaders copy row by row: keys of 8 bits, and 224 and 240, which have no equal slabs.
@@ -130,7 +155,6 @@ mod tests {
     /// Kernels for single KV heads have these dimensions.
     #[test]
     fn heads_are_padded_to_those_of_the_next_kernel() {
-        use kernels_gpu::registry::{KERNELS, Op};
         let decodes = KERNELS.iter().filter(|row| row.op == Op::Decode);
         let alone = decodes.filter(|row| row.kv_heads == 1 && !row.latent);
         let dims: BTreeSet<_> = alone.map(|row| row.head_dim).collect();

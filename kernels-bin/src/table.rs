@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            21194672,
+            24413544,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            9858608,
+            11373840,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::ptx(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            4242839,
+            4649364,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1799248,
+            2013392,
         )),
     },
     Module {

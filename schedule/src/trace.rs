@@ -3,7 +3,7 @@
 mod formats;
 mod random;
 
-use super::Request;
+use super::{Request, ScheduleError};
 pub use random::{Random, Zipf};
 
 /// A request and its arrival time.
@@ -21,6 +21,9 @@ pub struct Trace {
     /// In order of arrival.
     pub arrivals: Vec<Arrival>,
 }
+
+/// The latest arrival in seconds, 317 years: nanoseconds are exact to 2 µs there.
+const MOST_S: f64 = 1e10;
 
 impl Trace {
     /// Sorts requests by arrival and shifts times so that the first arrives at 0.
@@ -99,6 +102,23 @@ impl Trace {
             arrival.at_s /= times;
         }
         self
+    }
+
+    /// Checks the times of all arrivals.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Arrival`] for a request that never arrives, or so late that times in nanoseconds are inexact.
+    pub fn check_arrivals(&self) -> Result<(), ScheduleError> {
+        let mut times = self.arrivals.iter().map(|arrival| arrival.at_s);
+        let in_time = |at_s: f64| (-MOST_S..=MOST_S).contains(&at_s);
+        match times.position(|at_s| !in_time(at_s)) {
+            None => Ok(()),
+            Some(index) => Err(ScheduleError::Arrival {
+                index,
+                at_s: self.arrivals[index].at_s,
+                most_s: MOST_S,
+            }),
+        }
     }
 
     /// The first `requests` requests.

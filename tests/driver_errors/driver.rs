@@ -20,12 +20,32 @@ pub fn with_driver(test: impl Fn(), settings: &str) -> bool {
 }
 
 pub fn with_library(test: impl Fn(), settings: &str, library: impl Fn() -> PathBuf) -> bool {
+    matches!(said_by(test, settings, library, &[]), Process::Child)
+}
+
+/// Which process this is, for a scenario of a test.
+pub enum Process {
+    /// The child, which runs the test.
+    Child,
+    /// The parent of a child that passed, with the child's standard error.
+    Parent(String),
+    /// The child of another scenario of the same test.
+    Other,
+}
+
+/// The same with more variables of the environment.
+pub fn said_by(
+    test: impl Fn(),
+    settings: &str,
+    library: impl Fn() -> PathBuf,
+    variables: &[(&str, &str)],
+) -> Process {
     const CHILD: &str = "TANDEM_TEST_CHILD";
     if std::env::var(CHILD).is_ok_and(|child| child == settings) {
-        return true;
+        return Process::Child;
     }
     if std::env::var_os(CHILD).is_some() {
-        return false; // the child of another scenario of the same test
+        return Process::Other;
     }
     let name = any::type_name_of_val(&test).split_once("::");
     let (_, name) = name.expect("a function in a crate");
@@ -35,13 +55,14 @@ pub fn with_library(test: impl Fn(), settings: &str, library: impl Fn() -> PathB
         .env("TANDEM_LIBNCCL", library())
         .env("FAKE_DRIVER", settings)
         .env(CHILD, settings)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let said = [&child.stdout, &child.stderr].map(|said| String::from_utf8_lossy(said));
     // A name of no test is a success of 0 tests.
     let passed = child.status.success() && said[0].contains("test result: ok. 1 passed");
     assert!(passed, "{name} with {settings:?}: {}{}", said[0], said[1]);
-    false
+    Process::Parent(said[1].clone().into_owned())
 }
 
 /// With a driver that knows tensor maps, and blocks of up to 1,024 threads.

@@ -411,7 +411,7 @@ fn a_plan_of_too_many_launches_is_refused() {
         let expected = match fits {
             true => Ok(()),
             false => Err(Error::LaunchLimit {
-                kernel: "a run",
+                kernel: "a run".into(),
                 what: "launches",
                 got: 65,
                 limit: 64,

@@ -1,16 +1,17 @@
 //! What is wrong before a kernel is launched: no driver, no device, modules that it refuses or that lack a kernel.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use kernels_gpu::registry::{Element, Family};
 use tandem_attn::{
     Error, Hooks, HooksName,
     exec::gpu::{Gpu, Image, MODULES, Module},
-    problem::{Dtype, Spec},
+    plan::{DeviceDescription, PlanError, PlanOptions, Planner, Unsupported},
+    problem::{Batch, Dtype, PageTable, Spec},
     variants::ALIBI,
 };
 
-use crate::driver::{assert_fails_in, with_driver, with_library};
+use crate::driver::{assert_fails_in, planned, with_driver, with_library};
 
 #[test]
 fn no_driver() {
@@ -208,34 +209,77 @@ fn variants_of_one_name_are_refused() {
     }
 }
 
-/// Plans name kernels that a variant of the program may lack: it is to be known before there is a batch.
+/// Plans name no kernel that a variant of the program lacks. Where there is none for prompts, that is known before there is a batch.
 #[test]
-fn variants_without_all_kernels_are_not_supported() {
+fn plans_name_the_kernels_that_a_variant_has() {
     use Family::*;
-    if !with_driver(variants_without_all_kernels_are_not_supported, "compute=90") {
+    if !with_driver(plans_name_the_kernels_that_a_variant_has, "compute=90") {
         return;
     }
     let all = variant("all", &[Prefill, DecodeMma, DecodeWgmma, Sm80Decode]);
     let few = variant("few", &[Prefill, DecodeMma]);
+    let prompts = variant("prompts", &[Prefill]);
+    let decodes = variant("decodes", &[DecodeMma, DecodeWgmma]);
     let absent = variant("absent", &[Prefill]);
-    let gpu = Gpu::builder().variant(&all, MODULES).variant(&few, MODULES);
+    let gpu = [all, few, prompts, decodes]
+        .iter()
+        .fold(Gpu::builder(), |gpu, hooks| gpu.variant(hooks, MODULES));
     let gpu = gpu.build(0).unwrap();
     let spec = Spec::new(32, 8, 128);
     assert_eq!(gpu.supports(&spec), Ok(()));
-    for there in [&all, &ALIBI] {
-        assert_eq!(gpu.supports(&spec.with_hooks(there)), Ok(()), "{there:?}");
+    // Many requests with one prefix, which fill tiles of 64 rows and more; few; a prompt among them.
+    let batches = [(96, 256, 1), (3, 2, 1), (5, 30, 700)].map(|(requests, common, queries)| {
+        let mut table = PageTable::new(16, 2000);
+        let mut ends = vec![0];
+        for request in 0..requests {
+            let own = (common + 8 * request..common + 8 * request + 8).collect::<Vec<_>>();
+            let pages = [(0..common).collect::<Vec<_>>(), own].concat();
+            table.push(&pages, 16 * pages.len() as u32);
+            let queries = if request == 0 { queries } else { 1 };
+            ends.push(ends.last().unwrap() + queries.min(16 * pages.len() as u32));
+        }
+        Batch::new(ends, table)
+    });
+    let mut families = Vec::new();
+    for hooks in [&all, &few, &prompts, &ALIBI] {
+        let spec = spec.with_hooks(hooks);
+        assert_eq!(gpu.supports(&spec), Ok(()), "{hooks:?}");
+        let mut named = BTreeSet::new();
+        for batch in &batches {
+            let plan = planned(&gpu, &spec, batch);
+            for row in plan.groups.iter().map(|group| group.id.unwrap().info()) {
+                assert!(hooks.replaces(row), "{hooks:?}: {}", row.name);
+                named.insert(format!("{:?}", row.family));
+            }
+        }
+        families.push(named.len());
     }
+    assert_eq!(families, [3, 2, 1, 3]);
     let missing = gpu.supports(&spec.with_hooks(&absent));
     assert!(
         matches!(missing, Err(Error::NoVariant { .. })),
         "{missing:?}"
     );
-    for spec in [
-        spec.with_hooks(&few),
-        Spec::new(32, 8, 64).with_hooks(&all),
-        spec.with_hooks(&all).with_dtype(Dtype::F16),
+    let options = PlanOptions::default();
+    for (spec, there) in [
+        (spec.with_hooks(&decodes), "none that can run prompts"),
+        (Spec::new(32, 8, 64).with_hooks(&all), "128 in BF16"),
+        (spec.with_hooks(&all).with_dtype(Dtype::F16), "128 in BF16"),
+        (spec.with_hooks(&absent), "none that can run prompts"),
     ] {
-        let lacks = gpu.supports(&spec);
-        assert!(matches!(lacks, Err(Error::NoInstance { .. })), "{lacks:?}");
+        let lacks = Planner::new().plan(&spec, &batches[1], &gpu.device(), &options);
+        let lacks = lacks.unwrap_err();
+        assert!(
+            matches!(lacks, PlanError::Unsupported(Unsupported::Hooks { .. })),
+            "{lacks:?}"
+        );
+        assert!(lacks.to_string().contains(there), "{lacks}");
+        if spec.variant.hooks != Some(absent.name) {
+            assert_eq!(gpu.supports(&spec), Err(lacks.into()));
+        }
     }
+    // A description alone does not know what a program has.
+    let h200 = DeviceDescription::named("h200").unwrap();
+    let plan = Planner::new().plan(&spec.with_hooks(&absent), &batches[1], &h200, &options);
+    assert!(plan.is_ok());
 }

@@ -7,8 +7,13 @@
 
 mod calls;
 mod driver;
+mod entries;
 mod failing;
 mod graphs;
+mod launched;
+mod layouts;
+#[path = "../common/layouts.rs"]
+mod layouts_of_pools;
 mod loading;
 mod misuse;
 mod needed;

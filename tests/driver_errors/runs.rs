@@ -4,7 +4,7 @@ use std::{ffi::c_void, mem, ptr::NonNull};
 
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace},
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     step::Rope,
     tensor::ShapeError,
@@ -237,4 +237,88 @@ fn layers_share_what_was_made_for_the_first() {
     let each = start.elapsed().as_nanos() as u64 / runs;
     println!("{each} ns of host time a run of {count} launches");
     assert!(each < 100_000, "{each} ns");
+}
+
+/// One request of 20 keys.
+#[test]
+fn scales_that_do_not_fit_are_refused_before_anything_is_launched() {
+    if !with_young_driver(scales_that_do_not_fit_are_refused_before_anything_is_launched) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let address = 1 << 30;
+    let run = |dtype: Dtype, scales| {
+        // Kernels with a soft cap take no scales of each token.
+        let cap = matches!(scales, KvScales::Token { .. }).then_some(30.0);
+        let mut spec = Spec::new(8, 2, 128).with_kv_dtype(dtype);
+        spec.variant.soft_cap = cap;
+        let mut table = PageTable::new(16, 2);
+        table.push(&[1, 0], 20);
+        let plan = planned(&gpu, &spec, &Batch::new(vec![0, 1], table));
+        let mut workspace = workspace(&gpu, &plan);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 2, address, address).with_scales(scales);
+        let q = DeviceTensor::new(address, Dtype::BF16, [1, 8, 128]);
+        let before = launches();
+        // SAFETY: the fake driver follows no address.
+        let ran = unsafe {
+            workspace.upload(&plan, Stream::DEFAULT).unwrap();
+            gpu.run(&mut workspace, &q, &[pool], &q, None, Stream::DEFAULT)
+        };
+        (ran, launches() - before)
+    };
+    let error = |dtype, scales| {
+        let (refused, launched) = run(dtype, scales);
+        assert_eq!(launched, 0, "{scales:?}");
+        refused.expect_err("the scales are wrong")
+    };
+    let one = |len: usize| DeviceTensor::new(address, Dtype::F32, [len]);
+    let heads = |k: DeviceTensor<1>, v: DeviceTensor<1>| KvScales::Head { k, v };
+    let e4m3 = Dtype::F8E4M3;
+    let (ran, launched) = run(e4m3, heads(one(2), one(2)));
+    assert!(ran.is_ok() && launched > 0, "{ran:?}");
+    assert!(matches!(
+        error(e4m3, heads(one(3), one(2))),
+        Error::Extent { got: 3, .. }
+    ));
+    assert!(matches!(
+        error(e4m3, heads(one(2), one(1))),
+        Error::Extent { got: 1, .. }
+    ));
+    let missing = DeviceTensor::new(0, Dtype::F32, [2]);
+    assert!(matches!(
+        error(e4m3, heads(one(2), missing)),
+        Error::NullPointer { .. }
+    ));
+    let odd = DeviceTensor::new(address + 2, Dtype::F32, [2]);
+    assert!(matches!(
+        error(e4m3, heads(odd, one(2))),
+        Error::Misaligned { .. }
+    ));
+    let narrow = DeviceTensor::new(address, Dtype::BF16, [2]);
+    assert!(matches!(
+        error(e4m3, heads(narrow, one(2))),
+        Error::Dtype { .. }
+    ));
+    let by_token = DeviceTensor::new(address, Dtype::F32, [2, 16, 2]);
+    let by_token = KvScales::Token {
+        k: by_token,
+        v: by_token,
+    };
+    assert!(matches!(error(e4m3, by_token), Error::NoInstance { .. }));
+    let by_request = |requests: usize| {
+        let of = |requests| DeviceTensor::new(address, Dtype::F32, [requests, 2]);
+        KvScales::Request {
+            k: of(4),
+            v: of(requests),
+            of_token: DeviceArray::new(address, 1),
+        }
+    };
+    assert!(matches!(
+        error(e4m3, by_request(3)),
+        Error::Extent { got: 3, .. }
+    ));
+    assert!(matches!(
+        error(Dtype::BF16, heads(one(2), one(2))),
+        Error::Shape(ShapeError::Scaled { dtype: Dtype::BF16 })
+    ));
 }

@@ -141,6 +141,7 @@ fn decodes_of_8_bit_pages_are_the_reference() {
                 spec,
                 batch: prefixed(&[(90, 0, 1), (45, 2, 2), (130, 0, 1)], page, false, seed),
                 layout: [KvLayout::Nhd, KvLayout::Hnd][seed as usize % 2],
+                strides: None,
                 scales,
             };
             let split = match seed % 2 {
@@ -175,6 +176,7 @@ fn padded_heads_are_the_reference() {
             spec,
             batch: prefixed(&[(60, 0, 1), (45, 2, 2), (70, 0, 20)], page, false, seed),
             layout: [KvLayout::Nhd, KvLayout::Hnd][seed as usize % 2],
+            strides: None,
             scales,
         };
         let split = match seed % 2 {
@@ -206,6 +208,7 @@ fn heads_of_256_on_ada_are_the_reference() {
             spec,
             batch: prefixed(&[(60, 0, 1), (45, 2, 2), (170, 0, 20)], 8, false, seed),
             layout: KvLayout::Nhd,
+            strides: None,
             scales: Scales::One,
         };
         let split = match seed % 2 {
@@ -342,6 +345,7 @@ fn decodes_of_e5m2_with_a_soft_cap_are_the_reference() {
         spec,
         batch: prefixed(&[(70, 0, 1), (50, 2, 1)], 16, false, 5),
         layout: KvLayout::Nhd,
+        strides: None,
         scales: Scales::Head,
     };
     check::<bf16, F8E5M2>(&asked, SplitMode::Makespan, 3);

@@ -45,6 +45,7 @@ fn asked(dim: u32, cap: bool, scales: Scales, seed: u64) -> (Asked, SplitMode) {
         spec,
         batch,
         layout: [KvLayout::Nhd, KvLayout::Hnd][seed as usize % 2],
+        strides: None,
         scales,
     };
     let split = match seed % 2 {

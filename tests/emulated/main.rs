@@ -6,6 +6,7 @@ mod ampere;
 mod ampere_prompts;
 mod by_head;
 mod calls;
+mod converted;
 #[path = "../common/heads.rs"]
 mod heads;
 mod in_f32;
@@ -14,6 +15,8 @@ mod large_pages;
 mod latent_parts;
 mod layers;
 mod layers_of_8_bits;
+#[path = "../common/layouts.rs"]
+mod layouts;
 mod logits;
 mod masks;
 mod nan_rows;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
     exec::emulated::{Emulated, Settings},
-    plan::{MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    plan::{DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, Masks, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
 };
@@ -129,6 +129,24 @@ fn plans_on_the_emulator_are_the_reference() {
         _ => check::<bf16, bf16>(&case),
     };
     runner.run(&case(), small).unwrap();
+}
+
+/// Chunks of a latent prompt, which are longer than those of speculative decodes.
+#[test]
+fn long_chunks_of_latent_prompts_are_the_reference() {
+    for (seed, heads) in (0..).zip([16, 32, 64, 128]) {
+        let mut spec = Spec::latent(heads, 512, 64);
+        spec.variant.sinks = seed % 2 == 1;
+        let case = Case {
+            spec,
+            batch: prefixed(&[(70, 0, 44), (20, 0, 1)], 16, false, seed),
+            options: PlanOptions::default(),
+            layout: KvLayout::Nhd,
+            schedule: (seed % 3) as u8,
+            seed,
+        };
+        check::<bf16, bf16>(&case).unwrap_or_else(|error| panic!("{heads} heads: {error}"));
+    }
 }
 
 /// Bits hide any keys of prompts, decodes and both.

@@ -16,6 +16,7 @@ use tandem_attn::{
 
 use crate::{
     latent_parts::Parts,
+    layouts::{layouts, uneven},
     no_failure,
     numeric::{Tolerance, compare, to_f64},
     problems::{Tensors, prefixed},
@@ -108,6 +109,49 @@ fn values_may_lie_in_another_layout_than_keys() {
         tolerance.absolute = 1.0 / 256.0;
         let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
         assert_eq!(differs, Ok(()), "{dim_qk}, {dim_v}");
+    }
+}
+
+/// In all ways that tensor maps describe: `driver_errors` counts these maps.
+#[test]
+fn keys_and_values_are_found_wherever_tensor_maps_describe_them() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    let (page, heads) = (16, 4);
+    for dims in [
+        [64, 64],
+        [128, 128],
+        [112, 112],
+        [96, 96],
+        [192, 128],
+        [512, 512],
+        [64, 512],
+    ] {
+        let spec = Spec::new(8, heads, dims[0]).with_head_dim_v(dims[1]);
+        let batch = prefixed(&[(70, 0, 40), (50, 2, 1), (30, 0, 1)], page, false, 3);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .expect("it can be planned");
+        let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+        let right = tensors.reference(&spec, &batch);
+        let mut ways = layouts(page, heads, dims);
+        // What kernels pad is found by heads alone.
+        if dims[0] % 64 == 0 {
+            ways.extend(uneven(page, heads, dims));
+        }
+        for (way, sides) in ways {
+            let pages = batch.parts[0].table.pool_pages;
+            let relaid = tensors.parts[0].relaid(&spec, pages, sides);
+            let mut out = vec![bf16::NAN; right.out.len()];
+            emulated
+                .run(&plan, &tensors.q, &[relaid.view()], &mut out, None)
+                .unwrap_or_else(|error| panic!("{dims:?}, {way}: {error}"));
+            let shape = [plan.total_q, 8, dims[1]].map(|extent| extent as usize);
+            let mut tolerance = Tolerance::of(Dtype::BF16);
+            tolerance.absolute = 1.0 / 256.0;
+            let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
+            assert_eq!(differs, Ok(()), "{dims:?}, {way}");
+        }
     }
 }
 

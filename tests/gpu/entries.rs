@@ -18,9 +18,6 @@ use tandem_attn::exec::gpu::Gpu;
 
 const TEST: &str = "entries::every_entry_is_launched";
 
-/// Stands before an entry and the row of the registry that launches are called by, and what is said of them.
-const ENTRY: &str = "entry: ";
-
 /// Launches each entry, and says which, in a process that says its launches.
 fn launch(gpu: &Gpu, only: &str) {
     let checked = std::env::var_os("TANDEM_CHECKED").is_some_and(|value| value == "1");
@@ -28,13 +25,11 @@ fn launch(gpu: &Gpu, only: &str) {
         result.unwrap_or_else(|text| panic!("{name}: {text}"));
     };
     for row in launches::entries(gpu).filter(|row| row.name.contains(only)) {
-        eprintln!("{ENTRY}{} {}", row.name, row.name);
         done(row.name, launches::run(gpu, row, 0, checked));
     }
     for (hooks, row) in launches::hooked(gpu) {
         let name = hooks.entry(row);
         if name.contains(only) {
-            eprintln!("{ENTRY}{name} {}", row.name);
             done(&name, attention::run_hooked(gpu, hooks, row, 0, checked));
         }
     }
@@ -42,19 +37,12 @@ fn launch(gpu: &Gpu, only: &str) {
 
 /// The entries that were launched, for themselves or beside others.
 fn launched(said: &str) -> BTreeSet<&str> {
-    let mut launched = BTreeSet::new();
-    let (mut entry, mut row) = ("", "");
-    for line in said.lines() {
-        if let Some(both) = line.strip_prefix(ENTRY) {
-            (entry, row) = both.split_once(' ').unwrap_or((both, both));
-        }
-        let kernel = line.strip_prefix("tandem: ");
-        if let Some((kernel, _)) = kernel.and_then(|line| line.split_once(" on ")) {
-            // The kernel of a variant is launched as the row in whose place it stands.
-            launched.insert(if kernel == row { entry } else { kernel });
-        }
-    }
-    launched
+    let lines = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("tandem: "));
+    lines
+        .filter_map(|line| Some(line.split_once(" on ")?.0))
+        .collect()
 }
 
 #[test]

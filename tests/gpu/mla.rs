@@ -32,12 +32,19 @@ fn request() -> impl Strategy<Value = Request> {
         2 => 1..1500_u32,
         1 => 1..9000_u32,
     ];
-    let queries = prop_oneof![6 => Just(1_u32), 4 => 2..9_u32, 1 => 9..40_u32];
-    (any::<u64>(), 0..40_usize, own, queries).prop_map(|(parent, shared, own, queries)| Request {
-        parent,
-        shared,
-        own,
-        queries,
+    let queries = prop_oneof![12 => Just(1_u32), 8 => 2..9_u32, 2 => 9..40_u32, 1 => 40..300_u32];
+    (any::<u64>(), 0..40_usize, own, queries).prop_map(|(parent, shared, own, queries)| {
+        // Long chunks of few keys: the reference takes a second for a thousand million products.
+        let (own, shared) = match queries {
+            40.. => (own.min(500), shared.min(2)),
+            _ => (own, shared),
+        };
+        Request {
+            parent,
+            shared,
+            own,
+            queries,
+        }
     })
 }
 
@@ -124,9 +131,12 @@ fn latent_attention_is_the_reference() {
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(200));
     runner
-        .run(&case(), |case| match case.seed % 2 {
-            0 => check::<bf16, bf16>(gpu, &case),
-            _ => check::<f16, f16>(gpu, &case),
+        .run(&case(), |mut case| {
+            case.spec.variant.sinks = case.seed % 8 < 2;
+            match case.seed % 2 {
+                0 => check::<bf16, bf16>(gpu, &case),
+                _ => check::<f16, f16>(gpu, &case),
+            }
         })
         .unwrap();
 }

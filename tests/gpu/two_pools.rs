@@ -42,9 +42,14 @@ fn case() -> impl Strategy<Value = Case> {
         3 => (1..12_u32, 0..3_u32).prop_map(|(blocks, off)| blocks * 64 + off - 1),
         1 => 1..3000_u32,
     ];
-    let queries = prop_oneof![6 => Just(1_u32), 3 => 2..9_u32, 1 => 9..40_u32];
+    let queries = prop_oneof![12 => Just(1_u32), 6 => 2..9_u32, 2 => 9..40_u32, 1 => 40..200_u32];
     let request =
         (any::<u64>(), 0..40_usize, own, queries).prop_map(|(parent, shared, own, queries)| {
+            // Long chunks of few keys, for the reference.
+            let (own, shared) = match queries {
+                40.. => (own.min(500), shared.min(2)),
+                _ => (own, shared),
+            };
             Request {
                 parent,
                 shared,

@@ -87,6 +87,9 @@ fn the_compiler_kept_what_the_planner_relies_on() {
             _ if row.products_of_8_bits => 700,
             Op::Decode if row.latent => 8,
             Op::Decode if row.co_resident && row.cache.is_some() => 710,
+            // The warp that claims units of 16 rows spills a few words for each.
+            Op::Decode if row.co_resident && row.rows == 16 => 40,
+            Op::Decode if row.co_resident => 0,
             Op::Decode if row.rows == 64 && row.cache.is_some() => 900,
             Op::Prefill if row.rows == 192 && row.cap && row.extras => 510,
             _ => 350,
@@ -125,21 +128,29 @@ fn descriptions_agree_with_the_kernels() {
     }
 }
 
-/// Every name of an attention kernel is made in one place, by its family's table: none is written out.
+/// Every name is made in one place, by its family's table. Those of attention kernels are not written out at all.
 #[test]
-fn no_name_of_an_attention_kernel_is_written_out() {
+fn no_name_of_a_kernel_is_written_out_twice() {
     let mut files = Vec::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for folder in ["host", "kernels-gpu/src", "build", "xtask/src", "cli/src"] {
         sources(&root.join(folder), &mut files);
     }
     assert!(files.len() > 100, "{}", files.len());
-    for path in files {
-        let text = fs::read_to_string(&path).unwrap();
-        for row in KERNELS.iter().filter(|row| row.is_attention()) {
-            let quoted = format!("{:?}", row.name);
-            assert!(!text.contains(&quoted), "{} has {quoted}", path.display());
-        }
+    let texts: Vec<_> = files
+        .iter()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    for row in &KERNELS {
+        let quoted = format!("{:?}", row.name);
+        let count = |(path, text): (&PathBuf, &String)| {
+            let count = text.matches(&quoted).count();
+            (count > 0).then(|| format!("{} has {count}", path.display()))
+        };
+        let places: Vec<_> = files.iter().zip(&texts).filter_map(count).collect();
+        let once = matches!(&places[..], [place] if place.ends_with(" has 1"));
+        let fine = places.is_empty() || once && !row.is_attention();
+        assert!(fine, "{quoted}: {places:?}");
     }
 }
 

@@ -143,11 +143,24 @@ fn build_own_variant() -> Result<Duration, Error> {
 
 /// Runs the example without a GPU and on the emulated GPU.
 fn try_own_variant(built: Duration, driver: &Path) -> Result<(), Error> {
-    for (libcuda, expected) in [
-        (Path::new("/none"), "CPU: the largest difference"),
-        (driver, "Emulated GPU: the largest difference"),
+    let (cpu, gpu) = (
+        "CPU: the largest difference",
+        "Emulated GPU: the largest difference",
+    );
+    // On GPUs other than Hopper it ended with an error.
+    for (libcuda, settings, expected) in [
+        (Path::new("/none"), "", cpu),
+        (driver, "", gpu),
+        (driver, "compute=80", gpu),
     ] {
-        try_program("own-variant", libcuda, expected)?;
+        try_program("own-variant", (libcuda, settings), expected)?;
+    }
+    // On a GPU host (`cargo xtask bundle`) a missing GPU is an error.
+    let program = target_dir()?.join("debug/own-variant");
+    let mut required = Command::new(program);
+    let required = required.env_clear().env("TANDEM_LIBCUDA", "/none");
+    if output(required.env("TANDEM_REQUIRE_GPU", "1")).is_ok() {
+        return Err("own-variant ends well where a GPU is required and there is none".into());
     }
     println!(
         "adopt: a program with kernels of its own: built in {:.0} s beside the programs above, right on the CPU and the emulated GPU",
@@ -159,19 +172,24 @@ fn try_own_variant(built: Duration, driver: &Path) -> Result<(), Error> {
 /// Runs examples for GPUs on the emulated one. They compare their results with f64.
 fn try_examples(driver: &Path) -> Result<(), Error> {
     for name in ["examples/gpu_fp8", "examples/gpu_mla"] {
-        try_program(name, driver, "the largest difference from f64")?;
+        try_program(name, (driver, ""), "the largest difference from f64")?;
         println!("adopt: {name}: right on the emulated GPU");
     }
     Ok(())
 }
 
-/// Runs a program that was compiled with the tests, with this driver.
-fn try_program(name: &str, libcuda: &Path, expected: &str) -> Result<(), Error> {
+/// Runs a program that was compiled with the tests, with this driver and settings of the emulated GPU.
+fn try_program(
+    name: &str,
+    (libcuda, settings): (&Path, &str),
+    expected: &str,
+) -> Result<(), Error> {
     let program = target_dir()?.join("debug").join(name);
     let said = output(
         Command::new(program)
             .env_clear()
-            .env("TANDEM_LIBCUDA", libcuda),
+            .env("TANDEM_LIBCUDA", libcuda)
+            .env("PTX_DRIVER", settings),
     )?;
     match said.contains(expected) {
         true => Ok(()),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Error, package,
-    process::{cargo, command, output},
+    process::{cargo, command, output, target_dir},
     workspace,
 };
 
@@ -18,6 +18,9 @@ const PACKAGES: [&str; 2] = ["tandem-attn", "tandem-papers"];
 
 /// The tests that need a GPU: `tests/gpu/`.
 const GPU_TEST: &str = "gpu";
+
+/// A program with kernels of its own, outside the workspace: it compares their results with f64.
+const OWN_VARIANT: &str = "own-variant";
 
 /// Builds the GPU tests and all benchmarks and puts them into `dist/`, with a script to run them.
 pub fn run() -> Result<(), Error> {
@@ -57,6 +60,7 @@ pub fn run() -> Result<(), Error> {
             programs.push(pack(&dist, kind, &name, &executable)?);
         }
     }
+    programs.push(pack(&dist, "test", OWN_VARIANT, &own_variant()?)?);
     let total: u64 = programs
         .iter()
         .filter_map(|program| program["bytes"].as_u64())
@@ -79,6 +83,19 @@ pub fn run() -> Result<(), Error> {
         total as f64 / 1048576.0
     );
     Ok(())
+}
+
+/// Builds the example with its own kernels. Returns its path.
+fn own_variant() -> Result<PathBuf, Error> {
+    let mut build = cargo();
+    build
+        .args(["build", "--release", "--manifest-path"])
+        .arg("examples/own_variant/Cargo.toml")
+        .arg("--message-format=json-render-diagnostics")
+        .env("CARGO_TARGET_DIR", target_dir()?);
+    let built = executables(&output(&mut build)?);
+    let found = built.into_iter().find(|(name, _)| name == OWN_VARIANT);
+    Ok(found.ok_or("cargo did not build own-variant")?.1)
 }
 
 /// Kind and name of the targets in the bundle.

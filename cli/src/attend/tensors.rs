@@ -9,12 +9,16 @@ use safetensors::{
 };
 use tandem_attn::problem::{Batch, Dtype, KvLayout, PageTable, Spec};
 
-use super::heads;
+use super::{
+    heads,
+    scales::{self, Batched},
+};
 use crate::{
     Failure,
     backend::Results,
+    hooks::Numbers,
     table::{shorten, visible},
-    tensors::{Given, Tensor, Tensors},
+    tensors::{Scales, Tensor, Tensors},
 };
 
 /// The contents of an input file.
@@ -101,7 +105,6 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     spec.scale = metadata.number("sm_scale", spec.scale)?;
     let given = heads::read(&file, metadata.0, &mut spec)?;
     spec.check().map_err(|error| error.to_string())?;
-    check_range(&spec, &given)?;
 
     let qo_indptr = indices(&file, "qo_indptr")?;
     let end = qo_indptr.last().copied();
@@ -122,6 +125,13 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     batch
         .check(&spec)
         .map_err(|error| in_file_names(&error.to_string()))?;
+    let batched = Batched {
+        spec: &spec,
+        batch: &batch,
+        layout,
+    };
+    let scales = scales::read(&file, metadata.0, &batched)?;
+    check_range(&spec, scales.as_ref())?;
     Ok(Step {
         spec,
         batch,
@@ -130,9 +140,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             k,
             v,
             layout,
-            token_scales: None,
+            scales,
             indices: None,
             given,
+            numbers: Numbers::default(),
         },
         unread: unread(&file),
         unread_metadata: metadata.unread(),
@@ -140,9 +151,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
 }
 
 /// Refuses factors with which kernels compute infinite numbers, and from them outputs that are no numbers.
-fn check_range(spec: &Spec, given: &Given) -> Result<(), String> {
+fn check_range(spec: &Spec, scales: Option<&Scales>) -> Result<(), String> {
     // Kernels multiply by log₂e, the scale also by those of the keys, and by 2 over the cap, whose inverse they compute first.
-    let of_keys = given.scales.as_ref().map_or(1.0, |[k, _]| {
+    let of_keys = scales.map_or(1.0, |Scales { k, .. }| {
         k.iter().fold(0.0, |most: f32, &scale| most.max(scale))
     });
     let scale = spec.scale * of_keys * LOG2_E;

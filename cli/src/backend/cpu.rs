@@ -12,7 +12,7 @@ use crate::{
     Failure, memory,
     table::counted,
     tensors::{self, Tensor, Tensors, kv_view},
-    with_keys_and_values, with_tensor,
+    with_hooks, with_keys_and_values, with_tensor,
 };
 
 /// The CPU.
@@ -122,7 +122,7 @@ impl Loaded for LoadedOnCpu<'_> {
         let page_size = plan.parts[0].page_size;
         let sinks = tensors.sinks(&plan.spec);
         let heads = tensors::heads(&sinks);
-        let slopes = tensors.slopes(&plan.spec);
+        let own = tensors.own(&plan.spec);
         with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
             let view = |part: &PlannedPart| {
                 let spec = tensors::of_part(&plan.spec, part.heads);
@@ -133,11 +133,10 @@ impl Loaded for LoadedOnCpu<'_> {
             with_tensor!(&tensors.q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
                 let lse = Some(&mut lse[..]);
-                match &slopes {
-                    Some(slopes) => {
-                        let alibi = tensors::alibi(&plan.spec, slopes);
-                        cpu.run_with(&alibi, plan, q, &views, out, lse, &heads)?;
-                    }
+                match &own {
+                    Some(own) => with_hooks!(own, &plan.spec, variant => {
+                        cpu.run_with(variant, plan, q, &views, out, lse, &heads)?;
+                    }),
                     None => cpu.run_heads(plan, q, &views, out, lse, &heads)?,
                 }
                 Ok(begin.elapsed())

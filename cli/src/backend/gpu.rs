@@ -2,17 +2,17 @@
 
 mod handles;
 mod nvml;
+mod scales;
 
 use std::time::Duration;
 
 use tandem_attn::{
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Stream as StreamHandle,
-        Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, KvPool, RunTensors, Stream as StreamHandle, Workspace,
+        WorkspaceOptions,
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
-    variants::Slopes,
 };
 
 use super::{Backend, Ceilings, Loaded, Machine, Results, meter::Meter, place::of_gpu};
@@ -23,6 +23,7 @@ use crate::{
 };
 pub(crate) use handles::{Event, ok};
 use handles::{Memory, Stream};
+use scales::OnGpu;
 
 /// Bytes written between repetitions to evict the caches: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -38,6 +39,28 @@ const AHEAD_ROUNDS: u32 = 100;
 
 /// Multiply rounds to measure the ceiling: some milliseconds.
 const CEILING_ROUNDS: u32 = 10_000;
+
+/// What keeps the GPU busy while the host queues the timed work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    /// The caches are flushed.
+    Flush,
+    /// Products that leave the caches as they are.
+    Products,
+    /// The caches are flushed, and the work itself warms them again. Nothing shorter than a flush surely lasts until the timed
+    /// work is queued, and all that moves memory changes the caches.
+    FlushAndWork,
+}
+
+impl Ahead {
+    const fn of(flush: bool, multiplies: bool) -> Self {
+        match (flush, multiplies) {
+            (true, _) => Self::Flush,
+            (false, true) => Self::Products,
+            (false, false) => Self::FlushAndWork,
+        }
+    }
+}
 
 /// A GPU with a stream and memory for measurements.
 pub struct GpuBackend {
@@ -72,18 +95,22 @@ impl GpuBackend {
     fn time(
         &self,
         flush: bool,
-        work: impl FnOnce(StreamHandle) -> Result<(), Failure>,
+        mut work: impl FnMut(StreamHandle) -> Result<(), Failure>,
     ) -> Result<Duration, Failure> {
         let stream = self.stream.handle;
         let [begin, end] = [Event::new()?, Event::new()?];
+        let ahead = Ahead::of(flush, self.multiplies());
         // SAFETY: the memory has this many bytes, and the handles are alive.
         unsafe {
-            if flush {
-                let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
-                ok("cuMemsetD8Async", code)?;
-            } else if self.multiplies() {
+            if ahead == Ahead::Products {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
+            } else {
+                let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
+                ok("cuMemsetD8Async", code)?;
+            }
+            if ahead == Ahead::FlushAndWork {
+                work(stream)?;
             }
             begin.record(stream)?;
             work(stream)?;
@@ -202,14 +229,7 @@ impl Backend for GpuBackend {
         let tokens = tensors.k.len() / (spec.kv_heads as usize * tensors::key_elements(spec));
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
         let pages = (tokens / page_size as usize) as u32;
-        let given = tensors.given.scales.as_ref();
-        let scales = match given.or(tensors.token_scales.as_ref()) {
-            None => Vec::new(),
-            Some(scales) => scales
-                .iter()
-                .map(|scales| Memory::new(&Tensor::F32(scales.clone())))
-                .collect::<Result<_, _>>()?,
-        };
+        let scales = OnGpu::of(tensors.scales.as_ref())?;
         // A page of a part with several heads is as many pages of others.
         let pool = |heads: u32| {
             let (spec, pages) = (&tensors::of_part(spec, heads), pages / heads);
@@ -227,37 +247,25 @@ impl Backend for GpuBackend {
                     v.address(),
                 ),
             };
-            match (&scales[..], given) {
-                ([k, v], Some([of_k, _])) => {
-                    let count = of_k.len();
-                    let tensor =
-                        |memory: &Memory| DeviceTensor::new(memory.address(), Dtype::F32, [count]);
-                    let (k, v) = (tensor(k), tensor(v));
-                    pool.with_scales(match count {
-                        1 => KvScales::Tensor { k, v },
-                        _ => KvScales::Head { k, v },
-                    })
+            match &scales {
+                Some(scales) => {
+                    let scales = scales.of_pool(spec, &pool, tensors.layout);
+                    pool.with_scales(scales)
                 }
-                ([k, v], None) => {
-                    let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
-                    let shape =
-                        [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
-                    let tensor = |memory: &Memory| {
-                        DeviceTensor::new(memory.address(), Dtype::F32, shape)
-                            .with_stride(0, strides.page as usize)
-                            .with_stride(1, strides.token as usize)
-                            .with_stride(2, strides.head as usize)
-                    };
-                    pool.with_scales(KvScales::Token {
-                        k: tensor(k),
-                        v: tensor(v),
-                    })
-                }
-                _ => pool,
+                None => pool,
             }
         };
         let pools = plan.parts.iter().map(|part| pool(part.heads)).collect();
         let values = rows * spec.head_dim_v as usize;
+        let own = tensors.own(spec);
+        let of_hooks = own
+            .as_ref()
+            .map(|own| Memory::of(own.in_memory()))
+            .transpose()?;
+        let own = match (&own, &of_hooks) {
+            (Some(own), Some(memory)) => own.bytes(spec, memory.address())?,
+            _ => Vec::new(),
+        };
         Ok(Box::new(LoadedOnGpu {
             q: Memory::new(&tensors.q)?,
             out: Memory::of_bytes(values * spec.out_dtype.bytes() as usize)?,
@@ -272,10 +280,8 @@ impl Backend for GpuBackend {
                 Some(indices) => Some((Memory::of(indices)?, indices.len())),
                 None => None,
             },
-            slopes: tensors
-                .slopes(spec)
-                .map(|slopes| Memory::new(&Tensor::F32(slopes)))
-                .transpose()?,
+            own,
+            _of_hooks: of_hooks,
             pools,
             workspace,
             plan,
@@ -289,9 +295,11 @@ struct LoadedOnGpu<'a> {
     plan: &'a Plan,
     q: Memory,
     _pool_memory: [Memory; 2],
-    _scales: Vec<Memory>,
+    _scales: Option<OnGpu>,
     sinks: Option<Memory>,
-    slopes: Option<Memory>,
+    /// What the hooks are given; it names the address of their numbers.
+    own: Vec<u8>,
+    _of_hooks: Option<Memory>,
     /// The chosen keys, and their number.
     indices: Option<(Memory, usize)>,
     /// One for each part.
@@ -323,12 +331,7 @@ impl LoadedOnGpu<'_> {
         if let Some((indices, len)) = &self.indices {
             tensors = tensors.with_indices(DeviceArray::new(indices.address(), *len));
         }
-        let slopes = self.slopes.as_ref().map(|slopes| Slopes {
-            address: slopes.address(),
-        });
-        if let Some(slopes) = &slopes {
-            tensors = tensors.with_own(slopes);
-        }
+        tensors.own = &self.own;
         let GpuBackend { gpu, .. } = self.backend;
         // SAFETY: the plan comes from the planner, and its tensors live until the stream is done.
         unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(of_gpu)
@@ -399,5 +402,20 @@ impl Loaded for LoadedOnGpu<'_> {
         let mut lse = vec![0.0; rows];
         self.lse.read(&mut lse)?;
         Ok(Results { out, lse })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ahead;
+
+    /// On GPUs without Hopper's products nothing ran ahead of warm runs, and their times contained the queueing on the host.
+    #[test]
+    fn every_gpu_is_busy_while_work_is_queued_and_warm_runs_find_warm_caches() {
+        assert_eq!(Ahead::of(false, true), Ahead::Products);
+        assert_eq!(Ahead::of(false, false), Ahead::FlushAndWork);
+        for multiplies in [false, true] {
+            assert_eq!(Ahead::of(true, multiplies), Ahead::Flush);
+        }
     }
 }

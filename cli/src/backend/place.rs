@@ -26,6 +26,9 @@ pub struct Place {
     /// start. Without a GPU this is an error
     #[arg(long)]
     pub compile_ptx: bool,
+    /// Number of the GPU, as `nvidia-smi -L` and CUDA_VISIBLE_DEVICES count them [default: 0]
+    #[arg(long = "gpu", value_name = "NUMBER")]
+    pub number: Option<u32>,
 }
 
 /// This build supports no GPU.
@@ -47,31 +50,20 @@ impl Place {
         Ok(Box::new(CpuBackend::new()))
     }
 
-    /// The GPU with this number, if one is given, else as [`gpu`](Self::gpu).
-    #[cfg(feature = "engine")]
-    pub(crate) fn gpu_of(self, number: Option<u32>) -> Result<Option<Gpu>, Failure> {
-        let Some(number) = number else {
-            return self.gpu();
-        };
-        if self.choice()? == Choice::Cpu {
-            return Err(Failure::Input(
-                "--gpu is for GPUs: leave it out, or give --backend gpu".to_owned(),
-            ));
-        }
-        // A named GPU is never replaced by the CPU.
-        let backend = Choice::Gpu;
-        Self { backend, ..self }.of_number(number)
-    }
-
-    /// The choice of these flags. `--compile-ptx` implies a GPU.
+    /// The choice of these flags. Those of GPUs imply one: a GPU that is named is never replaced by the CPU.
     fn choice(self) -> Result<Choice, Failure> {
-        match self.backend {
-            Choice::Emulated => Err(emulated()),
-            Choice::Auto if self.compile_ptx => Ok(Choice::Gpu),
-            Choice::Cpu if self.compile_ptx => Err(Failure::Input(
-                "--compile-ptx is for GPUs: leave it out, or give --backend gpu".to_owned(),
-            )),
-            choice => Ok(choice),
+        let flags = [
+            (self.compile_ptx, "--compile-ptx"),
+            (self.number.is_some(), "--gpu"),
+        ];
+        let given = flags.iter().find(|(given, _)| *given);
+        match (self.backend, given) {
+            (Choice::Emulated, _) => Err(emulated()),
+            (Choice::Auto, Some(_)) => Ok(Choice::Gpu),
+            (Choice::Cpu, Some((_, flag))) => Err(Failure::Input(format!(
+                "{flag} is for GPUs: leave it out, or give --backend gpu"
+            ))),
+            (choice, _) => Ok(choice),
         }
     }
 
@@ -79,21 +71,12 @@ impl Place {
     /// of the GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu(self) -> Result<Option<Gpu>, Failure> {
-        self.of_number(0)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn of_number(self, number: u32) -> Result<Option<Gpu>, Failure> {
+        let number = self.number.unwrap_or(0);
         match self.choice()? {
             Choice::Gpu => Ok(Some(self.open_gpu(number)?)),
             Choice::Auto => if_there(self.open_gpu(number)),
             Choice::Cpu | Choice::Emulated => Ok(None),
         }
-    }
-
-    #[cfg(all(feature = "engine", not(feature = "cuda")))]
-    fn of_number(self, _number: u32) -> Result<Option<Gpu>, Failure> {
-        self.gpu()
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -185,18 +168,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compiling_is_for_gpus() {
-        let choice = |backend| {
-            let compile_ptx = true;
-            Place {
-                backend,
-                compile_ptx,
-            }
-            .choice()
-        };
-        assert_eq!(choice(Choice::Auto).unwrap(), Choice::Gpu);
-        let failure = choice(Choice::Cpu).unwrap_err();
-        assert!(matches!(failure, Failure::Input(_)), "{failure:?}");
+    fn compiling_and_numbers_are_for_gpus() {
+        for (compile_ptx, number) in [(true, None), (false, Some(0))] {
+            let choice = |backend| {
+                let place = Place {
+                    backend,
+                    compile_ptx,
+                    number,
+                };
+                place.choice()
+            };
+            assert_eq!(choice(Choice::Auto).unwrap(), Choice::Gpu);
+            let failure = choice(Choice::Cpu).unwrap_err();
+            assert!(matches!(failure, Failure::Input(_)), "{failure:?}");
+        }
     }
 
     #[cfg(feature = "cuda")]

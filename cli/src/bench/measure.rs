@@ -71,7 +71,7 @@ pub(super) fn case(
         &mut result,
     ) {
         // If this backend does not support a case or the machine lacks memory for it, the other cases still run.
-        Err(Failure::Input(reason)) => result.skipped = Some(reason),
+        Err(Failure::Input(reason) | Failure::GpuMemory(reason)) => result.skipped = Some(reason),
         other => other?,
     }
     Ok(result)
@@ -98,7 +98,7 @@ fn measured(
     }
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
-    let mut tensors = Tensors::random(spec, batch, case.layout, SEED)?;
+    let mut tensors = Tensors::random(spec, batch, case.layout, SEED)?.with_numbers(case.numbers);
     if settings.token_scales {
         tensors = tensors.with_token_scales(spec, SEED)?;
     }
@@ -228,11 +228,12 @@ mod tests {
     use super::*;
     use crate::{
         backend::{Ceilings, Machine},
+        failure::{A_SMALLER_CASE, too_little_memory},
         workload,
     };
 
-    /// A backend that refuses everything.
-    struct Picky;
+    /// A backend that refuses everything, for this reason.
+    struct Picky(fn() -> Failure);
 
     impl Backend for Picky {
         fn machine(&self) -> Machine {
@@ -256,7 +257,7 @@ mod tests {
             _: &'a Plan,
             _: &'a Tensors,
         ) -> Result<Box<dyn Loaded + 'a>, Failure> {
-            Err(Failure::Input("this backend is picky".to_owned()))
+            Err((self.0)())
         }
     }
 
@@ -271,16 +272,20 @@ mod tests {
             rules: Default::default(),
             memory_bytes: u64::MAX,
         };
-        // The backend refuses the first, and the planner the second.
-        for (dim, reason) in [
-            (128, "this backend is picky"),
-            (272, "head dimension of 272"),
+        // The backend refuses the first two, and the planner the third. Too little memory once ended the run, and lost what was
+        // measured before.
+        let picky = || Failure::Input("this backend is picky".to_owned());
+        let full = || too_little_memory([9, 5, 7], A_SMALLER_CASE);
+        for (dim, refusal, reason) in [
+            (128, picky as fn() -> _, "this backend is picky"),
+            (128, full, "5 of 7 are free; give a smaller case"),
+            (272, picky, "head dimension of 272"),
         ] {
             let text = format!(
                 r#"{{"heads": 4, "kv_heads": 2, "head_dim": {dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
             );
             let cases = workload::parse("test", &text).unwrap();
-            let result = case(&mut Picky, &cases[0], &settings, None).unwrap();
+            let result = case(&mut Picky(refusal), &cases[0], &settings, None).unwrap();
             let said = result.skipped.as_deref().unwrap_or_default();
             assert!(said.contains(reason), "{said}");
             assert!(result.times().is_none());

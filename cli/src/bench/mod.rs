@@ -361,6 +361,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             (args.check.is_some(), "--check"),
             (args.max_memory.is_some(), "--max-memory"),
             (args.energy, "--energy"),
+            (args.place.number.is_some(), "--gpu"),
         ];
         if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
             return Err(Failure::Input(format!(
@@ -434,7 +435,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .results
             .iter()
             .find_map(|result| result.skipped.as_deref());
-        return Err(Failure::Wrong(format!(
+        return Err(Failure::Input(format!(
             "nothing was measured: {} left out; the first: {}",
             counted(file.results.len(), "case"),
             first.unwrap_or("not run")

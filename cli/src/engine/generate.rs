@@ -1,8 +1,12 @@
 //! `tandem generate`: a model continues a prompt.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt::Write,
+    io::{IsTerminal, stdout},
+    time::{Duration, Instant},
+};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde_json::{Map, Value};
 use tandem_engine::{
     ChatOptions, Error, Event, Finish, Generation, LogitRules, Message, Text, TextStream,
@@ -71,7 +75,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let count = prompt.len();
     let cache = text_tokens(count, args.max_new_tokens, architecture.positions)?;
     let backend = args.model.backend(architecture, 1, Some(cache))?;
-    let mut engine = args.model.engine(backend, 1, 1, u32::MAX)?;
+    let mut engine = args.model.engine(backend, 1, 1, (u32::MAX, false))?;
     engine.submit(Generation {
         prompt,
         max_new_tokens: args.max_new_tokens,
@@ -84,31 +88,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ..Generation::greedy(Vec::new(), 0)
     })?;
 
-    let style =
-        ProgressStyle::with_template("reading [{bar:40}] {pos} of {len} tokens of the prompt");
-    let style = style.expect("the template is sound").progress_chars("=> ");
-    let bar = ProgressBar::new(count as u64).with_style(style);
-    let (begin, mut first, mut tokens) = (Instant::now(), None, 0_u32);
+    // On a terminal the text itself shows how far it is.
+    let mut progress = Progress::new(count, args.max_new_tokens, !stdout().is_terminal());
+    let (begin, mut first) = (Instant::now(), None);
     let mut reason = None;
     while !engine.is_idle() {
         let mut events = Vec::new();
         let step = engine.step(&mut |event| events.push(event))?;
-        bar.inc(u64::from(step.tokens));
-        warn(&bar, engine.warnings());
+        progress.computed(step.tokens);
+        warn(&progress.bar, engine.warnings());
         for event in events {
             match event {
                 Event::Started { .. } => {}
                 Event::Token { token, .. } => {
                     first.get_or_insert_with(|| begin.elapsed());
-                    bar.finish_and_clear();
-                    tokens += 1;
+                    progress.wrote();
                     print_prose(&stream.push(&text, token)?);
                 }
                 Event::Finished { reason: why, .. } => reason = Some(why),
             }
         }
     }
-    bar.finish_and_clear();
+    progress.bar.finish_and_clear();
     print_prose(&stream.finish(&text)?);
     print_prose("\n");
     let first = first.unwrap_or_else(|| begin.elapsed());
@@ -117,13 +118,66 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         summary(
             &(engine.device() + &mention(engine.cache_type())),
             count,
-            tokens,
+            progress.written,
             first,
             begin.elapsed(),
             reason
         )
     );
     Ok(())
+}
+
+/// A line on standard error: how much of the prompt is read and, if the text goes elsewhere, how much of it is written.
+struct Progress {
+    bar: ProgressBar,
+    /// Tokens of the text.
+    written: u32,
+    most: u32,
+    shows_writing: bool,
+}
+
+impl Progress {
+    fn new(prompt: usize, most: u32, shows_writing: bool) -> Self {
+        let what = "reading [{bar:40}] {pos} of {len} tokens of the prompt";
+        Self {
+            bar: ProgressBar::new(prompt as u64).with_style(style(what)),
+            written: 0,
+            most,
+            shows_writing,
+        }
+    }
+
+    /// A step has computed so many tokens.
+    fn computed(&self, tokens: u32) {
+        if self.written == 0 {
+            self.bar.inc(tokens.into());
+        }
+    }
+
+    /// A token was drawn.
+    fn wrote(&mut self) {
+        self.written += 1;
+        match (self.shows_writing, self.written) {
+            (false, _) => self.bar.finish_and_clear(),
+            (true, 1) => {
+                // A bar of its own: the time of the prompt does not count for its rate.
+                self.bar.finish_and_clear();
+                let what = "writing [{bar:40}] {pos} of at most {len} tokens, {rate} per second";
+                self.bar = ProgressBar::new(self.most.into()).with_style(style(what));
+                self.bar.inc(1);
+            }
+            (true, _) => self.bar.inc(1),
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    let style = ProgressStyle::with_template(template).expect("the template is sound");
+    let rate = |state: &ProgressState, text: &mut dyn Write| {
+        // A line that cannot be written is not shown.
+        let _ = write!(text, "{:.1}", state.per_sec());
+    };
+    style.with_key("rate", rate).progress_chars("=> ")
 }
 
 /// Tokens of the prompt and the text behind it. More than the model's positions are refused, as by the engine, but before it is
@@ -190,6 +244,32 @@ fn summary(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_is_of_the_prompt_and_then_of_a_text_that_goes_elsewhere() {
+        for shows_writing in [false, true] {
+            let mut progress = Progress::new(9, 7, shows_writing);
+            progress.computed(6);
+            assert_eq!(
+                (progress.bar.position(), progress.bar.length()),
+                (6, Some(9))
+            );
+            progress.computed(3);
+            for written in 1..5 {
+                progress.wrote();
+                progress.computed(1);
+                assert_eq!(progress.written, written);
+                assert_eq!(progress.bar.is_finished(), !shows_writing);
+                if shows_writing {
+                    let bar = &progress.bar;
+                    assert_eq!(
+                        (bar.position(), bar.length()),
+                        (u64::from(written), Some(7))
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn caches_are_as_large_as_the_text() {

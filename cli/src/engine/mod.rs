@@ -7,12 +7,19 @@ pub mod serve;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::{Error as AttentionError, problem::Dtype};
+use tandem_attn::{
+    Error as AttentionError,
+    plan::{PlanError, PlanOptions, SplitMode},
+    problem::Dtype,
+};
 use tandem_engine::{
     Architecture, Backend, CacheType, CpuBackend, CpuOptions, Engine, Error, GenerationConfig,
     Limits, Penalties, Sampling, SamplingOptions, Text, Weights,
 };
-use tandem_schedule::ScheduleError;
+use tandem_schedule::{
+    ScheduleError,
+    policy::{Policy, PrefillFirst, SarathiServe},
+};
 
 use crate::{
     Failure,
@@ -31,9 +38,6 @@ pub struct ModelArgs {
     model: PathBuf,
     #[command(flatten)]
     place: Place,
-    /// Number of the GPU, as `nvidia-smi -L` and CUDA_VISIBLE_DEVICES count them [default: 0]
-    #[arg(long, value_name = "NUMBER")]
-    gpu: Option<u32>,
     /// Capacity of the KV cache in tokens, for all requests together [default: in `generate` those of the prompt and
     /// --max-new-tokens; in `serve` on a GPU 9/10 of the memory that is free after the weights, as far as the requests of a step
     /// can use it, on the CPU 4096]
@@ -47,6 +51,11 @@ pub struct ModelArgs {
     /// Maximum tokens in a step; longer prompts are computed in chunks
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
     budget: u32,
+    /// Cut the keys of attention at multiples of this number, so that no part of a step depends on the other requests: texts are
+    /// the same to the bit in any batch. Prompts run in steps of their own, in chunks of --budget tokens [default: attention is
+    /// cut as is fastest]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
+    fixed_splits: Option<u32>,
     /// Random numbers instead of the weights: for measurements
     #[arg(long)]
     random_weights: bool,
@@ -125,7 +134,26 @@ impl ModelArgs {
             step_tokens: self.budget,
             step_requests: batch,
         };
-        room.backend(self.place.gpu_of(self.gpu)?, architecture, &weights)
+        let planned = self.planned()?;
+        let mut backend = room.backend(self.place.gpu()?, architecture, &weights)?;
+        if let Some(planned) = planned {
+            backend.plan_with(planned)?;
+        }
+        Ok(backend)
+    }
+
+    /// How attention is planned with fixed splits; they fall between pages.
+    fn planned(&self) -> Result<Option<PlanOptions>, Failure> {
+        let Some(tokens) = self.fixed_splits else {
+            return Ok(None);
+        };
+        let page_size = self.page_size;
+        if !tokens.is_multiple_of(page_size) {
+            let error = PlanError::FixedSplit { tokens, page_size };
+            return Err(Failure::Input(format!("--fixed-splits: {error}")));
+        }
+        let split = SplitMode::Fixed { tokens };
+        Ok(Some(PlanOptions::default().with_split(split)))
     }
 
     /// An engine for so many requests in a step, so many that wait, and so many tokens of a request.
@@ -134,7 +162,7 @@ impl ModelArgs {
         backend: Box<dyn Backend>,
         batch: u32,
         waiting: usize,
-        request_tokens: u32,
+        (request_tokens, prefix_cache): (u32, bool),
     ) -> Result<Engine, Failure> {
         let limits = Limits {
             step_tokens: self.budget,
@@ -142,9 +170,15 @@ impl ModelArgs {
             running: batch,
             waiting,
             request_tokens,
+            prefix_cache,
             ..Limits::default()
         };
-        Ok(Engine::new(backend, limits)?)
+        // Chunks in the rest of a step would depend on the other requests in it.
+        let policy: Box<dyn Policy> = match self.fixed_splits {
+            None => Box::new(SarathiServe),
+            Some(_) => Box::new(PrefillFirst),
+        };
+        Ok(Engine::with_policy(backend, limits, policy)?)
     }
 }
 

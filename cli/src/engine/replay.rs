@@ -69,6 +69,8 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     // The backend checks its caches itself. It need not be the device that is simulated.
     let cost = cost.with_served_cache_type(args.cache_type.into())?;
     args.policies().check()?;
+    let instead = "--prefix, or a --trace with hash_ids";
+    args.policies().check_shared(&whole, instead)?;
     let gpu = place.gpu()?;
     if args.wait && gpu.is_none() {
         return Err(Failure::Input(
@@ -129,6 +131,10 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
     if let Some(window_s) = args.window {
         trace.arrivals.retain(|arrival| arrival.at_s < window_s);
     }
+    trace.check_arrivals()?;
+    if args.window.is_none() {
+        warn(&bar, takes_long(&trace));
+    }
     if trace.arrivals.is_empty() {
         return Err(Failure::Input(
             "no request is left: give an earlier --start".to_owned(),
@@ -176,6 +182,21 @@ pub fn run(args: &Args, place: Place, json: Option<&PathBuf>, force: Force) -> R
             ["the caches", "a larger --cache"],
         )))
     })
+}
+
+/// What to say of a trace whose requests arrive over a long time, in which each policy is measured.
+fn takes_long(trace: &Trace) -> Vec<String> {
+    const LONG_S: f64 = 600.0;
+    let last_s = trace.arrivals.last().map_or(0.0, |arrival| arrival.at_s);
+    let long = last_s > LONG_S;
+    let say = || {
+        let minutes = last_s / 60.0;
+        format!(
+            "the last request arrives after {minutes:.0} minutes, and each policy serves all of them: --window SECONDS ends \
+             earlier, and a higher --rate or --load brings them together"
+        )
+    };
+    long.then(say).into_iter().collect()
 }
 
 /// Writes the outputs, and adds to the text where pictures are.

@@ -57,6 +57,9 @@ pub struct Args {
     /// less]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     answer_tokens: Option<u32>,
+    /// Compute each prompt by itself, also what it has in common with earlier ones
+    #[arg(long)]
+    no_prefix_cache: bool,
     /// Maximum bytes of a request's body
     #[arg(long, value_name = "BYTES", default_value_t = ServeOptions::BODY_BYTES, value_parser = at_least_1)]
     body_bytes: u32,
@@ -155,6 +158,18 @@ fn prepare(backend: &mut dyn Backend) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Refuses fixed splits beside the prefix cache: a text whose prompt finds pages there is computed in other chunks, so it would depend on
+/// what was asked before.
+fn check_splits(args: &Args) -> Result<(), Failure> {
+    match args.model.fixed_splits {
+        Some(tokens) if !args.no_prefix_cache => Err(Failure::Input(format!(
+            "--fixed-splits {tokens} is for texts that do not depend on other requests, and with the prefix cache they do: give \
+             --no-prefix-cache, too"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "give an IP address and a port, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this machine"
@@ -169,6 +184,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// engine.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let text = Text::read(args.model.folder()?)?;
+    check_splits(args)?;
     let sampling = args.model.usual_sampling()?;
     let api_key = api_key(args.api_key_file.as_ref())?;
     let bound = serve::bind(args.listen)?;
@@ -179,7 +195,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     prepare(&mut *backend)?;
     let (batch, waiting) = (args.batch, args.waiting as usize);
     let request_tokens = args.request_tokens.unwrap_or(u32::MAX);
-    let engine = args.model.engine(backend, batch, waiting, request_tokens)?;
+    let limits = (request_tokens, !args.no_prefix_cache);
+    let engine = args.model.engine(backend, batch, waiting, limits)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args
             .model

@@ -105,7 +105,7 @@ fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> Stri
         device.name,
         processors(device),
         time(schedule.makespan_ns),
-        form(plan).map_or(String::new(), |form| format!(
+        form(plan, device).map_or(String::new(), |form| format!(
             ", prefills and decodes {form}"
         )),
         100.0 * schedule.busy(),

@@ -128,6 +128,25 @@ impl Policies<'_> {
         Ok(())
     }
 
+    /// Refuses to compare ways to read shared prefixes, or to leave their cache out, if there are none. `instead` are the flags
+    /// that give some.
+    pub(crate) fn check_shared(&self, trace: &Trace, instead: &str) -> Result<(), Failure> {
+        let unpacked = |given: &&String| Name::of(given).is_ok_and(|name| name.unpacked);
+        let given = self
+            .names
+            .iter()
+            .find(unpacked)
+            .map(|name| (name.as_str(), "+unpacked"));
+        let flag = "--no-prefix-cache";
+        let left_out = !self.prefix_cache;
+        match given.or(left_out.then_some((flag, flag))) {
+            Some((given, part)) if !shares_blocks(trace) => Err(Failure::Input(format!(
+                "{given}: the requests have no blocks in common: give {instead}, or leave {part} out"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// The options of policies that serve a trace.
     pub(crate) fn options(&self, cost: &CostModel, trace: &Trace) -> PolicyOptions {
         PolicyOptions {
@@ -150,23 +169,6 @@ impl Args {
             budget: self.budget,
             batch: self.batch,
             prefix_cache: !self.no_prefix_cache,
-        }
-    }
-
-    /// Refuses to compare ways to read shared prefixes, or to leave their cache out, if there are none.
-    pub(super) fn check_shared(&self, trace: &Trace) -> Result<(), Failure> {
-        let unpacked = |given: &&String| Name::of(given).is_ok_and(|name| name.unpacked);
-        let given = self
-            .policy
-            .iter()
-            .find(unpacked)
-            .map(|name| (name.as_str(), "+unpacked"));
-        let flag = "--no-prefix-cache";
-        match given.or(self.no_prefix_cache.then_some((flag, flag))) {
-            Some((given, part)) if !shares_blocks(trace) => Err(Failure::Input(format!(
-                "{given}: the requests have no blocks in common: give a --trace with hash_ids, or leave {part} out"
-            ))),
-            _ => Ok(()),
         }
     }
 

@@ -5,14 +5,20 @@ use tandem_attn::{
     kv::PagesByHead,
     problem::{Dtype, KvLayout, Spec},
     step::{Pairing, Rope},
-    variants::ALIBI,
+    variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
 };
 
-use super::{ByHead, Case, DTYPES, Requests, Tree, chosen, json};
-use crate::{Failure, table::visible};
+use super::{ByHead, Case, DTYPES, Requests, Tree, chosen, json, levels};
+use crate::{Failure, hooks::Numbers, table::visible};
 
 /// Maximum number of query tokens of a batch with draft trees: each token needs a mask of 64 bits.
 const MOST_BESIDE_TREES: u64 = 1 << 24;
+
+/// Maximum number of biases of all heads: 64 MiB.
+const MOST_BIASES: u64 = 1 << 24;
+
+/// The largest bias of sigmoid weights; with more, all weights would be 0 or 1 in f32.
+const MOST_SIGMOID_BIAS: f32 = 100.0;
 
 /// A file or one of its cases. A case takes fields that it leaves out from the file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -64,6 +70,10 @@ struct Variant {
     sinks: Option<bool>,
     alibi: Option<bool>,
     #[serde(deserialize_with = "given")]
+    distance_bias: Option<Option<u32>>,
+    #[serde(deserialize_with = "given")]
+    sigmoid: Option<Option<f32>>,
+    #[serde(deserialize_with = "given")]
     rotary: Option<Option<Rotary>>,
     #[serde(deserialize_with = "given")]
     sm_scale: Option<Option<f32>>,
@@ -78,9 +88,48 @@ impl Variant {
             logits_soft_cap: self.logits_soft_cap.or(file.logits_soft_cap),
             sinks: self.sinks.or(file.sinks),
             alibi: self.alibi.or(file.alibi),
+            distance_bias: self.distance_bias.or(file.distance_bias),
+            sigmoid: self.sigmoid.or(file.sigmoid),
             rotary: self.rotary.or(file.rotary),
             sm_scale: self.sm_scale.or(file.sm_scale),
         }
+    }
+
+    /// Adds the hooks to a specification, and returns their numbers.
+    fn hooks(self, spec: &mut Spec) -> Result<Numbers, String> {
+        let (entries, sigmoid) = (self.distance_bias.flatten(), self.sigmoid.flatten());
+        let asked = [
+            (self.alibi == Some(true), ALIBI),
+            (entries.is_some(), DISTANCE_BIAS),
+            (sigmoid.is_some(), SIGMOID),
+        ];
+        let mut asked = asked.into_iter().filter(|(asked, _)| *asked);
+        if let Some((_, hooks)) = asked.next() {
+            *spec = spec.with_hooks(&hooks);
+        }
+        if asked.next().is_some() {
+            return Err(
+                "variant: alibi, distance_bias and sigmoid: a case has one of them".to_owned(),
+            );
+        }
+        if let Some(entries) = entries
+            && !(1..=MOST_BIASES).contains(&(u64::from(entries) * u64::from(spec.q_heads)))
+        {
+            return Err(format!(
+                "variant.distance_bias is {entries}: give 1 or more entries of a head, and at most {MOST_BIASES} of all heads"
+            ));
+        }
+        if let Some(bias) = sigmoid
+            && (bias.is_nan() || bias.abs() > MOST_SIGMOID_BIAS)
+        {
+            return Err(format!(
+                "variant.sigmoid is {bias}: give a bias of at most {MOST_SIGMOID_BIAS} and at least -{MOST_SIGMOID_BIAS}"
+            ));
+        }
+        Ok(Numbers {
+            entries: entries.unwrap_or(0),
+            sigmoid: sigmoid.unwrap_or(0.0),
+        })
     }
 }
 
@@ -146,7 +195,8 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
     }
     if nodes[0] == 0 || !nodes.is_sorted() {
         return Err(format!(
-            "nodes_per_level is {nodes:?}: no level has fewer nodes than the one above it, nor none"
+            "nodes_per_level is [{}]: no level has fewer nodes than the one above it, nor none",
+            levels(nodes)
         ));
     }
     if tokens
@@ -155,7 +205,8 @@ pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
         .is_none()
     {
         return Err(format!(
-            "tokens_per_level {tokens:?} are more than 32 bits count"
+            "tokens_per_level [{}] are more than 32 bits count",
+            levels(tokens)
         ));
     }
     Ok(())
@@ -244,7 +295,7 @@ impl Fields {
         spec.variant.window_left = variant.window_left.flatten();
         spec.variant.soft_cap = variant.logits_soft_cap.flatten();
         spec.variant.sinks = variant.sinks.unwrap_or(false);
-        spec.variant.hooks = variant.alibi.unwrap_or(false).then_some(ALIBI.name);
+        let numbers = variant.hooks(&mut spec)?;
         spec.rotary = variant.rotary.flatten().map(|rotary| rotary.of(head_dim));
         spec.scale = variant.sm_scale.flatten().unwrap_or(spec.scale);
         spec.check().map_err(|error| error.to_string())?;
@@ -293,6 +344,7 @@ impl Fields {
             tree: self.tree.clone(),
             by_head: None,
             top_k: None,
+            numbers,
         };
         match self.pages_by_head.or(file.pages_by_head) {
             Some(pages) => {

@@ -17,11 +17,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
-    kv::PagesByHead,
+    kv::{BlockMask, PagesByHead},
     problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
 };
 
-use crate::{Failure, input, memory, table::counted};
+use crate::{Failure, hooks::Numbers, input, memory, table::counted};
 
 /// Requests of equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +87,8 @@ pub struct Case {
     pub by_head: Option<ByHead>,
     /// If set, this number of keys is chosen for each query token, by indices in the memory of the GPU.
     pub top_k: Option<u32>,
+    /// The numbers of the hooks of `spec`.
+    pub numbers: Numbers,
 }
 
 /// How each head chooses its pages.
@@ -143,6 +145,15 @@ const MAX_PAGES: u64 = 1 << 26;
 
 /// Maximum number of requests of a case.
 const MAX_REQUESTS: u64 = 1 << 20;
+
+/// Maximum number of nodes of a tree in all levels: more take minutes, also without tokens.
+const MAX_NODES: u64 = 16 * MAX_REQUESTS;
+
+/// Maximum number of pairs of a block of queries and one of keys in the block masks of a case: more take minutes.
+const MAX_MASKED: u64 = 1 << 30;
+
+/// A description names this number of requests and levels of a tree.
+const MOST_NAMED: usize = 8;
 
 /// Maximum number of query tokens of a case, as plans count them.
 const MAX_TOKENS: u64 = i32::MAX as u64;
@@ -224,6 +235,12 @@ impl Case {
         for (count, what, most) in [
             (self.count(), "requests", MAX_REQUESTS),
             (self.tokens(), "query tokens", MAX_TOKENS),
+            (self.nodes(), "nodes in all levels", MAX_NODES),
+            (
+                self.masked_pairs(),
+                "blocks of 128 queries × blocks of 128 keys under masks",
+                MAX_MASKED,
+            ),
         ] {
             if count > most {
                 return Err(wrong(format!(
@@ -247,11 +264,12 @@ impl Case {
         if let Some(k) = self.top_k {
             self.check_chosen(pages * u64::from(self.page_size), k)?;
         }
-        // Page ids, shuffled and in tables, and requests with their page lists.
+        // Page ids, shuffled and in tables, and requests with their page lists. The bits of block masks are fewer than the others.
         let listed = pages.max(self.listed_pages());
+        let (blocks, of_blocks) = self.masked_blocks();
         let needed = 24_u64
-            .saturating_mul(listed)
-            .saturating_add(256 * self.count());
+            .saturating_mul(listed.saturating_add(of_blocks))
+            .saturating_add(256 * (self.count() + blocks));
         memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
         let (mut batch, all_pages) =
             layout::batch(self).map_err(|error| wrong(error.to_string()))?;
@@ -276,6 +294,47 @@ impl Case {
         let tree = self.tree.as_ref();
         tree.and_then(|tree| tree.nodes_per_level.last())
             .map_or(0, |&nodes| nodes.into())
+    }
+
+    /// Number of nodes of the tree in all levels.
+    fn nodes(&self) -> u64 {
+        let levels = self.tree.iter().flat_map(|tree| &tree.nodes_per_level);
+        levels.map(|&nodes| u64::from(nodes)).sum()
+    }
+
+    /// Numbers of requests with a block mask: how many there are, with how many blocks of queries and of keys.
+    fn masks(&self) -> impl Iterator<Item = (&Requests, [u64; 3])> {
+        let masked = self.requests.iter().filter(|one| one.one_block_in > 0);
+        masked.map(|one| {
+            let blocks = |tokens: u32| u64::from(tokens.div_ceil(BlockMask::KEYS));
+            let counts = [one.count.into(), blocks(one.q_len), blocks(one.kv_len)];
+            (one, counts)
+        })
+    }
+
+    /// Number of bits of all block masks.
+    fn masked_pairs(&self) -> u64 {
+        let pairs = self
+            .masks()
+            .map(|(_, [count, queries, keys])| (queries * keys).saturating_mul(count));
+        pairs.fold(0, u64::saturating_add)
+    }
+
+    /// Upper bounds of the number of blocks of queries with a mask, and of the pages that they list: each is a request.
+    fn masked_blocks(&self) -> (u64, u64) {
+        // With heads of their own pages, the blocks are added to the lists of heads.
+        let lists = if self.by_head.is_some() { 2 } else { 1 };
+        let pages = u64::from(BlockMask::KEYS.div_ceil(self.page_size.max(1))) * lists;
+        let of_request = |(one, [count, queries, keys]): (&Requests, [u64; 3])| {
+            let before = keys.saturating_sub(queries);
+            // Of the blocks before the own ones, one in some; the own ones; and one that the division cuts off.
+            let chosen = queries * (before + queries / 2) / u64::from(one.one_block_in);
+            let listed = (chosen + 3 * queries).saturating_mul(pages);
+            (count.saturating_mul(queries), count.saturating_mul(listed))
+        };
+        self.masks().map(of_request).fold((0, 0), |sum, one| {
+            (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1))
+        })
     }
 
     /// Number of query tokens of all requests.
@@ -314,19 +373,19 @@ impl Case {
         let of_heads = self.by_head.iter().flat_map(|by_head| {
             let heads = u64::from(by_head.model.kv_heads);
             self.requests.iter().map(move |r| {
-                let pages = r.kv_len.div_ceil(page_size).min(by_head.pages);
+                let most = if r.all_pages { u32::MAX } else { by_head.pages };
+                let pages = r.kv_len.div_ceil(page_size).min(most);
                 heads.saturating_mul(u64::from(r.count) * u64::from(pages))
             })
         });
         of_heads.fold(of_tree, u64::saturating_add)
     }
 
-    /// The lengths in words: `64 decodes × 8192, 1 chunk of 1024 @ 8192`.
+    /// The lengths in words: `64 decodes × 8192, 1 chunk of 1024 @ 8192`. Of long lists, the first ones.
     #[must_use]
     pub fn lengths(&self) -> String {
-        let mut words: Vec<String> = self
-            .requests
-            .iter()
+        let named = self.requests.iter().take(MOST_NAMED);
+        let mut words: Vec<String> = named
             .map(
                 |&Requests {
                      q_len,
@@ -353,15 +412,14 @@ impl Case {
                 },
             )
             .collect();
+        if let Some(more @ 1..) = self.requests.len().checked_sub(MOST_NAMED) {
+            words.push(format!("{more} more"));
+        }
         if let Some(tree) = &self.tree {
-            let list = |numbers: &[u32]| {
-                let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
-                numbers.join(",")
-            };
             words.push(format!(
                 "tree {} of {} tokens",
-                list(&tree.nodes_per_level),
-                list(&tree.tokens_per_level)
+                levels(&tree.nodes_per_level),
+                levels(&tree.tokens_per_level)
             ));
         }
         words.join(", ")
@@ -399,6 +457,16 @@ impl Case {
         }
         words
     }
+}
+
+/// The numbers of a tree's levels in words. Of long lists, the first ones.
+fn levels(numbers: &[u32]) -> String {
+    let named = numbers.iter().take(MOST_NAMED);
+    let mut words: Vec<_> = named.map(u32::to_string).collect();
+    if let Some(more @ 1..) = numbers.len().checked_sub(MOST_NAMED) {
+        words.push(format!("{more} more"));
+    }
+    words.join(",")
 }
 
 /// Data type in which prefills compute, as a flag.
@@ -478,7 +546,7 @@ pub enum Suite {
     Pat,
     /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix, keys chosen by indices.
     Mla,
-    /// Sinks and windows as in gpt-oss, and trees and chains of drafted tokens.
+    /// Sinks and windows as in gpt-oss, biases, sigmoid weights, rotary embeddings, and trees and chains of drafted tokens.
     Variants,
     /// Batches for several GPUs: long contexts, large batches, long prompts, and a small batch.
     Ranks,

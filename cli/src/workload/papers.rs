@@ -92,6 +92,7 @@ fn case(name: String, (heads, kv_heads): (u32, u32), page_size: u32) -> Case {
         tree: None,
         by_head: None,
         top_k: None,
+        numbers: Default::default(),
     }
 }
 

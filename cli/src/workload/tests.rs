@@ -1,6 +1,9 @@
 use std::collections::HashSet;
 
-use tandem_attn::step::{Pairing, Rope};
+use tandem_attn::{
+    step::{Pairing, Rope},
+    variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
+};
 
 use super::*;
 
@@ -20,13 +23,13 @@ fn every_suite_is_sound() {
     for (suite, count) in [
         (Suite::Quick, 4),
         (Suite::Decode, 29),
-        (Suite::Prefill, 19),
+        (Suite::Prefill, 22),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
-        (Suite::Variants, 32),
-        (Suite::Mla, 30),
+        (Suite::Variants, 36),
+        (Suite::Mla, 32),
         (Suite::Decode8, 12),
-        (Suite::All, 210),
+        (Suite::All, 219),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
@@ -106,6 +109,61 @@ fn rotary_embeddings_are_those_of_the_file() {
     let wide = parse("test", &text(r#"{"theta": 10000, "dim": 66}"#));
     let error = wide.unwrap_err().to_string();
     assert!(error.contains("turns 66 elements"), "{error}");
+}
+
+#[test]
+fn hooks_and_their_numbers_are_those_of_the_file() {
+    let text = |variant: &str| {
+        format!(
+            r#"{{"heads": 8, "kv_heads": 2, "head_dim": 64, "variant": {{"distance_bias": 9}}, "cases": [
+                {{"requests": [{{"q_len": 1, "kv_len": 5}}], "variant": {{{variant}}}}}]}}"#
+        )
+    };
+    let spec = Spec::new(8, 2, 64);
+    let of = |entries, sigmoid| Numbers { entries, sigmoid };
+    for (variant, hooks, numbers) in [
+        ("", Some(DISTANCE_BIAS), of(9, 0.0)),
+        (r#""distance_bias": 128"#, Some(DISTANCE_BIAS), of(128, 0.0)),
+        (
+            r#""distance_bias": null, "sigmoid": -9"#,
+            Some(SIGMOID),
+            of(0, -9.0),
+        ),
+        (
+            r#""distance_bias": null, "alibi": true"#,
+            Some(ALIBI),
+            of(0, 0.0),
+        ),
+        (r#""distance_bias": null, "alibi": false"#, None, of(0, 0.0)),
+    ] {
+        let case = one(&text(variant));
+        let with = hooks.map_or(spec, |hooks| spec.with_hooks(&hooks));
+        assert_eq!((case.spec, case.numbers), (with, numbers), "{variant}");
+    }
+    for (variant, says) in [
+        (
+            r#""distance_bias": 0"#,
+            "variant.distance_bias is 0: give 1",
+        ),
+        (
+            r#""distance_bias": 2097153"#,
+            "at most 16777216 of all heads",
+        ),
+        (r#""sigmoid": 1"#, "a case has one of them"),
+        (r#""alibi": true"#, "a case has one of them"),
+        (
+            r#""distance_bias": null, "sigmoid": 1e9"#,
+            "variant.sigmoid is 1000000000: give a bias",
+        ),
+        (
+            r#""distance_bias": null, "sigmoid": 0, "sinks": true"#,
+            "without a softmax",
+        ),
+        (r#""logits_soft_cap": 20"#, "cap"),
+    ] {
+        let error = parse("test", &text(variant)).unwrap_err().to_string();
+        assert!(error.contains(says), "{variant}: {error}");
+    }
 }
 
 /// Requests of a tree share pages as defined: the pages that the tokens of common nodes fill completely.

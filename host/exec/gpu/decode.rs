@@ -1,7 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
 mod mapped;
-mod pairs;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -22,9 +21,10 @@ use super::{
 use crate::{
     Error,
     checks::{check_dtype, check_same, extent},
+    plan::launched::pairs::gain_by_pairs,
     problem::{Dtype, Padding, Quantity, Spec},
 };
-use mapped::{Mapped, overlapping};
+use mapped::{Mapped, walks};
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
@@ -96,13 +96,11 @@ impl Gpu {
     #[must_use]
     pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {
         let loads = match kernel.info().loads {
-            Loads::Pages if spec.head_dim_qk != spec.head_dim_v && !spec.latent => {
-                Walk::of_two(spec, pool).is_ok()
-            }
-            Loads::Pages => {
+            Loads::Pages if spec.latent => {
                 pool.k_strides == pool.v_strides
-                    && Walk::new(spec, pool.pages, &pool.k_strides, pool.dtype).is_ok()
+                    && Walk::one(spec.head_dim_qk, pool.pages, &pool.k_strides, pool.dtype).is_ok()
             }
+            Loads::Pages => Walk::whole(spec, pool).is_ok(),
             Loads::Rows | Loads::PagesOrRows => true,
         };
         let kernel = of_pool(kernel, pool);
@@ -116,7 +114,7 @@ impl Gpu {
     }
 
     /// The kernel that reads two KV heads at a time, if there is one, the two heads are adjacent in the pool, and items of these
-    /// lengths are [faster](pairs::gain_by_pairs) by it. Otherwise the given kernel.
+    /// lengths are [faster](gain_by_pairs) by it. Otherwise the given kernel.
     pub(super) fn of_pairs(
         &self,
         kernel: KernelId,
@@ -127,13 +125,11 @@ impl Gpu {
         let sms = self.multiprocessors;
         let pair = kernel.of_pairs(spec.head_dim_qk).filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
+                && [pool.k_strides.head, pool.v_strides.head] == [spec.head_dim_qk; 2]
                 // They load by tensor maps only.
-                && pool.k_strides.page_size.is_multiple_of(8)
-                && pool.k_strides == pool.v_strides
-                && pool.k_strides.head == spec.head_dim_qk
-                && overlapping(spec, pool, pair.info()).is_ok()
+                && walks(pair.info(), spec, pool).is_ok()
                 && pool.scales.come_in_pairs()
-                && pairs::gain_by_pairs(pair.info(), lengths, spec.kv_heads, sms)
+                && gain_by_pairs(pair.info(), lengths, spec.kv_heads, sms)
         });
         pair.unwrap_or(kernel)
     }

@@ -18,7 +18,7 @@ fn nearest(name: &str, compute: (u32, u32)) -> &'static str {
 
 impl Gpu {
     /// The description of this GPU for the planner: the most similar known device, with this GPU's number of SMs. If the program
-    /// has no kernels of the GPU's own architecture, the plans use those of Ampere.
+    /// has no kernels of the GPU's own architecture, the plans use those of Ampere. It knows the variants that the GPU was opened with.
     #[must_use]
     pub fn device(&self) -> DeviceDescription {
         let name = nearest(&self.name, self.compute);
@@ -28,6 +28,7 @@ impl Gpu {
             "sm_80" => self.compute.min((8, 9)),
             _ => self.compute,
         };
+        device.variants = Some(self.kernels.own_variants());
         // Of the newer GPUs, those for desktops have no more shared memory than Ada.
         if self.compute.0 >= 12 {
             let ada = DeviceDescription::named("rtx4090").expect("it is built in");
@@ -39,24 +40,17 @@ impl Gpu {
 
     /// Checks that there are kernels for these heads on this GPU. Call it when a model is loaded.
     ///
-    /// For a variant of your own this includes all kernels that plans of one part can name. Planning does not know which of them
-    /// `variant_kernels!` made: it plans batches whose run then returns [`Error::NoInstance`].
-    ///
     /// # Errors
-    /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with the nearest supported heads, or an error of the
-    /// specification; [`Error::NoVariant`] or [`Error::NoInstance`] for a variant that the GPU was not opened with, or that lacks kernels.
+    /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with the nearest supported heads, also where `variant_kernels!`
+    /// made no kernels of a variant for them, or an error of the specification; [`Error::NoVariant`] for a variant that the GPU was not
+    /// opened with. Planning for [`device`](Self::device) refuses the same.
     ///
     /// It does not know the scales of 8-bit keys and values: see [`supports_pool`](Self::supports_pool).
     pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
-        self.device().supports(spec)?;
-        let Some(name) = spec.variant.hooks else {
-            return Ok(());
-        };
-        self.hooks(name)?;
-        for key in LaunchSet::all(&self.device(), spec)?.keys() {
-            self.hooked(name, key.kernel.info())?;
-        }
-        Ok(())
+        spec.variant
+            .hooks
+            .map_or(Ok(()), |name| self.hooks(name).map(drop))?;
+        Ok(self.device().supports(spec)?)
     }
 
     /// [`supports`](Self::supports), and checks that kernels read a pool of this type and for these heads with these scales. Not all

@@ -9,7 +9,6 @@ use kernels_gpu::{
 use super::{
     DecodeCall, Gpu,
     decode::attention,
-    launch_plan::tiles_of,
     maps::{MapShape, Maps},
     module::Kernel,
     steps::{LatentShapes, Parameters, Step},
@@ -22,6 +21,7 @@ use crate::{
     checks::extent,
     exec::apart::check_pool,
     kv::latent_parts::rope_dim,
+    plan::launched::pieces::tiles_of,
     problem::{Quantity, Spec},
 };
 
@@ -124,15 +124,11 @@ impl Gpu {
             .boxes
             .map_or(halves, |boxes| boxes.map(|[slabs, _]| slabs));
         // The part that only keys have is the last slab.
-        let (mut columns, mut rope_map) = (*spec, None);
+        let (mut columns, mut rope_map) = (spec.head_dim_qk, None);
         let mut boxes = [(left, piece_tokens), (right, piece_tokens)];
         if let (Some(rope), false) = (&pool.rope, by_rows) {
-            (columns.head_dim_qk, boxes[1]) = (spec.head_dim_v, (right - 1, 8));
-            let rope_columns = Spec {
-                head_dim_qk: rope_dim(spec),
-                ..*spec
-            };
-            let walk = Walk::new(&rope_columns, pool.pages, &rope.strides, pool.dtype)?;
+            (columns, boxes[1]) = (spec.head_dim_v, (right - 1, 8));
+            let walk = Walk::one(rope_dim(spec), pool.pages, &rope.strides, pool.dtype)?;
             let shape = walk.shape(pool.dtype, 1, 8);
             rope_map = Some(maps.make("the rope pool", rope.pool, shape)?);
         }
@@ -142,16 +138,13 @@ impl Gpu {
                 fits(Quantity::Pool("pages"), pool.pages as usize, COUNTED)?,
             ),
             false => {
-                let walk = Walk::new(&columns, pool.pages, strides, pool.dtype)?;
+                let walk = Walk::one(columns, pool.pages, strides, pool.dtype)?;
                 let mut half = |(slabs, tokens)| {
                     let shape = walk.shape(pool.dtype, slabs, tokens);
                     maps.make("the pool", pool.k, shape)
                 };
                 let halves = [half(boxes[0])?, half(boxes[1])?];
-                (
-                    Some(halves),
-                    fits(Quantity::Pool("pages"), walk.dims[4] as usize, COUNTED)?,
-                )
+                (Some(halves), walk.at.outside)
             }
         };
         // If keys are loaded one by one, these maps are not used.

@@ -57,7 +57,10 @@ impl Launch {
         };
         eprintln!(
             "tandem: {} on stream {stream:?}: grid {x} × {y} × {z}, {} threads, {} bytes of shared memory, clusters of {}{overlap}",
-            kernel.info.name, self.threads, self.shared, self.cluster
+            kernel.name(),
+            self.threads,
+            self.shared,
+            self.cluster
         );
     }
 
@@ -78,7 +81,7 @@ impl Launch {
         for (what, got, limit) in limits {
             if got > limit {
                 return Err(Error::LaunchLimit {
-                    kernel: kernel.info.name,
+                    kernel: kernel.name().into(),
                     what,
                     got: got.into(),
                     limit: limit.into(),

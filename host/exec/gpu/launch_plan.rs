@@ -1,19 +1,15 @@
 //! The launches of a run and their order: a plan as the GPU executor sees it. Needs no GPU.
 
 mod fingerprint;
-mod pieces;
 
 use std::{cmp::Reverse, ops::Range};
 
 use kernels_gpu::{
-    abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem},
+    abi::{NO_MERGE, QueryRow, WorkItem},
     registry::Op,
 };
 
-use self::pieces::Pieces;
-pub(super) use self::pieces::tiles_of;
 use super::{
-    conversion::Conversion,
     launch_key::{LaunchKey, pairs},
     registry::has_own_heads,
 };
@@ -21,7 +17,7 @@ use crate::{
     Error,
     plan::{
         MergeMode, Plan, TileGroup,
-        conversion::few_rows_see_them,
+        launched::{converted::Conversion, merging::Merging, pairs::MOST_LENGTHS},
         pod::{CtaSplit, PodMode, Tickets},
     },
     problem::{Padding, PageTable},
@@ -69,23 +65,14 @@ pub(super) struct LaunchPlan {
     pub(super) items: Option<Vec<WorkItem>>,
     /// The pages that prefills convert.
     pub(super) conversion: Conversion,
-    /// Whether decodes merge their states where they can.
-    pub(super) fused: bool,
-    /// Whether prefills leave partial states, and whether a merge may have states of both prefills and decodes.
-    pub(super) prefill_merges: bool,
-    pub(super) mixed: bool,
+    /// Which merges decodes do, and which the merging kernel.
+    pub(super) merging: Merging,
     /// How prefills and decodes share the GPU, if the plan has both.
     pub(super) pod: PodMode,
     /// Number of CTAs of each, if they share SMs.
     pub(super) resident: CtaSplit,
     /// How the CTAs alternate, if one kernel has both.
     pub(super) tickets: Option<Tickets>,
-    /// Number of merges that the merging kernel does.
-    pub(super) left: u32,
-    /// These merges, if they are not all of the plan's.
-    pub(super) left_rows: Vec<MergeRow>,
-    /// The most slots of any of these merges.
-    pub(super) most_slots: u32,
     pub(super) total_q: u32,
     /// As [`Plan::fixed_splits`].
     pub(super) fixed_splits: bool,
@@ -100,11 +87,8 @@ pub(super) struct LaunchPlan {
     /// If only some launches pad heads: the range of query tokens of these launches. None if the other launches have
     /// tokens in this range, or if prefills leave partial states.
     pub(super) padded: Option<Range<u32>>,
-    /// Which merges are left to the merging kernel, if decodes do others.
-    leaves: Vec<bool>,
     /// See [`lengths_of`](Self::lengths_of).
     lengths: Vec<u32>,
-    pieces: Pieces,
 }
 
 impl LaunchPlan {
@@ -185,80 +169,19 @@ impl LaunchPlan {
                 let range = launch.first as usize..(launch.first + launch.items) as usize;
                 let items = &mut items[range];
                 launch.converted = self.conversion.add(plan, items);
-                let pages = launch.converted.start as usize..launch.converted.end as usize;
-                let pages = self.conversion.pages[pages].iter();
-                let keys: u64 = pages.map(|page| u64::from(page.end - page.first)).sum();
-                let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
-                let pairs: u64 = items.iter().map(pair).sum();
-                let heads = u64::from(launch.key.heads);
-                let [pairs, keys] =
-                    [pairs * u64::from(plan.spec.group()), keys].map(|sum| sum * heads);
-                launch.few_rows = few_rows_see_them(pairs, keys, plan.spec.kv_heads);
+                let (pages, heads) = (launch.converted.clone(), launch.key.heads);
+                launch.few_rows = self.conversion.few_rows_see(pages, plan, items, heads);
             }
         }
     }
 
-    /// Decodes can do the merges whose states all come from decodes, except for kernels that share SMs.
+    /// Divides the merges between decodes and the merging kernel.
     fn divide_merges(&mut self, plan: &Plan, merge_mode: MergeMode) {
-        self.left_rows.clear();
-        self.leaves.clear();
-        self.leaves.resize(plan.merges.len(), false);
-        let mut any = false;
-        for item in plan.items.iter().filter(|item| !item.is_gathered()) {
-            if item.merge != NO_MERGE && item.slot != DIRECT {
-                let rows = item.rows * plan.parts[item.part as usize].heads;
-                let merges = item.merge as usize..(item.merge + rows) as usize;
-                if let Some(merges) = self.leaves.get_mut(merges) {
-                    merges.fill(true);
-                    any = true;
-                }
-            }
-        }
-        self.prefill_merges = any;
-        // Decodes share merges with prefills of other parts, and with prefills of their prefixes.
-        let merges = |row: &QueryRow| self.leaves.get(row.merge as usize) == Some(&true);
-        self.mixed = any && (plan.parts.len() > 1 || plan.rows.iter().any(merges));
-        // In one kernel with a prefill, decodes only stream keys and do not merge.
-        let in_one = self.pod == PodMode::Tickets;
-        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
-        self.pieces.clear();
-        if self.fused && plan.spec.latent {
-            self.fused = self.pieces.find(plan, &mut self.leaves);
-            let items = self.items.as_ref().unwrap_or(&plan.items);
-            for launch in &mut self.launches {
-                let range = launch.first as usize..(launch.first + launch.items) as usize;
-                launch.pieces = self.pieces.are_among(&items[range]);
-            }
-        }
-        if self.fused {
-            self.leave_those_of_shared_sms(plan);
-            let merges = plan.merges.iter().zip(&self.leaves);
-            let left = merges.filter(|(merge, leaves)| **leaves || merge.slots == 0);
-            self.left_rows.extend(left.map(|(merge, _)| *merge));
-            self.left = self.left_rows.len() as u32;
-        } else {
-            self.left = plan.merges.len() as u32;
-        }
-        let slots = self.left_rows(plan).iter().map(|merge| merge.slots);
-        self.most_slots = slots.max().unwrap_or(0);
-    }
-
-    /// Leaves the merges of decodes by kernels that share SMs to the merging kernel: these kernels only stream keys.
-    fn leave_those_of_shared_sms(&mut self, plan: &Plan) {
-        let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
-        for group in plan.groups.iter().filter(shares) {
-            let items = plan
-                .items_of(group)
-                .iter()
-                .filter(|item| item.is_gathered());
-            for item in items {
-                let rows = item.rows_begin as usize..(item.rows_begin + item.rows) as usize;
-                for row in plan.rows.get(rows).unwrap_or_default() {
-                    if let Some(leaves) = self.leaves.get_mut(row.merge as usize) {
-                        *leaves = true;
-                    }
-                }
-            }
+        self.merging.divide(plan, merge_mode);
+        let items = self.items.as_ref().unwrap_or(&plan.items);
+        for launch in &mut self.launches {
+            let range = launch.first as usize..(launch.first + launch.items) as usize;
+            launch.pieces = self.merging.pieces.are_among(&items[range]);
         }
     }
 
@@ -269,12 +192,13 @@ impl LaunchPlan {
         &'a self,
         plan: &'a Plan,
     ) -> impl Iterator<Item = (usize, QueryRow)> + 'a {
-        let leaves = |merge: u32| self.leaves.get(merge as usize) == Some(&true);
-        let left =
-            move |row: &QueryRow| row.merge != NO_MERGE && (!self.fused || leaves(row.merge));
+        let merging = &self.merging;
+        let left = move |row: &QueryRow| {
+            row.merge != NO_MERGE && (!merging.fused || merging.leaves(row.merge))
+        };
         let rows = plan.rows.iter().enumerate();
         rows.filter_map(move |(index, row)| {
-            let merge = match self.pieces.word(index) {
+            let merge = match merging.pieces.word(index) {
                 Some(word) => word,
                 None if left(row) => NO_MERGE,
                 None => return None,
@@ -284,7 +208,7 @@ impl LaunchPlan {
     }
 
     fn padded_tokens(&self, plan: &Plan) -> Option<Range<u32>> {
-        if Padding::of(&plan.spec).is_none() || self.prefill_merges {
+        if Padding::of(&plan.spec).is_none() || self.merging.prefill_merges {
             return None;
         }
         let (own, padded): (Vec<_>, Vec<_>) = plan
@@ -336,15 +260,6 @@ impl LaunchPlan {
         let keys: Vec<_> = self.launches.iter().map(|launch| launch.key).collect();
         pairs(&keys)
     }
-
-    /// The rows of the merging kernel.
-    pub(super) fn left_rows<'a>(&'a self, plan: &'a Plan) -> &'a [MergeRow] {
-        if self.fused {
-            &self.left_rows
-        } else {
-            &plan.merges
-        }
-    }
 }
 
 fn launch(
@@ -392,9 +307,6 @@ fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
     let first = tokens.clone().min().unwrap_or(0);
     first..tokens.max().map_or(first, |last| last + 1)
 }
-
-/// The most items whose [lengths](LaunchPlan::lengths_of) are sorted.
-pub(super) const MOST_LENGTHS: usize = 4096;
 
 /// A launch that reads at least this many bytes of keys and values is long. On an H200 (50 MB of L2), shorter decodes
 /// are faster if their keys leave L2 first, so that its earlier contents stay. Longer decodes are faster if their keys

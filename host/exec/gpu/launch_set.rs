@@ -315,7 +315,7 @@ impl LaunchSet {
                 ..LaunchRecord::default()
             };
         }
-        records[self.keys.len()].count = launch_plan.left;
+        records[self.keys.len()].count = launch_plan.merging.left;
         Ok(())
     }
 

@@ -6,8 +6,8 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    passes::merge::{CHUNK, FEW, FEW_CHUNKS, LONG, MANY, SECTION, SHARED_BYTES, THREADS},
-    registry::{Op, Sm},
+    passes::merge::{CHUNK, FEW, FEW_CHUNKS, MANY, SHARED_BYTES, THREADS},
+    registry::Op,
 };
 
 use super::{
@@ -21,6 +21,7 @@ use crate::{
     Error,
     checks::check_dtype,
     exec::check_merged_heads,
+    plan::launched::merging::shape,
     problem::{Dtype, Quantity},
 };
 
@@ -60,16 +61,17 @@ impl Gpu {
     ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
         let kernel = |shape| self.pass(Op::Merge(shape), element(out.dtype));
-        let few = kernel(FEW)?;
-        let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
-        // If there are few rows, several warps share the slots of a row.
-        let warps = (resident / parameters.chunks.max(1)).min(THREADS / FEW_CHUNKS);
-        let (kernel, threads, chunks) = match warps {
-            0 if most_slots.is_some_and(|most| most <= SECTION) => {
-                (kernel(MANY)?, THREADS, THREADS)
-            }
-            0 => (kernel(LONG)?, THREADS, THREADS),
-            _ => (few, warps * FEW_CHUNKS, FEW_CHUNKS),
+        let registers = kernel(FEW)?.info.registers;
+        let (shape, warps) = shape(
+            parameters.chunks,
+            most_slots,
+            registers,
+            self.multiprocessors,
+        );
+        let kernel = kernel(shape)?;
+        let (threads, chunks) = match warps {
+            0 => (THREADS, THREADS),
+            _ => (warps * FEW_CHUNKS, FEW_CHUNKS),
         };
         let mut launch = Launch::new(parameters.chunks.div_ceil(chunks), threads);
         if kernel.info.op != Op::Merge(MANY) {

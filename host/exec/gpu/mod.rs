@@ -59,7 +59,6 @@ mod resources;
 mod tensor_map;
 
 // Which kernels there are, and which of them a plan needs.
-mod conversion;
 mod launch_key;
 mod launch_plan;
 mod launch_set;

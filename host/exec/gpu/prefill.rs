@@ -16,14 +16,14 @@ use super::{
     steps::{Parameters, PrefillShapes, Source, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
     vectors::vectors_of,
-    walk::PaddedPool,
+    walk::{Columns, Walk},
 };
 use crate::{
     Error,
     checks::{check_same, extent},
     problem::{Quantity, Spec},
 };
-use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map, query_map};
+use maps::{query_map, walks};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the tensors that it uses.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,15 @@ impl Gpu {
 
 /// Whether tensor maps describe the values of a pool where they are.
 pub(super) fn describes_values(pool: &KvPool, spec: &Spec) -> bool {
-    heads_in_token(&pool.v_strides, spec, spec.head_dim_v).is_some()
+    let columns = Columns::whole(spec.head_dim_v, pool.dtype);
+    Walk::new(
+        spec.kv_heads,
+        columns,
+        pool.pages,
+        &pool.v_strides,
+        pool.dtype,
+    )
+    .is_ok()
 }
 
 /// Checks everything that does not depend on how keys are loaded.
@@ -208,69 +216,29 @@ fn parameters(
     let (k_strides, v_strides) = (&pool.k_strides, &values.v_strides);
     let mut attention = attention(call, 1)?;
     attention.v = values.v;
-    let in_token = [
-        heads_in_token(k_strides, spec, row.head_dim),
-        heads_in_token(v_strides, spec, row.value_dim),
-    ];
-    // Kernels also use the keys' coordinates for values, unless values have pages of their own.
-    let coordinates_fit = in_token[0] == in_token[1] || call.extras.values.is_some();
-    let mut box_tokens = maps::box_tokens(k_strides.page_size, row.keys);
+    let walks = walks(call, row)?;
+    let mut box_tokens = match &walks {
+        Some(_) => maps::box_tokens(k_strides.page_size, row.keys),
+        // Converted pages are loaded whole.
+        None if row.products_of_8_bits => k_strides.page_size,
+        // Keys are loaded row by row.
+        None => {
+            [attention.k_strides, attention.v_strides] = vectors_of(pool, spec.kv_heads)?;
+            1
+        }
+    };
     if call.extras.values.is_some() {
         box_tokens = maps::box_tokens(v_strides.page_size, box_tokens);
     }
     let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
     let (mut coordinates, mut pages) = ([PageCoordinates::default(); 2], None);
-    if let Some(padding) = call.extras.padding {
-        let [k, v] = [k_strides, v_strides].map(|s| PaddedPool::new(padding, s, pool.pages));
-        let (k, v) = (k?, v?);
-        if k.places_per_page != v.places_per_page {
-            return Err(Error::Stride {
-                tensor: "the value pool",
-                dimension: "pages",
-                got: v_strides.page as usize,
-                rule: format!(
-                    "{} times that between heads, as the keys': heads of {} take keys and values in one layout",
-                    k.places_per_page, padding.dim
-                ),
-            });
-        }
-        coordinates = [PageCoordinates {
-            step_in_token: 0,
-            step_per_page: k.places_per_page,
-            step_per_head: 1,
-            outside: k.places,
-        }; 2];
+    if let Some([k, v]) = walks {
+        coordinates = [k.at, v.at];
+        let shape = |walk: &Walk| walk.whole_heads(pool.dtype, box_tokens);
         let (k_shape, v_shape);
-        (k_shape, k_map) = maps.make("the key pool", pool.k, k.shape(pool.dtype, box_tokens))?;
-        (v_shape, v_map) = maps.make("the value pool", pool.v, v.shape(pool.dtype, box_tokens))?;
+        (k_shape, k_map) = maps.make("the key pool", pool.k, shape(&k))?;
+        (v_shape, v_map) = maps.make("the value pool", values.v, shape(&v))?;
         pages = Some([k_shape, v_shape]);
-    } else if row.products_of_8_bits {
-        // Converted pages are loaded whole.
-        box_tokens = k_strides.page_size;
-    } else if !row.head_dim.is_multiple_of(64) && k_strides.page_size.is_multiple_of(8) {
-        let shape = |strides, dim| cut_page_map(strides, call, dim, box_tokens);
-        let (k_shape, v_shape);
-        coordinates = [cut_coordinates(pool); 2];
-        (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
-        (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
-        pages = Some([k_shape, v_shape]);
-    } else if let ([Some(k), Some(v)], true, true) =
-        (in_token, coordinates_fit, row.head_dim.is_multiple_of(64))
-    {
-        coordinates = [
-            page_coordinates(pool, spec, k)?,
-            page_coordinates(values, spec, v)?,
-        ];
-        let shape = page_map(pool, k_strides, spec, row.head_dim, k, box_tokens);
-        let (k_shape, v_shape);
-        (k_shape, k_map) = maps.make("the key pool", pool.k, shape)?;
-        let shape = page_map(values, v_strides, spec, row.value_dim, v, box_tokens);
-        (v_shape, v_map) = maps.make("the value pool", values.v, shape)?;
-        pages = Some([k_shape, v_shape]);
-    } else {
-        // Keys are loaded row by row.
-        [attention.k_strides, attention.v_strides] = vectors_of(pool, spec.kv_heads)?;
-        box_tokens = 1;
     }
     let rows = PrefillParams::query_box_rows(row.query_stages == 1, row.rows, call.pack);
     let shape = query_map(call.q, call, rows);

@@ -66,12 +66,21 @@ impl Kernels {
     ) -> Result<(), Error> {
         let rows = hooks.kernels().map(KernelId::info);
         for row in rows.filter(|row| runs_on(modules, row)) {
-            let kernel = modules.entry(row, family, &hooks.entry(row), max_shared)?;
+            let kernel = Kernel {
+                variant: Some(hooks.name),
+                ..modules.entry(row, family, &hooks.entry(row), max_shared)?
+            };
             let kernel = within(kernel).map(|kernel| (hooks.name, kernel));
             self.hooked.extend(kernel);
         }
         self.hooks.push(*hooks);
         Ok(())
+    }
+
+    /// The variants that are not the library's.
+    pub(super) fn own_variants(&self) -> Vec<Hooks> {
+        let own = |hooks: &&Hooks| BUILT_IN.iter().all(|known| known.name != hooks.name);
+        self.hooks.iter().filter(own).copied().collect()
     }
 
     pub(super) fn get(&self, id: KernelId) -> Option<&Kernel> {

@@ -195,7 +195,9 @@ impl Run {
             let merges = usize::from(merging.is_some());
             // If only decodes leave states, the merge follows the decodes on their stream: the prefills may take
             // longer.
-            if let Some(merge) = merging.filter(|_| !captured && !launch_plan.prefill_merges) {
+            if let Some(merge) =
+                merging.filter(|_| !captured && !launch_plan.merging.prefill_merges)
+            {
                 merge.launch.overlap = gpu.overlaps();
                 self.aside += 1;
                 self.first = self.steps.len() - self.before - self.aside;

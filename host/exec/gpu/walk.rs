@@ -1,7 +1,10 @@
-//! How tensor maps describe a page pool.
+//! How tensor maps describe a page pool: one description for prefills and decodes.
 
-use kernels_gpu::abi::KvStrides;
+mod columns;
 
+use kernels_gpu::abi::{KvStrides, PageCoordinates};
+
+pub(super) use self::columns::Columns;
 use super::{
     KvPool,
     maps::MapShape,
@@ -10,86 +13,106 @@ use super::{
 use crate::{
     Error,
     checks::extent,
-    problem::{Dtype, Padding, Quantity, Spec},
+    problem::{Dtype, Quantity, Spec},
 };
 
-/// The tensor map of a pool, with two ways to reach a head: see [`DecodeParams`].
-pub struct Walk {
-    pub half_per_head: u32,
-    pub page_per_page: u32,
-    pub page_per_head: u32,
+/// The tensor map of the keys or the values of a pool, and the ways in it to a page and to a head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    /// Steps in the third dimension count heads.
+    pub(super) at: PageCoordinates,
     /// Dimensions of the tensor map. The last one counts the places that may be read.
-    pub dims: [u64; 5],
+    dims: [u64; 5],
     strides: [u64; 4],
+    columns: Columns,
 }
 
 impl Walk {
-    pub fn new(spec: &Spec, pages: u32, s: &KvStrides, dtype: Dtype) -> Result<Self, Error> {
-        let (dim, kv_heads) = (spec.head_dim_qk, u64::from(spec.kv_heads));
-        let stride = |dimension, got: u32, rule: &str| Error::Stride {
-            tensor: "the pool",
-            dimension,
-            got: got as usize,
-            rule: rule.into(),
-        };
+    /// Of `heads` heads, or groups of neighbouring heads.
+    ///
+    /// # Errors
+    /// [`Error::Extent`] for pages that break a group of 8 tokens; [`Error::Stride`] for heads at no multiple of a distance that
+    /// pages are apart, too; [`ProblemError::TooLarge`](crate::ProblemError::TooLarge).
+    pub(super) fn new(
+        heads: u32,
+        columns: Columns,
+        pages: u32,
+        s: &KvStrides,
+        dtype: Dtype,
+    ) -> Result<Self, Error> {
         if s.page_size == 0 || !s.page_size.is_multiple_of(8) {
             let (got, rule) = (s.page_size as usize, "a multiple of 8");
             return Err(extent("the pool", "tokens in a page", got, rule));
         }
         let bytes = |elements: u32| u64::from(elements) * u64::from(dtype.bytes());
-        // Lines of 128 bytes, or of a whole row.
-        let columns = slab(dim, dtype);
-        let slabs = dim / columns;
-        let line = bytes(columns);
         let groups = u64::from(s.page_size / 8);
-        // With a single head, the stride between heads does not matter.
-        if s.head == dim || kv_heads == 1 {
-            return Ok(Self {
-                half_per_head: slabs,
-                page_per_page: 1,
-                page_per_head: 0,
-                dims: [
-                    columns.into(),
-                    8,
-                    u64::from(slabs) * kv_heads,
-                    groups,
-                    pages.max(1).into(),
+        let walk = |at, slabs, places: u64, place| {
+            let what = Quantity::Pool("pages × KV heads");
+            let outside = fits(what, places as usize, COUNTED)?;
+            Ok(Self {
+                at: PageCoordinates { outside, ..at },
+                dims: [columns.width.into(), 8, slabs, groups, places],
+                strides: [
+                    bytes(s.token),
+                    bytes(columns.step),
+                    8 * bytes(s.token),
+                    bytes(place),
                 ],
-                strides: [bytes(s.token), line, 8 * bytes(s.token), bytes(s.page)],
-            });
+                columns,
+            })
+        };
+        let (slabs, pages) = (u64::from(columns.slabs), u64::from(pages.max(1)));
+        // With a single head, the stride between heads does not matter.
+        if heads == 1 || columns.dense() == Some(s.head) {
+            let at = PageCoordinates {
+                step_in_token: 1,
+                step_per_page: 1,
+                ..PageCoordinates::default()
+            };
+            return walk(at, slabs * u64::from(heads), pages, s.page);
         }
         if s.head == 0 || !s.page.is_multiple_of(s.head) {
-            return Err(stride("pages", s.page, "a multiple of that between heads"));
+            return Err(Error::Stride {
+                tensor: "the pool",
+                dimension: "pages",
+                got: s.page as usize,
+                rule: "a multiple of that between heads".into(),
+            });
         }
-        let heads_per_page = s.page / s.head;
-        let places = u64::from(pages.max(1) - 1) * u64::from(heads_per_page) + kv_heads;
-        Ok(Self {
-            half_per_head: 0,
-            page_per_page: heads_per_page,
-            page_per_head: 1,
-            dims: [columns.into(), 8, slabs.into(), groups, places],
-            strides: [bytes(s.token), line, 8 * bytes(s.token), bytes(s.head)],
-        })
+        let at = PageCoordinates {
+            step_per_page: s.page / s.head,
+            step_per_head: 1,
+            ..PageCoordinates::default()
+        };
+        let last = (pages - 1) * u64::from(at.step_per_page);
+        walk(at, slabs, last + u64::from(heads), s.head)
     }
 
-    /// The maps of keys and of values whose heads have different numbers of elements, all multiples of 64. Kernels step
-    /// through both alike, except that a head of the values has more slabs.
+    /// Of keys and of values, of whose heads `together` neighbours are read as one. Kernels step through both alike, except that a
+    /// head of the values may have another number of slabs.
     ///
     /// # Errors
-    /// [`Error::Stride`] also where heads follow each other in the tokens of one pool, and in the pages of the other.
-    pub fn of_two(spec: &Spec, pool: &KvPool) -> Result<[Self; 2], Error> {
-        let k = Self::new(spec, pool.pages, &pool.k_strides, pool.dtype)?;
-        let values = Spec {
-            head_dim_qk: spec.head_dim_v,
-            ..*spec
+    /// As [`new`](Self::new); [`Error::Stride`] where the steps differ, for example where heads follow each other in the tokens of
+    /// one pool, and in the pages of the other.
+    pub(super) fn both(
+        kv_heads: u32,
+        together: u32,
+        columns: [Columns; 2],
+        pool: &KvPool,
+    ) -> Result<[Self; 2], Error> {
+        let side = |columns, strides: &KvStrides| {
+            let strides = KvStrides {
+                head: strides.head.saturating_mul(together),
+                ..*strides
+            };
+            let heads = kv_heads / together;
+            Self::new(heads, columns, pool.pages, &strides, pool.dtype)
         };
-        let v = Self::new(&values, pool.pages, &pool.v_strides, pool.dtype)?;
-        let steps = |walk: &Self, dim| {
-            let slabs = walk.half_per_head * slab(dim, pool.dtype);
-            let (per_page, per_head) = (walk.page_per_page, walk.page_per_head);
-            (slabs / dim, per_page, per_head, walk.dims[3], walk.dims[4])
-        };
-        if steps(&k, spec.head_dim_qk) == steps(&v, spec.head_dim_v) {
+        let [k, v] = [
+            side(columns[0], &pool.k_strides)?,
+            side(columns[1], &pool.v_strides)?,
+        ];
+        if k.at == v.at && pool.k_strides.page_size == pool.v_strides.page_size {
             return Ok([k, v]);
         }
         Err(Error::Stride {
@@ -98,91 +121,85 @@ impl Walk {
             got: pool.v_strides.token as usize,
             rule: format!(
                 "in the layout of the keys' {:?}, with heads of {} elements",
-                pool.k_strides, spec.head_dim_v
+                pool.k_strides,
+                columns[1].elements()
             ),
         })
     }
 
-    /// The shape with boxes of `slabs` slabs of a head and `piece_tokens` tokens.
-    pub fn shape(&self, dtype: Dtype, slabs: u32, piece_tokens: u32) -> MapShape {
+    /// Of a single head of whole slabs.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(super) fn one(dim: u32, pages: u32, s: &KvStrides, dtype: Dtype) -> Result<Self, Error> {
+        Self::new(1, Columns::whole(dim, dtype), pages, s, dtype)
+    }
+
+    /// Of heads of whole slabs.
+    ///
+    /// # Errors
+    /// As [`both`](Self::both).
+    pub(super) fn whole(spec: &Spec, pool: &KvPool) -> Result<[Self; 2], Error> {
+        let columns =
+            [spec.head_dim_qk, spec.head_dim_v].map(|dim| Columns::whole(dim, pool.dtype));
+        Self::both(spec.kv_heads, 1, columns, pool)
+    }
+
+    /// Of 16-bit heads that are no multiple of 64 columns, each slab in a box of its own: heads may be anywhere in a token or page.
+    ///
+    /// # Errors
+    /// [`ProblemError::TooLarge`](crate::ProblemError::TooLarge).
+    pub(super) fn cut(heads: u32, dim: u32, pages: u32, s: &KvStrides) -> Result<Self, Error> {
+        let bytes = |elements: u32| u64::from(elements) * 2;
+        let places = pages.max(1);
+        let outside = fits(Quantity::Pool("pages"), places as usize, COUNTED)?;
+        Ok(Self {
+            at: PageCoordinates {
+                step_in_token: 1,
+                step_per_page: 1,
+                step_per_head: 0,
+                outside,
+            },
+            dims: [
+                dim.into(),
+                8,
+                heads.into(),
+                (s.page_size / 8).into(),
+                places.into(),
+            ],
+            strides: [
+                bytes(s.token),
+                bytes(s.head),
+                8 * bytes(s.token),
+                bytes(s.page),
+            ],
+            columns: Columns {
+                width: dim,
+                slabs: 1,
+                step: dim,
+                boxed: 64,
+                boxed_slabs: 1,
+            },
+        })
+    }
+
+    /// The step in the third dimension of the map from one head to the next.
+    pub(super) const fn slabs_per_head(&self) -> u32 {
+        self.at.step_in_token * self.columns.slabs
+    }
+
+    /// The shape with boxes of a whole head and `tokens` tokens.
+    pub(super) fn whole_heads(&self, dtype: Dtype, tokens: u32) -> MapShape {
+        self.shape(dtype, self.columns.boxed_slabs, tokens)
+    }
+
+    /// The shape with boxes of `slabs` slabs of a head and `tokens` tokens.
+    pub(super) fn shape(&self, dtype: Dtype, slabs: u32, tokens: u32) -> MapShape {
         MapShape {
             dtype,
             dims: self.dims,
             strides: self.strides,
-            box_dims: [self.dims[0] as u32, 8, slabs, piece_tokens / 8, 1],
-        }
-    }
-}
-
-/// Elements of a line in shared memory: 128 bytes, or a row if that is less.
-pub fn slab(dim: u32, dtype: Dtype) -> u32 {
-    dim.min(128 / dtype.bytes())
-}
-
-/// The tensor map of a pool whose heads are padded. A place is a head of a page.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PaddedPool {
-    padding: Padding,
-    strides: KvStrides,
-    /// Places of a page.
-    pub(super) places_per_page: u32,
-    /// Number of all places. Reads behind them give zeros.
-    pub(super) places: u32,
-}
-
-impl PaddedPool {
-    pub(super) fn new(padding: Padding, strides: &KvStrides, pages: u32) -> Result<Self, Error> {
-        debug_assert!(!padding.is_cut(), "such heads are copied row by row");
-        let wrong = |dimension, got: u32, rule: &str| Error::Stride {
-            tensor: "the pool",
-            dimension,
-            got: got as usize,
-            rule: rule.into(),
-        };
-        let page_size = strides.page_size;
-        if page_size == 0 || !page_size.is_multiple_of(8) {
-            let got = page_size as usize;
-            let rule = "a multiple of 8, where heads have no kernel of their dimension";
-            return Err(extent("the pool", "tokens in a page", got, rule));
-        }
-        if strides.head == 0 || !strides.page.is_multiple_of(strides.head) {
-            let rule = "a multiple of that between heads";
-            return Err(wrong("pages", strides.page, rule));
-        }
-        let places_per_page = strides.page / strides.head;
-        let places = pages as usize * places_per_page as usize;
-        Ok(Self {
-            padding,
-            strides: *strides,
-            places_per_page,
-            places: fits(Quantity::Pool("pages × heads of a page"), places, COUNTED)?,
-        })
-    }
-
-    pub(super) fn shape(&self, dtype: Dtype, box_tokens: u32) -> MapShape {
-        let bytes = |elements: u32| u64::from(elements) * 2;
-        let Padding {
-            dim,
-            kernel_dim,
-            slabs,
-            step,
-        } = self.padding;
-        MapShape {
-            dtype,
-            dims: [
-                dim.min(64).into(),
-                8,
-                slabs.into(),
-                (self.strides.page_size / 8).into(),
-                self.places.max(1).into(),
-            ],
-            strides: [
-                bytes(self.strides.token),
-                bytes(step),
-                8 * bytes(self.strides.token),
-                bytes(self.strides.head),
-            ],
-            box_dims: [64, 8, kernel_dim / 64, box_tokens / 8, 1],
+            box_dims: [self.columns.boxed, 8, slabs, tokens / 8, 1],
         }
     }
 }
@@ -193,22 +210,23 @@ mod tests {
     use crate::problem::KvLayout;
 
     fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
-        let spec = Spec::new(32, 8, 128);
-        Walk::new(
-            &spec,
-            100,
-            &layout.strides(page_size, 8, 128),
-            spec.kv_dtype,
-        )
+        let columns = Columns::whole(128, Dtype::BF16);
+        let strides = layout.strides(page_size, 8, 128);
+        Walk::new(8, columns, 100, &strides, Dtype::BF16)
+    }
+
+    fn steps(walk: &Walk) -> (u32, u32, u32) {
+        let at = walk.at;
+        (walk.slabs_per_head(), at.step_per_page, at.step_per_head)
     }
 
     #[test]
     fn keys_of_8_bits_have_lines_of_128_bytes_or_less() {
         let walk = |head_dim| {
             let strides = KvLayout::Nhd.strides(16, 8, head_dim);
-            let spec = Spec::new(32, 8, head_dim);
-            let walk = Walk::new(&spec, 100, &strides, Dtype::F8E4M3).unwrap();
-            (walk.dims, walk.strides, walk.half_per_head)
+            let columns = Columns::whole(head_dim, Dtype::F8E4M3);
+            let walk = Walk::new(8, columns, 100, &strides, Dtype::F8E4M3).unwrap();
+            (walk.dims, walk.strides, walk.slabs_per_head())
         };
         assert_eq!(
             walk(256),
@@ -226,41 +244,84 @@ mod tests {
         let nhd = walk(KvLayout::Nhd, 16).unwrap();
         assert_eq!(nhd.dims, [64, 8, 16, 2, 100]);
         assert_eq!(nhd.strides, [2048, 128, 16384, 32768]);
-        assert_eq!(
-            (nhd.half_per_head, nhd.page_per_page, nhd.page_per_head),
-            (2, 1, 0)
-        );
+        assert_eq!((steps(&nhd), nhd.at.outside), ((2, 1, 0), 100));
         let hnd = walk(KvLayout::Hnd, 24).unwrap();
         assert_eq!(hnd.dims, [64, 8, 2, 3, 800]);
         assert_eq!(hnd.strides, [256, 128, 2048, 6144]);
-        assert_eq!(
-            (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
-            (0, 8, 1)
-        );
+        assert_eq!((steps(&hnd), hnd.at.outside), ((0, 8, 1), 800));
     }
 
     /// Latent attention has such pools, and its kernels only step from page to page.
     #[test]
     fn a_single_head_is_walked_by_pages_whatever_lies_between_its_tokens() {
-        let spec = Spec::latent(16, 512, 64);
         let strides = KvStrides {
             page: 40 * 640,
             token: 624,
             head: 624,
             page_size: 40,
         };
-        let walk = Walk::new(&spec, 100, &strides, spec.kv_dtype).unwrap();
+        let walk = Walk::one(576, 100, &strides, Dtype::BF16).unwrap();
         assert_eq!(walk.dims, [64, 8, 9, 5, 100]);
         assert_eq!(walk.strides, [1248, 128, 9984, 51200]);
-        let steps = (walk.half_per_head, walk.page_per_page, walk.page_per_head);
-        assert_eq!(steps, (9, 1, 0));
+        assert_eq!(steps(&walk), (9, 1, 0));
     }
 
     #[test]
     fn pages_that_break_a_group_of_8_are_refused() {
         for page_size in [1, 4, 12] {
-            let error = walk(KvLayout::Nhd, page_size).err().expect("is refused");
+            let error = walk(KvLayout::Nhd, page_size).expect_err("is refused");
             assert!(error.to_string().contains("a multiple of 8"), "{error}");
         }
+    }
+
+    /// A pool of `[pages, 2, heads, page size, dim]`: the places of the keys' heads and those of the values' take turns, and what a
+    /// side may read ends with its own heads of the last page.
+    #[test]
+    fn keys_and_values_may_share_a_pool_of_heads() {
+        let spec = Spec::new(8, 2, 64);
+        let mut strides = KvLayout::Hnd.strides(16, 2, 64);
+        strides.page *= 2;
+        let pool = KvPool::new(&spec, KvLayout::Hnd, 16, 100, 1 << 20, (1 << 20) + 4096);
+        let paired = pool.with_strides(strides, strides);
+        for walk in Walk::whole(&spec, &paired).unwrap() {
+            assert_eq!(walk.dims, [64, 8, 1, 2, 99 * 4 + 2]);
+            assert_eq!(walk.strides, [128, 128, 1024, 2048]);
+            assert_eq!(steps(&walk), (0, 4, 1));
+        }
+        // With tokens first, pages may be anything apart; with heads first, both have to have as many places.
+        let apart = |layout: KvLayout| {
+            let strides = layout.strides(16, 2, 64);
+            let longer = KvStrides {
+                page: 3 * strides.page,
+                ..strides
+            };
+            let walks = Walk::whole(&spec, &pool.with_strides(strides, longer));
+            walks.map(|[k, v]| [k, v].map(|walk| walk.strides[3]))
+        };
+        assert_eq!(apart(KvLayout::Nhd), Ok([4096, 3 * 4096]));
+        assert!(matches!(apart(KvLayout::Hnd), Err(Error::Stride { .. })));
+    }
+
+    /// A pool whose heads follow one another as a whole: 32 bits cannot count all heads.
+    #[test]
+    fn heads_that_are_far_apart_are_read_row_by_row() {
+        let strides = KvStrides {
+            page: 16 * 128,
+            token: 128,
+            head: 50_000 * 16 * 128,
+            page_size: 16,
+        };
+        let walk = |strides| {
+            let columns = Columns::whole(128, Dtype::BF16);
+            Walk::new(64, columns, 100, strides, Dtype::BF16)
+        };
+        assert!(walk(&strides).is_err());
+        // The stride between heads times their number wraps around to the stride of a page.
+        let wraps = KvStrides {
+            page: 1 << 12,
+            head: (1 << 26) + (1 << 6),
+            ..strides
+        };
+        assert!(walk(&wraps).is_err());
     }
 }

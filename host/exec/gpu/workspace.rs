@@ -74,7 +74,7 @@ impl Drop for Staging {
 fn check_launches(launches: usize) -> Result<(), Error> {
     if launches > MAX_LAUNCHES as usize {
         return Err(Error::LaunchLimit {
-            kernel: "a run",
+            kernel: "a run".into(),
             what: "launches",
             got: launches as u64,
             limit: MAX_LAUNCHES.into(),
@@ -150,7 +150,7 @@ impl Workspace {
     pub(super) fn decode_merges(&self) -> bool {
         match &self.options.launches {
             Some(set) => set.merge_mode == MergeMode::Fused,
-            None => self.launch_plan.fused,
+            None => self.launch_plan.merging.fused,
         }
     }
 

@@ -28,6 +28,18 @@ pub enum PlanError {
         /// What is wrong.
         reason: String,
     },
+    /// A device description that names a tile that no kernel has.
+    #[error(
+        "the device description is wrong: {field} names {got}, which no kernel has: there are {there}"
+    )]
+    UnknownTile {
+        /// The field of the description.
+        field: String,
+        /// The tile.
+        got: String,
+        /// The tiles that there are in such a place.
+        there: String,
+    },
     /// The device has no kernel for what is asked.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),

@@ -5,9 +5,10 @@
 
 mod check;
 mod known;
+mod named_tiles;
 mod support;
 
-use kernels_gpu::registry::Sm;
+use kernels_gpu::{Hooks, registry::Sm};
 use serde::{Deserialize, Serialize};
 
 use super::PodDescription;
@@ -77,6 +78,10 @@ pub struct DeviceDescription {
     /// Hybrid batches.
     #[serde(default)]
     pub pod: PodDescription,
+    /// The variants of the program whose kernels there are. Plans name no others of them. None: those of any name, each with all
+    /// kernels that variants can replace. It is no part of JSON; that of a GPU has the variants that it was opened with.
+    #[serde(skip)]
+    pub variants: Option<Vec<Hooks>>,
 }
 
 /// Costs of decodes.

@@ -2,24 +2,15 @@
 
 use std::fmt;
 
-use kernels_gpu::registry::{KernelId, Op};
-
-use crate::plan::{
-    data::{Kernel, Plan, PodMode, TileGroup},
-    model::tiles::serves_heads,
-};
+use crate::plan::data::{Kernel, Plan, TileGroup};
 
 impl Plan {
-    /// The name of the kernel that runs a group. With tickets, this kernel has both operations. On the CPU, which has
-    /// no kernels, the name of the operation.
+    /// The name of the kernel that runs a group, as [`launches`](Self::launches) knows it; of several, for parts whose pages differ, the
+    /// first. With tickets, this kernel has both operations. On the CPU, which has no kernels, the name of the operation.
     #[must_use]
     pub fn kernel_name(&self, group: &TileGroup) -> String {
-        let tickets = self.pod.is_some_and(|pod| pod.mode == PodMode::Tickets);
-        let pod = |id: &KernelId| id.info().op == Op::Pod && serves_heads(id.info(), &self.spec);
-        let pod = KernelId::all().find(pod).filter(|_| tickets);
-        let hooks = self.spec.variant.hooks;
-        match (pod.or(group.id), group.kernel) {
-            (Some(id), _) => hooks.map_or(id.info().name.into(), |hooks| hooks.entry(id.info())),
+        match (self.entry_of_group(group), group.kernel) {
+            (Some(entry), _) => entry,
             (None, Kernel::Prefill) => "Prefill".into(),
             (None, Kernel::Decode) => "Decode".into(),
         }

@@ -1,6 +1,7 @@
 //! Views of a plan: in time, in bytes, as a table, verified against its batch, without joint items.
 
 mod display;
+mod launches;
 mod timeline;
 mod traffic;
 mod verify;

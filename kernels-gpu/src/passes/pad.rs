@@ -40,15 +40,27 @@ pub const fn place(from: u32, step: u32) -> u32 {
     slab * 64 + (from - slab * step)
 }
 
-/// The kernel: `pad_heads`.
+/// The kernel's name, for its row and for its entry.
+macro_rules! table {
+    ($then:ident) => {
+        $then! { "pad_heads" }
+    };
+}
+
+/// The kernel.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] = {
     use crate::registry::{Arch, Family, KernelInfo, Op, registers};
-    &[KernelInfo {
-        threads: THREADS,
-        registers: registers(THREADS, 4),
-        ..KernelInfo::new("pad_heads", Family::Passes, Arch::Sm80, Op::Pad)
-    }]
+    macro_rules! row {
+        ($name:literal) => {
+            KernelInfo {
+                threads: THREADS,
+                registers: registers(THREADS, 4),
+                ..KernelInfo::new($name, Family::Passes, Arch::Sm80, Op::Pad)
+            }
+        };
+    }
+    &[table!(row)]
 };
 
 #[cfg(target_arch = "nvptx64")]
@@ -60,43 +72,48 @@ mod device {
     use super::{CHUNK, THREADS, place, source};
     use crate::abi::PadParams;
 
-    /// See the module's documentation.
-    ///
-    /// # Safety
-    /// The parameters describe memory as [`PadParams`] says.
-    #[kernel(name = ["pad_heads"], max_threads = THREADS, min_blocks = 4)]
-    pub unsafe fn entry(p: PadParams) {
-        let chunk = thread::index_1d();
-        if chunk >= p.chunks {
-            return;
-        }
-        let (row, at) = p.chunks_per_head.div_rem(chunk);
-        let (token, head) = p.heads.div_rem(row);
-        let at = at * CHUNK;
-        let from = if p.back == 0 {
-            source(at, p.dim, p.step)
-        } else {
-            Some(place(at, p.step))
-        };
-        let (token, head) = (u64::from(token), u64::from(head));
-        let element = |token_stride: u32, head_stride: u32, at: u32| {
-            token * u64::from(token_stride) + head * u64::from(head_stride) + u64::from(at)
-        };
-        // Dependent launch: the previous kernel, which writes the source, may still run.
-        #[cfg(target_feature = "sm_90a")]
-        griddep::wait();
-        let mut values = [0; 4];
-        // SAFETY: inside the tensors, 8 elements aligned to 16 bytes; only this thread writes them.
-        unsafe {
-            if let Some(from) = from {
-                let from = p.from + element(p.from_token, p.from_head, from) * 2;
-                // Not the read-only path: the launch before may still write when this one starts.
-                values = ptr::load_u32x4(from as *const u32);
+    macro_rules! entry {
+        ($name:literal) => {
+            /// See the module's documentation.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`PadParams`] says.
+            #[kernel(name = [$name], max_threads = THREADS, min_blocks = 4)]
+            pub unsafe fn entry(p: PadParams) {
+                let chunk = thread::index_1d();
+                if chunk >= p.chunks {
+                    return;
+                }
+                let (row, at) = p.chunks_per_head.div_rem(chunk);
+                let (token, head) = p.heads.div_rem(row);
+                let at = at * CHUNK;
+                let from = if p.back == 0 {
+                    source(at, p.dim, p.step)
+                } else {
+                    Some(place(at, p.step))
+                };
+                let (token, head) = (u64::from(token), u64::from(head));
+                let element = |token_stride: u32, head_stride: u32, at: u32| {
+                    token * u64::from(token_stride) + head * u64::from(head_stride) + u64::from(at)
+                };
+                // Dependent launch: the previous kernel, which writes the source, may still run.
+                #[cfg(target_feature = "sm_90a")]
+                griddep::wait();
+                let mut values = [0; 4];
+                // SAFETY: inside the tensors, 8 elements aligned to 16 bytes; only this thread writes them.
+                unsafe {
+                    if let Some(from) = from {
+                        let from = p.from + element(p.from_token, p.from_head, from) * 2;
+                        // Not the read-only path: the launch before may still write when this one starts.
+                        values = ptr::load_u32x4(from as *const u32);
+                    }
+                    let to = p.to + element(p.to_token, p.to_head, at) * 2;
+                    ptr::store_u32x4(to as *mut u32, values);
+                }
             }
-            let to = p.to + element(p.to_token, p.to_head, at) * 2;
-            ptr::store_u32x4(to as *mut u32, values);
-        }
+        };
     }
+    table!(entry);
 }
 
 #[cfg(test)]

@@ -32,9 +32,6 @@ mod record;
 
 use record::Record;
 
-/// The latest arrival in seconds, 317 years: nanoseconds are exact to 2 µs there.
-const MOST_S: f64 = 1e10;
-
 /// Source of attention times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionSource {
@@ -227,15 +224,7 @@ impl<'a> Engine<'a> {
             });
         }
         // The simulation would end before them.
-        let mut times = trace.arrivals.iter().map(|arrival| arrival.at_s);
-        let in_time = |at_s: f64| (-MOST_S..=MOST_S).contains(&at_s);
-        if let Some(index) = times.position(|at_s| !in_time(at_s)) {
-            return Err(ScheduleError::Arrival {
-                index,
-                at_s: trace.arrivals[index].at_s,
-                most_s: MOST_S,
-            });
-        }
+        trace.check_arrivals()?;
         let pages = pages.unwrap_or_else(|| cost.pages(page_size));
         let name = policy.name();
         Ok(Self {

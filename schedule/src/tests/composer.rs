@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::policy::{DecodePriority, Orca, Sarathi, SarathiServe};
+use crate::policy::{DecodePriority, Orca, PrefillFirst, Sarathi, SarathiServe};
 use audit::Audit;
 
 #[test]
@@ -432,6 +432,40 @@ fn sarathi_composes_whole_tiles() {
         composer.complete(&step, |_| Sampled::Token(0));
     }
     assert!(whole * 10 > hybrid * 7, "{whole} of {hybrid}");
+}
+
+/// So the bits of a prompt do not depend on the other requests: kernels add chunks of other lengths in other orders.
+#[test]
+fn prefill_first_cuts_a_prompt_by_its_own_length_alone() {
+    let prompts = [30, 200, 64, 65, 10, 400, 1];
+    let chunks = |prompts: &[u32]| -> Vec<Vec<u32>> {
+        let limits = Limits {
+            step_tokens: 64,
+            prefix_cache: false,
+            ..Limits::default()
+        };
+        let mut composer = Composer::new(limits, 1000, 16, PrefillFirst).unwrap();
+        let requests = prompts.iter().map(|&prompt| {
+            let request = Request::of_length(prompt, 5);
+            composer.submit(request).unwrap()
+        });
+        let requests: Vec<_> = requests.collect();
+        let mut chunks = vec![Vec::new(); prompts.len()];
+        let mut step = Step::default();
+        while composer.compose(&mut step) {
+            for entry in step.entries.iter().filter(|entry| !entry.decode) {
+                let request = requests.iter().position(|&one| one == entry.request);
+                chunks[request.unwrap()].push(entry.tokens);
+            }
+            composer.complete(&step, |_| Sampled::Token(0));
+        }
+        chunks
+    };
+    let together = chunks(&prompts);
+    assert_eq!(together[1], [64, 64, 64, 8]);
+    for (prompt, together) in prompts.iter().zip(together) {
+        assert_eq!(chunks(&[*prompt]), [together]);
+    }
 }
 
 #[test]

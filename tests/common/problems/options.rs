@@ -7,10 +7,11 @@ use tandem_attn::{
     plan::{Bound, MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode},
     problem::{Batch, Compute, Dtype, KvLayout, Masks, PageTable, Spec},
     step::{Pairing, Rope},
+    tensor::Element,
     variants::{ALIBI, DISTANCE_BIAS, SIGMOID},
 };
 
-use super::super::numeric::Rng;
+use super::{super::numeric::Rng, Tensors};
 
 /// A batch, and how its pool lies.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,8 @@ pub struct Asked {
     pub spec: Spec,
     pub batch: Batch,
     pub layout: KvLayout,
+    /// Of keys and of values, if they do not lie densely in this layout.
+    pub strides: Option<[KvStrides; 2]>,
     pub scales: Scales,
 }
 
@@ -111,7 +114,30 @@ fn requests(page_size: u32, of: &[(u32, u32)]) -> Batch {
 /// What a pool may have.
 pub const OF_POOLS: &[(&str, PoolChange)] = &[
     ("layout", |asked| asked.layout = KvLayout::Hnd),
-    ("layout and page_size", |asked| {
+    ("layout, values behind the keys of a page", |asked| {
+        asked.lies(KvLayout::Hnd, |side| side.page *= 2, |side| side.page *= 2);
+    }),
+    ("layout, a head of nobody in each token", |asked| {
+        let padded = |side: &mut KvStrides| {
+            side.token += side.head;
+            side.page = side.page_size * side.token;
+        };
+        asked.lies(KvLayout::Nhd, padded, padded);
+    }),
+    ("layout, gaps between pages of values", |asked| {
+        asked.lies(KvLayout::Nhd, |_| (), |side| side.page += 64);
+    }),
+    ("layout, gaps between heads of values", |asked| {
+        asked.lies(
+            KvLayout::Hnd,
+            |_| (),
+            |side| {
+                side.head += 64;
+                side.page += 2 * 64;
+            },
+        );
+    }),
+    ("page_size, in the other layout", |asked| {
         asked.layout = KvLayout::Hnd;
         asked.batch = requests(5, &[(6, 57), (1, 30)]);
     }),
@@ -129,6 +155,27 @@ pub const OF_POOLS: &[(&str, PoolChange)] = &[
 ];
 
 impl Asked {
+    /// With the strides of a layout, each side changed.
+    fn lies(&mut self, layout: KvLayout, k: fn(&mut KvStrides), v: fn(&mut KvStrides)) {
+        let (page_size, spec) = (self.batch.parts[0].table.page_size, &self.spec);
+        let strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+        let mut sides = [strides; 2];
+        k(&mut sides[0]);
+        v(&mut sides[1]);
+        self.strides = Some(sides);
+    }
+
+    /// [`Tensors::random`] for it.
+    pub fn tensors<Q: Element, K: Element>(&self, seed: u64) -> Tensors<Q, K> {
+        let mut tensors = Tensors::random(&self.spec, &self.batch, self.layout, seed);
+        if let Some(strides) = self.strides {
+            for (pool, part) in tensors.parts.iter_mut().zip(&self.batch.parts) {
+                *pool = pool.relaid(&self.spec, part.table.pool_pages, strides);
+            }
+        }
+        tensors
+    }
+
     fn scaled(&mut self, scales: Scales) {
         self.scales = scales;
         self.spec.kv_dtype = Dtype::F8E4M3;
@@ -141,6 +188,7 @@ impl Asked {
             spec,
             batch,
             layout: KvLayout::Nhd,
+            strides: None,
             scales: Scales::One,
         }
     }
@@ -187,7 +235,7 @@ pub const PLAN_OPTIONS: &[(&str, PlanChange)] = &[
 ];
 
 /// The fields of a struct, by what it prints: a test outside of the library cannot name all of a struct that may grow.
-fn fields(value: &impl Debug) -> Vec<String> {
+pub fn fields(value: &impl Debug) -> Vec<String> {
     let text = format!("{value:#?}");
     let of_line = |line: &str| {
         let field = line.strip_prefix("    ")?.split_once(": ")?.0;
@@ -246,6 +294,10 @@ pub const OPTIONS: &[(&str, Change)] = &[
     }),
     ("hooks without a softmax", |spec, _| {
         *spec = spec.with_hooks(&SIGMOID)
+    }),
+    ("hooks, sigmoid weights of heads of 128", |spec, _| {
+        *spec = Spec::new(8, 2, 128).with_dtype(spec.q_dtype);
+        *spec = spec.with_hooks(&SIGMOID);
     }),
     ("adds_up without hooks", |spec, _| {
         spec.variant.adds_up = true

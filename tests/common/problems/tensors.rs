@@ -204,6 +204,29 @@ impl<T: Element> Pools<T> {
         pools
     }
 
+    /// The same keys and values with other strides, and NaN everywhere else.
+    pub fn relaid(&self, spec: &Spec, pages: u32, [k_strides, v_strides]: [KvStrides; 2]) -> Self {
+        let side = |elements: &[T], dim: u32, from: KvStrides, to: KvStrides| {
+            let mut laid = vec![T::from_f32(f32::NAN); (pages * to.page) as usize];
+            for index in 0..pages * from.page_size * spec.kv_heads {
+                let (token, head) = (index / spec.kv_heads, index % spec.kv_heads);
+                let (page, token) = (token / from.page_size, token % from.page_size);
+                let at = |s: KvStrides| {
+                    let first = page * s.page + token * s.token + head * s.head;
+                    first as usize..(first + dim) as usize
+                };
+                laid[at(to)].copy_from_slice(&elements[at(from)]);
+            }
+            laid
+        };
+        Self {
+            k: side(&self.k, spec.head_dim_qk, self.k_strides, k_strides),
+            v: side(&self.v, spec.head_dim_v, self.v_strides, v_strides),
+            k_strides,
+            v_strides,
+        }
+    }
+
     pub fn view(&self) -> KvView<'_, T> {
         KvView {
             k: &self.k,

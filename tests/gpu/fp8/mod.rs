@@ -21,11 +21,10 @@ use common::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    Error,
     abi::KvStrides,
     exec::{
         Cpu,
-        gpu::{self, DeviceTensor, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
+        gpu::{self, Gpu, KvPool, LaunchSet, RunTensors, WorkspaceOptions},
     },
     kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::{
@@ -34,7 +33,7 @@ use tandem_attn::{
     },
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     reference,
-    tensor::{Element, F8E4M3, F8E5M2, ShapeError},
+    tensor::{Element, F8E4M3, F8E5M2},
 };
 
 use case::*;

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use tandem_attn::{
     Error, Hooks, HooksName,
     exec::gpu::{Gpu, RunTensors, WorkspaceOptions},
-    plan::{Bound, PlanError, PlanOptions, Planner, SplitMode},
+    plan::{Bound, DeviceDescription, PlanError, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
     tensor::{Element, ShapeError},
     variants::{ALIBI, BiasTable, DISTANCE_BIAS, SIGMOID, SigmoidBias, Slopes},
@@ -260,7 +260,13 @@ fn heads_and_caches_without_a_kernel_of_the_variant_are_refused() {
         );
     }
     let run = |spec: &Spec, own: &[u8]| {
-        let plan = plan(spec).expect("the plan does not depend on it");
+        // A description that does not know which variants there are.
+        let device = DeviceDescription {
+            variants: None,
+            ..gpu.device()
+        };
+        let plan = Planner::new().plan(spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.expect("the plan does not depend on it");
         let tensors =
             Tensors::<bf16, bf16>::random(&Spec::new(8, 2, 128), &batch, KvLayout::Nhd, 5);
         let device = OnDevice::new(&Spec::new(8, 2, 128), &batch, &tensors);
@@ -298,8 +304,8 @@ fn heads_and_caches_without_a_kernel_of_the_variant_are_refused() {
     };
     let there = vec![ALIBI.name, DISTANCE_BIAS.name, SIGMOID.name];
     let refused = Err(Error::NoVariant { asked, there });
-    assert_eq!(
-        run(&Spec::new(8, 2, 128).with_hooks(&unknown), &[]),
-        refused
-    );
+    let spec = Spec::new(8, 2, 128).with_hooks(&unknown);
+    assert_eq!(run(&spec, &[]), refused);
+    let error = plan(&spec).expect_err("the GPU was opened without it");
+    assert!(matches!(error, PlanError::Unsupported(_)), "{error:?}");
 }

@@ -6,7 +6,11 @@ use bytemuck::Pod;
 use libcuda::{Code, DevicePtr};
 use tandem_attn::exec::gpu;
 
-use crate::{Failure, tensors::Tensor};
+use crate::{
+    Failure,
+    failure::{A_SMALLER_CASE, too_little_memory},
+    tensors::Tensor,
+};
 
 /// Converts a return code to a result whose failure names the call.
 pub fn ok(call: &str, code: Code) -> Result<(), Failure> {
@@ -38,6 +42,14 @@ impl Memory {
         // SAFETY: the call writes one address.
         match unsafe { libcuda::cuMemAlloc(&mut address, bytes.max(16)) } {
             Code::SUCCESS => Ok(Self(address)),
+            Code::OUT_OF_MEMORY => {
+                let (mut free, mut all) = (0, 0);
+                // SAFETY: the call writes two numbers.
+                ok("cuMemGetInfo", unsafe {
+                    libcuda::cuMemGetInfo(&mut free, &mut all)
+                })?;
+                Err(too_little_memory([bytes, free, all], A_SMALLER_CASE))
+            }
             code => Err(Failure::Backend(format!(
                 "{bytes} bytes on the GPU: {}",
                 name(code)

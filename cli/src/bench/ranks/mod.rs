@@ -72,7 +72,8 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     for case in cases {
         match measured(args, case, &devices) {
             Ok(measured) => results.extend(measured),
-            Err(Failure::Input(reason)) => {
+            // What was measured before is not lost if the GPUs have too little memory for a case.
+            Err(Failure::Input(reason) | Failure::GpuMemory(reason)) => {
                 left_out += &format!("left out: {}: {reason}\n", case.name)
             }
             Err(failure) => return Err(failure),
@@ -100,7 +101,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
             "{}, {}: results differ from those of one GPU by {:.3}",
             wrong.case, wrong.deal, wrong.error
         ))),
-        None if file.results.is_empty() => Err(Failure::Wrong("nothing was measured".to_owned())),
+        None if file.results.is_empty() => Err(Failure::Input("nothing was measured".to_owned())),
         None => Ok(()),
     }
 }
@@ -146,9 +147,10 @@ fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksRes
     case.refuse_chosen("leave --gpus out")?;
     let (spec, batch) = (&case.spec, case.batch()?);
     let halves = [spec.q_dtype, spec.kv_dtype, spec.out_dtype];
-    if spec.latent || spec.variant.sinks || halves.iter().any(|dtype| *dtype != Dtype::BF16) {
+    let more = spec.latent || spec.variant.sinks || spec.variant.hooks.is_some();
+    if more || halves.iter().any(|dtype| *dtype != Dtype::BF16) {
         return Err(Failure::Input(
-            "several GPUs are measured with bf16, and without sinks and latent heads".to_owned(),
+            "several GPUs are measured with bf16, and without sinks, biases, sigmoid weights and latent heads".to_owned(),
         ));
     }
     let shardings = args

@@ -58,7 +58,7 @@ impl FromLaunch for Chunked {
 }
 
 variant_kernels! {
-    /// Kernels for a Hopper GPU; those of the family `Sm80Decode` are for GPUs from Ampere on.
-    pub const CHUNKED: "chunked" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Chunked
+    /// Kernels for a Hopper GPU; those of the last two families are for all others from Ampere on.
+    pub const CHUNKED: "chunked" = [Prefill, DecodeMma, DecodeWgmma, Sm80Prefill, Sm80Decode] of Chunked
         where heads [128], elements [Bf16];
 }

@@ -1,6 +1,6 @@
 //! How a decode reads a page pool.
 
-use kernels_gpu::{abi::KvStrides, registry::KernelInfo};
+use kernels_gpu::{abi::PageCoordinates, registry::KernelInfo};
 
 use super::DecodeCall;
 use crate::{
@@ -9,10 +9,9 @@ use crate::{
     exec::gpu::{
         KvPool,
         maps::{BOX_TOKENS, MapShape},
-        tensor::{COUNTED, fits},
-        walk::{PaddedPool, Walk, slab},
+        walk::{Columns, Walk},
     },
-    problem::{Padding, Quantity, Spec},
+    problem::{Padding, Spec},
 };
 
 /// How a launch reads a pool: by tensor maps, or else row by row.
@@ -41,66 +40,33 @@ impl Mapped {
         padding: Option<Padding>,
     ) -> Result<Self, Error> {
         let DecodeCall { spec, pool, .. } = *call;
-        if row.head_dim != row.value_dim {
-            return Self::of_two(spec, pool, row);
-        }
-        if pool.k_strides != pool.v_strides {
-            return Err(Error::Stride {
-                tensor: "the value pool",
-                dimension: "tokens, heads or pages",
-                got: pool.v_strides.token as usize,
-                rule: format!("as the keys': {:?}", pool.k_strides),
-            });
-        }
-        let piece_tokens = piece_tokens(pool);
-        let padded = match padding {
+        let [k, v] = match padding {
             Some(padding) if padding.is_cut() || pool.dtype.bytes() == 1 => {
                 let rule = "that of a kernel, or with keys and values of 16 bits a multiple of 16 up to 208";
                 let got = spec.head_dim_qk as usize;
                 return Err(extent("the pool", "elements in a head", got, rule));
             }
-            Some(padding) => Some(PaddedPool::new(padding, &pool.k_strides, pool.pages)?),
-            None => overlapping(spec, pool, row)?,
+            Some(padding) => Walk::both(spec.kv_heads, 1, [Columns::padded(padding); 2], pool)?,
+            None => walks(row, spec, pool)?,
         };
-        let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
-        if let Some(padded) = padded {
-            return Ok(Self {
-                shapes: Some([padded.shape(pool.dtype, piece_tokens); 2]),
-                piece_tokens,
-                steps: [0, padded.places_per_page, 1],
-                outside: padded.places,
-            });
-        }
-        let walk = Walk::new(&walked, pool.pages, &strides, pool.dtype)?;
-        let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
-        let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
-        let shape =
-            |[slabs, tokens]: [u32; 2]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens));
-        Self::along(&walk, boxes.map(shape), piece_tokens)
-    }
-
-    /// By tensor maps, where keys and values have different numbers of elements.
-    fn of_two(spec: &Spec, pool: &KvPool, row: &KernelInfo) -> Result<Self, Error> {
-        let [k, v] = Walk::of_two(spec, pool)?;
         let piece_tokens = piece_tokens(pool);
-        let [of_k, of_v] = row.boxes.expect("such kernels have boxes of their own");
-        let shape = |walk: &Walk, [slabs, tokens]: [u32; 2]| {
-            walk.shape(pool.dtype, slabs, tokens.min(piece_tokens))
+        let shapes = match row.boxes {
+            None => [k, v].map(|walk| walk.whole_heads(pool.dtype, piece_tokens)),
+            Some([of_k, of_v]) => [(k, of_k), (v, of_v)].map(|(walk, [slabs, tokens])| {
+                walk.shape(pool.dtype, slabs, tokens.min(piece_tokens))
+            }),
         };
-        Self::along(&k, [shape(&k, of_k), shape(&v, of_v)], piece_tokens)
-    }
-
-    /// With the steps of a walk.
-    fn along(walk: &Walk, shapes: [MapShape; 2], piece_tokens: u32) -> Result<Self, Error> {
+        let PageCoordinates {
+            step_per_page,
+            step_per_head,
+            outside,
+            ..
+        } = k.at;
         Ok(Self {
             shapes: Some(shapes),
             piece_tokens,
-            steps: [walk.half_per_head, walk.page_per_page, walk.page_per_head],
-            outside: fits(
-                Quantity::Pool("pages × KV heads"),
-                walk.dims[4] as usize,
-                COUNTED,
-            )?,
+            steps: [k.slabs_per_head(), step_per_page, step_per_head],
+            outside,
         })
     }
 }
@@ -110,31 +76,15 @@ fn piece_tokens(pool: &KvPool) -> u32 {
     (1 << pool.k_strides.page_size.trailing_zeros()).min(BOX_TOKENS)
 }
 
-/// The tensor map of a pool for a kernel that reads several 16-bit KV heads at a time: their slabs may overlap.
-pub fn overlapping(
-    spec: &Spec,
-    pool: &KvPool,
-    row: &KernelInfo,
-) -> Result<Option<PaddedPool>, Error> {
-    if row.kv_heads == 1 || pool.dtype.bytes() != 2 {
-        return Ok(None);
-    }
-    let (walked, strides) = side_by_side(spec, &pool.k_strides, row.kv_heads);
-    let slabs = Padding::of_row(walked.head_dim_qk);
-    let pool = slabs.map(|slabs| PaddedPool::new(slabs, &strides, pool.pages));
-    pool.transpose()
-}
-
-/// Heads and strides of a pool of which `heads` KV heads are read at a time, as one row.
-fn side_by_side(spec: &Spec, strides: &KvStrides, heads: u32) -> (Spec, KvStrides) {
-    let spec = Spec {
-        kv_heads: spec.kv_heads / heads,
-        head_dim_qk: spec.head_dim_qk * heads,
-        ..*spec
-    };
-    let strides = KvStrides {
-        head: strides.head * heads,
-        ..*strides
-    };
-    (spec, strides)
+/// The walks of keys and of values for a kernel that pads no heads. Slabs may overlap where it reads several 16-bit heads at a time.
+pub fn walks(row: &KernelInfo, spec: &Spec, pool: &KvPool) -> Result<[Walk; 2], Error> {
+    let columns = [spec.head_dim_qk, spec.head_dim_v].map(|dim| {
+        let dim = dim * row.kv_heads;
+        let slabs = match row.kv_heads > 1 && pool.dtype.bytes() == 2 {
+            true => Padding::of_row(dim),
+            false => None,
+        };
+        slabs.map_or_else(|| Columns::whole(dim, pool.dtype), Columns::padded)
+    });
+    Walk::both(spec.kv_heads, row.kv_heads, columns, pool)
 }

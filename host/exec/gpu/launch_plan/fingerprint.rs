@@ -14,7 +14,12 @@ impl LaunchPlan {
             let items = (launch.first, launch.items, launch.joint, launch.pieces);
             (launch.key, items, &launch.converted, launch.few_rows).hash(&mut hash);
         }
-        let merges = (self.fused, self.prefill_merges, self.left, self.most_slots);
+        let merges = (
+            self.merging.fused,
+            self.merging.prefill_merges,
+            self.merging.left,
+            self.merging.most_slots,
+        );
         let rest = (self.trees, self.masks, self.indices, &self.padded);
         (merges, rest, self.tickets.is_some()).hash(&mut hash);
         hash.finish()

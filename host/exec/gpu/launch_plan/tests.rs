@@ -1,6 +1,6 @@
 //! Plans as launches: their order, and where rows are merged.
 
-use kernels_gpu::abi::PieceOf;
+use kernels_gpu::abi::{MergeRow, PieceOf};
 
 use super::*;
 use crate::{
@@ -92,15 +92,15 @@ fn a_plan_of_one_part_runs_as_it_lies() {
         assert_eq!(launch.key.pack, group.pack);
     }
     assert_eq!(launch_plan.parts[0].pages, 1500);
-    assert_eq!(launch_plan.left, plan.merges.len() as u32);
-    assert_eq!(launch_plan.left_rows(&plan), plan.merges);
+    assert_eq!(launch_plan.merging.left, plan.merges.len() as u32);
+    assert_eq!(launch_plan.merging.left_rows(&plan), plan.merges);
 }
 
 #[test]
 fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
     let plan = plan(&[1, 100], MergeMode::Fused);
     let launch_plan = launch_plan(&plan);
-    assert!(launch_plan.fused);
+    assert!(launch_plan.merging.fused);
     let prefills: u32 = plan
         .items
         .iter()
@@ -108,9 +108,13 @@ fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
         .map(|item| item.rows)
         .max()
         .unwrap_or(0);
-    assert!(launch_plan.left >= prefills && launch_plan.left < plan.merges.len() as u32 + 1);
+    assert!(
+        launch_plan.merging.left >= prefills
+            && launch_plan.merging.left < plan.merges.len() as u32 + 1
+    );
     assert!(
         launch_plan
+            .merging
             .left_rows(&plan)
             .iter()
             .all(|merge| merge.token > 0)
@@ -125,10 +129,14 @@ fn decodes_that_share_sms_leave_their_merges() {
     let of_few_rows = |token: u32| token == 0 || token > 8;
     let mut launch_plan = LaunchPlan::default();
     launch_plan.fill(&plan, MergeMode::Fused).unwrap();
-    assert!(launch_plan.fused);
-    let left = launch_plan.left_rows(&plan).iter().map(|merge| merge.token);
+    assert!(launch_plan.merging.fused);
+    let left = launch_plan
+        .merging
+        .left_rows(&plan)
+        .iter()
+        .map(|merge| merge.token);
     assert!(left.eq((0..11).filter(|&token| of_few_rows(token))));
-    assert_eq!(launch_plan.left, 3);
+    assert_eq!(launch_plan.merging.left, 3);
 }
 
 /// Kernels that share SMs count no arrivals. If others counted those at the same merges, the counters would not return to zero.
@@ -164,7 +172,7 @@ fn arrivals_at_merges_are_counted_by_all_kernels_or_by_none() {
             arrivals[row.merge as usize] += 1;
         }
     }
-    let left = launch_plan.left_rows(&plan);
+    let left = launch_plan.merging.left_rows(&plan);
     for (merge, arrivals) in plan.merges.iter().zip(arrivals) {
         let expected = if left.contains(merge) { 0 } else { merge.slots };
         assert_eq!(arrivals, expected, "{merge:?}");
@@ -189,8 +197,8 @@ fn tokens_without_keys_are_left_to_the_merging_kernel() {
     let plan = Planner::new().plan(&spec, &batch, &device, &options);
     let plan = plan.unwrap();
     let launch_plan = launch_plan(&plan);
-    assert!(launch_plan.fused);
-    let left: Vec<_> = launch_plan.left_rows(&plan).iter().collect();
+    assert!(launch_plan.merging.fused);
+    let left: Vec<_> = launch_plan.merging.left_rows(&plan).iter().collect();
     assert!(
         matches!(
             left[..],
@@ -202,7 +210,7 @@ fn tokens_without_keys_are_left_to_the_merging_kernel() {
         ),
         "{left:?}"
     );
-    assert_eq!(launch_plan.left, 1);
+    assert_eq!(launch_plan.merging.left, 1);
 }
 
 /// Rows of two items of tiles of 16 or 64 rows, in plans whose splits depend on the batch.
@@ -217,8 +225,8 @@ fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
         assert!(plan.merges.iter().any(|merge| merge.slots == 2), "{plan}");
         assert_eq!(plan.merge_mode, MergeMode::Fused);
         let launches = launch_plan(&plan);
-        assert!(launches.fused && launches.launches.iter().any(|launch| launch.pieces));
-        let left = launches.left_rows(&plan);
+        assert!(launches.merging.fused && launches.launches.iter().any(|launch| launch.pieces));
+        let left = launches.merging.left_rows(&plan);
         assert!(left.iter().all(|merge| merge.slots != 2), "{left:?}");
 
         // Each row says which of its two pieces it is of, by the same counters.
@@ -246,8 +254,8 @@ fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
 
     // Where the merging kernel has all: what it was told is the plan's.
     let all_left = |plan: &Plan, launches: &LaunchPlan| {
-        assert!(!launches.fused && launches.launches.iter().all(|launch| !launch.pieces));
-        assert_eq!(launches.left_rows(plan), &plan.merges[..]);
+        assert!(!launches.merging.fused && launches.launches.iter().all(|launch| !launch.pieces));
+        assert_eq!(launches.merging.left_rows(plan), &plan.merges[..]);
     };
     let plan = with(64, &auto);
     let mut launches = launch_plan(&plan);

@@ -1,8 +1,8 @@
 //! A kernel that is ready to be launched: its attributes, set once, and how many of its CTAs an SM holds.
 
-use std::ffi::c_int;
+use std::{borrow::Cow, ffi::c_int};
 
-use kernels_gpu::registry::KernelInfo;
+use kernels_gpu::{HooksName, registry::KernelInfo};
 
 use crate::{
     Error,
@@ -15,8 +15,10 @@ use crate::{
 /// A kernel that is ready to be launched.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// Its row in the registry.
+    /// Its row in the registry; of a variant's kernel, the row that it replaces.
     pub info: &'static KernelInfo,
+    /// The variant that it computes.
+    pub variant: Option<HooksName>,
     /// Threads of a block at most.
     pub max_threads: u32,
     /// Bytes of dynamic shared memory that a launch may ask for.
@@ -58,6 +60,7 @@ impl Kernel {
         }
         let mut kernel = Self {
             info,
+            variant: None,
             max_threads: get(function_attribute::MAX_THREADS_PER_BLOCK)?,
             max_dynamic_shared,
             ctas_per_sm: info.ctas_per_sm.max(1),
@@ -67,6 +70,14 @@ impl Kernel {
             kernel.ctas_per_sm = kernel.resident(info.shared_bytes)?;
         }
         Ok(kernel)
+    }
+
+    /// The name of its entry in the module.
+    pub(in crate::exec::gpu) fn name(&self) -> Cow<'static, str> {
+        match self.variant {
+            Some(variant) => variant.entry(self.info).into(),
+            None => self.info.name.into(),
+        }
     }
 
     /// CTAs with this much shared memory that an SM holds at the same time, at least 1. In the current context.

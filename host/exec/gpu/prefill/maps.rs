@@ -1,33 +1,16 @@
 //! Tensor maps of queries, outputs and pages, by which Hopper's prefills load and store.
 
-use kernels_gpu::abi::{KvStrides, PageCoordinates};
+use kernels_gpu::registry::KernelInfo;
 
 use super::{
     super::{
-        DeviceTensor, KvPool,
+        DeviceTensor,
         maps::{BOX_TOKENS, MapShape},
-        tensor::{COUNTED, fits},
+        walk::{Columns, Walk},
     },
     PrefillCall,
 };
-use crate::{
-    Error,
-    plan::gcd,
-    problem::{Quantity, Spec},
-};
-
-/// How a tensor map can describe a pool with heads of `dim` elements: with heads side by side in a token (true), or
-/// filling a page one after the other (false). None if it cannot.
-pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Option<bool> {
-    if !strides.page_size.is_multiple_of(8) {
-        None
-    } else if strides.head == dim {
-        Some(true)
-    } else {
-        let heads = u64::from(spec.kv_heads) * u64::from(strides.head);
-        (u64::from(strides.page) == heads).then_some(false)
-    }
-}
+use crate::{Error, plan::gcd};
 
 /// Tokens that one box loads: within one page and one block of keys.
 pub(super) const fn box_tokens(page_size: u32, keys: u32) -> u32 {
@@ -54,129 +37,36 @@ pub(super) fn query_map(tensor: &DeviceTensor<3>, call: &PrefillCall<'_>, rows: 
     }
 }
 
-/// Coordinates in the maps of a pool whose heads are side by side in a token, or fill a page.
-pub(super) fn page_coordinates(
-    pool: &KvPool,
-    spec: &Spec,
-    in_token: bool,
-) -> Result<PageCoordinates, Error> {
-    let (pages, heads) = (pool.pages, spec.kv_heads);
-    if in_token {
-        return Ok(PageCoordinates {
-            step_in_token: 1,
-            step_per_page: 1,
-            step_per_head: 0,
-            outside: pages,
-        });
+/// How the keys and the values of a launch are described, for a kernel that loads pages. None: row by row.
+pub(super) fn walks(call: &PrefillCall<'_>, row: &KernelInfo) -> Result<Option<[Walk; 2]>, Error> {
+    let (pool, heads) = (call.pool, call.spec.kv_heads);
+    if let Some(padding) = call.extras.padding {
+        return Walk::both(heads, 1, [Columns::padded(padding); 2], pool).map(Some);
     }
-    Ok(PageCoordinates {
-        step_in_token: 0,
-        step_per_page: heads,
-        step_per_head: 1,
-        outside: fits(
-            Quantity::Pool("pages × KV heads"),
-            pages as usize * heads as usize,
-            COUNTED,
-        )?,
-    })
-}
-
-/// Coordinates in the maps of a pool whose heads are not a multiple of 64 columns.
-pub(super) const fn cut_coordinates(pool: &KvPool) -> PageCoordinates {
-    PageCoordinates {
-        step_in_token: 1,
-        step_per_page: 1,
-        step_per_head: 0,
-        outside: pool.pages,
+    if row.products_of_8_bits {
+        return Ok(None);
     }
-}
-
-/// The map whose boxes have 64 columns of tokens of a page, for heads that are not a multiple of 64 columns: missing
-/// columns are zero. Columns are one dimension and heads are another, so that heads may be anywhere.
-pub(super) fn cut_page_map(
-    strides: &KvStrides,
-    call: &PrefillCall<'_>,
-    dim: u32,
-    box_tokens: u32,
-) -> MapShape {
-    let bytes = |elements: u32| u64::from(elements) * 2;
-    MapShape {
-        dtype: call.pool.dtype,
-        dims: [
-            dim.into(),
-            8,
-            call.spec.kv_heads.into(),
-            (strides.page_size / 8).into(),
-            call.pool.pages.max(1).into(),
-        ],
-        strides: [
-            bytes(strides.token),
-            bytes(strides.head),
-            8 * bytes(strides.token),
-            bytes(strides.page),
-        ],
-        box_dims: [64, 8, 1, box_tokens / 8, 1],
+    let dims = [row.head_dim, row.value_dim];
+    if !row.head_dim.is_multiple_of(64) {
+        let cut = |dim, strides| Walk::cut(heads, dim, pool.pages, strides);
+        return match pool.k_strides.page_size.is_multiple_of(8) {
+            true => Ok(Some([
+                cut(dims[0], &pool.k_strides)?,
+                cut(dims[1], &pool.v_strides)?,
+            ])),
+            false => Ok(None),
+        };
     }
-}
-
-/// The map whose boxes have tokens of a page: one group of 8 after the other, and within a group one slab of 64 columns
-/// after the other. See [`PageCoordinates`].
-pub(super) fn page_map(
-    pool: &KvPool,
-    strides: &KvStrides,
-    spec: &Spec,
-    dim: u32,
-    in_token: bool,
-    box_tokens: u32,
-) -> MapShape {
-    let (heads, slabs, pages) = (spec.kv_heads, dim / 64, pool.pages);
-    let bytes = |elements: u32| u64::from(elements) * 2;
-    // The hardware has five dimensions: heads share one with the slabs of 64 columns, or with the pages.
-    let (slab_dim, page_dim, page_stride) = if in_token {
-        (slabs * heads, pages, strides.page)
-    } else {
-        (slabs, pages * heads, strides.head)
+    let columns = dims.map(|dim| Columns::whole(dim, pool.dtype));
+    let walks = match &call.extras.values {
+        None => Walk::both(heads, 1, columns, pool),
+        // Values in pages of their own have steps of their own.
+        Some(values) => {
+            let k = Walk::new(heads, columns[0], pool.pages, &pool.k_strides, pool.dtype);
+            let (pages, strides) = (values.pages, &values.v_strides);
+            let v = Walk::new(heads, columns[1], pages, strides, values.dtype);
+            k.and_then(|k| Ok([k, v?]))
+        }
     };
-    MapShape {
-        dtype: pool.dtype,
-        dims: [
-            64,
-            8,
-            slab_dim.into(),
-            (strides.page_size / 8).into(),
-            page_dim.max(1).into(),
-        ],
-        strides: [
-            bytes(strides.token),
-            128,
-            8 * bytes(strides.token),
-            bytes(page_stride),
-        ],
-        box_dims: [64, 8, slabs, box_tokens / 8, 1],
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A pool whose heads follow one another as a whole: 32 bits cannot count all heads.
-    #[test]
-    fn heads_that_are_far_apart_are_read_row_by_row() {
-        let spec = Spec::new(64, 64, 128);
-        let strides = KvStrides {
-            page: 16 * 128,
-            token: 128,
-            head: 50_000 * 16 * 128,
-            page_size: 16,
-        };
-        assert_eq!(heads_in_token(&strides, &spec, 128), None);
-        // The stride between heads times their number wraps around to the stride of a page.
-        let wraps = KvStrides {
-            page: 1 << 12,
-            head: (1 << 26) + (1 << 6),
-            ..strides
-        };
-        assert_eq!(heads_in_token(&wraps, &spec, 128), None);
-    }
+    Ok(walks.ok())
 }

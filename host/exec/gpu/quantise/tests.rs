@@ -89,3 +89,38 @@ fn scales_that_are_written_do_not_overlap() {
     let given = mode_of(dense, dense.with_stride(2, 0), AppendScales::Given);
     assert_eq!(given, Ok(GIVEN_BY_TOKEN));
 }
+
+/// The scales that an append computes need a place for each token.
+#[test]
+fn computed_scales_are_those_of_tokens() {
+    let spec = Spec::new(4, 2, 64).with_kv_dtype(Dtype::F8E4M3);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 3, A, A);
+    let of_heads = DeviceTensor::new(A, Dtype::F32, [2]);
+    let (k, v) = (of_heads, of_heads);
+    for scales in [KvScales::One, KvScales::Head { k, v }] {
+        let [keys, values] = [(); 2].map(|()| DeviceTensor::new(A, Dtype::BF16, [5, 2, 64]));
+        let refused = |scales_of, pool: &KvPool| {
+            parameters(
+                &spec,
+                pool,
+                scales_of,
+                DeviceArray::new(A, 5),
+                [&keys, &values],
+            )
+        };
+        let pool = pool.with_scales(scales);
+        assert!(refused(AppendScales::Given, &pool).is_ok(), "{scales:?}");
+        let error = refused(AppendScales::Computed, &pool).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::NoInstance {
+                    kernel: "append",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("KvScales::Token"), "{error}");
+    }
+}

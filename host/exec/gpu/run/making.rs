@@ -39,8 +39,8 @@ impl Making<'_> {
                 None => Vec::new(),
             };
             self.groups(&launch_plan.launches, &pairs, steps)?;
-            if launch_plan.left > 0 {
-                steps.push(self.merge(launch_plan.left as usize, None)?);
+            if launch_plan.merging.left > 0 {
+                steps.push(self.merge(launch_plan.merging.left as usize, None)?);
             }
             let unpadded = self.tensors.unpadded.as_ref();
             if let Some(unpadded) = unpadded.filter(|_| steps.iter().all(Step::can_write_unpadded))
@@ -207,7 +207,9 @@ impl Making<'_> {
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
             // The plans of a captured graph are not known yet.
-            record.is_none().then_some(workspace.launch_plan.most_slots),
+            record
+                .is_none()
+                .then_some(workspace.launch_plan.merging.most_slots),
         )?;
         if let Parameters::Merge(params) = &mut step.parameters {
             let variant = &workspace.spec.variant;

@@ -40,8 +40,11 @@ impl Making<'_> {
             ..self.extras()
         };
         let kernel = match arch.or(workspace.options.arch) {
-            Some(arch) => on(planned, arch)?,
-            None => gpu.prefill_kernel(extras.kernel(planned, &of_part)?),
+            Some(Arch::Sm80) => on(planned, Arch::Sm80)?,
+            arch => {
+                let kernel = arch.map_or(Ok(planned), |arch| on(planned, arch))?;
+                gpu.prefill_kernel(extras.kernel(kernel, &of_part)?)
+            }
         };
         let of_ampere = kernel.info().arch == Arch::Sm80;
         let kernel = match of_ampere && (extras.scaled || extras.padding.is_some()) {

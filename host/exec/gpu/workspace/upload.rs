@@ -78,7 +78,7 @@ impl Workspace {
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         let mut needed_launches = LaunchSubset::NONE;
         if let Some(set) = &self.options.launches {
-            if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
+            if merge_mode == MergeMode::Fused && self.launch_plan.merging.mixed {
                 return Err(Error::NotCaptured {
                     launch: "that merges states of prefill and decode: choose MergeMode::Kernel"
                         .into(),
@@ -121,7 +121,7 @@ impl Workspace {
                 put(&[row], &(at..layout.rows.end), bytes);
             }
         }
-        let left = self.launch_plan.left_rows(plan);
+        let left = self.launch_plan.merging.left_rows(plan);
         put(left, &layout.left_merges, bytes);
         let conversion = &self.launch_plan.conversion;
         put(&conversion.pages, &layout.conversions, bytes);

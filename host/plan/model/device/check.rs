@@ -66,7 +66,7 @@ impl DeviceDescription {
     /// Whether every value makes sense.
     ///
     /// # Errors
-    /// [`PlanError::Device`] with the field and its value.
+    /// [`PlanError::Device`] with the field and its value, [`PlanError::UnknownTile`] with the tiles that there are.
     pub fn check(&self) -> Result<(), PlanError> {
         let wrong = |reason: String| Err(PlanError::Device { reason });
         // Wide ranges around any real machine. Costs are sums of picoseconds in 64 bits, which must not overflow.
@@ -221,7 +221,7 @@ impl DeviceDescription {
                 ));
             }
         }
-        Ok(())
+        self.check_named_tiles()
     }
 }
 

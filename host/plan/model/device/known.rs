@@ -187,6 +187,7 @@ fn h200() -> DeviceDescription {
                 },
             ],
         },
+        variants: None,
     }
 }
 
@@ -248,6 +249,7 @@ fn a100() -> DeviceDescription {
             }],
             ..PodDescription::default()
         },
+        variants: None,
     }
 }
 
@@ -313,6 +315,7 @@ fn cpu() -> DeviceDescription {
             unit_ns: 500.0,
         },
         pod: PodDescription::default(),
+        variants: None,
     }
 }
 

@@ -24,8 +24,8 @@ impl DeviceDescription {
     /// any batch. Planning refuses the same specifications.
     ///
     /// This call does not know the page size. On a GPU, values of 512 elements, and prompts with head dimensions between
-    /// those of the kernels (such as 48 or 160, not 80, 96, 112, 224 and 240), need pages of a multiple of 8 tokens.
-    /// Planning refuses them on other pages.
+    /// those of the kernels (such as 48 or 160, not 224 and 240; 80, 96 and 112 with a soft cap or hooks), need pages of a
+    /// multiple of 8 tokens. Planning refuses them on other pages.
     ///
     /// Decodes run as prefills if no decode kernel holds the query heads of a KV head. [`PlanError::NoTile`] names the largest number
     /// where there is no prefill kernel.
@@ -207,7 +207,7 @@ impl DeviceDescription {
             return Ok(());
         }
         if let Some(hooks) = spec.variant.hooks {
-            let rows = prefills.filter(|row| has_hooks(hooks, row));
+            let rows = prefills.filter(|row| has_hooks(self, hooks, row));
             let of = |row: &KernelInfo| (row.head_dim, row.value_dim, format!("{:?}", row.element));
             let there: BTreeSet<_> = rows.map(of).collect();
             let name = |(qk, v, element): &(u32, u32, String)| {

@@ -17,7 +17,10 @@ pub(in crate::plan) fn serves(device: &DeviceDescription, row: &KernelInfo, spec
     let general = Padding::of(spec).is_some() || spec.kv_dtype.bytes() == 1;
     let is_ampere = row.op == Op::Prefill && row.arch == Arch::Sm80;
     let older = !Arch::Sm90a.runs_on(device.compute_capability);
-    (older || !general || !is_ampere) && serves_heads(row, spec)
+    let made = |name| has_hooks(device, name, row);
+    (older || !general || !is_ampere)
+        && serves_heads(row, spec)
+        && spec.variant.hooks.is_none_or(made)
 }
 
 /// Whether a kernel was compiled for these heads.
@@ -64,7 +67,7 @@ pub(in crate::plan) fn serves_heads(row: &KernelInfo, spec: &Spec) -> bool {
         && (has_heads(row, &on) || has_heads(row, spec))
         && Padding::of(spec).is_none_or(|padding| pads(row, &padding))
         && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
-        && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
+        && (spec.variant.hooks.is_none() || Hooks::replaceable(row))
 }
 
 /// Whether a kernel can pad heads: row by row, or by tensor maps those of 16 bits whose slabs are whole. Prefills that load row by
@@ -81,11 +84,20 @@ pub(super) fn has_heads(row: &KernelInfo, spec: &Spec) -> bool {
     (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
 }
 
-/// Whether a kernel of the variant may replace this one. For the library's own variants this is known.
-pub(in crate::plan) fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
-    match BUILT_IN.iter().find(|hooks| hooks.name == name) {
-        Some(hooks) => hooks.replaces(row),
-        None => Hooks::replaceable(row),
+/// Whether a kernel of the variant may replace this one. For the library's own variants this is known, and for those that a GPU was
+/// opened with.
+pub(in crate::plan) fn has_hooks(
+    device: &DeviceDescription,
+    name: HooksName,
+    row: &KernelInfo,
+) -> bool {
+    let of_name = |hooks: &&Hooks| hooks.name == name;
+    match (BUILT_IN.iter().find(of_name), &device.variants) {
+        (Some(hooks), _) => hooks.replaces(row),
+        (None, Some(known)) => known
+            .iter()
+            .any(|hooks| hooks.name == name && hooks.replaces(row)),
+        (None, None) => Hooks::replaceable(row),
     }
 }
 

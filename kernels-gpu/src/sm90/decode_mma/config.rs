@@ -63,7 +63,7 @@ macro_rules! decode_mma_table {
 }
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{super::layout::KEYS, of_flags, shape};
+    use super::{super::layout::KEYS, Shape, of_flags, shape, warps};
     use crate::{
         common::cache,
         has,
@@ -85,6 +85,12 @@ mod rows {
                     $keys,
                     $dim,
                     of_flags(&[$(stringify!($flag)),*]),
+                    shape::<
+                        $dim,
+                        { $rows * cache::kv_heads(of_flags(&[$(stringify!($flag)),*])) },
+                        { warps($dim, $rows, of_flags(&[$(stringify!($flag)),*])) },
+                        { of_flags(&[$(stringify!($flag)),*]) },
+                    >(Sm::HOPPER_CTA),
                 )
             }),*]
         };
@@ -93,9 +99,16 @@ mod rows {
     /// See the macro `decode_mma_table`.
     pub const ROWS: &[&[KernelInfo]] = crate::decode_mma_table!(list rows);
 
-    const fn row(name: &'static str, rows: u32, keys: u32, dim: u32, cache: u32) -> KernelInfo {
+    const fn row(
+        name: &'static str,
+        rows: u32,
+        keys: u32,
+        dim: u32,
+        cache: u32,
+        shape: Option<Shape>,
+    ) -> KernelInfo {
         assert!(keys == KEYS, "all have chunks of one size");
-        let Some(shape) = shape(dim, rows, cache, Sm::HOPPER_CTA) else {
+        let Some(shape) = shape else {
             panic!("no CTA of this shape fits an SM");
         };
         KernelInfo {
@@ -192,51 +205,22 @@ pub const fn per_lane(dim: u32) -> usize {
     }
 }
 
-/// The shape of a CTA with up to `shared_bytes` of shared memory; `None` if there is no such kernel or too little
-/// memory.
+/// The shape of a CTA with up to `bytes` of shared memory, for tiles of `ROWS` rows of all KV heads that it reads at a time; `None` if
+/// that is too little memory.
 #[must_use]
-pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option<Shape> {
-    const fn of<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>(
-        bytes: u32,
-    ) -> Option<Shape> {
-        let stages = Layout::<DIM, ROWS, WARPS, CACHE>::stages(bytes);
-        if stages == 0 {
-            return None;
-        }
-        Some(Shape {
-            threads: (WARPS + super::layout::loaders(DIM, WARPS, CACHE) + 1) * 32,
-            stages,
-            shared_bytes: Layout::<DIM, ROWS, WARPS, CACHE>::bytes(stages),
-            units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,
-        })
+pub const fn shape<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>(
+    bytes: u32,
+) -> Option<Shape> {
+    let stages = Layout::<DIM, ROWS, WARPS, CACHE>::stages(bytes);
+    if stages == 0 {
+        return None;
     }
-    macro_rules! of_each {
-        ($($dim:literal x $rows:literal),*; $($cache:ident),*) => {
-            of_each! { @[$([$dim $rows])*] $($cache)* }
-        };
-        (@$shapes:tt $($cache:ident)*) => {
-            match cache {
-                $(cache::$cache => of_each! { @$cache $shapes },)*
-                _ => None,
-            }
-        };
-        (@$cache:ident [$([$dim:literal $rows:literal])*]) => {
-            match (dim, rows) {
-                $(($dim, $rows) => of::<
-                    $dim,
-                    { $rows * cache::kv_heads(cache::$cache) },
-                    { warps($dim, $rows, cache::$cache) },
-                    { cache::$cache },
-                >(shared_bytes),)*
-                _ => None,
-            }
-        };
-    }
-    if cache == cache::BITS16_PAIRS {
-        of_each!(80 x 8, 96 x 8; BITS16_PAIRS)
-    } else {
-        of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN)
-    }
+    Some(Shape {
+        threads: (WARPS + super::layout::loaders(DIM, WARPS, CACHE) + 1) * 32,
+        stages,
+        shared_bytes: Layout::<DIM, ROWS, WARPS, CACHE>::bytes(stages),
+        units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,
+    })
 }
 
 #[cfg(test)]
@@ -247,38 +231,23 @@ mod tests {
 
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
-        for (dim, rows, cache, least) in [
-            (64, 8, cache::BITS16, 128),
-            (64, 16, cache::BITS16, 128),
-            (64, 8, cache::E4M3, 128),
-            (64, 16, cache::E4M3, 128),
-            (64, 8, cache::E4M3_PAIRS, 128),
-            (64, 8, cache::E4M3_PAIRS_BY_TOKEN, 128),
-            (80, 8, cache::BITS16_PAIRS, 120),
-            (96, 8, cache::BITS16_PAIRS, 144),
-            (128, 8, cache::BITS16, 128),
-            (128, 16, cache::BITS16, 128),
-            (128, 8, cache::E4M3, 128),
-            (128, 16, cache::E4M3, 128),
-            (128, 16, cache::E4M3_BY_TOKEN, 128),
-            (256, 16, cache::E4M3_BY_TOKEN, 128),
-            (256, 8, cache::BITS16, 128),
-            (256, 8, cache::E4M3, 128),
-            (256, 16, cache::E4M3, 128),
-        ] {
-            let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
-            assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
-            let at_a_time = warps(dim, rows, cache) / (rows / 8);
-            assert!(shape.stages.is_multiple_of(at_a_time), "{dim} {rows}");
-            let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
-            let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
-            assert!(
-                in_flight >= least << 10,
-                "{dim} {rows}: {in_flight} bytes in flight"
-            );
+        for row in ROWS.iter().copied().flatten() {
+            let shared_bytes = row.shared_bytes;
+            assert!(shared_bytes <= H200, "{}: {shared_bytes}", row.name);
+            let cache = match (row.cache, row.kv_heads) {
+                (None, 1) => cache::BITS16,
+                (None, _) => cache::BITS16_PAIRS,
+                (Some(_), 1) => cache::E4M3,
+                (Some(_), _) => cache::E4M3_PAIRS,
+            };
+            let at_a_time = warps(row.head_dim, row.rows, cache) / (row.rows / 8);
+            assert!(row.stages.is_multiple_of(at_a_time), "{}", row.name);
+            let key = row.head_dim * cache::bytes(cache) * row.kv_heads;
+            let in_flight = row.stages * super::super::layout::KEYS * 2 * key;
+            let least = if row.head_dim == 80 { 120 } else { 128 };
+            let said = format!("{}: {in_flight} bytes in flight", row.name);
+            assert!(in_flight >= least << 10, "{said}");
         }
-        assert_eq!(shape(96, 8, cache::BITS16, H200), None);
-        assert_eq!(shape(128, 8, cache::BITS16_PAIRS, H200), None);
-        assert_eq!(shape(128, 8, 0, 48 << 10), None);
+        assert_eq!(shape::<128, 8, 8, { cache::BITS16 }>(48 << 10), None);
     }
 }

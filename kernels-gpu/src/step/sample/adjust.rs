@@ -29,16 +29,29 @@ pub fn adjusted(logit: f32, token: &AdjustToken, row: &AdjustRow) -> f32 {
     x
 }
 
-/// The kernel: `adjust_f32`.
+/// The kernel's name, for its row and for its entry.
+#[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
+macro_rules! table {
+    ($then:ident) => {
+        $then! { "adjust_f32" }
+    };
+}
+
+/// The kernel.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] = {
     use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-    &[KernelInfo {
-        element: Element::F32,
-        threads: THREADS,
-        registers: registers(THREADS, BLOCKS),
-        ..KernelInfo::new("adjust_f32", Family::Step, Arch::Sm80, Op::Adjust)
-    }]
+    macro_rules! row {
+        ($name:literal) => {
+            KernelInfo {
+                element: Element::F32,
+                threads: THREADS,
+                registers: registers(THREADS, BLOCKS),
+                ..KernelInfo::new($name, Family::Step, Arch::Sm80, Op::Adjust)
+            }
+        };
+    }
+    &[table!(row)]
 };
 
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
@@ -53,23 +66,28 @@ mod device {
 
     const TOKEN_BYTES: u64 = size_of::<AdjustToken>() as u64;
 
-    /// See the module's documentation.
-    ///
-    /// # Safety
-    /// The parameters describe memory as [`AdjustParams`] says.
-    #[kernel(name = ["adjust_f32"], max_threads = THREADS, min_blocks = BLOCKS)]
-    pub unsafe fn entry(params: AdjustParams) {
-        begin();
-        // SAFETY: the launch's promise.
-        unsafe {
-            let row = load_row(params.rows + u64::from(thread::block_idx_x()) * 32);
-            let logits = params.logits + u64::from(row.row) * params.row * 4;
-            match params.restore {
-                0 => adjust(&params, &row, logits),
-                _ => restore(&params, &row, logits),
+    macro_rules! entry {
+        ($name:literal) => {
+            /// See the module's documentation.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`AdjustParams`] says.
+            #[kernel(name = [$name], max_threads = THREADS, min_blocks = BLOCKS)]
+            pub unsafe fn entry(params: AdjustParams) {
+                begin();
+                // SAFETY: the launch's promise.
+                unsafe {
+                    let row = load_row(params.rows + u64::from(thread::block_idx_x()) * 32);
+                    let logits = params.logits + u64::from(row.row) * params.row * 4;
+                    match params.restore {
+                        0 => adjust(&params, &row, logits),
+                        _ => restore(&params, &row, logits),
+                    }
+                }
             }
-        }
+        };
     }
+    table!(entry);
 
     /// # Safety
     /// As [`entry`]; all threads of the block come here.

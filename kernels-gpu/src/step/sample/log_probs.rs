@@ -19,17 +19,30 @@ const BLOCKS: u32 = 1;
 /// A number for each warp, twice, and the sum of each warp.
 pub const SHARED_BYTES: u32 = THREADS / 32 * (8 + 8 + 4);
 
-/// The kernel: `log_probs_f32`.
+/// The kernel's name, for its row and for its entry.
+#[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
+macro_rules! table {
+    ($then:ident) => {
+        $then! { "log_probs_f32" }
+    };
+}
+
+/// The kernel.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] = {
     use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-    &[KernelInfo {
-        element: Element::F32,
-        threads: THREADS,
-        registers: registers(THREADS, BLOCKS),
-        shared_bytes: SHARED_BYTES,
-        ..KernelInfo::new("log_probs_f32", Family::Step, Arch::Sm80, Op::LogProbs)
-    }]
+    macro_rules! row {
+        ($name:literal) => {
+            KernelInfo {
+                element: Element::F32,
+                threads: THREADS,
+                registers: registers(THREADS, BLOCKS),
+                shared_bytes: SHARED_BYTES,
+                ..KernelInfo::new($name, Family::Step, Arch::Sm80, Op::LogProbs)
+            }
+        };
+    }
+    &[table!(row)]
 };
 
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
@@ -104,68 +117,73 @@ mod device {
         u64::from(key(logit)) << 32 | u64::from(!token)
     }
 
-    /// See the module's documentation.
-    ///
-    /// # Safety
-    /// The parameters describe memory as [`LogProbsParams`] says.
-    #[kernel(name = ["log_probs_f32"], max_threads = THREADS, min_blocks = BLOCKS)]
-    pub unsafe fn entry(params: LogProbsParams) {
-        begin();
-        let p = &params;
-        let block = u64::from(thread::block_idx_x());
-        let (me, memory) = (thread::thread_idx_x(), shared::dynamic_shared_address());
-        // SAFETY: the launch's promise; all threads of the block have the same number of rounds.
-        unsafe {
-            let [index, top] = ptr::load_u32x2((p.rows + block * 8) as *const u32);
-            let row = Row {
-                logits: p.logits + u64::from(index) * p.row * 4,
-                vocabulary: p.vocabulary,
-            };
-            let (mut best, mut largest, mut sum) = (0, f32::NEG_INFINITY, 0.0);
-            let mut vector = me;
-            while vector < row.vectors() {
-                let x = row.vector(vector);
-                let of_vector = row.best(vector, x, u64::MAX);
-                best = if of_vector > best { of_vector } else { best };
-                let larger = largest.max(F32::largest(x));
-                // The first numbers come here with a sum of 0.
-                sum = sum * power(largest, larger) + sum_of(x, larger);
-                largest = larger;
-                vector += THREADS;
-            }
-            let mut exchange = Exchange { memory, half: 0 };
-            let mut next = exchange.largest(best);
-            let most = logit_of((next >> 32) as u32);
-            let sum = exchange.sum(sum * power(largest, most));
-            let log_sum = log2(sum) * LN_2;
-            let out = p.out + block * u64::from(LOG_PROBS) * 8;
-            if me == 0 {
-                let token = ptr::load_u32((p.ids + u64::from(index) * 4) as *const u32);
-                let mut value = f32::NAN;
-                if token < row.vocabulary {
-                    let of_token = row.logits + u64::from(token) * 4;
-                    value = ptr::load_f32(of_token as *const f32) - most - log_sum;
+    macro_rules! entry {
+        ($name:literal) => {
+            /// See the module's documentation.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`LogProbsParams`] says.
+            #[kernel(name = [$name], max_threads = THREADS, min_blocks = BLOCKS)]
+            pub unsafe fn entry(params: LogProbsParams) {
+                begin();
+                let p = &params;
+                let block = u64::from(thread::block_idx_x());
+                let (me, memory) = (thread::thread_idx_x(), shared::dynamic_shared_address());
+                // SAFETY: the launch's promise; all threads of the block have the same number of rounds.
+                unsafe {
+                    let [index, top] = ptr::load_u32x2((p.rows + block * 8) as *const u32);
+                    let row = Row {
+                        logits: p.logits + u64::from(index) * p.row * 4,
+                        vocabulary: p.vocabulary,
+                    };
+                    let (mut best, mut largest, mut sum) = (0, f32::NEG_INFINITY, 0.0);
+                    let mut vector = me;
+                    while vector < row.vectors() {
+                        let x = row.vector(vector);
+                        let of_vector = row.best(vector, x, u64::MAX);
+                        best = if of_vector > best { of_vector } else { best };
+                        let larger = largest.max(F32::largest(x));
+                        // The first numbers come here with a sum of 0.
+                        sum = sum * power(largest, larger) + sum_of(x, larger);
+                        largest = larger;
+                        vector += THREADS;
+                    }
+                    let mut exchange = Exchange { memory, half: 0 };
+                    let mut next = exchange.largest(best);
+                    let most = logit_of((next >> 32) as u32);
+                    let sum = exchange.sum(sum * power(largest, most));
+                    let log_sum = log2(sum) * LN_2;
+                    let out = p.out + block * u64::from(LOG_PROBS) * 8;
+                    if me == 0 {
+                        let token = ptr::load_u32((p.ids + u64::from(index) * 4) as *const u32);
+                        let mut value = f32::NAN;
+                        if token < row.vocabulary {
+                            let of_token = row.logits + u64::from(token) * 4;
+                            value = ptr::load_f32(of_token as *const f32) - most - log_sum;
+                        }
+                        store(out, token, value);
+                    }
+                    let (mut rank, top) = (1, if top < MOST_TOP { top } else { MOST_TOP });
+                    while rank <= top {
+                        // 0 if there are no more tokens.
+                        let token = if next == 0 { NO_TOKEN } else { !(next as u32) };
+                        if me == 0 {
+                            let logit = logit_of((next >> 32) as u32);
+                            store(out + u64::from(rank) * 8, token, logit - most - log_sum);
+                        }
+                        let owner = token / VECTOR % THREADS;
+                        if next != 0 && owner / 32 == me / 32 {
+                            let of_owner = next_of_thread(&row, owner, next);
+                            best = if me == owner { of_owner } else { best };
+                        }
+                        next = exchange.largest(best);
+                        rank += 1;
+                    }
                 }
-                store(out, token, value);
             }
-            let (mut rank, top) = (1, if top < MOST_TOP { top } else { MOST_TOP });
-            while rank <= top {
-                // 0 if there are no more tokens.
-                let token = if next == 0 { NO_TOKEN } else { !(next as u32) };
-                if me == 0 {
-                    let logit = logit_of((next >> 32) as u32);
-                    store(out + u64::from(rank) * 8, token, logit - most - log_sum);
-                }
-                let owner = token / VECTOR % THREADS;
-                if next != 0 && owner / 32 == me / 32 {
-                    let of_owner = next_of_thread(&row, owner, next);
-                    best = if me == owner { of_owner } else { best };
-                }
-                next = exchange.largest(best);
-                rank += 1;
-            }
-        }
+        };
     }
+    table!(entry);
 
     /// 2 to the difference of two logits, in units of e; 1 for equal ones.
     #[inline(always)]

@@ -285,6 +285,8 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             page: 3,
             kv_heads: 2,
+            // Hopper's kernels load such pages, too.
+            arch: Some(Arch::Sm80),
             ..scenario("decode, many units on odd pages", 4, 64, MANY)
         },
         Scenario {

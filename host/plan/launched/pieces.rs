@@ -3,21 +3,21 @@
 
 use kernels_gpu::abi::{NO_MERGE, PieceOf, QueryRow, WorkItem};
 
-use crate::plan::{Plan, TileGroup};
+use crate::plan::data::{Plan, TileGroup};
 
 /// Rows of a tile whose outputs a warp has. A partial state has no room for more in the order of registers.
 const OF_WARP: u32 = 16;
 
 /// The tiles of a token of latent attention, as the planner divides its heads: as few as can hold all, and of equal size. How many, and
 /// the heads of each.
-pub(in crate::exec::gpu) const fn tiles_of(q_heads: u32, rows: u32) -> [u32; 2] {
+pub(crate) const fn tiles_of(q_heads: u32, rows: u32) -> [u32; 2] {
     let tiles = q_heads.div_ceil(rows);
     [tiles, q_heads.div_ceil(tiles)]
 }
 
 /// Which rows of a plan are such. Keeps its memory from plan to plan.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(crate) struct Pieces {
     /// By row: the word that stands for its merge, or [`NO_MERGE`]. Empty if there are no such rows.
     words: Vec<u32>,
     /// By slot: the item that writes it, and the row's index.
@@ -25,12 +25,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.words.clear();
     }
 
     /// The word for a row's merge, if the row is one of two pieces.
-    pub(super) fn word(&self, row: usize) -> Option<u32> {
+    pub(crate) fn word(&self, row: usize) -> Option<u32> {
         self.words
             .get(row)
             .copied()
@@ -38,7 +38,7 @@ impl Pieces {
     }
 
     /// Whether some of these items are pieces.
-    pub(super) fn are_among(&self, items: &[WorkItem]) -> bool {
+    pub(crate) fn are_among(&self, items: &[WorkItem]) -> bool {
         let gathered = |item: &&WorkItem| item.is_gathered();
         let mut items = items.iter().filter(gathered);
         items.any(|item| self.word(item.rows_begin as usize).is_some())
@@ -46,7 +46,7 @@ impl Pieces {
 
     /// Finds these rows, and says for each merge whether it is left to the merging kernel: all but theirs are. Returns whether there
     /// are any.
-    pub(super) fn find(&mut self, plan: &Plan, leaves: &mut [bool]) -> bool {
+    pub(crate) fn find(&mut self, plan: &Plan, leaves: &mut [bool]) -> bool {
         self.clear();
         let mut any = false;
         leaves.fill(true);

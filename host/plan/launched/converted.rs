@@ -6,17 +6,17 @@ use std::{collections::HashMap, ops::Range};
 use kernels_gpu::abi::{ConvertedPage, WorkItem};
 
 use crate::plan::{
-    Plan,
-    conversion::{converted_pages, first_to_last, keys_of_row_block},
+    conversion::{converted_pages, few_rows_see_them, first_to_last, keys_of_row_block},
+    data::Plan,
 };
 
 /// The pages, launch after launch, in the order in which tiles need them.
 #[derive(Debug, Default)]
-pub(super) struct Conversion {
+pub(crate) struct Conversion {
     /// The source of each converted page.
-    pub(super) pages: Vec<ConvertedPage>,
+    pub(crate) pages: Vec<ConvertedPage>,
     /// The tables of the row blocks.
-    pub(super) ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// For the current launch, by the table in the plan: the table of converted pages.
     tables: HashMap<u32, Table>,
     /// Full pages of the current launch of which all keys are seen, by their place in their table and their first page id.
@@ -32,7 +32,8 @@ struct Table {
 }
 
 impl Conversion {
-    pub(super) fn clear(&mut self) {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn clear(&mut self) {
         self.pages.clear();
         self.ids.clear();
     }
@@ -42,7 +43,7 @@ impl Conversion {
     ///
     /// Sorts the items by their tables: all tiles of a request use its converted pages before the next request begins.
     /// If they were sorted by length, the first wave of tiles would need the keys of all requests.
-    pub(super) fn add(&mut self, plan: &Plan, items: &mut [WorkItem]) -> Range<u32> {
+    pub(crate) fn add(&mut self, plan: &Plan, items: &mut [WorkItem]) -> Range<u32> {
         self.tables.clear();
         self.known.clear();
         let first = self.pages.len() as u32;
@@ -60,6 +61,24 @@ impl Conversion {
             item.table = self.tables[&item.table].page_0;
         }
         first..self.pages.len() as u32
+    }
+
+    /// Whether few rows of the items of a launch see each of its converted pages, so that a launch before it converts them.
+    /// `heads` are those of its part.
+    pub(crate) fn few_rows_see(
+        &self,
+        pages: Range<u32>,
+        plan: &Plan,
+        items: &[WorkItem],
+        heads: u32,
+    ) -> bool {
+        let pages = self.pages[pages.start as usize..pages.end as usize].iter();
+        let keys: u64 = pages.map(|page| u64::from(page.end - page.first)).sum();
+        let pair = |item: &WorkItem| u64::from(item.rows) * u64::from(item.kv_len());
+        let pairs: u64 = items.iter().map(pair).sum();
+        let heads = u64::from(heads);
+        let [pairs, keys] = [pairs * u64::from(plan.spec.group()), keys].map(|sum| sum * heads);
+        few_rows_see_them(pairs, keys, plan.spec.kv_heads)
     }
 
     /// Adds the pages of an item's table that are seen.

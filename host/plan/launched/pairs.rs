@@ -2,7 +2,8 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use crate::exec::gpu::launch_plan::MOST_LENGTHS;
+/// The most items whose lengths are compared.
+pub(crate) const MOST_LENGTHS: usize = 4096;
 
 /// What units cost, in the time of a key of one KV head.
 #[derive(Clone, Copy)]
@@ -36,12 +37,7 @@ const OF_OTHERS: Cost = Cost {
 };
 
 /// Whether a launch of these items is faster with two KV heads at a time. `lengths` are the keys of its items, the longest first.
-pub(in crate::exec::gpu) fn gain_by_pairs(
-    pair: &KernelInfo,
-    lengths: &[u32],
-    kv_heads: u32,
-    sms: u32,
-) -> bool {
+pub(crate) fn gain_by_pairs(pair: &KernelInfo, lengths: &[u32], kv_heads: u32, sms: u32) -> bool {
     let cost = match pair.head_dim * pair.cache.map_or(2, |_| 1) {
         0..=64 => OF_64_BYTES,
         _ => OF_OTHERS,
