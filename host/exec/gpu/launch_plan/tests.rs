@@ -213,37 +213,43 @@ fn tokens_without_keys_are_left_to_the_merging_kernel() {
     assert_eq!(launch_plan.merging.left, 1);
 }
 
-/// Rows of two items of tiles of 64 rows, in plans whose splits depend on the batch.
+/// Rows of two items of tiles of 16 or 64 rows, in plans whose splits depend on the batch.
 #[test]
 fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
     let requests = [(1, 8000); 64];
     let with =
         |heads, options: &PlanOptions| plan_for(&Spec::latent(heads, 512, 64), &requests, options);
     let auto = PlanOptions::default();
-    let plan = with(64, &auto);
-    assert!(plan.merges.iter().any(|merge| merge.slots == 2), "{plan}");
-    assert_eq!(plan.merge_mode, MergeMode::Fused);
-    let mut launches = launch_plan(&plan);
-    assert!(launches.merging.fused && launches.launches.iter().any(|launch| launch.pieces));
-    let left = launches.merging.left_rows(&plan);
-    assert!(left.iter().all(|merge| merge.slots != 2), "{left:?}");
+    for heads in [16, 64] {
+        let plan = with(heads, &auto);
+        assert!(plan.merges.iter().any(|merge| merge.slots == 2), "{plan}");
+        assert_eq!(plan.merge_mode, MergeMode::Fused);
+        let launches = launch_plan(&plan);
+        assert!(launches.merging.fused && launches.launches.iter().any(|launch| launch.pieces));
+        let left = launches.merging.left_rows(&plan);
+        assert!(left.iter().all(|merge| merge.slots != 2), "{left:?}");
 
-    // Each row says which of its two pieces it is of, by the same counters.
-    let mut said = vec![Vec::new(); plan.merges.len()];
-    for (index, row) in launches.changed_rows(&plan) {
-        if row.merge != NO_MERGE {
-            let of = PieceOf::of_word(row.merge);
-            said[plan.rows[index].merge as usize].push((of.piece, of.merge, plan.rows[index].slot));
+        // Each row says which of its two pieces it is of, by the same counters.
+        let mut said = vec![Vec::new(); plan.merges.len()];
+        for (index, row) in launches.changed_rows(&plan) {
+            if row.merge != NO_MERGE {
+                let of = PieceOf::of_word(row.merge);
+                said[plan.rows[index].merge as usize].push((
+                    of.piece,
+                    of.merge,
+                    plan.rows[index].slot,
+                ));
+            }
         }
-    }
-    for (merge, (row, mut said)) in (0..).zip(plan.merges.iter().zip(said)) {
-        said.sort_unstable();
-        let slots = &plan.merge_slots[row.slots_begin as usize..][..row.slots as usize];
-        let expected: Vec<_> = (0..)
-            .zip(slots)
-            .map(|(piece, slot)| (piece, merge, *slot))
-            .collect();
-        assert_eq!(said, if row.slots == 2 { expected } else { vec![] });
+        for (merge, (row, mut said)) in (0..).zip(plan.merges.iter().zip(said)) {
+            said.sort_unstable();
+            let slots = &plan.merge_slots[row.slots_begin as usize..][..row.slots as usize];
+            let expected: Vec<_> = (0..)
+                .zip(slots)
+                .map(|(piece, slot)| (piece, merge, *slot))
+                .collect();
+            assert_eq!(said, if row.slots == 2 { expected } else { vec![] });
+        }
     }
 
     // Where the merging kernel has all: what it was told is the plan's.
@@ -251,11 +257,13 @@ fn pieces_of_the_same_rows_are_merged_by_their_kernel() {
         assert!(!launches.merging.fused && launches.launches.iter().all(|launch| !launch.pieces));
         assert_eq!(launches.merging.left_rows(plan), &plan.merges[..]);
     };
+    let plan = with(64, &auto);
+    let mut launches = launch_plan(&plan);
     launches.fill(&plan, MergeMode::Kernel).unwrap();
     all_left(&plan, &launches);
     let fixed = auto.with_split(SplitMode::Fixed { tokens: 4096 });
     let by_kernel = auto.with_merge_mode(MergeMode::Kernel);
-    for (heads, options) in [(64, fixed), (64, by_kernel), (16, auto)] {
+    for (heads, options) in [(64, fixed), (64, by_kernel), (32, auto)] {
         let plan = with(heads, &options);
         assert!(
             plan.merges.iter().any(|merge| merge.slots == 2),
