@@ -22,7 +22,7 @@ use crate::{
     exec::apart::check_pool,
     kv::latent_parts::rope_dim,
     plan::launched::pieces::tiles_of,
-    problem::{Quantity, Spec},
+    problem::Quantity,
 };
 
 /// Bytes of an element.
