@@ -17,12 +17,8 @@ use super::{
     walk::Walk,
 };
 use crate::{
-    Error,
-    checks::extent,
-    exec::apart::check_pool,
-    kv::latent_parts::rope_dim,
-    plan::launched::pieces::tiles_of,
-    problem::Quantity,
+    Error, checks::extent, exec::apart::check_pool, kv::latent_parts::rope_dim,
+    plan::launched::pieces::tiles_of, problem::Quantity,
 };
 
 /// Bytes of an element.
