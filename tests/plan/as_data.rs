@@ -57,7 +57,7 @@ fn a_plan_prints_as_a_table() {
     assert_eq!(
         lines.next(),
         Some(
-            "kernel                                         tile  heads    items    units     tokens         keys"
+            "kernel                                    tile  heads    items    units     tokens         keys"
         )
     );
     // A line for each launch, which has the figures of its items, and one for the merges.

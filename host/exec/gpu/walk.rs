@@ -207,7 +207,7 @@ impl Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::KvLayout;
+    use crate::problem::{KvLayout, Padding};
 
     fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
         let columns = Columns::whole(128, Dtype::BF16);
@@ -272,6 +272,19 @@ mod tests {
             let error = walk(KvLayout::Nhd, page_size).expect_err("is refused");
             assert!(error.to_string().contains("a multiple of 8"), "{error}");
         }
+    }
+
+    /// Heads of 192 have three whole slabs, and the kernels that pad them four: in a box, the fourth is missing and not the next
+    /// head's first.
+    #[test]
+    fn heads_that_get_more_slabs_are_walked_one_by_one() {
+        let spec = Spec::new(8, 2, 192);
+        let columns = Columns::padded(Padding::of(&spec).unwrap());
+        let strides = KvLayout::Nhd.strides(16, 2, 192);
+        let walk = Walk::new(2, columns, 100, &strides, Dtype::BF16).unwrap();
+        assert_eq!(walk.dims[2], 3);
+        assert_eq!(steps(&walk), (0, 32, 1));
+        assert_eq!(walk.whole_heads(Dtype::BF16, 16).box_dims[2], 4);
     }
 
     /// A pool of `[pages, 2, heads, page size, dim]`: the places of the keys' heads and those of the values' take turns, and what a

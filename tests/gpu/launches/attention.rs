@@ -167,7 +167,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 // Whole groups of 16 rows.
                 let whole = match heads {
                     100 => 96,
-                    14 => 16,
+                    7 => 16,
                     _ => 64,
                 };
                 planned.spec = spec(row, whole);

@@ -45,9 +45,10 @@ impl Columns {
         (self.slabs - 1) * self.step + self.width
     }
 
-    /// Elements between heads whose slabs all follow one another; none if slabs overlap or have gaps.
+    /// Elements between heads whose slabs all follow one another; none if slabs overlap or have gaps, or if kernels add some:
+    /// a box would have slabs of the next head, and kernels step by as many slabs as they have.
     pub const fn dense(&self) -> Option<u32> {
-        match self.step == self.width {
+        match self.step == self.width && self.slabs == self.boxed_slabs {
             true => Some(self.slabs * self.width),
             false => None,
         }

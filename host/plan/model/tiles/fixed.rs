@@ -133,10 +133,13 @@ impl TileTable {
         device: &DeviceDescription,
         spec: &Spec,
     ) -> Option<(Self, SharedKernels)> {
-        // Of the measured configurations, the one with the fastest prefills alone. Those for 8-bit keys only are not for
-        // fixed splits: their decodes were not measured alone.
+        // Of the measured configurations, the one with the fastest prefills alone. Those for 8-bit keys only and those of 16
+        // rows are not for fixed splits: their decodes were not measured alone.
         let configs = device.pod.configs.iter();
-        let measured = configs.filter(|config| config.shares_sms() && config.kv_bits != Some(8));
+        let measured = configs.filter(|config| {
+            let few_rows = config.decode.is_some_and(|tile| tile.m <= 8);
+            config.shares_sms() && config.kv_bits != Some(8) && few_rows
+        });
         let tables = measured.filter_map(|config| {
             let decode = config.decode?;
             Some((config, decode, Self::fused(device, spec, None, config)?))

@@ -20,7 +20,7 @@ fn all_launches_run_batches_in_one_kernel() {
         return;
     };
     let options = PlanOptions::default();
-    for spec in [Spec::new(64, 4, 128), Spec::new(32, 2, 64)] {
+    for spec in [Spec::new(64, 4, 64), Spec::new(32, 2, 64)] {
         let device = gpu.device();
         let limits = BatchLimits::decodes(129, 1600, 16).with_query_tokens(640);
         let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
