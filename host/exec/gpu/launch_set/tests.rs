@@ -199,8 +199,8 @@ fn a_plan_needs_no_launches_of_parts_that_it_lacks() {
 #[test]
 fn all_launches_include_those_of_hybrid_batches_in_one_kernel() {
     for (q_heads, kv_heads, dim, tokens, decodes) in [
-        (64, 4, 64, 64, 64),
-        (128, 8, 64, 64, 64),
+        (64, 4, 64, 512, 128),
+        (128, 8, 64, 512, 128),
         (32, 2, 64, 512, 128),
     ] {
         let spec = Spec::new(q_heads, kv_heads, dim);

@@ -421,7 +421,10 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         converting,
         rows_8,
         wider(cut(rows_16, 2000.0), 16, 64, 1.4, [0, 1500]),
-        wider(cut(rows_16, 2000.0), 16, 128, 1.4, [0, u32::MAX]),
+        TileCost {
+            few_keys: Some(250.0),
+            ..wider(cut(rows_16, 2000.0), 16, 128, 1.4, [0, u32::MAX])
+        },
         wider(rows_16, 8, 64, 1.4, [0, 400]),
         wider(rows_16, 8, 128, 1.4, [0, 400]),
         rows_16,
