@@ -372,20 +372,26 @@ fn conversations_are_rendered_as_by_transformers() {
     );
 }
 
-/// Arrival times come from user input and may exceed what a `Duration` holds.
+/// Arrival times come from user input. Those that nobody waits for are refused before anything is computed.
 #[test]
 fn an_arrival_in_a_distant_future_is_waited_for() {
-    let mut engine = engine("llama3", Limits::default());
-    let arrivals = [0.0, 1e30].map(|at_s| Arrival {
-        at_s,
-        request: Request::of_length(4, 1),
-    });
-    let trace = Trace {
-        arrivals: arrivals.into(),
+    let trace = |last_s| Trace {
+        arrivals: [0.0, last_s]
+            .map(|at_s| Arrival {
+                at_s,
+                request: Request::of_length(4, 1),
+            })
+            .into(),
     };
+    let mut engine = engine("llama3", Limits::default());
+    let refused = replay(&mut engine, &trace(1e30), None, 0, &mut |_| {
+        panic!("computed")
+    });
+    let refused = refused.expect_err("no such time").to_string();
+    assert!(refused.contains("arrivals[1]"), "{refused}");
     let (left, heard) = mpsc::channel();
     thread::spawn(move || {
-        replay(&mut engine, &trace, None, 0, &mut |one| {
+        replay(&mut engine, &trace(9e9), None, 0, &mut |one| {
             left.send(one).unwrap()
         })
     });
