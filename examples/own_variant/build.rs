@@ -2,7 +2,7 @@ use cuda_builder::{CudaBuilder, NvvmArch};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // For Hopper, and for all other GPUs from Ampere on.
-    let build = |arch| CudaBuilder::new("kernels").arch(arch).build();
-    let modules = [build(NvvmArch::Compute90a)?, build(NvvmArch::Compute80)?];
-    Ok(cuda_builder::embed(&modules)?)
+    let archs = [NvvmArch::Compute90a, NvvmArch::Compute80];
+    let modules = archs.map(|arch| CudaBuilder::new("kernels").arch(arch));
+    Ok(cuda_builder::embed(&cuda_builder::build_all(modules)?)?)
 }
