@@ -33,6 +33,14 @@ fn request() -> impl Strategy<Value = Request> {
         1 => 1..9000_u32,
     ];
     let queries = prop_oneof![12 => Just(1_u32), 8 => 2..9_u32, 2 => 9..40_u32, 1 => 40..300_u32];
+    request_of(own, queries)
+}
+
+/// A request of so many own keys and new tokens, perhaps behind pages of another.
+pub fn request_of(
+    own: impl Strategy<Value = u32>,
+    queries: impl Strategy<Value = u32>,
+) -> impl Strategy<Value = Request> {
     (any::<u64>(), 0..40_usize, own, queries).prop_map(|(parent, shared, own, queries)| {
         // Long chunks of few keys: the reference takes a second for a thousand million products.
         let (own, shared) = match queries {

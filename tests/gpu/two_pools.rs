@@ -20,6 +20,7 @@ use crate::{
         latent_parts::Parts,
         problems::{Tensors, cases},
     },
+    mla::request_of,
     problem::{OnDevice, Request, batch_of, check_results, uploaded},
 };
 
@@ -43,20 +44,7 @@ fn case() -> impl Strategy<Value = Case> {
         1 => 1..3000_u32,
     ];
     let queries = prop_oneof![12 => Just(1_u32), 6 => 2..9_u32, 2 => 9..40_u32, 1 => 40..200_u32];
-    let request =
-        (any::<u64>(), 0..40_usize, own, queries).prop_map(|(parent, shared, own, queries)| {
-            // Long chunks of few keys, for the reference.
-            let (own, shared) = match queries {
-                40.. => (own.min(500), shared.min(2)),
-                _ => (own, shared),
-            };
-            Request {
-                parent,
-                shared,
-                own,
-                queries,
-            }
-        });
+    let request = request_of(own, queries);
     let heads = prop_oneof![
         2 => Just(16_u32),
         2 => Just(32),

@@ -11,10 +11,11 @@ use super::{
     Gpu, GpuBuilder,
     module::{Kernel, Modules},
 };
+pub(super) use crate::plan::launched::{element, has_own_heads};
 use crate::{
     Error,
     plan::dims,
-    problem::{Dtype, Padding, Spec},
+    problem::{Dtype, Spec},
 };
 
 /// Every kernel that the GPU's architecture and memory allow.
@@ -167,17 +168,6 @@ impl Gpu {
     }
 }
 
-/// The element of outputs of a type.
-pub(super) const fn element(dtype: Dtype) -> Element {
-    match dtype {
-        Dtype::BF16 => Element::Bf16,
-        Dtype::F16 => Element::F16,
-        Dtype::F32 => Element::F32,
-        Dtype::F8E4M3 => Element::E4m3,
-        Dtype::F8E5M2 => Element::E5m2,
-    }
-}
-
 /// The kernel's number for the element type of a pool.
 pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
     match dtype {
@@ -189,11 +179,6 @@ pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
             expected: "F8E4M3 or F8E5M2",
         }),
     }
-}
-
-/// Whether a kernel was compiled for these heads, which other kernels pad.
-pub(super) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
-    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
 /// Checks that an attention kernel was compiled for these heads and elements.

@@ -19,12 +19,13 @@ use crate::{
         data::{Plan, PodMode, TileGroup},
         launched::{
             converted::Conversion,
+            element, has_own_heads,
             merging::{self, Merging},
             pairs::{MOST_LENGTHS, gain_by_pairs},
         },
         model::tiles::serves_heads,
     },
-    problem::{Compute, Dtype, Padding, Spec},
+    problem::{Compute, Padding},
 };
 
 impl Plan {
@@ -313,21 +314,7 @@ impl<'a> Launches<'a> {
     }
 }
 
-fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
-    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
-}
-
 fn row_of(op: Op, element: Element) -> Option<&'static KernelInfo> {
     let mut rows = KernelId::all().map(KernelId::info);
     rows.find(|row| (row.op, row.element) == (op, element))
-}
-
-const fn element(dtype: Dtype) -> Element {
-    match dtype {
-        Dtype::BF16 => Element::Bf16,
-        Dtype::F16 => Element::F16,
-        Dtype::F32 => Element::F32,
-        Dtype::F8E4M3 => Element::E4m3,
-        Dtype::F8E5M2 => Element::E5m2,
-    }
 }
